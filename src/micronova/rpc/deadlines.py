@@ -1,0 +1,74 @@
+"""Timers on the bus's clock: one task for all of them, because a task per call would cost more than the call."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from micronova.rpc.contract import Clock
+
+
+class Timer:
+    """Something that happens at a time unless it is cancelled first."""
+
+    __slots__ = ("callback", "fired")
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+        self.fired = False
+
+    def cancel(self) -> None:
+        """Let it not happen."""
+        self.callback = None
+
+
+class Deadlines:
+    """Calls back when monotonic times of a clock are reached."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._order = count()
+        self._watcher: asyncio.Task[None] | None = None
+        self._until = 0.0
+
+    def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        """Call back in so many seconds."""
+        when = self._clock.monotonic() + seconds
+        timer = Timer(callback)
+        heapq.heappush(self._heap, (when, next(self._order), timer))
+        if self._watcher is None or when < self._until:
+            self._watch(when)
+        return timer
+
+    def close(self) -> None:
+        """Forget everything that is still to come."""
+        self._heap.clear()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    def _watch(self, until: float) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._until = until
+        self._watcher = asyncio.get_running_loop().create_task(self._run(), name="rpc-deadlines")
+
+    async def _run(self) -> None:
+        heap = self._heap
+        while heap:
+            when, _, timer = heap[0]
+            if timer.callback is None:
+                heapq.heappop(heap)
+                continue
+            wait = when - self._clock.monotonic()
+            if wait > 0:
+                self._until = when
+                await self._clock.sleep(wait)
+                continue
+            heapq.heappop(heap)
+            timer.fired = True
+            timer.callback()
+        self._watcher = None

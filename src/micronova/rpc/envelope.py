@@ -1,0 +1,60 @@
+"""The wire form: a small MessagePack envelope around a typed payload, the same on every transport."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from micronova.rpc.contract import Context
+from micronova.rpc.errors import ErrorBody
+
+CAST: Final = "cast"
+CALL: Final = "call"
+FANOUT: Final = "fanout"
+REPLY: Final = "reply"
+
+
+class Request(msgspec.Struct, omit_defaults=True):
+    """A message as it is received; the payload is decoded once the method is known."""
+
+    id: str
+    kind: str
+    method: str
+    namespace: str = ""
+    version: str = "1.0"
+    context: Context = Context()
+    payload: msgspec.Raw = msgspec.Raw()
+
+
+class OutgoingRequest(msgspec.Struct, omit_defaults=True):
+    """The same message as it is sent: payload and envelope are encoded in one pass."""
+
+    id: str
+    kind: str
+    method: str
+    namespace: str
+    version: str
+    context: Context
+    payload: Any
+
+
+class Reply(msgspec.Struct, omit_defaults=True):
+    """An answer as it is received."""
+
+    id: str
+    error: ErrorBody | None = None
+    payload: msgspec.Raw = msgspec.Raw()
+
+
+class OutgoingReply(msgspec.Struct):
+    """The same answer as it is sent."""
+
+    id: str
+    error: ErrorBody | None
+    payload: Any
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode

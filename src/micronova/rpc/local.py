@@ -1,0 +1,254 @@
+"""The bus within one process: queues in memory, the same bytes as on a broker, so nothing is shared by reference."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from random import Random
+from weakref import WeakKeyDictionary
+
+from micronova.rpc.base import BaseBus
+from micronova.rpc.bus import DEFAULT_PREFETCH
+from micronova.rpc.contract import Clock, Interface, address
+from micronova.rpc.deadlines import Deadlines
+from micronova.rpc.dispatch import Dispatcher, Verdict
+from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.server import Server
+
+log = logging.getLogger(__name__)
+
+QUEUE_LIMIT = 10_000
+DEAD_LETTERS_KEPT = 1_000
+
+
+class Queue:
+    """Messages in order, given in turn to the servers that have room."""
+
+    __slots__ = ("_servers", "name", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiting: deque[LocalDelivery] = deque()
+        self._servers: deque[LocalServer] = deque()
+
+    def put(self, delivery: LocalDelivery) -> None:
+        """Hand a message to the next free server, or keep it."""
+        if not self.waiting:
+            servers = self._servers
+            for _ in range(len(servers)):
+                server = servers[0]
+                servers.rotate(-1)
+                if server.has_room:
+                    server.take(delivery)
+                    return
+        elif len(self.waiting) >= QUEUE_LIMIT:
+            raise BusUnavailable(f"the queue {self.name} is full: {QUEUE_LIMIT} messages wait for a server")
+        self.waiting.append(delivery)
+
+    def put_back(self, delivery: LocalDelivery) -> None:
+        """Return a message that was not handled to the head of the queue."""
+        self.waiting.appendleft(delivery)
+        for server in self._servers:
+            server.take_waiting()
+
+    def join(self, server: LocalServer) -> None:
+        """Add a server."""
+        self._servers.append(server)
+
+    def leave(self, server: LocalServer) -> None:
+        """Remove a server."""
+        if server in self._servers:
+            self._servers.remove(server)
+
+
+class Exchange:
+    """All queues of one local bus name: what a broker is to the other transport."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.fanouts: dict[str, list[Queue]] = {}
+        self.dead: deque[tuple[str, bytes, str]] = deque(maxlen=DEAD_LETTERS_KEPT)
+        self.dead_count = 0
+
+    def queue(self, name: str) -> Queue:
+        """Find a queue, or make it."""
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = Queue(name)
+        return queue
+
+    def bury(self, queue: str, body: bytes, reason: str) -> None:
+        """Put a message among the dead letters."""
+        self.dead_count += 1
+        self.dead.append((queue, body, reason))
+
+
+class LocalDelivery:
+    """A message in the hands of a server, with the way back to its caller."""
+
+    __slots__ = ("_answer", "_exchange", "_queue", "body", "sender")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        queue: Queue,
+        body: bytes,
+        sender: str,
+        answer: Callable[[bytes], None] | None,
+    ) -> None:
+        self._exchange = exchange
+        self._queue = queue
+        self.body = body
+        self.sender = sender
+        self._answer = answer
+
+    async def settle(self, verdict: Verdict) -> None:
+        """Answer the caller, or bury the message."""
+        if verdict.reply is not None and self._answer is not None:
+            self._answer(verdict.reply)
+        if verdict.dead:
+            self._exchange.bury(self._queue.name, self.body, verdict.dead)
+
+    def give_back(self) -> None:
+        """Return the message to its queue."""
+        self._queue.put_back(self)
+
+
+class LocalServer(Server):
+    """A server fed from queues in memory."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        deadlines: Deadlines,
+        prefetch: int,
+        grace: float,
+        queues: list[Queue],
+        fanouts: list[Queue],
+    ) -> None:
+        super().__init__(dispatcher, deadlines, prefetch, grace)
+        own = Queue(f"{dispatcher.interface.topic}.fanout")
+        self._own = own
+        self._queues = [own, *queues]
+        self._fanouts = fanouts
+        fanouts.append(own)
+        for queue in self._queues:
+            queue.join(self)
+        self.take_waiting()
+
+    def take_waiting(self) -> None:
+        """Take messages from the queues in turn while there is room."""
+        while self.has_room:
+            took = False
+            for queue in self._queues:
+                if queue.waiting and self.has_room:
+                    self.take(queue.waiting.popleft())
+                    took = True
+            if not took:
+                return
+
+    _next = take_waiting
+
+    async def _detach(self) -> None:
+        for queue in self._queues:
+            queue.leave(self)
+        if self._own in self._fanouts:
+            self._fanouts.remove(self._own)
+
+
+# One per running loop and name: two buses of the same name in one loop meet; tests in other loops do not.
+_exchanges: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Exchange]] = WeakKeyDictionary()
+
+
+class LocalBus(BaseBus):
+    """A bus that ends at the borders of this process."""
+
+    def __init__(
+        self,
+        exchange_name: str,
+        *,
+        clock: Clock,
+        random: Random,
+        pins: Mapping[str, str] | None = None,
+        name: str = "",
+        grace: float = 10.0,
+    ) -> None:
+        super().__init__(clock=clock, random=random, pins=pins, name=name, grace=grace)
+        self._exchange_name = exchange_name
+        self._exchange: Exchange | None = None
+        self._servers: list[LocalServer] = []
+
+    async def start(self) -> None:
+        """Meet the other buses of this name."""
+        named = _exchanges.setdefault(asyncio.get_running_loop(), {})
+        self._exchange = named.setdefault(self._exchange_name, Exchange())
+
+    async def stop(self) -> None:
+        """Stop the servers and fail calls in flight."""
+        await asyncio.gather(*(server.stop() for server in self._servers))
+        self._servers.clear()
+        self._fail_all("the bus was stopped")
+        self._deadlines.close()
+        self._exchange = None
+
+    async def serve(
+        self,
+        interface: Interface,
+        handler: object,
+        *,
+        host: str | None = None,
+        prefetch: int = DEFAULT_PREFETCH,
+    ) -> Server:
+        """Handle an interface's messages."""
+        exchange = self._started()
+        place = address(interface.topic, interface.namespace)
+        queues = [exchange.queue(place)]
+        if host:
+            queues.append(exchange.queue(address(interface.topic, interface.namespace, host)))
+        server = LocalServer(
+            Dispatcher(interface, handler, self._clock, self._deadlines, self._counters),
+            self._deadlines,
+            prefetch,
+            self._grace,
+            queues,
+            exchange.fanouts.setdefault(place, []),
+        )
+        self._servers.append(server)
+        return server
+
+    async def count_dead_letters(self) -> int:
+        """Count the messages that were buried."""
+        return self._started().dead_count
+
+    async def _send(self, queue: str, body: bytes) -> None:
+        exchange = self._started()
+        work = exchange.queue(queue)
+        work.put(LocalDelivery(exchange, work, body, self.name, None))
+
+    async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
+        exchange = self._started()
+        work = exchange.queues.get(queue)
+        if work is None:
+            raise BusUnavailable(f"nobody serves {queue}")
+        work.put(LocalDelivery(exchange, work, body, self.name, self._receive_reply))
+
+    async def _send_to_all(self, place: str, body: bytes) -> None:
+        exchange = self._started()
+        for queue in exchange.fanouts.get(place, ()):
+            try:
+                queue.put(LocalDelivery(exchange, queue, body, self.name, None))
+            except BusUnavailable:
+                log.warning("a fan-out was lost: %s servers cannot keep up", place)
+
+    def _started(self) -> Exchange:
+        if self._exchange is None:
+            raise BusUnavailable("the bus is not started")
+        return self._exchange
+
+    def _dead_letters(self) -> int:
+        return self._exchange.dead_count if self._exchange else 0
+
+    def _connected(self) -> bool:
+        return self._exchange is not None

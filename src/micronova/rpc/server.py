@@ -1,0 +1,96 @@
+"""The receiving end of an interface: how many handlers run at a time, and how they are brought to an end."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from typing import Protocol
+
+from micronova.rpc.deadlines import Deadlines
+from micronova.rpc.dispatch import Dispatcher, Verdict
+
+
+class Delivery(Protocol):
+    """A message in the hands of a server."""
+
+    body: bytes
+    sender: str
+
+    async def settle(self, verdict: Verdict, /) -> None:
+        """Send the reply, then tell the transport that the message is done with."""
+        ...
+
+    def give_back(self) -> None:
+        """Return it unhandled, so that another server gets it."""
+        ...
+
+
+class Server(abc.ABC):
+    """Serves one interface until it is stopped."""
+
+    def __init__(self, dispatcher: Dispatcher, deadlines: Deadlines, prefetch: int, grace: float) -> None:
+        if prefetch < 1:
+            raise ValueError("a server needs a prefetch of at least 1")
+        self.interface = dispatcher.interface
+        self._dispatcher = dispatcher
+        self._deadlines = deadlines
+        self._prefetch = prefetch
+        self._grace = grace
+        self._running: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    @property
+    def running(self) -> int:
+        """How many handlers are at work."""
+        return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message may be taken now."""
+        return len(self._running) < self._prefetch and not self._stopping
+
+    def take(self, delivery: Delivery) -> None:
+        """Begin to handle a message."""
+        task = asyncio.get_running_loop().create_task(self._work(delivery))
+        self._running.add(task)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Take no more messages, let running handlers finish; cancel those that need longer than the grace time.
+
+        Messages whose handlers were cancelled go back to their queue.
+        """
+        self._stopping = True
+        await self._detach()
+        others = self._running - {asyncio.current_task()}
+        if others:
+            timer = self._deadlines.after(self._grace if grace is None else grace, self._cancel)
+            await asyncio.wait(others)
+            timer.cancel()
+        await self._close()
+
+    def _cancel(self) -> None:
+        for task in self._running:
+            task.cancel()
+
+    async def _work(self, delivery: Delivery) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await delivery.settle(await self._dispatcher.run(delivery.body, delivery.sender))
+        except asyncio.CancelledError:
+            delivery.give_back()
+        finally:
+            self._running.discard(task)
+            if not self._stopping:
+                self._next()
+
+    @abc.abstractmethod
+    def _next(self) -> None:
+        """Take the next waiting message: a place has become free."""
+
+    @abc.abstractmethod
+    async def _detach(self) -> None:
+        """Stop the flow of new messages."""
+
+    async def _close(self) -> None:
+        """Let go of what the server held, once no handler runs."""
