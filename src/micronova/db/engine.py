@@ -1,0 +1,299 @@
+"""The database: transactions as plain functions, on SQLite or PostgreSQL.
+
+A query is an ordinary function `fn(conn, *args)` over a SQLAlchemy Core connection. `Database.write(fn, *args)` runs
+it in one transaction and returns what it returns; `Database.read` does the same without the right to write. So
+queries compose by calling each other, and they do not know which database, or which thread, they run on:
+
+- SQLite: one writer thread owns the only writing connection. It takes all transactions that wait, runs each in
+  its own savepoint, and commits them together (group commit): one fsync for many. Readers have threads of their
+  own and see the last commit (WAL). One hop between threads per transaction.
+- PostgreSQL: asyncpg in this event loop; the function runs in a greenlet. READ COMMITTED: every write that
+  depends on what was read says so in its WHERE clause. Serialisation failures and deadlocks are retried.
+
+A function may be run more than once, so it must not touch anything but the database.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import random
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.engine import URL, make_url
+
+from micronova.objects.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 12
+BATCH = 64  # transactions that share one SQLite commit
+
+
+@dataclass
+class Statistics:
+    """Counters that tests and /metrics read; budgets are counted, not timed."""
+
+    writes: int = 0
+    reads: int = 0
+    retries: int = 0
+    by_function: dict[str, int] = field(default_factory=dict)
+
+    def count(self, kind: Literal["reads", "writes"], name: str) -> None:
+        setattr(self, kind, getattr(self, kind) + 1)
+        self.by_function[name] = self.by_function.get(name, 0) + 1
+
+
+class Database:
+    """A database that transactions are run on; made by `open_database`."""
+
+    dialect: str
+
+    def __init__(self) -> None:
+        self.statistics = Statistics()
+
+    async def read(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `fn(conn, *args)` in a transaction that only reads."""
+        raise NotImplementedError
+
+    async def write(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `fn(conn, *args)` in one transaction; it is durable when this returns."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Finish what runs and close all connections."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class _Job:
+    fn: Callable[[sa.Connection], Any]
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Any]"
+    result: Any = None
+    error: BaseException | None = None
+
+
+def _resolve(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if job.future.done():  # the caller was cancelled; its transaction is committed all the same
+            continue
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
+
+
+class SQLiteDatabase(Database):
+    """One writer thread with group commit, a few reader threads."""
+
+    dialect = "sqlite"
+
+    def __init__(self, url: URL, readers: int = 2) -> None:
+        super().__init__()
+        engine_url = url.set(drivername="sqlite+pysqlite")
+        # NullPool: each of our threads opens its one connection and keeps it.
+        self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0})
+        sa.event.listen(self._engine, "connect", _sqlite_connect)
+        sa.event.listen(self._engine, "begin", _sqlite_begin)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="sqlite-read")
+        self._local = threading.local()
+        self._read_connections: list[sa.Connection] = []
+        self._closed = False
+        self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
+        self._writer.start()
+
+    async def read(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        if self._closed:
+            raise Unavailable("The database is closed.")
+        self.statistics.count("reads", fn.__qualname__)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, lambda: self._read(lambda c: fn(c, *args, **kwargs)))
+
+    def _read(self, fn: Callable[[sa.Connection], R]) -> R:
+        conn: sa.Connection | None = getattr(self._local, "conn", None)
+        if conn is None:
+            conn = self._local.conn = self._engine.connect().execution_options(micronova_read=True)
+            self._read_connections.append(conn)
+        try:
+            return fn(conn)
+        finally:
+            conn.rollback()
+
+    async def write(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        if self._closed:
+            raise Unavailable("The database is closed.")
+        self.statistics.count("writes", fn.__qualname__)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+        self._jobs.put(_Job(lambda conn: fn(conn, *args, **kwargs), loop, future))
+        # Shielded: a cancelled caller must not make us believe that the transaction did not happen.
+        return await asyncio.shield(future)
+
+    def _write_loop(self) -> None:
+        conn: sa.Connection | None = None
+        stopping = False
+        while not stopping:
+            job = self._jobs.get()
+            if job is None:
+                break
+            batch = [job]
+            while len(batch) < BATCH:
+                try:
+                    more = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if more is None:
+                    stopping = True
+                    break
+                batch.append(more)
+            try:
+                if conn is None:
+                    conn = self._engine.connect()
+                _run_batch(conn, batch)
+            except BaseException as error:  # a commit that failed (disk full, I/O error): nobody's work is durable
+                for each in batch:
+                    each.error = each.error or error
+                if conn is not None:
+                    with contextlib.suppress(Exception):
+                        conn.rollback()
+            for loop, group in itertools.groupby(batch, lambda each: each.loop):
+                with contextlib.suppress(RuntimeError):  # the loop was closed while we worked
+                    loop.call_soon_threadsafe(_resolve, list(group))
+        if conn is not None:
+            conn.close()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._jobs.put(None)
+        await asyncio.to_thread(self._writer.join)
+        await asyncio.to_thread(self._readers.shutdown)
+        for conn in self._read_connections:
+            conn.close()
+        self._engine.dispose()
+
+
+def _run_batch(conn: sa.Connection, batch: list[_Job]) -> None:
+    if len(batch) == 1:  # no savepoint needed
+        with conn.begin():
+            batch[0].result = batch[0].fn(conn)
+        return
+    with conn.begin():
+        for job in batch:
+            savepoint = conn.begin_nested()
+            try:
+                job.result = job.fn(conn)
+                savepoint.commit()
+            except BaseException as error:
+                if savepoint.is_active:
+                    savepoint.rollback()
+                job.error = error
+
+
+def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.execute("PRAGMA busy_timeout=30000")
+    cursor.execute("PRAGMA cache_size=-4096")
+    cursor.close()
+
+
+def _sqlite_begin(conn: sa.Connection) -> None:
+    # IMMEDIATE takes the write lock at once, so that a transaction never fails half-way with "database is locked".
+    reading = conn.get_execution_options().get("micronova_read")
+    conn.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+class PostgresDatabase(Database):
+    """asyncpg under SQLAlchemy; every function runs in a greenlet of this event loop."""
+
+    dialect = "postgresql"
+
+    def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10) -> None:
+        super().__init__()
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        options: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
+        if schema:
+            options["server_settings"] = {"search_path": schema}
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
+            connect_args=options,
+        )
+        self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
+
+    async def read(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        self.statistics.count("reads", fn.__qualname__)
+        return await self._run(lambda conn: fn(conn, *args, **kwargs))
+
+    async def write(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        self.statistics.count("writes", fn.__qualname__)
+        # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
+        return await asyncio.shield(asyncio.ensure_future(self._run(lambda conn: fn(conn, *args, **kwargs))))
+
+    async def _run(self, fn: Callable[[sa.Connection], R]) -> R:
+        for attempt in range(RETRIES):
+            try:
+                async with self._engine.begin() as conn:
+                    return await conn.run_sync(fn)
+            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+                lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
+                if not (lost or _serialisation_failure(error)):
+                    raise
+                if attempt == RETRIES - 1:
+                    raise Unavailable("The database does not answer.") from error
+                self.statistics.retries += 1
+                await asyncio.sleep(self._random.random() * min(1.0, 0.005 * 2**attempt))
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _serialisation_failure(error: BaseException) -> bool:
+    original = getattr(error, "orig", None)
+    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
+    # 40001 serialisation, 40P01 deadlock; 57P0x shutdown, 57P03 starting up, 08xxx connection, 53300 too many clients
+    return str(state).startswith(("40001", "40P01", "57P0", "08", "53300"))
+
+
+def open_database(url: str, *, schema: str | None = None, pool_size: int = 10) -> Database:
+    """Open the database at `url` (`sqlite:///FILE` or `postgresql://…`); nothing is connected yet."""
+    parsed = make_url(url)
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        return SQLiteDatabase(parsed)
+    if backend == "postgresql":
+        return PostgresDatabase(parsed, schema, pool_size)
+    raise ValueError(f"Unknown database {backend!r}: use sqlite:///FILE or postgresql://USER@HOST/NAME.")

@@ -1,0 +1,358 @@
+"""The schema of the compute database.
+
+Conventions: keys are uuids (they shard); times are BigInteger microseconds since the epoch in UTC (exact, compact,
+alike on both databases); JSON columns hold what is read and written as a whole. Rows are deleted for real; what
+the API still shows of deleted servers lives in `deleted_instances`.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, LargeBinary, String, Text
+
+metadata = sa.MetaData()
+
+Time = BigInteger
+
+
+def _instance_columns() -> list[Column]:  # type: ignore[type-arg]
+    return [
+        Column("uuid", String(36), primary_key=True),
+        Column("project_id", String(64), nullable=False),
+        Column("user_id", String(64), nullable=False),
+        Column("reservation_id", String(64), nullable=False),
+        Column("launch_index", Integer, nullable=False, default=0),
+        Column("display_name", String(255), nullable=False),
+        Column("display_description", String(255)),
+        Column("hostname", String(255), nullable=False),
+        Column("vm_state", String(32), nullable=False),
+        Column("task_state", String(32)),
+        Column("power_state", Integer, nullable=False, default=0),
+        Column("progress", Integer, nullable=False, default=0),
+        # Raised at each change of owner; every order, report and state write carries it.
+        Column("epoch", Integer, nullable=False, default=1),
+        Column("host", String(255)),
+        Column("node", String(255)),
+        Column("node_uuid", String(36)),
+        Column("availability_zone", String(255)),  # where it runs
+        Column("pinned_availability_zone", String(255)),  # what the user asked for
+        Column("image_ref", String(36)),
+        Column("image", sa.JSON),  # ImageMeta as it was at create
+        Column("flavor_id", String(255), nullable=False),
+        Column("flavor", sa.JSON, nullable=False),
+        Column("key_name", String(255)),
+        Column("key_data", Text),
+        Column("user_data", Text),
+        Column("config_drive", Boolean, nullable=False, default=False),
+        Column("access_ip_v4", String(39)),
+        Column("access_ip_v6", String(39)),
+        Column("disk_config", String(16), nullable=False, default="MANUAL"),
+        Column("root_device_name", String(255)),
+        Column("ephemeral_key", String(36)),
+        Column("locked_by", String(16)),  # "owner" | "admin"
+        Column("locked_reason", String(255)),
+        Column("metadata", sa.JSON, nullable=False, default=dict),
+        Column("tags", sa.JSON, nullable=False, default=list),
+        Column("network_info", sa.JSON, nullable=False, default=list),  # [VIF]
+        Column("security_groups", sa.JSON, nullable=False, default=list),  # names asked for at create
+        Column("hints", sa.JSON, nullable=False, default=dict),
+        Column("server_group_id", String(36)),
+        Column("trusted_certs", sa.JSON),
+        Column("fault", sa.JSON),  # {code, message, details, created}
+        Column("created_at", Time, nullable=False),
+        Column("updated_at", Time, nullable=False),
+        Column("launched_at", Time),
+        Column("terminated_at", Time),
+    ]
+
+
+instances = sa.Table(
+    "instances",
+    metadata,
+    *_instance_columns(),
+    Index("instances_by_project", "project_id", "created_at", "uuid"),
+    Index("instances_by_created", "created_at", "uuid"),
+    Index("instances_by_host", "host"),
+    Index("instances_by_reservation", "reservation_id"),
+    Index("instances_by_updated", "updated_at"),
+)
+
+# What is left of a deleted server: the API shows it to admins (deleted=true) and in changes-since lists.
+deleted_instances = sa.Table(
+    "deleted_instances",
+    metadata,
+    *_instance_columns(),
+    Column("deleted_at", Time, nullable=False),
+    Index("deleted_instances_by_project", "project_id", "created_at", "uuid"),
+    Index("deleted_instances_by_time", "deleted_at"),
+)
+
+# What an instance was asked to be, for the scheduler; moves ask the same question again.
+request_specs = sa.Table(
+    "request_specs",
+    metadata,
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("spec", LargeBinary, nullable=False),  # objects.scheduling.RequestSpec in MessagePack
+    Column("networks", sa.JSON, nullable=False),  # "auto" | "none" | [NetworkRequest]
+)
+
+block_devices = sa.Table(
+    "block_devices",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("instance_uuid", String(36), nullable=False),
+    Column("device", sa.JSON, nullable=False),  # objects.block_device.BlockDevice
+    Index("block_devices_by_instance", "instance_uuid"),
+)
+
+# Durable work (DESIGN: a row, not a task): kind, version, step, owner, epoch, lease, deadline, attempts, payload.
+operations = sa.Table(
+    "operations",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("version", Integer, nullable=False, default=1),
+    Column("instance_uuid", String(36), nullable=False),
+    Column("group_id", String(64), nullable=False),  # operations of one request are started together
+    Column("step", String(32), nullable=False),
+    Column("owner", String(255)),  # a conductor's id, or "host:NAME" while a host works on it
+    Column("epoch", Integer, nullable=False),  # the instance's epoch that this work belongs to
+    Column("lease_until", Time, nullable=False, default=0),
+    Column("deadline", Time, nullable=False),
+    Column("attempts", Integer, nullable=False, default=0),
+    Column("payload", LargeBinary, nullable=False),  # the kind's own struct in MessagePack
+    Column("secrets", LargeBinary),  # encrypted: admin password, injected files; erased when it ends
+    Column("context", LargeBinary, nullable=False),  # rpc Context: request id, user, project, trace
+    Column("created_at", Time, nullable=False),
+    Column("finished_at", Time),
+    Column("result", String(16)),  # "success" | "error" | "cancelled"
+    Column("explanation", sa.JSON),  # how the scheduler decided, for admins
+    Index("operations_open", "lease_until", sqlite_where=sa.text("finished_at IS NULL"),
+          postgresql_where=sa.text("finished_at IS NULL")),
+    Index("operations_by_owner", "owner", sqlite_where=sa.text("finished_at IS NULL"),
+          postgresql_where=sa.text("finished_at IS NULL")),
+    Index("operations_by_instance", "instance_uuid"),
+    Index("operations_by_group", "group_id"),
+)
+
+# Proof that an instance left a host: the only thing on which an agent destroys a guest it was not told to.
+departures = sa.Table(
+    "departures",
+    metadata,
+    Column("host", String(255), primary_key=True),
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("epoch", Integer, nullable=False),  # guests of this instance with an epoch up to this one are to go
+    Column("created_at", Time, nullable=False),
+)
+
+instance_actions = sa.Table(
+    "instance_actions",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("action", String(255), nullable=False),
+    Column("user_id", String(64)),
+    Column("project_id", String(64)),
+    Column("start_time", Time, nullable=False),
+    Column("finish_time", Time),
+    Column("updated_at", Time, nullable=False),
+    Column("message", String(255)),
+    Index("instance_actions_by_instance", "instance_uuid", "start_time"),
+)
+
+instance_action_events = sa.Table(
+    "instance_action_events",
+    metadata,
+    Column("request_id", String(64), primary_key=True),
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("sequence", Integer, primary_key=True),
+    Column("event", String(255), nullable=False),
+    Column("start_time", Time, nullable=False),
+    Column("finish_time", Time),
+    Column("result", String(255)),
+    Column("traceback", Text),
+    Column("host", String(255)),
+    Column("details", Text),
+)
+
+flavors = sa.Table(
+    "flavors",
+    metadata,
+    Column("flavorid", String(255), primary_key=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("memory_mb", Integer, nullable=False),
+    Column("vcpus", Integer, nullable=False),
+    Column("root_gb", Integer, nullable=False),
+    Column("ephemeral_gb", Integer, nullable=False, default=0),
+    Column("swap", Integer, nullable=False, default=0),
+    Column("rxtx_factor", Float, nullable=False, default=1.0),
+    Column("is_public", Boolean, nullable=False, default=True),
+    Column("disabled", Boolean, nullable=False, default=False),
+    Column("description", Text),
+    Column("extra_specs", sa.JSON, nullable=False, default=dict),
+    Column("created_at", Time, nullable=False),
+)
+
+flavor_access = sa.Table(
+    "flavor_access",
+    metadata,
+    Column("flavorid", String(255), primary_key=True),
+    Column("project_id", String(64), primary_key=True),
+)
+
+key_pairs = sa.Table(
+    "key_pairs",
+    metadata,
+    Column("user_id", String(64), primary_key=True),
+    Column("name", String(255), primary_key=True),
+    Column("id", Integer, nullable=False),  # shown by the API; not a key of ours
+    Column("type", String(16), nullable=False, default="ssh"),
+    Column("fingerprint", String(255), nullable=False),
+    Column("public_key", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+)
+
+# Limits that differ from the defaults; `usage` is charged in the transaction that takes the resource.
+quota_limits = sa.Table(
+    "quota_limits",
+    metadata,
+    Column("project_id", String(64), primary_key=True),
+    Column("user_id", String(64), primary_key=True, default=""),  # "" = the project's
+    Column("resource", String(64), primary_key=True),
+    Column("hard_limit", Integer, nullable=False),
+)
+
+quota_class_limits = sa.Table(
+    "quota_class_limits",
+    metadata,
+    Column("class_name", String(255), primary_key=True),
+    Column("resource", String(64), primary_key=True),
+    Column("hard_limit", Integer, nullable=False),
+)
+
+quota_usages = sa.Table(
+    "quota_usages",
+    metadata,
+    Column("project_id", String(64), primary_key=True),
+    Column("user_id", String(64), primary_key=True, default=""),
+    Column("resource", String(64), primary_key=True),
+    Column("in_use", Integer, nullable=False),
+)
+
+server_groups = sa.Table(
+    "server_groups",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("project_id", String(64), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    Column("name", String(255), nullable=False),
+    Column("policy", String(32), nullable=False),
+    Column("rules", sa.JSON, nullable=False, default=dict),
+    Column("created_at", Time, nullable=False),
+    Index("server_groups_by_project", "project_id", "created_at"),
+)
+
+# Members placed on each host, counted in the transaction that claims: two schedulers cannot both take the last place.
+server_group_hosts = sa.Table(
+    "server_group_hosts",
+    metadata,
+    Column("group_uuid", String(36), primary_key=True),
+    Column("host", String(255), primary_key=True),
+    Column("members", Integer, nullable=False),
+)
+
+services = sa.Table(
+    "services",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("id", Integer, nullable=False),  # shown by old microversions
+    Column("host", String(255), nullable=False),
+    Column("binary", String(64), nullable=False),
+    Column("disabled", Boolean, nullable=False, default=False),
+    Column("disabled_reason", String(255)),
+    Column("forced_down", Boolean, nullable=False, default=False),
+    Column("last_seen_at", Time, nullable=False),
+    Column("version", Integer, nullable=False, default=1),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time),
+    sa.UniqueConstraint("host", "binary"),
+)
+
+compute_nodes = sa.Table(
+    "compute_nodes",
+    metadata,
+    Column("uuid", String(36), primary_key=True),
+    Column("id", Integer, nullable=False),  # shown by old microversions
+    Column("host", String(255), nullable=False),
+    Column("hypervisor_hostname", String(255), nullable=False),
+    Column("hypervisor_type", String(255), nullable=False),
+    Column("hypervisor_version", Integer, nullable=False),
+    Column("host_ip", String(39), nullable=False),
+    Column("cpu_info", sa.JSON, nullable=False, default=dict),
+    Column("supported", sa.JSON, nullable=False, default=list),
+    Column("capabilities", sa.JSON, nullable=False, default=dict),
+    Column("vcpus_used", Integer, nullable=False, default=0),
+    Column("memory_mb_used", Integer, nullable=False, default=0),
+    Column("local_gb_used", Integer, nullable=False, default=0),
+    Column("disk_available_gb", Integer),
+    Column("running_vms", Integer, nullable=False, default=0),
+    Column("current_workload", Integer, nullable=False, default=0),
+    Column("failed_builds", Integer, nullable=False, default=0),
+    Column("uptime", String(255)),
+    Column("cell", String(64), nullable=False, default=""),
+    Column("created_at", Time, nullable=False),
+    Column("changed_at", Time, nullable=False),
+    sa.UniqueConstraint("host", "hypervisor_hostname"),
+    Index("compute_nodes_by_change", "changed_at"),
+)
+
+inventories = sa.Table(
+    "inventories",
+    metadata,
+    Column("node_uuid", String(36), primary_key=True),
+    Column("resource_class", String(64), primary_key=True),
+    Column("total", Integer, nullable=False),
+    Column("reserved", Integer, nullable=False, default=0),
+    Column("allocation_ratio", Float, nullable=False, default=1.0),
+    Column("capacity", Integer, nullable=False),  # (total - reserved) * allocation_ratio
+    Column("used", Integer, nullable=False, default=0),
+    Column("changed_at", Time, nullable=False),
+    Index("inventories_by_change", "changed_at"),
+)
+
+allocations = sa.Table(
+    "allocations",
+    metadata,
+    Column("consumer_uuid", String(36), primary_key=True),
+    Column("node_uuid", String(36), primary_key=True),
+    Column("resource_class", String(64), primary_key=True),
+    Column("used", Integer, nullable=False),
+    Index("allocations_by_node", "node_uuid"),
+)
+
+aggregates = sa.Table(
+    "aggregates",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("uuid", String(36), nullable=False, unique=True),
+    Column("name", String(255), nullable=False, unique=True),
+    Column("metadata", sa.JSON, nullable=False, default=dict),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time),
+)
+
+aggregate_hosts = sa.Table(
+    "aggregate_hosts",
+    metadata,
+    Column("aggregate_id", Integer, primary_key=True),
+    Column("host", String(255), primary_key=True),
+    Index("aggregate_hosts_by_host", "host"),
+)
+
+# Broker users of compute hosts, made by `micronova host add`.
+hosts = sa.Table(
+    "hosts",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("cell", String(64), nullable=False, default=""),
+    Column("draining", Boolean, nullable=False, default=False),
+    Column("created_at", Time, nullable=False),
+)

@@ -1,0 +1,132 @@
+"""Authentication: from the X-Auth-Token header to a caller."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from micronova.http.context import RequestContext
+from micronova.http.tokens import PREFIX, Claims, TokenVerifier
+from micronova.objects.errors import Unauthorized
+
+MISSING = "The request you have made requires authentication: send a token in X-Auth-Token."
+
+
+class NoAuth2:
+    """`noauth2`, for development: the token is `USER:PROJECT`; everybody called admin is one."""
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Believe whatever the token says."""
+        if not token:
+            raise Unauthorized(MISSING)
+        user, _, project = token.partition(":")
+        project = project or user
+        roles = ("admin", "manager", "member", "reader") if user == "admin" else ("member", "reader")
+        return msgspec.structs.replace(
+            context, user_id=user, project_id=project, user_name=user, project_name=project, roles=roles, token=token
+        )
+
+
+def apply_claims(context: RequestContext, claims: Claims, token: str) -> RequestContext:
+    """Fill a caller from a signed token's claims."""
+    return RequestContext(
+        request_id=context.request_id,
+        remote_address=context.remote_address,
+        traceparent=context.traceparent,
+        user_id=claims.user_id,
+        user_name=claims.user_name,
+        user_domain_id=claims.user_domain_id,
+        project_id=claims.project_id or "",
+        project_name=claims.project_name or "",
+        project_domain_id=claims.project_domain_id or "",
+        domain_id=claims.domain_id,
+        system_scope="all" if claims.system else None,
+        roles=tuple(name for _, name in claims.roles),
+        token=token,
+        expires_at=claims.expires_at,
+    )
+
+
+class SignedTokens:
+    """Tokens of the embedded identity, verified by signature without asking anybody."""
+
+    def __init__(self, verifier: TokenVerifier, now: Callable[[], float]) -> None:
+        self._verifier = verifier
+        self._now = now
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Verify the signature, the expiry and that the token was not revoked."""
+        if not token:
+            raise Unauthorized(MISSING)
+        return apply_claims(context, self._verifier.verify(token, self._now()), token)
+
+
+class TokenValidation(Protocol):
+    """Asks an identity service about a token; `micronova.identity.client` has the real one."""
+
+    async def validate(self, token: str) -> dict[str, Any]:
+        """Return the body's `token` object; raise Unauthorized when the service does not know it."""
+
+
+class KeystoneTokens:
+    """Tokens of any Keystone: asked about once, then remembered for a while."""
+
+    def __init__(self, identity: TokenValidation, now: Callable[[], float], *, remember: float = 300.0) -> None:
+        self._identity = identity
+        self._now = now
+        self._remember = remember
+        self._known: dict[str, tuple[float, RequestContext]] = {}
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Ask the identity service, unless it said so a short time ago."""
+        if not token:
+            raise Unauthorized(MISSING)
+        now = self._now()
+        known = self._known.get(token)
+        if known is None or known[0] <= now:
+            caller = _from_keystone(await self._identity.validate(token), token)
+            if len(self._known) > 4096:
+                self._known.clear()
+            until = min(now + self._remember, caller.expires_at or now + self._remember)
+            known = self._known[token] = (until, caller)
+        return msgspec.structs.replace(
+            known[1],
+            request_id=context.request_id,
+            remote_address=context.remote_address,
+            traceparent=context.traceparent,
+        )
+
+
+class EitherTokens:
+    """Our own signed tokens at once, any other through the identity service."""
+
+    def __init__(self, signed: SignedTokens, other: KeystoneTokens) -> None:
+        self._signed = signed
+        self._other = other
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Choose by the token's form."""
+        chosen = self._signed if token and token.startswith(PREFIX) else self._other
+        return await chosen.authenticate(token, context)
+
+
+def _from_keystone(token: dict[str, Any], text: str) -> RequestContext:
+    from datetime import datetime
+
+    user = token.get("user") or {}
+    project = token.get("project") or {}
+    expires = token.get("expires_at")
+    return RequestContext(
+        request_id="",
+        user_id=user.get("id", ""),
+        user_name=user.get("name", ""),
+        user_domain_id=(user.get("domain") or {}).get("id", ""),
+        project_id=project.get("id", ""),
+        project_name=project.get("name", ""),
+        project_domain_id=(project.get("domain") or {}).get("id", ""),
+        domain_id=(token.get("domain") or {}).get("id"),
+        system_scope="all" if token.get("system") else None,
+        roles=tuple(role["name"] for role in token.get("roles", ())),
+        token=text,
+        expires_at=datetime.fromisoformat(expires).timestamp() if expires else 0.0,
+    )

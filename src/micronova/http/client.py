@@ -1,0 +1,244 @@
+"""The client of OpenStack services, with two transports: a direct ASGI call in one process, aiohttp otherwise.
+
+A caller does not know which: it says service, method and path, and gets a status and a body. So one client
+serves a real neighbour and an embedded one, and the embedded ones are proved compatible all the time.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from micronova.objects.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    MicronovaError,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+
+ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+class Answer(msgspec.Struct):
+    """A service's answer."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return msgspec.json.decode(self.body) if self.body else None
+
+
+class Transport(Protocol):
+    """How a request reaches a service."""
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Send one request and read the whole answer."""
+
+    def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Send one request and yield the answer's body in pieces; raise when the status is not 200."""
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+
+
+class ASGITransport:
+    """Calls an ASGI application of this process directly: no socket, no copy through the kernel."""
+
+    def __init__(self, app: ASGIApp, host: str = "in-process") -> None:
+        self._app = app
+        self._host = host
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Run the application for one request."""
+        path, _, query = url.partition("?")
+        raw = [(b"host", self._host.encode())] + [(k.lower().encode(), v.encode()) for k, v in headers.items()]
+        if body is not None:
+            raw.append((b"content-length", str(len(body)).encode()))
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": raw,
+            "client": ("in-process", 0),
+            "server": (self._host, 0),
+        }
+        sent = False
+        status = 0
+        answered: dict[str, str] = {}
+        parts: list[bytes] = []
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                return {"type": "http.disconnect"}
+            sent = True
+            return {"type": "http.request", "body": body or b"", "more_body": False}
+
+        async def send(event: dict[str, Any]) -> None:
+            nonlocal status
+            if event["type"] == "http.response.start":
+                status = event["status"]
+                answered.update((k.decode().lower(), v.decode()) for k, v in event.get("headers", ()))
+            elif event["type"] == "http.response.body":
+                parts.append(event.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return Answer(status, answered, b"".join(parts))
+
+    async def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Yield the whole body as one piece: it is in this process already."""
+        answer = await self.request(method, url, headers, None)
+        raise_for(answer, method, url)
+        yield answer.body
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class HTTPTransport:
+    """aiohttp with kept-alive connections; imported when it is first needed."""
+
+    def __init__(self, base: str, *, timeout: float = 60.0, connections: int = 50) -> None:
+        self._base = base.rstrip("/")
+        self._timeout = timeout
+        self._connections = connections
+        self._session: Any = None
+        self._lock = asyncio.Lock()
+
+    async def _open(self) -> Any:
+        async with self._lock:
+            if self._session is None:
+                import aiohttp
+
+                self._session = aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(limit=self._connections),
+                    timeout=aiohttp.ClientTimeout(total=self._timeout),
+                )
+            return self._session
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Send one request; a service that cannot be reached is Unavailable."""
+        session = self._session or await self._open()
+        import aiohttp
+
+        try:
+            async with session.request(
+                method, self._base + url, headers=dict(headers), data=body, allow_redirects=False
+            ) as answer:
+                data = await answer.read()
+                return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, data)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}.") from error
+
+    async def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives."""
+        session = self._session or await self._open()
+        import aiohttp
+
+        try:
+            async with session.request(method, self._base + url, headers=dict(headers)) as answer:
+                if answer.status != 200:
+                    raise_for(Answer(answer.status, {}, await answer.read()), method, url)
+                async for part in answer.content.iter_chunked(1 << 16):
+                    yield part
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}.") from error
+
+    async def close(self) -> None:
+        """Close the session."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+_ERRORS: dict[int, type[MicronovaError]] = {
+    400: Invalid,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    413: Forbidden,
+    503: Unavailable,
+}
+
+
+def error_message(answer: Answer) -> str:
+    """Find the sentence meant for people in any OpenStack service's error body."""
+    try:
+        document = json.loads(answer.body)
+    except (ValueError, UnicodeDecodeError):
+        return answer.body.decode("utf-8", "replace")[:300]
+    while isinstance(document, dict):
+        if isinstance(document.get("message"), str):
+            return str(document["message"])
+        inner = [value for value in document.values() if isinstance(value, dict)]
+        if not inner:
+            break
+        document = inner[0]
+    return str(document)[:300]
+
+
+def raise_for(answer: Answer, method: str, url: str) -> None:
+    """Raise the domain error that the answer's status means, if it is not a success."""
+    if answer.status < 400:
+        return
+    kind = _ERRORS.get(answer.status, MicronovaError if answer.status < 500 else Unavailable)
+    raise kind(error_message(answer), status=answer.status, request=f"{method} {url.partition('?')[0]}")
+
+
+class ServiceClient:
+    """One service, reached with one way of getting a token."""
+
+    def __init__(
+        self, transport: Transport, token: Callable[[], Awaitable[str]], *, prefix: str = "", renew: Callable[[], None] | None = None
+    ) -> None:
+        self._transport = transport
+        self._token = token
+        self._renew = renew
+        self._prefix = prefix
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        ok: tuple[int, ...] = (),
+    ) -> Any:
+        """Send a request and return the decoded body; `token` is a user's, without one the service user's is used."""
+        data = None if body is None else msgspec.json.encode(body)
+        for attempt in (1, 2):
+            sent = {"accept": "application/json", "x-auth-token": token or await self._token(), **(headers or {})}
+            if data is not None:
+                sent.setdefault("content-type", "application/json")
+            answer = await self._transport.request(method, self._prefix + path, sent, data)
+            if answer.status == 401 and token is None and attempt == 1 and self._renew is not None:
+                self._renew()  # our own token ran out or was revoked: get another, once
+                continue
+            break
+        if answer.status in ok:
+            return answer.json()
+        raise_for(answer, method, path)
+        return answer.json()
+
+    def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Download a body in pieces."""
+        return self._transport.stream("GET", self._prefix + path, headers)

@@ -1,0 +1,104 @@
+"""Errors on the wire: domain errors to HTTP status, and to the body that each service's clients parse."""
+
+from collections.abc import Callable
+from typing import Any
+
+from micronova.objects import errors
+
+# The one place that knows HTTP statuses. Looked up along the class hierarchy, so that a new error needs an entry
+# only when its status differs from its parent's.
+STATUS: dict[type[errors.MicronovaError], int] = {
+    errors.Invalid: 400,
+    errors.Unauthorized: 401,
+    errors.Forbidden: 403,
+    errors.NotFound: 404,
+    errors.MethodNotAllowed: 405,
+    errors.NotAcceptable: 406,
+    errors.Conflict: 409,
+    errors.Stale: 409,
+    errors.Gone: 410,
+    errors.TooLarge: 413,
+    errors.UnsupportedMediaType: 415,
+    errors.NotSupported: 501,
+    errors.Unavailable: 503,
+    errors.NoValidHost: 400,
+}
+
+TITLES = {
+    300: "Multiple Choices",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    406: "Not Acceptable",
+    408: "Request Timeout",
+    409: "Conflict",
+    410: "Gone",
+    413: "Request Entity Too Large",
+    415: "Unsupported Media Type",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+INTERNAL = (
+    "Unexpected API Error. The request id of this answer leads to the reason in the service's log."
+)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status for an error; anything that is not ours is a 500."""
+    explicit = getattr(error, "http_status", None)
+    if explicit:
+        return int(explicit)
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return 500
+
+
+def message_of(error: BaseException) -> str:
+    """Return what may be told to the caller: our own words, never the inside of an unexpected failure."""
+    if isinstance(error, errors.MicronovaError) and status_of(error) != 500:
+        return error.message
+    return INTERNAL
+
+
+FaultBody = Callable[[int, str, BaseException], dict[str, Any]]
+
+_COMPUTE_KEYS = {
+    400: "badRequest",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "itemNotFound",
+    405: "badMethod",
+    409: "conflictingRequest",
+    413: "overLimit",
+    415: "badMediaType",
+    429: "overLimit",
+    501: "notImplemented",
+    503: "serviceUnavailable",
+}
+
+
+def compute_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
+    """The body that compute clients read: one key that names the fault."""
+    return {_COMPUTE_KEYS.get(status, "computeFault"): {"code": status, "message": message}}
+
+
+def identity_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
+    """The body that identity clients read."""
+    return {"error": {"code": status, "message": message, "title": TITLES.get(status, "Error")}}
+
+
+def image_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
+    """The body that image clients read."""
+    return {"message": message, "code": f"{status} {TITLES.get(status, 'Error')}", "title": TITLES.get(status, "Error")}
+
+
+def network_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
+    """The body that network clients read; `type` is what they dispatch on."""
+    kind = getattr(error, "details", {}).get("type") or type(error).__name__
+    return {"NeutronError": {"type": kind, "message": message, "detail": ""}}

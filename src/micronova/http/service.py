@@ -1,0 +1,355 @@
+"""An HTTP service from declarations: routes as data in, an ASGI application out.
+
+Every OpenStack service of ours is a list of `Route`s. Routing, microversion negotiation, validation, policy,
+error bodies and the table that the isolation tests walk all follow from the list. The pipeline that a request
+passes is the one visible function `Service.handle`.
+"""
+
+import asyncio
+import logging
+import secrets
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import falcon
+import falcon.asgi
+import msgspec
+
+from micronova.http import validation
+from micronova.http.context import RequestContext
+from micronova.http.faults import FaultBody, message_of, status_of
+from micronova.http.request import Request, Response
+from micronova.http.versions import Range, Versions
+from micronova.objects.errors import (
+    Invalid,
+    MethodNotAllowed,
+    MicronovaError,
+    NotFound,
+    TooLarge,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[..., Awaitable[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One operation of a service, declared."""
+
+    method: str
+    path: str  # below the service's version prefix, e.g. /servers/{id}
+    handler: Handler  # async def handler(request, **path parameters) -> body | Response
+    policy: str | None  # the rule's name; None only for what everybody may read (version documents, log-in)
+    status: int = 200
+    versions: Range = Range()
+    body: Any = None  # the type of the request's body
+    query: Any = None  # the type of the query string
+    strict_query: Range | None = None  # versions at which unknown query parameters are refused
+    action: str | None = None  # the body's only key, where several actions share one path
+    checks_policy: bool = False  # the handler itself authorises, against the thing that it loads
+    raw_body: bool = False  # the handler reads the stream itself (uploads)
+    name: str = ""  # a stable name for metrics and documents; "" = method and path
+
+    @property
+    def label(self) -> str:
+        """How logs, metrics and tests call this route."""
+        return self.name or f"{self.method} {self.path}" + (f" {self.action}" if self.action else "")
+
+
+class Policy(Protocol):
+    """What decides who may do what."""
+
+    def enforce(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None) -> None:
+        """Raise Forbidden unless the caller may."""
+
+    def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None) -> bool:
+        """Say whether the caller may."""
+
+
+class Authenticator(Protocol):
+    """What turns a token into a caller."""
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Return the context with the caller filled in; raise Unauthorized."""
+
+
+class Observer(Protocol):
+    """Telemetry's view of requests: one span and some metrics each."""
+
+    def begin(self, request: Request) -> Any: ...
+
+    def end(self, token: Any, request: Request, status: int) -> None: ...
+
+
+class Service:
+    """A set of routes with what they share; `app` is the ASGI application."""
+
+    def __init__(
+        self,
+        name: str,
+        routes: Sequence[Route],
+        *,
+        policy: Policy,
+        authenticator: Authenticator,
+        fault_body: FaultBody,
+        prefix: str = "",  # the version prefix, e.g. /v2.1
+        versions: Versions | None = None,
+        mount: str = "",  # where the service is mounted, e.g. /compute; part of links
+        public_url: str | None = None,  # scheme://host:port as clients see it; default: what they sent
+        max_body: int = 114_688,
+        body_timeout: float = 30.0,
+        observer: Observer | None = None,
+        request_id_headers: Sequence[str] = ("x-openstack-request-id",),
+    ) -> None:
+        self.name = name
+        self.routes = list(routes)
+        self.policy = policy
+        self.authenticator = authenticator
+        self.fault_body = fault_body
+        self.prefix = prefix
+        self.versions = versions
+        self.mount = mount
+        self.public_url = public_url
+        self.max_body = max_body
+        self.body_timeout = body_timeout
+        self.observer = observer
+        self.request_id_headers = request_id_headers
+        self.app = falcon.asgi.App(media_type="application/json")
+        self.app.req_options.strip_url_path_trailing_slash = True
+        self.app.resp_options.default_media_type = "application/json"
+        self.app.add_error_handler(Exception, self._unrouted)
+        self.app.add_error_handler(falcon.HTTPError, self._unrouted)
+        self.app.add_sink(self._no_route, "/")
+        for path in dict.fromkeys(route.path for route in self.routes):
+            self.app.add_route(prefix + path or "/", _Resource(self, [r for r in self.routes if r.path == path]))
+
+    async def handle(self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response,
+                     params: dict[str, str]) -> None:
+        """The pipeline, in order: request id, microversion, authentication, route, input, policy, handler, faults."""
+        request = Request(self, http, params)
+        request_id = f"req-{_request_uuid()}"
+        for name in self.request_id_headers:
+            answer.set_header(name, request_id)
+        span: Any = None
+        try:
+            request.context = RequestContext(
+                request_id=request_id,
+                remote_address=http.remote_addr,
+                traceparent=http.get_header("traceparent") or "",
+            )
+            request.relaxed = http.scope.get("micronova.relaxed", False)
+            if self.versions is not None:
+                self._negotiate(request, http, answer)
+            span = self.observer.begin(request) if self.observer else None
+            if any(route.policy is not None for route in routes):
+                request.context = await self.authenticator.authenticate(
+                    http.get_header("x-auth-token"), request.context
+                )
+                self._check_project(request, http)
+            await self._run(routes, request, http, answer)
+        except Exception as error:
+            self._fault(request, answer, error)
+        if self.observer and span is not None:
+            self.observer.end(span, request, answer.status_code)
+
+    def _negotiate(self, request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response) -> None:
+        versions = self.versions
+        assert versions is not None
+        if request.relaxed:  # /v2: no microversions
+            request.minor = versions.least
+            return
+        legacy = http.get_header(versions.legacy_header) if versions.legacy_header else None
+        request.minor = versions.negotiate(http.get_header("openstack-api-version"), legacy)
+        text = versions.text(request.minor)
+        answer.set_header("openstack-api-version", f"{versions.service} {text}")
+        vary = "OpenStack-API-Version"
+        if versions.legacy_header:
+            answer.set_header(versions.legacy_header, text)
+            vary += f", {versions.legacy_header}"
+        answer.set_header("vary", vary)
+
+    def _check_project(self, request: Request, http: falcon.asgi.Request) -> None:
+        named = http.scope.get("micronova.project")
+        if named and named != request.context.project_id:
+            raise Invalid(
+                f"Malformed request url: the project in the path ({named}) is not the token's project."
+            )
+
+    async def _run(
+        self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
+    ) -> None:
+        candidates = [r for r in routes if r.versions.since <= request.minor <= r.versions.until]
+        if not candidates:
+            raise NotFound("The resource could not be found.")
+        route = candidates[0]
+        raw = b""
+        if not route.raw_body and http.method in ("POST", "PUT", "PATCH"):
+            raw = await self._read(http)
+        if route.action is not None:
+            route, raw = self._choose_action(candidates, raw)
+        request.route = route
+        request.raw_query = parse_query(http)
+        if route.query is not None:
+            strict = route.strict_query is not None and request.minor in route.strict_query
+            request.query = validation.query(request.raw_query, route.query, strict, request.minor)
+        if route.body is not None:
+            if raw:
+                self._check_media_type(http)
+            request.body = validation.body(raw, route.body, request.minor, request.relaxed)
+        if route.policy is None or route.policy == "":
+            request.authorized = True
+        elif not route.checks_policy:
+            request.authorize()
+        result = await route.handler(request, **request.params)
+        if not request.authorized:
+            raise AssertionError(f"{route.label} answered without asking policy")
+        self._answer(route, answer, result)
+
+    def _choose_action(self, routes: "Sequence[Route]", raw: bytes) -> "tuple[Route, bytes]":
+        try:
+            body = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Invalid(validation.malformed(error)) from None
+        if len(body) != 1:
+            raise Invalid("The body must have exactly one key: the name of the action.")
+        [key] = body
+        for route in routes:
+            if route.action == key:
+                return route, raw
+        known = ", ".join(sorted(r.action for r in routes if r.action))
+        raise Invalid(f"There is no such action: {key[:64]}. At this version there are: {known}.")
+
+    def _check_media_type(self, http: falcon.asgi.Request) -> None:
+        kind = (http.content_type or "application/json").partition(";")[0].strip().lower()
+        if kind not in ("application/json", "text/plain", "application/openstack-images-v2.1-json-patch"):
+            raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]}: use application/json.")
+
+    async def _read(self, http: falcon.asgi.Request) -> bytes:
+        length = http.content_length
+        if length is not None and length > self.max_body:
+            raise TooLarge(f"Request is too large: a body may have {self.max_body} bytes.")
+        if length == 0:
+            return b""
+        try:
+            async with asyncio.timeout(self.body_timeout):
+                data = await http.bounded_stream.read(self.max_body + 1) if length is not None else (
+                    await http.stream.read(self.max_body + 1)
+                )
+        except TimeoutError:
+            error = Invalid(f"The body did not arrive within {self.body_timeout:g} seconds.")
+            error.http_status = 408  # type: ignore[attr-defined]
+            raise error from None
+        if len(data) > self.max_body:
+            raise TooLarge(f"Request is too large: a body may have {self.max_body} bytes.")
+        return bytes(data)
+
+    def _answer(self, route: "Route", answer: falcon.asgi.Response, result: Any) -> None:
+        answer.status = _STATUS_LINES.get(route.status) or route.status
+        if isinstance(result, Response):
+            if result.status is not None:
+                answer.status = result.status
+            for key, value in result.headers.items():
+                answer.set_header(key, value)
+            if result.content_type:
+                answer.content_type = result.content_type
+            if result.stream is not None:
+                answer.stream = result.stream
+                return
+            result = result.body
+        if result is None:
+            return
+        answer.data = result if isinstance(result, bytes) else _encode(result)
+
+    def _fault(self, request: Request, answer: falcon.asgi.Response, error: Exception) -> None:
+        status = status_of(error)
+        if status == 500:
+            log.error(
+                "%s %s failed (%s)", request.falcon.method, request.falcon.path, request.context.request_id,
+                exc_info=error,
+            )
+        if isinstance(error, Unauthorized):
+            answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
+        self._write_fault(answer, status, error)
+
+    def _write_fault(self, answer: falcon.asgi.Response, status: int, error: BaseException) -> None:
+        answer.status = status
+        answer.stream = None
+        answer.content_type = "application/json"
+        answer.data = _encode(self.fault_body(status, message_of(error), error))
+
+    async def _no_route(self, http: falcon.asgi.Request, answer: falcon.asgi.Response, **_: str) -> None:
+        raise NotFound("The resource could not be found.")
+
+    async def _unrouted(self, http: falcon.asgi.Request, answer: falcon.asgi.Response, error: Any,
+                        params: dict[str, str]) -> None:
+        """Turn what happened before a route was found (unknown path, wrong method, broken encoding) into a fault."""
+        if "x-openstack-request-id" not in answer.headers:
+            answer.set_header("x-openstack-request-id", f"req-{_request_uuid()}")
+        if isinstance(error, falcon.HTTPMethodNotAllowed):
+            error = MethodNotAllowed(f"The resource does not take {http.method[:16]}.")
+        elif isinstance(error, falcon.HTTPNotFound):
+            error = NotFound("The resource could not be found.")
+        elif isinstance(error, falcon.HTTPError):
+            status = int(error.status_code)
+            wrapped = MicronovaError(error.description or error.title or "Bad request")
+            wrapped.http_status = status  # type: ignore[attr-defined]
+            error = wrapped if status == 500 else Invalid(wrapped.message)
+        elif not isinstance(error, MicronovaError):
+            log.error("%s %s failed", http.method, http.path, exc_info=error)
+        self._write_fault(answer, status_of(error), error)
+
+    def base_url(self, http: falcon.asgi.Request) -> str:
+        """Return the URL of this service as the caller sees it, version prefix included."""
+        if self.public_url:
+            return f"{self.public_url}{self.mount}{self.prefix}"
+        scheme = http.get_header("x-forwarded-proto") or http.scheme
+        host = http.get_header("x-forwarded-host") or http.get_header("host") or "localhost"
+        return f"{scheme}://{host}{self.mount}{self.prefix}"
+
+    def identity_url(self, http: falcon.asgi.Request) -> str:
+        """Return where to get a token, for the WWW-Authenticate header."""
+        base = self.base_url(http)
+        return base[: len(base) - len(self.mount + self.prefix)] + "/identity"
+
+
+_STATUS_LINES = {code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in
+                 (200, 201, 202, 204, 300)}
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _request_uuid() -> str:
+    text = secrets.token_hex(16)
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-a{text[17:20]}-{text[20:]}"
+
+
+def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
+    """Parse the query string: every value of every name, blanks kept."""
+    text = http.query_string
+    if not text:
+        return {}
+    try:
+        return urllib.parse.parse_qs(text, keep_blank_values=True, strict_parsing=False, errors="strict",
+                                     max_num_fields=1000)
+    except (ValueError, UnicodeDecodeError):
+        raise Invalid("The query string is not valid: it must be UTF-8 with at most 1000 parameters.") from None
+
+
+class _Resource:
+    """What Falcon routes to: one path of a service with all its methods."""
+
+    def __init__(self, service: Service, routes: "list[Route]") -> None:
+        for method in dict.fromkeys(route.method for route in routes):
+            chosen = [route for route in routes if route.method == method]
+            setattr(self, f"on_{method.lower()}", self._responder(service, chosen))
+
+    @staticmethod
+    def _responder(service: Service, routes: "list[Route]") -> Handler:
+        async def respond(req: falcon.asgi.Request, resp: falcon.asgi.Response, **params: str) -> None:
+            await service.handle(routes, req, resp, params)
+
+        return respond

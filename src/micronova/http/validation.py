@@ -1,0 +1,143 @@
+"""Validation of bodies and query strings against msgspec types, with messages that name the field."""
+
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from micronova.http.versions import Range
+from micronova.objects.errors import Invalid
+
+# A struct may have a class attribute `versions = {"field": since(52), …}` (names as on the wire): the field may be
+# sent only at these microversions.
+
+
+def body(raw: bytes, kind: Any, minor: int, relaxed: bool = False) -> Any:
+    """Decode and check a request body; `relaxed` (the /v2 API) ignores what it does not know."""
+    if not raw:
+        raw = b"null"
+    try:
+        if relaxed:
+            value = msgspec.convert(_known_only(msgspec.json.decode(raw), kind), kind)
+        else:
+            value = _decoder(kind).decode(raw)
+    except msgspec.ValidationError as error:
+        raise Invalid(_explain(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Invalid(malformed(error)) from None
+    if not relaxed:
+        check_versions(value, minor)
+    return value
+
+
+def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) -> Any:
+    """Check a query string against a struct; a list field takes every value, any other the last one."""
+    fields = _query_fields(kind)
+    found: dict[str, Any] = {}
+    for name, given in values.items():
+        repeated = fields.get(name)
+        if repeated is None:
+            if strict:
+                raise Invalid(
+                    f"Additional properties are not allowed ('{name[:64]}' was unexpected); "
+                    f"known query parameters: {', '.join(sorted(fields))}."
+                )
+            continue
+        found[name] = given if repeated else given[-1]
+    try:
+        value = msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise Invalid(_explain(error, "query parameter")) from None
+    check_versions(value, minor, ignore=not strict)
+    return value
+
+
+def malformed(error: Exception) -> str:
+    """Say why a body could not be read at all."""
+    if isinstance(error, RecursionError):
+        return "Malformed request body: it is nested too deeply."
+    return f"Malformed request body: it must be JSON in UTF-8 ({str(error)[:200]})."
+
+
+def check_versions(value: Any, minor: int, path: str = "", ignore: bool = False) -> None:
+    """Refuse fields that do not exist at this microversion (or drop them, for lenient query strings)."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, msgspec.Struct):
+                check_versions(item, minor, path, ignore)
+        return
+    if not isinstance(value, msgspec.Struct):
+        return
+    declared: Mapping[str, Range] = getattr(value, "versions", {})
+    for attribute, wire in _fields(type(value)):
+        item = getattr(value, attribute)
+        if wire in declared and minor not in declared[wire] and item is not msgspec.UNSET and item is not None:
+            if not ignore:
+                where = f" in '{path}'" if path else ""
+                raise Invalid(
+                    f"Invalid input{where}: Additional properties are not allowed ('{wire}' was unexpected at "
+                    f"this microversion)."
+                )
+            setattr(value, attribute, msgspec.UNSET)
+        elif isinstance(item, msgspec.Struct | list | tuple):
+            check_versions(item, minor, f"{path}.{wire}" if path else wire, ignore)
+
+
+def _explain(error: msgspec.ValidationError, noun: str = "field/attribute") -> str:
+    text, _, where = str(error).partition(" - at `")
+    where = where.rstrip("`").removeprefix("$").lstrip(".")
+    if where.startswith("key in"):
+        where = where.removeprefix("key in").strip(" `$.")
+    return f"Invalid input for {noun} {where or 'body'}: {text}."
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, str]]:
+    return list(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+@cache
+def _query_fields(kind: type[msgspec.Struct]) -> dict[str, bool]:
+    """Return each query parameter with whether it may repeat."""
+    hints = typing.get_type_hints(kind)
+    return {wire: _is_list(hints[attribute]) for attribute, wire in _fields(kind)}
+
+
+def _is_list(hint: Any) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_is_list(part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Annotated:
+        return _is_list(typing.get_args(hint)[0])
+    return hint is list or typing.get_origin(hint) is list
+
+
+def _known_only(value: Any, kind: Any) -> Any:
+    """Drop what the struct does not declare, all the way down."""
+    info = msgspec.inspect.type_info(kind)
+    return _prune(value, info)
+
+
+def _prune(value: Any, info: msgspec.inspect.Type) -> Any:
+    if isinstance(info, msgspec.inspect.UnionType):
+        for part in info.types:
+            if isinstance(part, msgspec.inspect.StructType) and isinstance(value, dict):
+                return _prune(value, part)
+            if isinstance(part, msgspec.inspect.ListType) and isinstance(value, list):
+                return _prune(value, part)
+        return value
+    if isinstance(info, msgspec.inspect.Metadata):
+        return _prune(value, info.type)
+    if isinstance(info, msgspec.inspect.StructType) and isinstance(value, dict):
+        known = {field.encode_name: field.type for field in info.fields}
+        return {key: _prune(item, known[key]) for key, item in value.items() if key in known}
+    if isinstance(info, msgspec.inspect.ListType) and isinstance(value, list):
+        return [_prune(item, info.item_type) for item in value]
+    return value

@@ -1,0 +1,21 @@
+"""ImageMeta: what compute knows of an image."""
+
+from typing import Any
+
+import msgspec
+
+
+class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """An image's description, as the image service gave it when the server was created."""
+
+    id: str
+    name: str = ""
+    status: str = "active"
+    disk_format: str = "raw"
+    container_format: str = "bare"
+    size: int = 0
+    min_disk: int = 0
+    min_ram: int = 0
+    checksum: str | None = None
+    owner: str | None = None
+    properties: dict[str, Any] = {}
