@@ -60,6 +60,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     injected_files: tuple[InjectedFile, ...] = ()
     wait_for_plugs: tuple[str, ...] = ()  # port ids whose network-vif-plugged is awaited before the guest runs
     group_policy: str | None = None
+    limits: dict[str, int] = {}  # resource class -> the node's capacity as the claim saw it; absent: the host's own
     parameters: dict[str, str] = {}  # what the kind needs besides, e.g. {"type": "HARD"} of a reboot
 
 
@@ -75,6 +76,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None = None
     message: str | None = None
     details: str | None = None
+    left_behind: bool = False  # the host could not undo its work: a departure has to be recorded
     started_at: float = 0.0
     finished_at: float = 0.0
 
@@ -100,6 +102,8 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     supported: tuple[tuple[str, str, str], ...] = ()
     capabilities: dict[str, str] = {}
     uptime: str | None = None
+    reserved: dict[str, int] = {}  # resource class -> what is kept for the host itself
+    allocation_ratios: dict[str, float] = {}  # resource class -> the host's setting; absent: the deployment's
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +112,11 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str
     node: str
     epoch: int
-    power_state: int
+    power_state: int  # 0 while its spawn has not been completed
     name: str = ""
+    vcpus: int = 0
+    memory_mb: int = 0
+    local_gb: int = 0
 
 
 class InHand(msgspec.Struct, frozen=True):
@@ -126,6 +133,14 @@ class Departed(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class PowerChange(msgspec.Struct, frozen=True):
+    """A guest's power state that no order brought about: it stopped itself, crashed, or was switched by hand."""
+
+    instance_uuid: str
+    epoch: int  # the one the guest was built at
+    power_state: int
+
+
 class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part of a heartbeat."""
 
@@ -134,6 +149,8 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     departed: tuple[Departed, ...] = ()  # guests destroyed since the last reply, on record
     nodes: tuple[NodeResources, ...] = ()  # sent at start and when something changed
     version: int = 1
+    power_changes: tuple[PowerChange, ...] = ()  # all guests in the first beat, afterwards what changed by itself
+    stopping: bool = False  # the last beat: leases are given back now
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
