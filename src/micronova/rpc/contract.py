@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from micronova.objects.clock import Clock as Clock  # the time that the bus lives by; simulation gives its own
+
 P = TypeVar("P")
 R = TypeVar("R")
-
-
-class Clock(Protocol):
-    """The time that the bus lives by; simulation gives its own."""
-
-    def now(self) -> float:
-        """Wall time in seconds."""
-        ...
-
-    def monotonic(self) -> float:
-        """Seconds that never run backwards."""
-        ...
-
-    async def sleep(self, seconds: float, /) -> None:
-        """Return after so many seconds of this clock."""
-        ...
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

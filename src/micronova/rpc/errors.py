@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-
-class CodedError(Protocol):
-    """An error that may travel: a stable code, a message for people, details for programs."""
-
-    code: ClassVar[str]
-    message: str
-    details: dict[str, Any]
+from micronova.objects.errors import MicronovaError, Unavailable
 
 
-class RpcError(Exception):
+class RpcError(MicronovaError):
     """Something that went wrong between two ends of the bus."""
 
-    code: ClassVar[str] = "rpc_error"
-
-    def __init__(self, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.details = details
+    code = "rpc_error"
 
 
-class BusUnavailable(RpcError):
+class BusUnavailable(RpcError, Unavailable):
     """The message did not go out: no broker, no such queue, or a queue that is full."""
 
     code = "bus_unavailable"
 
 
-class CallTimeout(RpcError):
+class CallTimeout(RpcError, Unavailable):
     """No answer came in time; the handler may or may not have run."""
 
     code = "call_timeout"
@@ -79,12 +68,12 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
 
 
 E = TypeVar("E", bound=type[Exception])
-_families: list[type[Exception]] = [RpcError]
+_families: list[type[Exception]] = [MicronovaError]
 _by_code: dict[str, type[Exception]] = {}
 
 
 def register(family: E) -> E:
-    """Let this class and all its subclasses, also those defined later, arrive as themselves; usable as decorator."""
+    """Let this class and all its subclasses, also later ones, arrive as themselves; domain errors already do."""
     if family not in _families:
         _families.append(family)
     return family
@@ -92,7 +81,7 @@ def register(family: E) -> E:
 
 def is_coded(error: BaseException) -> bool:
     """Say whether an error was meant to travel, unlike an accident of the handler's code."""
-    return isinstance(getattr(error, "code", None), str) and hasattr(error, "message")
+    return isinstance(error, (RemoteError, *_families)) and hasattr(error, "code")
 
 
 def to_body(error: BaseException) -> ErrorBody:
