@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from micronova.objects.clock import Clock
 from micronova.rpc.bus import BusStats
 from micronova.rpc.contract import (
-    Clock,
     Context,
     Interface,
     Method,

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from micronova.rpc.contract import Clock, Context, Interface, Method, P, R, Target
+from micronova.objects.clock import Clock
+from micronova.rpc.contract import Context, Interface, Method, P, R, Target
 from micronova.rpc.server import Server
 
 DEFAULT_PREFETCH = 64

@@ -8,8 +8,6 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-from micronova.objects.clock import Clock as Clock  # the time that the bus lives by; simulation gives its own
-
 P = TypeVar("P")
 R = TypeVar("R")
 

@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 
-from micronova.rpc.contract import Clock
+from micronova.objects.clock import Clock
 
 
 class Timer:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from micronova.rpc.contract import Clock, Context, Interface, Method, fits
+from micronova.objects.clock import Clock
+from micronova.rpc.contract import Context, Interface, Method, fits
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.envelope import (
     CALL,

@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from random import Random
 from weakref import WeakKeyDictionary
 
+from micronova.objects.clock import Clock
 from micronova.rpc.base import BaseBus
 from micronova.rpc.bus import DEFAULT_PREFETCH
-from micronova.rpc.contract import Clock, Interface, address
+from micronova.rpc.contract import Interface, address
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher, Verdict
 from micronova.rpc.errors import BusUnavailable
