@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
@@ -38,6 +39,13 @@ R = TypeVar("R")
 
 RETRIES = 12
 BATCH = 64  # transactions that share one SQLite commit
+
+
+def _dumps(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+_JSON: dict[str, Any] = {"json_serializer": _dumps, "json_deserializer": msgspec.json.decode}
 
 
 @dataclass
@@ -107,7 +115,9 @@ class SQLiteDatabase(Database):
         super().__init__()
         engine_url = url.set(drivername="sqlite+pysqlite")
         # NullPool: each of our threads opens its one connection and keeps it.
-        self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0})
+        self._engine = sa.create_engine(
+            engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **_JSON
+        )
         sa.event.listen(self._engine, "connect", _sqlite_connect)
         sa.event.listen(self._engine, "begin", _sqlite_begin)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -246,6 +256,7 @@ class PostgresDatabase(Database):
             max_overflow=0,
             pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
             connect_args=options,
+            **_JSON,
         )
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 

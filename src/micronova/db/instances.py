@@ -1,0 +1,120 @@
+"""Instances: insert, read, compare-and-set, and the move into history.
+
+Every change of an instance says at which epoch it believes the instance to be; a change whose epoch is behind
+matches no row and returns False. Statements of the hot paths are made once, at import.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db.tables import block_devices, deleted_instances, instances, request_specs
+
+Row = sa.RowMapping
+
+_INSERT = instances.insert()
+_INSERT_SPECS = request_specs.insert()
+_INSERT_DEVICES = block_devices.insert()
+_GET = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
+_GET_OF_PROJECT = _GET.where(instances.c.project_id == bindparam("project_id"))
+_GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
+_GET_MANY = sa.select(instances).where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
+_SPEC = sa.select(request_specs).where(request_specs.c.instance_uuid == bindparam("uuid"))
+_SPECS = sa.select(request_specs).where(request_specs.c.instance_uuid.in_(bindparam("uuids", expanding=True)))
+_DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
+    block_devices.c.instance_uuid.in_(bindparam("uuids", expanding=True))
+)
+_DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
+_DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
+
+
+def insert(
+    conn: sa.Connection,
+    rows: Sequence[dict[str, Any]],
+    specs: Sequence[dict[str, Any]],
+    devices: Sequence[dict[str, Any]],
+) -> None:
+    """Insert new instances with what they were asked to be."""
+    conn.execute(_INSERT, rows)
+    conn.execute(_INSERT_SPECS, specs)
+    if devices:
+        conn.execute(_INSERT_DEVICES, devices)
+
+
+def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> Row | None:
+    """Return an instance, or None; with a project only that project's."""
+    if project_id is None:
+        return conn.execute(_GET, {"uuid": uuid}).mappings().first()
+    return conn.execute(_GET_OF_PROJECT, {"uuid": uuid, "project_id": project_id}).mappings().first()
+
+
+def get_deleted(conn: sa.Connection, uuid: str) -> Row | None:
+    """Return what is left of a deleted instance."""
+    return conn.execute(_GET_DELETED, {"uuid": uuid}).mappings().first()
+
+
+def get_many(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, Row]:
+    """Return those of the instances that exist, by uuid."""
+    found = conn.execute(_GET_MANY, {"uuids": list(uuids)}).mappings()
+    return {row["uuid"]: row for row in found}
+
+
+def specs(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, Row]:
+    """Return the request specs of instances, by uuid."""
+    found = conn.execute(_SPECS, {"uuids": list(uuids)}).mappings()
+    return {row["instance_uuid"]: row for row in found}
+
+
+def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the block devices of instances, by uuid."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for uuid, device in conn.execute(_DEVICES, {"uuids": list(uuids)}):
+        found.setdefault(uuid, []).append(device)
+    return found
+
+
+def update(
+    conn: sa.Connection, uuid: str, now: int, values: dict[str, Any], *, epoch: int | None = None,
+    task_states: Iterable[str | None] | None = None, vm_states: Iterable[str] | None = None,
+) -> bool:
+    """Change an instance if it still is at this epoch and in one of these states; say whether it was."""
+    statement = instances.update().where(instances.c.uuid == bindparam("b_uuid"))
+    parameters: dict[str, Any] = {"b_uuid": uuid, "updated_at": now, **values}
+    if epoch is not None:
+        statement = statement.where(instances.c.epoch == bindparam("b_epoch"))
+        parameters["b_epoch"] = epoch
+    if task_states is not None:
+        wanted = list(task_states)
+        named = [state for state in wanted if state is not None]
+        clause = instances.c.task_state.in_(named)
+        statement = statement.where(sa.or_(clause, instances.c.task_state.is_(None)) if None in wanted else clause)
+    if vm_states is not None:
+        statement = statement.where(instances.c.vm_state.in_(list(vm_states)))
+    return conn.execute(statement, parameters).rowcount == 1
+
+
+def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
+    """Delete an instance for real and keep what the API still shows of it; return it as it was last."""
+    row = get(conn, uuid)
+    if row is None:
+        return None
+    conn.execute(
+        deleted_instances.insert(),
+        {
+            **row,
+            "vm_state": "deleted",
+            "task_state": None,
+            "deleted_at": now,
+            "terminated_at": row["terminated_at"] or now,
+            "updated_at": now,
+            "power_state": 0,
+            "user_data": None,
+            "network_info": [],
+        },
+    )
+    for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES):
+        conn.execute(statement, {"b_uuid": uuid})
+    return row

@@ -1,0 +1,162 @@
+"""Operations: rows that say what is to be done, how far it is, and who is at it until when."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db.tables import departures, operations
+
+Row = sa.RowMapping
+
+_INSERT = operations.insert()
+_OPEN = operations.c.finished_at.is_(None)
+_LEASE = (
+    operations.update()
+    .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.lease_until < bindparam("now"))
+    .values(
+        owner=bindparam("new_owner"), lease_until=bindparam("until"), attempts=operations.c.attempts + 1
+    )
+    .returning(*operations.c)
+)
+_EXPIRED = (
+    sa.select(operations.c.id, operations.c.group_id, operations.c.kind, operations.c.version, operations.c.owner)
+    .where(_OPEN, operations.c.lease_until < bindparam("now"))
+    .order_by(operations.c.lease_until)
+    .limit(bindparam("most"))
+)
+_RENEW = (
+    operations.update()
+    .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.owner == bindparam("b_owner"))
+    .values(lease_until=bindparam("until"))
+)
+_GET = sa.select(operations).where(operations.c.id == bindparam("id"))
+_LOCK = _GET.with_for_update()
+_OWNED = sa.select(operations).where(_OPEN, operations.c.owner.in_(bindparam("owners", expanding=True)))
+_CANCEL = (
+    operations.update()
+    .where(
+        operations.c.instance_uuid == bindparam("b_instance"), _OPEN, operations.c.kind != bindparam("b_kind")
+    )
+    .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
+)
+_FINISH = (
+    operations.update()
+    .where(operations.c.id == bindparam("b_id"), _OPEN)
+    .values(finished_at=bindparam("now"), result=bindparam("b_result"), secrets=None, step="done")
+)
+_STEP = (
+    operations.update()
+    .where(
+        operations.c.id == bindparam("b_id"), _OPEN,
+        operations.c.owner == bindparam("b_owner"), operations.c.epoch == bindparam("b_epoch"),
+    )
+    .values(
+        step=bindparam("b_step"), owner=bindparam("new_owner"), epoch=bindparam("new_epoch"),
+        lease_until=bindparam("until"), payload=bindparam("b_payload"),
+    )
+)
+_GIVE_BACK = (
+    operations.update()
+    .where(_OPEN, operations.c.owner == bindparam("b_owner"))
+    .values(lease_until=bindparam("until"))
+)
+_PURGE = operations.delete().where(operations.c.finished_at < bindparam("before"))
+_OPEN_OF = sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN)
+
+
+def insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Record new work, owned by nobody."""
+    conn.execute(_INSERT, rows)
+
+
+def lease(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int) -> list[Row]:
+    """Take what nobody holds (any more) of these operations; return what was taken."""
+    taken = conn.execute(_LEASE, {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
+    return list(taken.mappings())
+
+
+def expired(conn: sa.Connection, now: int, most: int) -> list[Row]:
+    """Return operations that nobody works on: never taken, or their lease ran out."""
+    return list(conn.execute(_EXPIRED, {"now": now, "most": most}).mappings())
+
+
+def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> None:
+    """Prolong leases in one statement."""
+    if ids:
+        conn.execute(_RENEW, {"ids": list(ids), "b_owner": owner, "until": until})
+
+
+def get(conn: sa.Connection, id: str, *, lock: bool = False) -> Row | None:
+    """Return an operation; with `lock` nobody else changes it until this transaction ends."""
+    return conn.execute(_LOCK if lock else _GET, {"id": id}).mappings().first()
+
+
+def owned(conn: sa.Connection, owners: Iterable[str]) -> list[Row]:
+    """Return the open operations of these owners."""
+    return list(conn.execute(_OWNED, {"owners": list(owners)}).mappings())
+
+
+def open_of(conn: sa.Connection, instance_uuid: str) -> list[Row]:
+    """Return the open operations of an instance."""
+    return list(conn.execute(_OPEN_OF, {"uuid": instance_uuid}).mappings())
+
+
+def cancel_others(conn: sa.Connection, instance_uuid: str, kind: str, now: int) -> None:
+    """End every open operation of an instance that is not of this kind: it was overtaken."""
+    conn.execute(_CANCEL, {"b_instance": instance_uuid, "b_kind": kind, "now": now})
+
+
+def finish(conn: sa.Connection, id: str, now: int, result: str) -> bool:
+    """End an operation; its secrets are erased. Say whether it was open."""
+    return conn.execute(_FINISH, {"b_id": id, "now": now, "b_result": result}).rowcount == 1
+
+
+def step(
+    conn: sa.Connection, id: str, *, owner: str, epoch: int, step: str, payload: bytes, until: int,
+    new_owner: str | None = None, new_epoch: int | None = None,
+) -> bool:
+    """Persist how far an operation is, if it still is the owner's; say whether it was."""
+    done = conn.execute(
+        _STEP,
+        {
+            "b_id": id, "b_owner": owner, "b_epoch": epoch, "b_step": step, "b_payload": payload, "until": until,
+            "new_owner": new_owner or owner, "new_epoch": epoch if new_epoch is None else new_epoch,
+        },
+    )
+    return done.rowcount == 1
+
+
+def give_back(conn: sa.Connection, owner: str) -> None:
+    """Let everybody else take what the owner held: it stops."""
+    conn.execute(_GIVE_BACK, {"b_owner": owner, "until": 0})
+
+
+def purge(conn: sa.Connection, before: int) -> int:
+    """Forget operations that ended before this moment."""
+    return conn.execute(_PURGE, {"before": before}).rowcount
+
+
+def record_departure(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: int) -> None:
+    """Record that an instance left a host: its guest there, up to this epoch, is to be destroyed."""
+    conn.execute(
+        departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid)
+    )
+    conn.execute(
+        departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now}
+    )
+
+
+def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[Row]:
+    """Return the guests that hosts still have to destroy."""
+    return list(conn.execute(sa.select(departures).where(departures.c.host.in_(list(hosts)))).mappings())
+
+
+def departed(conn: sa.Connection, host: str, instance_uuid: str, epoch: int) -> None:
+    """The host has destroyed it."""
+    conn.execute(
+        departures.delete().where(
+            departures.c.host == host, departures.c.instance_uuid == instance_uuid, departures.c.epoch <= epoch
+        )
+    )

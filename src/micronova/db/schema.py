@@ -1,0 +1,87 @@
+"""Bringing a database to the schema that this code knows.
+
+An empty database gets its tables from the metadata and is stamped with the newest revision: Alembic, which takes
+longer to import than the tables take to make, is not needed for a first start. Any other database is migrated by
+Alembic. A test holds that both ways lead to the same tables.
+"""
+
+import importlib.resources
+import logging
+import re
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.objects.errors import MicronovaError
+
+log = logging.getLogger(__name__)
+
+_VERSION = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
+_LOCK = 0x6D6963726F6E6F76  # "micronov": the advisory lock of everybody who changes a schema
+
+
+async def upgrade(
+    database: Database, metadata: sa.MetaData, migrations: str, *, to: str | None = None, schema: str | None = None
+) -> None:
+    """Make the tables, or migrate them to the newest revision (or `to`) of the package `migrations`."""
+    await database.write(_upgrade, metadata, migrations, to, schema)
+
+
+def head(migrations: str) -> str:
+    """Return the newest revision of a package of migrations: the last by name."""
+    versions = importlib.resources.files(migrations) / "versions"
+    names = sorted(entry.name for entry in versions.iterdir() if re.match(r"\d{4}_\w+\.py$", entry.name))
+    if not names:
+        raise MicronovaError(f"{migrations} has no revisions.")
+    return names[-1][:4]
+
+
+def current(conn: sa.Connection) -> str | None:
+    """Return the revision that the database is at; None when it is empty."""
+    if not sa.inspect(conn).has_table("alembic_version"):
+        return None
+    return conn.execute(sa.select(_VERSION.c.version_num)).scalar()
+
+
+def _upgrade(
+    conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: str | None, schema: str | None
+) -> None:
+    if conn.dialect.name == "postgresql":
+        # Several roles may start at the same moment on an empty database: one makes the tables, the others wait.
+        conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        if schema:
+            conn.execute(sa.schema.CreateSchema(schema, if_not_exists=True))
+    at = current(conn)
+    newest = head(migrations)
+    if at == (to or newest):
+        return
+    if at is None and to is None:
+        _VERSION.create(conn)
+        metadata.create_all(conn)
+        conn.execute(_VERSION.insert(), {"version_num": newest})
+        return
+    if at is not None and to is None and at > newest:
+        raise MicronovaError(
+            f"The database is at revision {at}, newer than {newest}, the newest that this version knows: "
+            f"use a newer micronova."
+        )
+    log.info("migrating %s from %s to %s", migrations, at or "nothing", to or newest)
+    _alembic(conn, migrations, to or "head")
+
+
+def _alembic(conn: sa.Connection, migrations: str, revision: str) -> None:
+    from alembic.config import Config
+    from alembic.runtime.environment import EnvironmentContext
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(importlib.resources.files(migrations)))
+    script = ScriptDirectory.from_config(config)
+
+    def steps(at: Any, _context: Any) -> Any:
+        return script._upgrade_revs(revision, at)
+
+    with EnvironmentContext(config, script, fn=steps) as environment:
+        environment.configure(connection=conn, transactional_ddl=False)
+        environment.run_migrations()
