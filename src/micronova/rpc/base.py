@@ -48,6 +48,12 @@ from micronova.rpc.errors import (
 WITHOUT_DEADLINE = 0.0
 
 
+def fail(future: asyncio.Future[Any], error: Exception) -> None:
+    """Let whoever waits for a future know that it will not come, unless it came already."""
+    if not future.done():
+        future.set_exception(error)
+
+
 class BaseBus(abc.ABC):
     """The sending half of a bus; a transport adds how bytes travel."""
 
@@ -76,14 +82,16 @@ class BaseBus(abc.ABC):
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message and return once it is safely queued."""
-        body = self._encode(self._next_id(), CAST, method, params, context, WITHOUT_DEADLINE)
-        await self._send(address(target.topic, method.interface.namespace, target.host), body)
+        message_id = self._next_id()
+        body = self._encode(message_id, CAST, method, params, context, WITHOUT_DEADLINE)
+        await self._send(address(target.topic, method.interface.namespace, target.host), body, message_id)
         self._counters.sent[CAST, method.label] += 1
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message to every server of a topic."""
-        body = self._encode(self._next_id(), FANOUT, method, params, context, WITHOUT_DEADLINE)
-        await self._send_to_all(address(topic, method.interface.namespace), body)
+        message_id = self._next_id()
+        body = self._encode(message_id, FANOUT, method, params, context, WITHOUT_DEADLINE)
+        await self._send_to_all(address(topic, method.interface.namespace), body, message_id)
         self._counters.sent[FANOUT, method.label] += 1
 
     async def call(
@@ -188,15 +196,15 @@ class BaseBus(abc.ABC):
 
     def _fail(self, call_id: str, error: RpcError) -> None:
         answer = self._calls.get(call_id)
-        if answer is not None and not answer.done():
-            answer.set_exception(error)
+        if answer is not None:
+            fail(answer, error)
 
     def _fail_all(self, reason: str) -> None:
         for call_id in list(self._calls):
             self._fail(call_id, BusUnavailable(reason))
 
     @abc.abstractmethod
-    async def _send(self, queue: str, body: bytes) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         """Put a message into a work queue, which is made if it is missing."""
 
     @abc.abstractmethod
@@ -204,7 +212,7 @@ class BaseBus(abc.ABC):
         """Put a call into a work queue that exists, within the time left."""
 
     @abc.abstractmethod
-    async def _send_to_all(self, place: str, body: bytes) -> None:
+    async def _send_to_all(self, place: str, body: bytes, message_id: str) -> None:
         """Give a message to every server of a place."""
 
     @abc.abstractmethod

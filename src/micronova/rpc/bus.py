@@ -75,8 +75,11 @@ class Bus(Protocol):
         *,
         host: str | None = None,
         prefetch: int = DEFAULT_PREFETCH,
+        shared: bool = True,
     ) -> Server:
         """Handle an interface's messages: those to the topic, to this host, and fan-outs; at most prefetch at once.
+
+        With shared=False it leaves the topic's shared queue alone: a compute host takes only its own orders.
 
         The handler has a coroutine method (context, params) -> result for each method of the interface.
         """
@@ -122,6 +125,12 @@ def connect(
             pins=pins,
             name=name,
             grace=grace,
+        )
+    if scheme in ("amqp", "amqps"):
+        from micronova.rpc.amqp.bus import AmqpBus
+
+        return AmqpBus(
+            url, clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait
         )
     raise ValueError(f"a bus URL begins with local:// or amqp://, not {scheme}://")
 

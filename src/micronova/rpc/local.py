@@ -201,11 +201,12 @@ class LocalBus(BaseBus):
         *,
         host: str | None = None,
         prefetch: int = DEFAULT_PREFETCH,
+        shared: bool = True,
     ) -> Server:
         """Handle an interface's messages."""
         exchange = self._started()
         place = address(interface.topic, interface.namespace)
-        queues = [exchange.queue(place)]
+        queues = [exchange.queue(place)] if shared else []
         if host:
             queues.append(exchange.queue(address(interface.topic, interface.namespace, host)))
         server = LocalServer(
@@ -223,7 +224,7 @@ class LocalBus(BaseBus):
         """Count the messages that were buried."""
         return self._started().dead_count
 
-    async def _send(self, queue: str, body: bytes) -> None:
+    async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
         work = exchange.queue(queue)
         work.put(LocalDelivery(exchange, work, body, self.name, None))
@@ -235,7 +236,7 @@ class LocalBus(BaseBus):
             raise BusUnavailable(f"nobody serves {queue}")
         work.put(LocalDelivery(exchange, work, body, self.name, self._receive_reply))
 
-    async def _send_to_all(self, place: str, body: bytes) -> None:
+    async def _send_to_all(self, place: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
         for queue in exchange.fanouts.get(place, ()):
             try:

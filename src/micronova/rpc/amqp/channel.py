@@ -1,0 +1,258 @@
+"""An AMQP channel: its own order of requests, its own consumers, its own confirms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import pamqp.frame
+from pamqp import commands
+from pamqp.base import Frame
+
+from micronova.rpc.amqp import frames
+
+if TYPE_CHECKING:
+    from micronova.rpc.amqp.connection import Connection
+
+
+class ConnectionLost(Exception):
+    """The connection is gone, or could not be made."""
+
+
+class ChannelClosed(Exception):
+    """The broker refused something and closed the channel."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Unroutable(Exception):
+    """No queue took the message."""
+
+
+class Refused(Exception):
+    """The broker could not take the message, or did not say so in time."""
+
+
+class Received:
+    """A message that the broker delivered."""
+
+    __slots__ = ("body", "channel", "properties", "tag")
+
+    def __init__(self, channel: Channel, tag: int, properties: frames.Properties, body: bytes) -> None:
+        self.channel = channel
+        self.tag = tag
+        self.properties = properties
+        self.body = body
+
+
+OnMessage = Callable[[Received], None]
+NO_PROPERTIES = frames.Properties(0, "", "", "")
+
+
+class Channel:
+    """A channel: its own order of requests, its own consumers, its own confirms."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.number = number
+        self.is_open = True
+        self.on_return: Callable[[str], None] | None = None
+        self.on_consumer_lost: Callable[[], None] | None = None
+        self._connection = connection
+        self._requests: deque[asyncio.Future[Frame]] = deque()
+        self._consumers: dict[str, OnMessage] = {}
+        self._consumer_numbers = count(1)
+        self._publish_tag = 0
+        self._confirming = False
+        self._unconfirmed: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self._returned: set[str] = set()
+        self._publish_frames: dict[tuple[str, str, bool], bytes] = {}
+        # The content that is being received: what it belongs to, and how much of it is still to come.
+        self._consumer_tag: str | None = None
+        self._delivery_tag = 0
+        self._properties = NO_PROPERTIES
+        self._parts: list[bytes] = []
+        self._missing = 0
+
+    async def request(self, frame: Frame) -> Any:
+        """Send a method and wait for the broker's answer to it."""
+        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._send(pamqp.frame.marshal(frame, self.number))
+        self._requests.append(answer)
+        return await answer
+
+    async def confirm(self) -> None:
+        """Let the broker confirm what is published on this channel."""
+        await self.request(commands.Confirm.Select())
+        self._confirming = True
+
+    async def consume(self, queue: str, on_message: OnMessage, *, no_ack: bool = False) -> str:
+        """Receive a queue's messages; gives the consumer's tag."""
+        tag = str(next(self._consumer_numbers))
+        self._consumers[tag] = on_message
+        await self.request(commands.Basic.Consume(queue=queue, consumer_tag=tag, no_ack=no_ack))
+        return tag
+
+    async def cancel(self, consumer_tag: str) -> None:
+        """Receive no more from a queue."""
+        await self.request(commands.Basic.Cancel(consumer_tag=consumer_tag))
+        self._consumers.pop(consumer_tag, None)
+
+    def publish(
+        self,
+        exchange: str,
+        routing_key: str,
+        body: bytes,
+        *,
+        message_id: str = "",
+        reply_to: bytes = b"",
+        mandatory: bool = False,
+        persistent: bool = False,
+    ) -> asyncio.Future[None] | None:
+        """Send a message; on a confirming channel gives the future of its confirmation."""
+        place = (exchange, routing_key, mandatory)
+        start = self._publish_frames.get(place)
+        if start is None:
+            start = frames.publish_frame(self.number, exchange, routing_key, mandatory=mandatory)
+            if len(self._publish_frames) < 1_000:  # reply queues come and go
+                self._publish_frames[place] = start
+        connection = self._connection
+        header = frames.header_frame(
+            self.number,
+            len(body),
+            persistent=persistent,
+            reply_to=reply_to,
+            message_id=frames.shortstr(message_id) if message_id else b"",
+            user_id=connection.user_id,
+        )
+        self._send(start + header + frames.body_frames(self.number, body, connection.frame_max))
+        if not self._confirming:
+            return None
+        self._publish_tag += 1
+        confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unconfirmed[self._publish_tag] = (message_id, confirmation)
+        return confirmation
+
+    def ack(self, tag: int) -> None:
+        """Tell the broker that a message is done with."""
+        self._send(frames.ack_frame(self.number, tag))
+
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        """Give a message back to its queue, or to the dead letters."""
+        self._send(frames.reject_frame(self.number, tag, requeue=requeue))
+
+    async def close(self) -> None:
+        """Close the channel; messages not acknowledged go back to their queues."""
+        if self.is_open:
+            await self.request(commands.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0))
+            self.lost(ConnectionLost("the channel was closed"))
+            self._connection.forget(self.number)
+
+    def lost(self, error: Exception) -> None:
+        """Fail all who wait on this channel."""
+        self.is_open = False
+        waiting: list[asyncio.Future[Any]] = [*self._requests]
+        waiting += [confirmation for _, confirmation in self._unconfirmed.values()]
+        self._requests.clear()
+        self._unconfirmed.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever gave up waiting has left nobody to look at it
+
+    def on_method(self, data: bytes, start: int, end: int) -> None:
+        """Handle a method frame whose payload lies there."""
+        (index,) = frames.method_index(data, start)
+        if index == frames.BASIC_DELIVER:
+            self._consumer_tag, self._delivery_tag = frames.read_deliver(data, start + 4)
+        elif index == frames.BASIC_ACK or index == frames.BASIC_NACK:
+            (tag,) = frames.u64(data, start + 4)
+            self._confirmed(tag, multiple=bool(data[start + 12] & 1), ok=index == frames.BASIC_ACK)
+        elif index == frames.BASIC_RETURN:
+            self._consumer_tag = None
+        else:
+            whole = data[start - 7 : end + 1]
+            self._on_other(cast(Frame, pamqp.frame.unmarshal(whole)[2]))
+
+    def on_header(self, data: bytes, start: int) -> None:
+        """Handle a content header."""
+        self._properties = frames.read_properties(data, start)
+        self._missing = self._properties.size
+        self._parts = []
+        if not self._missing:
+            self._on_content(b"")
+
+    def on_body(self, part: bytes) -> None:
+        """Handle a piece of content."""
+        self._missing -= len(part)
+        if self._missing:
+            self._parts.append(part)
+        elif self._parts:
+            self._on_content(b"".join((*self._parts, part)))
+        else:
+            self._on_content(part)
+
+    def _on_content(self, body: bytes) -> None:
+        if self._consumer_tag is None:
+            self._on_returned(self._properties.message_id)
+            return
+        consumer = self._consumers.get(self._consumer_tag)
+        if consumer is not None:
+            consumer(Received(self, self._delivery_tag, self._properties, body))
+        # else it was cancelled just now: the message goes back to the queue when the channel closes
+
+    def _on_returned(self, message_id: str) -> None:
+        if self._confirming:
+            self._returned.add(message_id)  # its confirmation is on the way
+        elif self.on_return is not None:
+            self.on_return(message_id)
+
+    def _confirmed(self, tag: int, *, multiple: bool, ok: bool) -> None:
+        unconfirmed = self._unconfirmed
+        if not multiple:
+            found = unconfirmed.pop(tag, None)
+            if found is not None:
+                self._resolve(*found, ok=ok)
+            return
+        while unconfirmed:
+            first = next(iter(unconfirmed))
+            if first > tag:
+                return
+            self._resolve(*unconfirmed.pop(first), ok=ok)
+
+    def _resolve(self, message_id: str, confirmation: asyncio.Future[None], *, ok: bool) -> None:
+        returned = message_id in self._returned
+        self._returned.discard(message_id)
+        if confirmation.done():
+            return
+        if returned:
+            confirmation.set_exception(Unroutable())
+        elif ok:
+            confirmation.set_result(None)
+        else:
+            confirmation.set_exception(Refused("the broker has an internal error"))
+
+    def _on_other(self, frame: Frame) -> None:
+        if isinstance(frame, commands.Channel.Close):
+            self._send(pamqp.frame.marshal(commands.Channel.CloseOk(), self.number))
+            self._connection.forget(self.number)
+            self.lost(ChannelClosed(frame.reply_code or 0, frame.reply_text))
+            if self._consumers and self.on_consumer_lost is not None:
+                self.on_consumer_lost()
+        elif isinstance(frame, commands.Basic.Cancel):
+            self._consumers.pop(frame.consumer_tag or "", None)
+            if self.on_consumer_lost is not None:
+                self.on_consumer_lost()
+        elif self._requests:
+            answer = self._requests.popleft()
+            if not answer.done():
+                answer.set_result(frame)
+
+    def _send(self, data: bytes) -> None:
+        if not self.is_open:
+            raise ConnectionLost("the channel is closed")
+        self._connection.write(data)

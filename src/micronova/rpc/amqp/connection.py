@@ -1,0 +1,220 @@
+"""One AMQP 0-9-1 connection: framing, handshake, channels, heartbeats. It knows nothing of the bus.
+
+Frames are handled as they come in, without a task or a queue between socket and callback, and what is written
+within one turn of the loop goes out in one piece; a message costs about a fifth of what it costs through aiormq.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import count
+from typing import cast
+
+import pamqp.frame
+from pamqp import commands
+from pamqp.base import Frame
+
+from micronova.objects.clock import Clock
+from micronova.rpc.amqp import frames
+from micronova.rpc.amqp.channel import Channel, ConnectionLost
+from micronova.rpc.amqp.url import BrokerUrl
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 20
+FRAME_MAX = 131_072
+HANDSHAKE_SECONDS = 10.0
+
+
+class Connection(asyncio.Protocol):
+    """A connection to a broker; make it with open()."""
+
+    def __init__(self, url: BrokerUrl, name: str, clock: Clock) -> None:
+        loop = asyncio.get_running_loop()
+        self.user_id = frames.shortstr(url.user)
+        self.frame_max = FRAME_MAX
+        self.closed: asyncio.Future[str] = loop.create_future()
+        self._loop = loop
+        self._url = url
+        self._name = name
+        self._clock = clock
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._outgoing: list[bytes] = []
+        self._channels: dict[int, Channel] = {}
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._heart: asyncio.Task[None] | None = None
+        self._heard = 0.0
+
+    @classmethod
+    async def open(cls, url: BrokerUrl, host: tuple[str, int], *, name: str, clock: Clock) -> Connection:
+        """Connect and log in; raises ConnectionLost."""
+        connection = cls(url, name, clock)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                await connection._loop.create_connection(lambda: connection, *host, ssl=url.ssl_context())
+                await connection._opened
+        except (OSError, TimeoutError) as error:
+            connection.abort()
+            raise ConnectionLost(str(error) or "the broker does not answer") from error
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
+
+    async def channel(self) -> Channel:
+        """Open a channel."""
+        channel = Channel(self, next(number for number in count(1) if number not in self._channels))
+        self._channels[channel.number] = channel
+        await channel.request(commands.Channel.Open())
+        return channel
+
+    async def close(self) -> None:
+        """Say goodbye and disconnect."""
+        if not self.closed.done():
+            goodbye = commands.Connection.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+            self.write(pamqp.frame.marshal(goodbye, 0))
+            try:
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    await asyncio.shield(self.closed)
+            except TimeoutError:
+                self.abort()
+
+    def abort(self, reason: str = "the connection was cut") -> None:
+        """Disconnect at once, as if the cable had been pulled."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(reason)
+
+    def forget(self, number: int) -> None:
+        """Drop a closed channel."""
+        self._channels.pop(number, None)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes with the next turn of the loop, together with all others of this turn."""
+        if self.closed.done():
+            raise ConnectionLost(self.closed.result())
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(data)
+
+    def _flush(self) -> None:
+        data = b"".join(self._outgoing)
+        self._outgoing.clear()
+        if self._transport is not None and not self.closed.done():
+            self._transport.write(data)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(b"AMQP\x00\x00\x09\x01")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail everyone who waits on this connection."""
+        self._end(str(exc) if exc else "the broker closed the connection")
+
+    def data_received(self, data: bytes) -> None:
+        """Handle all complete frames; keep the rest until more comes."""
+        self._heard = self._clock.monotonic()
+        if self._buffer:
+            data = self._buffer + data
+        position, available = 0, len(data)
+        try:
+            while available - position >= frames.OVERHEAD:
+                kind, number, size = frames.frame_start.unpack_from(data, position)
+                start = position + 7
+                end = start + size
+                if end >= available:
+                    break
+                if data[end] != frames.END:
+                    raise ValueError("a frame does not end where it should")
+                position = end + 1
+                if number:
+                    self._on_channel_frame(kind, number, data, start, end)
+                elif kind == frames.METHOD:
+                    self._on_method(cast(Frame, pamqp.frame.unmarshal(data[start - 7 : end + 1])[2]))
+        except Exception as error:
+            log.exception("the broker's data cannot be understood")
+            self.abort(f"protocol error: {error}")
+            return
+        self._buffer = data[position:]
+
+    def _on_channel_frame(self, kind: int, number: int, data: bytes, start: int, end: int) -> None:
+        channel = self._channels.get(number)
+        if channel is None:
+            return  # closed a moment ago
+        if kind == frames.BODY:
+            channel.on_body(data[start:end])
+        elif kind == frames.HEADER:
+            channel.on_header(data, start)
+        elif kind == frames.METHOD:
+            channel.on_method(data, start, end)
+
+    def _on_method(self, frame: Frame) -> None:
+        if isinstance(frame, commands.Connection.Start):
+            self._reply(
+                commands.Connection.StartOk(
+                    client_properties={
+                        "product": "micronova",
+                        "connection_name": self._name,
+                        "capabilities": {
+                            "authentication_failure_close": True,
+                            "basic.nack": True,
+                            "connection.blocked": True,
+                            "consumer_cancel_notify": True,
+                            "publisher_confirms": True,
+                        },
+                    },
+                    mechanism="PLAIN",
+                    response=f"\0{self._url.user}\0{self._url.password}",
+                )
+            )
+        elif isinstance(frame, commands.Connection.Tune):
+            self.frame_max = min(frame.frame_max or FRAME_MAX, FRAME_MAX)
+            heartbeat = min(frame.heartbeat or HEARTBEAT_SECONDS, HEARTBEAT_SECONDS)
+            self._reply(commands.Connection.TuneOk(frame.channel_max or 0, self.frame_max, heartbeat))
+            self._reply(commands.Connection.Open(self._url.vhost))
+            self._heart = self._loop.create_task(self._beat(heartbeat), name="amqp-heartbeat")
+        elif isinstance(frame, commands.Connection.OpenOk):
+            if not self._opened.done():
+                self._opened.set_result(None)
+        elif isinstance(frame, commands.Connection.Close):
+            self._reply(commands.Connection.CloseOk())
+            self._flush()
+            if self._transport is not None:
+                self._transport.close()
+            self._end(frame.reply_text or "the broker closed the connection")
+        elif isinstance(frame, commands.Connection.CloseOk):
+            if self._transport is not None:
+                self._transport.close()
+            self._end("closed")
+        elif isinstance(frame, commands.Connection.Blocked):
+            log.warning("the broker takes no messages for now: %s", frame.reason)
+        elif isinstance(frame, commands.Connection.Unblocked):
+            log.warning("the broker takes messages again")
+
+    def _reply(self, frame: Frame) -> None:
+        self.write(pamqp.frame.marshal(frame, 0))
+
+    async def _beat(self, seconds: float) -> None:
+        while not self.closed.done():
+            await self._clock.sleep(seconds / 2)
+            if self._clock.monotonic() - self._heard > seconds * 2:
+                self.abort("the broker has fallen silent")
+            else:
+                self.write(frames.HEARTBEAT_FRAME)
+
+    def _end(self, reason: str) -> None:
+        if self.closed.done():
+            return
+        self.closed.set_result(reason)
+        error = ConnectionLost(reason)
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()
+        for channel in list(self._channels.values()):
+            channel.lost(error)
+        self._channels.clear()
+        if self._heart is not None:
+            self._heart.cancel()

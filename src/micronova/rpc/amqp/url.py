@@ -1,0 +1,59 @@
+"""Broker URLs: amqp://USER:PASSWORD@HOST[:PORT][,HOST[:PORT]…]/VHOST, or amqps with cafile, certfile and keyfile."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+
+@dataclass(frozen=True)
+class BrokerUrl:
+    """Where the brokers of one cluster are and how to log in."""
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str
+    password: str
+    vhost: str
+    tls: dict[str, str] | None = None
+
+    def __str__(self) -> str:
+        """Without the password: this goes into messages and logs."""
+        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return (
+            f"{'amqp' if self.tls is None else 'amqps'}://{self.user}@{hosts}/{self.vhost.removeprefix('/')}"
+        )
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """Make the TLS settings, if the URL asks for TLS; the broker's certificate is always checked."""
+        if self.tls is None:
+            return None
+        context = ssl.create_default_context(cafile=self.tls.get("cafile"))
+        if "certfile" in self.tls:
+            context.load_cert_chain(self.tls["certfile"], self.tls.get("keyfile"))
+        return context
+
+
+def parse(url: str) -> BrokerUrl:
+    """Read a broker URL."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("amqp", "amqps"):
+        raise ValueError(f"a broker URL begins with amqp:// or amqps://, not {parts.scheme}://")
+    secure = parts.scheme == "amqps"
+    login, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    default_port = 5671 if secure else 5672
+    return BrokerUrl(
+        hosts=tuple(_host(host, default_port) for host in hosts.split(",")),
+        user=unquote(user) or "guest",
+        password=unquote(password) or "guest",
+        vhost=unquote(parts.path[1:]) or "/",
+        tls={key: values[0] for key, values in parse_qs(parts.query).items()} if secure else None,
+    )
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError("a broker URL names at least one host")
+    return parts.hostname, parts.port or default_port
