@@ -124,6 +124,7 @@ class InHand(msgspec.Struct, frozen=True):
 
     operation_id: str
     epoch: int
+    progress: int = 0  # percent, of work whose driver tells
 
 
 class Departed(msgspec.Struct, frozen=True):
