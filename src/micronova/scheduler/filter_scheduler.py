@@ -1,0 +1,283 @@
+"""The decision: which hosts take the instances of a request. Pure: a table and a spec in, placements out.
+
+Room first, then the filters in their order, then the weighers; the best host takes the instance, which is counted
+on it at once, so that the next instance of the same request sees it. Either all instances are placed or none.
+"""
+
+import logging
+import random as random_module
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from micronova.objects.errors import NoValidHost
+from micronova.objects.explanation import Explanation, FilterStep, Winner
+from micronova.objects.scheduling import Placement, RequestSpec
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.filters.room import has_room
+from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.ranking import Ranking
+from micronova.scheduler.weights.base import HostWeigher
+
+log = logging.getLogger(__name__)
+
+NOT_ENOUGH = "No valid host was found. There are not enough hosts available."
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the instances go; what they need is counted in the table for all but those that held it already."""
+
+    placements: tuple[Placement, ...]
+    explanation: Explanation
+
+
+class FilterScheduler:
+    """Filters, weighers and the rules of choosing, ready to decide."""
+
+    def __init__(
+        self,
+        filters: Sequence[HostFilter],
+        weighers: Sequence[HostWeigher],
+        *,
+        random: random_module.Random,
+        max_attempts: int = 3,
+        host_subset_size: int = 1,
+        shuffle_best_same_weighed_hosts: bool = False,
+    ) -> None:
+        self.filters = list(filters)
+        self.weighers = [weigher for weigher in weighers if weigher.multiplier]
+        self._random = random
+        self._alternates = max(0, max_attempts - 1)
+        self._subset = max(1, host_subset_size)
+        self._shuffle = shuffle_best_same_weighed_hosts
+        self._covered = frozenset[str]().union(*(each.covers for each in self.filters))
+
+    def select(
+        self,
+        table: HostTable,
+        spec: RequestSpec,
+        instance_uuids: Sequence[str],
+        *,
+        now: float,
+        held: Mapping[str, str] | None = None,
+        spread: int = 1,
+    ) -> Decision:
+        """Place all instances and count them in the table, or raise NoValidHost and leave it as it was.
+
+        `held` says which instances have their resources already, and on which node: they stay there. `spread`
+        widens the choice to the best so many hosts, for schedulers that lost a race for the very best.
+        """
+        table.now = now
+        forced = spec.force_host is not None or spec.force_node is not None
+        filters = [] if forced else self.filters
+        resources = spec.flavor.resources()
+        hosts = _considered(table, spec)
+        mask, steps = self._filter(hosts, spec, resources, filters)
+        left = hosts if mask is None else hosts.only(mask)
+        explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=forced)
+        kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
+        bulk = len(instance_uuids) > 1
+        ranking = Ranking(table, left, self.weighers, spec, lasting=bulk)
+        rows: list[int] = []
+        winners: list[Winner] = []
+        alternates: list[int] = []
+        for uuid in instance_uuids:
+            if uuid in kept:
+                row = kept[uuid]
+                winners.append(_winner(table, row))
+            elif len(ranking):
+                position = self._choose(ranking, spread)
+                row = ranking.row(position)
+                winners.append(_winner(table, row, ranking, position))
+            else:
+                counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
+                raise self._undone(table, spec, hosts, filters, resources, counted, explanation)
+            rows.append(row)
+            if not bulk:  # before it is counted: a group's rule must not exclude all others
+                alternates = self._alternates_of(table, ranking, row)
+            if uuid not in kept:
+                table.consume(row, resources)
+                if bulk:
+                    spec = _joined(spec, table.selections[row].host)
+                    self._ask_again(table, ranking, filters, row, spec, resources)
+        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, forced)
+        return Decision(
+            placements=placements,
+            explanation=Explanation(
+                hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=forced
+            ),
+        )
+
+    def _filter(
+        self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
+    ) -> tuple[Bools | None, list[FilterStep]]:
+        """Ask for room, then all filters; the mask is None if every host passes."""
+        steps: list[FilterStep] = []
+        passing: Bools | None = None
+        remaining = len(hosts)
+        for name, amount in resources.items():
+            if not (filters and name in self._covered):
+                passing, remaining = _narrow(
+                    steps, f"Capacity({name})", passing, remaining, has_room(hosts, name, amount)
+                )
+        for each in filters:
+            if not remaining:
+                break
+            verdict, error = _ask(each, hosts, spec)
+            passing, remaining = _narrow(steps, _name(each), passing, remaining, verdict, error)
+        return passing, steps
+
+    def _ask_again(
+        self,
+        table: HostTable,
+        ranking: Ranking,
+        filters: Sequence[HostFilter],
+        row: int,
+        spec: RequestSpec,
+        resources: Mapping[str, int],
+    ) -> None:
+        """After an instance was counted on a host: drop whoever no longer passes, weigh again what changed."""
+        host = table.selections[row].host
+        touched = ranking.positions_of(host)
+        passes = np.array([table.fits(ranking.row(position), resources) for position in touched], np.bool_)
+        few = table.view(np.array([ranking.row(position) for position in touched], np.intp))
+        for each in filters:
+            if each.scope is Scope.HOST and not each.covers:  # what it covers has just been looked at
+                verdict, _ = _ask(each, few, spec)
+                passes = passes if verdict is None else passes & verdict
+        mask: Bools | None = None
+        if not passes.all():
+            mask = np.ones(len(ranking), np.bool_)
+            mask[touched] = passes
+        for each in filters:
+            if each.scope is Scope.ALL:
+                verdict, _ = _ask(each, ranking.hosts, spec)
+                if verdict is not None:
+                    mask = verdict if mask is None else mask & verdict
+        if mask is not None and not mask.all():
+            ranking.keep(mask)
+            touched = ranking.positions_of(host)
+        ranking.weigh_again(touched, spec)
+
+    def _choose(self, ranking: Ranking, spread: int) -> int:
+        totals = ranking.totals
+        size = min(max(self._subset, spread), len(totals))
+        if self._shuffle:
+            best = np.flatnonzero(totals == totals.max())
+            if len(best) >= size:
+                return int(best[self._random.randrange(len(best))])
+        if size == 1:
+            return int(totals.argmax())
+        # Stable: of equal hosts the first count as better, as everywhere else.
+        order = np.argsort(-totals, kind="stable")
+        return int(order[self._random.randrange(size)])
+
+    def _alternates_of(self, table: HostTable, ranking: Ranking, row: int) -> list[int]:
+        return ranking.best(self._alternates, in_cell_of=row, without_host=table.selections[row].host)
+
+    def _placements(
+        self,
+        table: HostTable,
+        ranking: Ranking,
+        instance_uuids: Sequence[str],
+        rows: list[int],
+        alternates: list[int] | None,
+        forced: bool,
+    ) -> tuple[Placement, ...]:
+        """Name the hosts; alternates that are not given are the best of each cell when all is placed."""
+        best: dict[int, list[int]] = {}
+        placements = []
+        for uuid, row in zip(instance_uuids, rows, strict=True):
+            chosen = table.selections[row]
+            if forced:
+                others = []
+            elif alternates is not None:
+                others = alternates
+            else:
+                cell = table.cell_code(row)
+                if cell not in best:
+                    best[cell] = ranking.best(self._alternates + 1, in_cell_of=row)
+                others = [each for each in best[cell] if table.selections[each].host != chosen.host]
+            names = tuple(table.selections[each] for each in others[: self._alternates])
+            placements.append(Placement(instance_uuid=uuid, selected=chosen, alternates=names))
+        return tuple(placements)
+
+    def _undone(
+        self,
+        table: HostTable,
+        spec: RequestSpec,
+        hosts: HostView,
+        filters: Sequence[HostFilter],
+        resources: Mapping[str, int],
+        rows: list[int],
+        explanation: Explanation,
+    ) -> NoValidHost:
+        """Take back what was counted, and say why there was no host for the next instance."""
+        if rows:
+            _, steps = self._filter(hosts, spec, resources, filters)
+            explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
+            for row in rows:
+                table.release(row, resources)
+        log.info("No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons())
+        return NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
+
+
+def _considered(table: HostTable, spec: RequestSpec) -> HostView:
+    if spec.force_host is not None or spec.force_node is not None:
+        return table.view(table.find_rows(spec.force_host, spec.force_node))
+    if spec.requested_host is not None or spec.requested_node is not None:
+        return table.view(table.find_rows(spec.requested_host, spec.requested_node))
+    return table.view()
+
+
+def _narrow(
+    steps: list[FilterStep],
+    name: str,
+    passing: Bools | None,
+    remaining: int,
+    verdict: Bools | None,
+    error: str = "",
+) -> tuple[Bools | None, int]:
+    before = remaining
+    if verdict is not None:
+        passing = verdict if passing is None else passing & verdict
+        remaining = int(np.count_nonzero(passing))
+    steps.append(FilterStep(name=name, removed=before - remaining, remaining=remaining, error=error))
+    return passing, remaining
+
+
+def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
+    """Ask a filter; one that fails is reported and passed over."""
+    try:
+        verdict = each.mask(hosts, spec)
+        if verdict is not None and (verdict.dtype != np.bool_ or verdict.shape != (len(hosts),)):
+            raise TypeError("a filter gives one bool per host")
+        return verdict, ""
+    except Exception as error:  # a plugin's code may raise anything
+        log.exception("Filter %s failed and is passed over.", _name(each))
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _name(each: HostFilter) -> str:
+    return each.name or type(each).__name__
+
+
+def _winner(table: HostTable, row: int, ranking: Ranking | None = None, position: int = 0) -> Winner:
+    chosen = table.selections[row]
+    if ranking is None:
+        return Winner(host=chosen.host, node=chosen.node)
+    return Winner(
+        host=chosen.host,
+        node=chosen.node,
+        weight=float(ranking.totals[position]),
+        weighers=ranking.contributions(position),
+    )
+
+
+def _joined(spec: RequestSpec, host: str) -> RequestSpec:
+    """The spec as the next instance of the request sees it: the group has one member more on this host."""
+    if spec.group is None:
+        return spec
+    members = {**spec.group.hosts, host: spec.group.hosts.get(host, 0) + 1}
+    return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=members))

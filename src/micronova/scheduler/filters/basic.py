@@ -1,0 +1,44 @@
+"""Filters on where a host is, whether it is up, and whether it was tried before."""
+
+import numpy as np
+
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.host_table import Bools, HostView
+
+
+class RetryFilter(HostFilter):
+    """Leaves out hosts that were tried before, or that the request says to ignore."""
+
+    name = "RetryFilter"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        if not spec.ignore_hosts:
+            return None
+        return ~hosts.on_hosts(spec.ignore_hosts)
+
+
+class AvailabilityZoneFilter(HostFilter):
+    """Keeps to the zone that the user asked for; zones are those of the hosts' aggregates."""
+
+    name = "AvailabilityZoneFilter"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        if not spec.availability_zone:
+            return None
+        return hosts.in_zone(spec.availability_zone)
+
+
+class ComputeFilter(HostFilter):
+    """Passes hosts whose service is enabled, not forced down, and was heard of lately."""
+
+    name = "ComputeFilter"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        oldest = hosts.now - self.options.service_down_time
+        passes: Bools = hosts.column("last_seen") >= oldest
+        passes &= hosts.column("enabled")
+        return np.greater(passes, hosts.column("forced_down"), out=passes)  # a and not b, in one go

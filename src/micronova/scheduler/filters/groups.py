@@ -1,0 +1,35 @@
+"""Filters that keep the members of a server group apart, or together.
+
+They see the counts that the scheduler read; the claim counts again in its transaction, so that two schedulers
+cannot both take the last place.
+"""
+
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.host_table import Bools, HostView
+
+
+class ServerGroupAntiAffinityFilter(HostFilter):
+    """Leaves out hosts that have as many members of the group as its rule allows."""
+
+    name = "ServerGroupAntiAffinityFilter"
+    scope = Scope.HOST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        group = spec.group
+        if group is None or group.policy != "anti-affinity":
+            return None
+        return hosts.by_host(group.hosts) < group.max_server_per_host
+
+
+class ServerGroupAffinityFilter(HostFilter):
+    """Keeps to the hosts that have members of the group, once there are any."""
+
+    name = "ServerGroupAffinityFilter"
+    scope = Scope.ALL  # the first member decides where all others go
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        group = spec.group
+        if group is None or group.policy != "affinity" or not any(group.hosts.values()):
+            return None
+        return hosts.by_host(group.hosts) > 0

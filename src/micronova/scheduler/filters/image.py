@@ -1,0 +1,97 @@
+"""ImagePropertiesFilter: what an image must run on against what hosts can run."""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+from micronova.objects.image import ImageMeta
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.filters.base import HostFilter, Scope
+from micronova.scheduler.host_table import Bools, Facts, HostView
+
+_ARCHITECTURES = {
+    "amd64": "x86_64",
+    "x64": "x86_64",
+    "i386": "i686",
+    "i486": "i686",
+    "i586": "i686",
+    "x86": "i686",
+    "arm64": "aarch64",
+    "powerpc": "ppc",
+    "ppc64el": "ppc64le",
+}
+_HYPERVISORS = {"xapi": "xen", "powervm": "phyp", "virtuozzo": "parallels"}
+_MODES = {"pv": "xen", "hv": "hvm", "baremetal": "hvm"}
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "=": operator.eq,
+    "": operator.eq,
+    "!=": operator.ne,
+}
+_PREDICATE = re.compile(r"\s*(<=|>=|==|!=|<|>|=|)\s*(\d+(?:\.\d+)*)\s*")
+
+
+class ImagePropertiesFilter(HostFilter):
+    """Passes hosts that can run the image's architecture, hypervisor type and version, and machine mode."""
+
+    name = "ImagePropertiesFilter"
+    scope = Scope.REQUEST
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        if spec.image is None:
+            return None
+        wanted = _wanted(spec.image)
+        if not any(wanted):
+            return None
+        return hosts.by_facts((self.name, *wanted), lambda host: _can_run(host, *wanted))
+
+
+def _wanted(image: ImageMeta) -> tuple[str, str, str, str]:
+    def look(name: str, old_name: str) -> str:
+        value = image.properties.get(name)
+        if value is None:
+            value = image.properties.get(old_name)
+        return "" if value is None else str(value).strip()
+
+    return (
+        _canonical(look("hw_architecture", "architecture"), _ARCHITECTURES),
+        _canonical(look("img_hv_type", "hypervisor_type"), _HYPERVISORS),
+        _canonical(look("hw_vm_mode", "vm_mode"), _MODES),
+        look("img_hv_requested_version", "hypervisor_version_requires"),
+    )
+
+
+def _canonical(value: str, aliases: dict[str, str]) -> str:
+    lower = value.lower()
+    return aliases.get(lower, lower)
+
+
+def _can_run(host: Facts, architecture: str, hypervisor: str, mode: str, version: str) -> bool:
+    if (architecture or hypervisor or mode) and not any(
+        architecture in ("", _canonical(an_architecture, _ARCHITECTURES))
+        and hypervisor in ("", _canonical(a_hypervisor, _HYPERVISORS))
+        and mode in ("", _canonical(a_mode, _MODES))
+        for an_architecture, a_hypervisor, a_mode in host.supported
+    ):
+        return False
+    # A host that does not tell its version is not held against the image.
+    return not version or not host.hypervisor_version or version_fulfils(host.hypervisor_version, version)
+
+
+def version_fulfils(version: int, predicates: str) -> bool:
+    """Say whether a version such as 6002000 (6.2.0) fulfils predicates such as ">=6.0, <6.2"."""
+    have = (version // 1_000_000, version // 1000 % 1000, version % 1000)
+    for text in predicates.split(","):
+        parsed = _PREDICATE.fullmatch(text)
+        if parsed is None:
+            return False
+        numbers = tuple(int(number) for number in parsed[2].split("."))
+        want = numbers + (0,) * (3 - len(numbers))
+        if not _COMPARE[parsed[1]](have, want):
+            return False
+    return True

@@ -1,0 +1,65 @@
+"""What a flavor's extra spec may say of a host's capability: an operator and a value, as one string."""
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from micronova.scheduler.host_table import Bools, Column
+
+_NUMBER: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.ge,  # as with vcpus: at least so many
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+}
+_STRING: dict[str, Callable[[str, str], bool]] = {
+    "s==": operator.eq,
+    "s!=": operator.ne,
+    "s>=": operator.ge,
+    "s>": operator.gt,
+    "s<=": operator.le,
+    "s<": operator.lt,
+}
+_SYNTAX = re.compile(
+    r"\s*(?P<operator><all-in>|<or>|<in>|s==|s!=|s>=|s<=|s>|s<|==|!=|>=|<=|=)\s*(?P<rest>.*?)\s*", re.DOTALL
+)
+
+
+class Requirement:
+    """One parsed extra spec value; `match` says whether a capability fulfils it."""
+
+    def __init__(self, text: str) -> None:
+        parsed = _SYNTAX.fullmatch(text)
+        self.operator = parsed["operator"] if parsed else "s=="
+        self.operand = parsed["rest"] if parsed else text.strip()
+
+    def match(self, value: object) -> bool:
+        """Say whether one value fulfils the requirement."""
+        if self.operator in _NUMBER:
+            try:
+                return bool(_NUMBER[self.operator](float(str(value)), float(self.operand)))
+            except ValueError:
+                return False
+        if self.operator == "<all-in>":
+            among = value if isinstance(value, list | tuple) else str(value)
+            return all(word in among for word in self.operand.split())
+        if self.operator == "<in>":
+            return self.operand in (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+        if self.operator == "<or>":
+            return str(value) in [choice.strip() for choice in self.operand.split("<or>")]
+        return _STRING[self.operator](str(value), self.operand)
+
+    def match_column(self, values: Column) -> Bools:
+        """Say it of a column of numbers."""
+        if self.operator in _NUMBER:
+            try:
+                wanted = float(self.operand)
+            except ValueError:
+                return np.zeros(len(values), np.bool_)
+            return np.asarray(_NUMBER[self.operator](values, wanted), np.bool_)
+        return np.fromiter((self.match(int(value)) for value in values), np.bool_, len(values))
+

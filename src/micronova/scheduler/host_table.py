@@ -1,0 +1,474 @@
+"""All hosts as columns: a filter or a weigher is then one operation over arrays, however many hosts there are.
+
+Rows are dense and in no order; removing a host moves the last row into the gap. Amounts live in one column per
+resource class, of whatever name. What hosts have in common (hypervisor, CPU, capabilities) is kept once and
+shared, so that a question about such facts is answered once per kind of host, not once per host.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from micronova.objects.scheduling import HostState, Selection
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: exact up to 2**53, and weighers need no conversion
+Column: TypeAlias = npt.NDArray[Any]
+Rows: TypeAlias = slice | npt.NDArray[np.intp]
+
+_FIRST_SIZE = 64
+_MOST_VERDICTS = 256
+_FEW = 8  # up to so many rows a Python loop beats a vector over the whole table
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host is rather than how full it is; equal for many hosts."""
+
+    hypervisor_type: str = ""
+    hypervisor_version: int = 0
+    cpu_info: dict[str, object] = {}
+    supported: tuple[tuple[str, str, str], ...] = ()
+    capabilities: dict[str, str] = {}
+
+
+class Amount(msgspec.Struct, frozen=True, array_like=True):
+    """One resource class of one host, as the database has it."""
+
+    node_uuid: str
+    resource_class: str
+    total: int
+    capacity: int
+    used: int
+
+
+class ServiceState(msgspec.Struct, frozen=True, array_like=True):
+    """Whether the agent of a host may be given work."""
+
+    host: str
+    enabled: bool
+    forced_down: bool
+    last_seen: float
+
+
+class _Codes:
+    """Small integers for things that many rows share; a thing that no row has any more is forgotten."""
+
+    def __init__(self) -> None:
+        self._code_of: dict[Hashable, int] = {}
+        self._users: list[int] = []
+        self._free: list[int] = []
+        self.values: list[Any] = []
+        self.version = 0  # raised whenever a code gets another meaning
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def find(self, key: Hashable) -> int:
+        return self._code_of.get(key, -1)
+
+    def take(self, key: Hashable, value: Any) -> int:
+        code = self._code_of.get(key)
+        if code is None:
+            self.version += 1
+            if self._free:
+                code = self._free.pop()
+                self.values[code] = (key, value)
+            else:
+                code = len(self.values)
+                self.values.append((key, value))
+                self._users.append(0)
+            self._code_of[key] = code
+        self._users[code] += 1
+        return code
+
+    def give_back(self, code: int) -> None:
+        self._users[code] -= 1
+        if not self._users[code]:
+            del self._code_of[self.values[code][0]]
+            self.values[code] = None
+            self._free.append(code)
+
+    @property
+    def in_use(self) -> int:
+        return len(self._code_of)
+
+
+class HostTable:
+    """The hosts that the scheduler knows, fed by changes; nothing is rebuilt for a request."""
+
+    def __init__(self) -> None:
+        # Freeing one large block tells glibc to keep freed memory of that order for later. Without it the heap
+        # shrinks and grows again for nearly every vector, which doubles the time of a decision at 10,000 hosts.
+        np.empty(1 << 18)
+        self.now = 0.0  # the moment for which a decision is made; set by whoever decides
+        self.selections: list[Selection] = []
+        self.aggregates: list[tuple[tuple[str, dict[str, str]], ...]] = []
+        self._index: dict[str, int] = {}
+        self._rows_of_host: dict[str, list[int]] = {}
+        self._size = _FIRST_SIZE
+        self._free: dict[str, Column] = {}
+        self._capacity: dict[str, Column] = {}
+        self._total: dict[str, Column] = {}
+        self._columns: dict[str, Column] = {
+            "enabled": np.zeros(self._size, np.bool_),
+            "forced_down": np.zeros(self._size, np.bool_),
+            "last_seen": np.zeros(self._size, np.float64),
+            "zone": np.zeros(self._size, np.int32),
+            "cell": np.zeros(self._size, np.int32),
+            "facts": np.zeros(self._size, np.intp),
+            "num_instances": np.zeros(self._size, np.int64),
+            "num_io_ops": np.zeros(self._size, np.int64),
+            "failed_builds": np.zeros(self._size, np.int64),
+        }
+        self._zones = _Codes()
+        self._cells = _Codes()
+        self._facts = _Codes()
+        self._verdicts: dict[Hashable, tuple[int, Bools]] = {}
+
+    def __len__(self) -> int:
+        return len(self.selections)
+
+    def __contains__(self, node_uuid: str) -> bool:
+        return node_uuid in self._index
+
+    @property
+    def resource_classes(self) -> list[str]:
+        """The resource classes that any host has had."""
+        return list(self._free)
+
+    @property
+    def uuids(self) -> Iterable[str]:
+        """The uuids of all nodes."""
+        return self._index.keys()
+
+    @property
+    def several_cells(self) -> bool:
+        """Whether hosts of more than one cell are here."""
+        return self._cells.in_use > 1
+
+    def index(self, node_uuid: str) -> int | None:
+        """Give the row of a node."""
+        return self._index.get(node_uuid)
+
+    def cell_code(self, row: int) -> int:
+        """Give a number that rows of the same cell share."""
+        return int(self._columns["cell"][row])
+
+    def rows_of_host(self, host: str) -> list[int]:
+        """Give the rows of all nodes of a host."""
+        return self._rows_of_host.get(host, [])
+
+    def find_rows(self, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
+        """Give the rows that have this host name, this node name, or both."""
+        rows: Iterable[int] = range(len(self)) if host is None else self.rows_of_host(host)
+        return np.array([r for r in rows if node is None or self.selections[r].node == node], np.intp)
+
+    def view(self, rows: Rows | None = None) -> "HostView":
+        """Look at all rows, or at some: what filters and weighers are given."""
+        return HostView(self, slice(0, len(self)) if rows is None else rows)
+
+    # --- feeding ---
+
+    def update(self, states: Iterable[HostState]) -> None:
+        """Add hosts, or replace all that is known of them."""
+        for state in states:
+            row = self._index.get(state.node_uuid)
+            if row is None:
+                row = self._append(state)
+            else:
+                self._forget_codes(row)
+                if self.selections[row].host != state.host:
+                    self._unlist_host(row)
+                    self._rows_of_host.setdefault(state.host, []).append(row)
+            self._fill(row, state)
+
+    def remove(self, node_uuids: Iterable[str]) -> None:
+        """Forget hosts; unknown ones are no error."""
+        for uuid in node_uuids:
+            row = self._index.pop(uuid, None)
+            if row is None:
+                continue
+            self._forget_codes(row)
+            self._unlist_host(row)
+            last = len(self.selections) - 1
+            if row != last:
+                moved = self.selections[last]
+                for column in self._all_columns():
+                    column[row] = column[last]
+                self.selections[row] = moved
+                self.aggregates[row] = self.aggregates[last]
+                self._index[moved.node_uuid] = row
+                siblings = self._rows_of_host[moved.host]
+                siblings[siblings.index(last)] = row
+            self.selections.pop()
+            self.aggregates.pop()
+
+    def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
+        """Take over amounts as the database has them; give the nodes that are not known here."""
+        unknown: set[str] = set()
+        for amount in amounts:
+            row = self._index.get(amount.node_uuid)
+            if row is None:
+                unknown.add(amount.node_uuid)
+                continue
+            name = amount.resource_class
+            if name not in self._free:
+                self._add_class(name)
+            self._total[name][row] = amount.total
+            self._capacity[name][row] = amount.capacity
+            self._free[name][row] = amount.capacity - amount.used
+        return unknown
+
+    def set_services(self, services: Iterable[ServiceState]) -> None:
+        """Take over which hosts are enabled and when they were last heard of."""
+        columns = self._columns
+        for service in services:
+            for row in self._rows_of_host.get(service.host, ()):
+                columns["enabled"][row] = service.enabled
+                columns["forced_down"][row] = service.forced_down
+                columns["last_seen"][row] = service.last_seen
+
+    # --- deciding ---
+
+    def fits(self, row: int, resources: Mapping[str, int]) -> bool:
+        """Say whether a host has room for these amounts."""
+        return all(n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items())
+
+    def consume(self, row: int, resources: Mapping[str, int]) -> None:
+        """Count an instance on a host before the database knows of it."""
+        for name, amount in resources.items():
+            if name not in self._free:
+                self._add_class(name)
+            self._free[name][row] -= amount
+        self._columns["num_instances"][row] += 1
+
+    def release(self, row: int, resources: Mapping[str, int]) -> None:
+        """Take back a consume."""
+        for name, amount in resources.items():
+            self._free[name][row] += amount
+        self._columns["num_instances"][row] -= 1
+
+    def state(self, row: int) -> HostState:
+        """Give one host as an object, for those who look at hosts one at a time."""
+        selection, columns = self.selections[row], self._columns
+        facts: Facts = self._facts.values[columns["facts"][row]][1]
+        capacity = {name: int(column[row]) for name, column in self._capacity.items()}
+        return HostState(
+            host=selection.host,
+            node=selection.node,
+            node_uuid=selection.node_uuid,
+            zone=selection.zone,
+            enabled=bool(columns["enabled"][row]),
+            forced_down=bool(columns["forced_down"][row]),
+            last_seen=float(columns["last_seen"][row]),
+            cell=self._cells.values[columns["cell"][row]][1],
+            total={name: int(column[row]) for name, column in self._total.items()},
+            capacity=capacity,
+            used={name: capacity[name] - int(column[row]) for name, column in self._free.items()},
+            num_instances=int(columns["num_instances"][row]),
+            num_io_ops=int(columns["num_io_ops"][row]),
+            failed_builds=int(columns["failed_builds"][row]),
+            aggregates=self.aggregates[row],
+            hypervisor_type=facts.hypervisor_type,
+            hypervisor_version=facts.hypervisor_version,
+            cpu_info=facts.cpu_info,
+            supported=facts.supported,
+            capabilities=facts.capabilities,
+        )
+
+    # --- inside ---
+
+    def _all_columns(self) -> Iterable[Column]:
+        yield from self._columns.values()
+        for group in (self._free, self._capacity, self._total):
+            yield from group.values()
+
+    def _add_class(self, name: str) -> None:
+        for group in (self._free, self._capacity, self._total):
+            group[name] = np.zeros(self._size, np.float64)
+
+    def _append(self, state: HostState) -> int:
+        row = len(self.selections)
+        if row == self._size:
+            self._size *= 2
+            for group in (self._columns, self._free, self._capacity, self._total):
+                for name, column in group.items():
+                    larger = np.zeros(self._size, column.dtype)
+                    larger[:row] = column
+                    group[name] = larger
+        self._index[state.node_uuid] = row
+        self._rows_of_host.setdefault(state.host, []).append(row)
+        self.selections.append(
+            Selection(host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone)
+        )
+        self.aggregates.append(())
+        return row
+
+    def _fill(self, row: int, state: HostState) -> None:
+        known = self.selections[row]
+        if (known.host, known.node, known.zone) != (state.host, state.node, state.zone):
+            self.selections[row] = Selection(
+                host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone
+            )
+        self.aggregates[row] = state.aggregates
+        columns = self._columns
+        columns["enabled"][row] = state.enabled
+        columns["forced_down"][row] = state.forced_down
+        columns["last_seen"][row] = state.last_seen
+        columns["num_instances"][row] = state.num_instances
+        columns["num_io_ops"][row] = state.num_io_ops
+        columns["failed_builds"][row] = state.failed_builds
+        facts = Facts(
+            hypervisor_type=state.hypervisor_type,
+            hypervisor_version=state.hypervisor_version,
+            cpu_info=state.cpu_info,
+            supported=state.supported,
+            capabilities=state.capabilities,
+        )
+        columns["zone"][row] = self._zones.take(state.zone, state.zone)
+        columns["cell"][row] = self._cells.take(state.cell, state.cell)
+        columns["facts"][row] = self._facts.take(
+            msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic"), facts
+        )
+        for name in state.capacity.keys() - self._free.keys():
+            self._add_class(name)
+        for name, free in self._free.items():
+            capacity = state.capacity.get(name, 0)
+            self._total[name][row] = state.total.get(name, 0)
+            self._capacity[name][row] = capacity
+            free[row] = capacity - state.used.get(name, 0)
+
+    def _forget_codes(self, row: int) -> None:
+        columns = self._columns
+        self._zones.give_back(int(columns["zone"][row]))
+        self._cells.give_back(int(columns["cell"][row]))
+        self._facts.give_back(int(columns["facts"][row]))
+
+    def _unlist_host(self, row: int) -> None:
+        host = self.selections[row].host
+        siblings = self._rows_of_host[host]
+        siblings.remove(row)
+        if not siblings:
+            del self._rows_of_host[host]
+
+    def _verdicts_on_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
+        known = self._verdicts.get(key)
+        if known is not None and known[0] == self._facts.version:
+            return known[1]
+        if len(self._verdicts) >= _MOST_VERDICTS:
+            self._verdicts.clear()
+        verdicts = np.array([entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_)
+        self._verdicts[key] = (self._facts.version, verdicts)
+        return verdicts
+
+
+class HostView:
+    """Some rows of the table, column by column: every method gives a vector as long as the view."""
+
+    __slots__ = ("_rows", "_table")
+
+    def __init__(self, table: HostTable, rows: Rows) -> None:
+        self._table = table
+        self._rows = rows
+
+    def __len__(self) -> int:
+        rows = self._rows
+        return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the table that are looked at."""
+        return self._rows
+
+    @property
+    def now(self) -> float:
+        """The moment for which the decision is made."""
+        return self._table.now
+
+    def row(self, position: int) -> int:
+        """Give the row of the table behind a position of this view."""
+        rows = self._rows
+        return rows.start + position if isinstance(rows, slice) else int(rows[position])
+
+    def only(self, mask: Bools) -> "HostView":
+        """Look at those rows of this view that the mask leaves."""
+        chosen = np.flatnonzero(mask)
+        rows = self._rows
+        if isinstance(rows, slice):
+            return HostView(self._table, chosen + rows.start if rows.start else chosen)
+        return HostView(self._table, rows.take(chosen))
+
+    def free(self, resource_class: str) -> Floats:
+        """Capacity that is not used, in units of the class; hosts without the class have none."""
+        return self._amounts(self._table._free, resource_class)
+
+    def capacity(self, resource_class: str) -> Floats:
+        """What may be used in all: total less reserved, times the allocation ratio."""
+        return self._amounts(self._table._capacity, resource_class)
+
+    def total(self, resource_class: str) -> Floats:
+        """What the host physically has."""
+        return self._amounts(self._table._total, resource_class)
+
+    def used(self, resource_class: str) -> Floats:
+        """What is used."""
+        return self.capacity(resource_class) - self.free(resource_class)
+
+    def column(self, name: str) -> Column:
+        """Give one of: enabled, forced_down, last_seen, num_instances, num_io_ops, failed_builds."""
+        return self._take(self._table._columns[name])
+
+    def in_zone(self, zone: str) -> Bools:
+        """Which hosts are in this availability zone."""
+        mask: Bools = self._take(self._table._columns["zone"]) == self._table._zones.find(zone)
+        return mask
+
+    def in_cell_of(self, row: int) -> Bools:
+        """Which hosts are in the same cell as that row."""
+        cells = self._table._columns["cell"]
+        mask: Bools = self._take(cells) == cells[row]
+        return mask
+
+    def by_host(self, values: Mapping[str, int], default: int = 0) -> Ints:
+        """Spread a value per host name over the rows."""
+        table, rows = self._table, self._rows
+        if len(self) <= _FEW:
+            names = (table.selections[self.row(p)].host for p in range(len(self)))
+            return np.array([values.get(name, default) for name in names], np.int64)
+        spread = np.full(len(table), default, np.int64)
+        for host, value in values.items():
+            for row in table.rows_of_host(host):
+                spread[row] = value
+        return spread[rows]
+
+    def on_hosts(self, names: Iterable[str]) -> Bools:
+        """Which rows belong to one of these hosts."""
+        mask: Bools = self.by_host(dict.fromkeys(names, 1)) > 0
+        return mask
+
+    def by_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
+        """Ask a question about facts once per kind of host; the key names the question, and answers are kept."""
+        verdicts = self._table._verdicts_on_facts(key, passes)
+        return verdicts.take(self._take(self._table._columns["facts"]))
+
+    def state(self, position: int) -> HostState:
+        """Give one host as an object."""
+        return self._table.state(self.row(position))
+
+    def name(self, position: int) -> str:
+        """Give the host name at a position."""
+        return self._table.selections[self.row(position)].host
+
+    def _amounts(self, columns: dict[str, Column], resource_class: str) -> Floats:
+        column = columns.get(resource_class)
+        if column is None:
+            return np.zeros(len(self))
+        return self._take(column)
+
+    def _take(self, column: Column) -> Column:
+        rows = self._rows
+        return column[rows] if isinstance(rows, slice) else column.take(rows)

@@ -1,0 +1,34 @@
+"""Weighers for server groups whose policy is a wish, not a rule."""
+
+from typing import Any
+
+import numpy.typing as npt
+
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.filters.base import Scope
+from micronova.scheduler.host_table import HostView
+from micronova.scheduler.weights.base import HostWeigher
+
+
+class ServerGroupSoftAffinityWeigher(HostWeigher):
+    """More members of the group on the host are better."""
+
+    name = "ServerGroupSoftAffinityWeigher"
+    scope = Scope.HOST
+
+    def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
+        if spec.group is None or spec.group.policy != "soft-affinity":
+            return None
+        return hosts.by_host(spec.group.hosts)
+
+
+class ServerGroupSoftAntiAffinityWeigher(HostWeigher):
+    """Fewer members of the group on the host are better."""
+
+    name = "ServerGroupSoftAntiAffinityWeigher"
+    scope = Scope.HOST
+
+    def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
+        if spec.group is None or spec.group.policy != "soft-anti-affinity":
+            return None
+        return -hosts.by_host(spec.group.hosts)
