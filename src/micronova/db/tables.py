@@ -203,7 +203,7 @@ key_pairs = sa.Table(
     metadata,
     Column("user_id", String(64), primary_key=True),
     Column("name", String(255), primary_key=True),
-    Column("id", Integer, nullable=False),  # shown by the API; not a key of ours
+    Column("id", Integer, nullable=False, unique=True),  # shown by the API; not a key of ours
     Column("type", String(16), nullable=False, default="ssh"),
     Column("fingerprint", String(255), nullable=False),
     Column("public_key", Text, nullable=False),
@@ -263,7 +263,7 @@ services = sa.Table(
     "services",
     metadata,
     Column("uuid", String(36), primary_key=True),
-    Column("id", Integer, nullable=False),  # shown by old microversions
+    Column("id", Integer, nullable=False, unique=True),  # shown by old microversions
     Column("host", String(255), nullable=False),
     Column("binary", String(64), nullable=False),
     Column("disabled", Boolean, nullable=False, default=False),
@@ -280,7 +280,7 @@ compute_nodes = sa.Table(
     "compute_nodes",
     metadata,
     Column("uuid", String(36), primary_key=True),
-    Column("id", Integer, nullable=False),  # shown by old microversions
+    Column("id", Integer, nullable=False, unique=True),  # shown by old microversions
     Column("host", String(255), nullable=False),
     Column("hypervisor_hostname", String(255), nullable=False),
     Column("hypervisor_type", String(255), nullable=False),

@@ -1,0 +1,77 @@
+"""Views: what a resource looks like on the wire, declared field by field, compiled once per microversion.
+
+A field says its name, where its value comes from and at which microversions it exists. `View.at(minor)` is a
+function from a database row to the dictionary that is sent; it is made of nothing but one dictionary display,
+so that a field that does not exist at this version costs nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from micronova.http.versions import Range
+
+OMIT: Final = object()  # what the getter of an optional field returns to leave the field out
+
+Getter = Callable[[Any, Any], Any]  # (row, context) -> value; the context is what the view's caller passes
+Shape = Callable[..., dict[str, Any]]  # (row, context=None) -> what is sent
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a view; one whose form changes is declared per form, in ranges that do not overlap."""
+
+    name: str
+    get: str | Getter  # a column (attribute of the row), or a function
+    versions: Range = Range()
+    when: str = ""  # only for callers of `at` that name this flag, e.g. "admin"
+    optional: bool = False  # the getter may return OMIT
+
+
+class View:
+    """The fields of a resource."""
+
+    def __init__(self, *fields: Field) -> None:
+        self.fields = fields
+        self._at: dict[tuple[int, frozenset[str]], Shape] = {}
+        self._compiled: dict[tuple[Field, ...], Shape] = {}
+
+    def at(self, minor: int, flags: frozenset[str] = frozenset()) -> Shape:
+        """Return the function that shows a row at this microversion to a caller with these flags."""
+        shape = self._at.get((minor, flags))
+        if shape is None:
+            fields = tuple(
+                field
+                for field in self.fields
+                if minor in field.versions and (not field.when or field.when in flags)
+            )
+            shape = self._compiled.get(fields)
+            if shape is None:
+                shape = self._compiled[fields] = _compile(fields)
+            self._at[minor, flags] = shape
+        return shape
+
+
+def _compile(fields: tuple[Field, ...]) -> Shape:
+    names = [field.name for field in fields]
+    if len(set(names)) != len(names):
+        raise ValueError(f"A field is declared twice for the same microversion: {names}.")
+    scope: dict[str, Any] = {"OMIT": OMIT}
+    parts: list[str] = []
+    checked = False
+    for number, field in enumerate(fields):
+        if isinstance(field.get, str):
+            if not field.get.isidentifier():
+                raise ValueError(f"{field.get!r} is not the name of a column.")
+            value = f"row.{field.get}"
+        else:
+            scope[f"get{number}"] = field.get
+            value = f"get{number}(row, context)"
+        checked = checked or field.optional
+        parts.append(f"{field.name!r}: {value}")
+    shown = "{" + ", ".join(parts) + "}"
+    if checked:
+        shown = f"{{name: value for name, value in {shown}.items() if value is not OMIT}}"
+    exec(f"def shape(row, context=None):\n    return {shown}\n", scope)  # noqa: S102 - made of our declarations only
+    shape: Shape = scope["shape"]
+    return shape

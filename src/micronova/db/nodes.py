@@ -1,0 +1,204 @@
+"""Compute nodes: what each hypervisor is and has. Their inventories are what claims are taken from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db.tables import allocations, compute_nodes, instances, inventories
+from micronova.db.upsert import PerDialect
+from micronova.objects.errors import Conflict, NotFound
+from micronova.objects.orders import NodeResources
+
+_n, _i = compute_nodes.c, inventories.c
+Row = sa.Row[Any]
+RATIOS = {"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
+
+_FIXED = ("uuid", "id", "created_at", "failed_builds")  # what a report never changes
+_UPDATE = (
+    sa.update(compute_nodes)
+    .where(_n.uuid == sa.bindparam("key"))
+    .values({name: sa.bindparam(name) for name in _n.keys() if name not in _FIXED})
+)
+
+
+def _upsert_inventory(insert: Any) -> sa.Executable:
+    statement = insert(inventories)
+    new = statement.excluded
+    names = ("total", "reserved", "allocation_ratio", "capacity")
+    kept: sa.Executable = statement.on_conflict_do_update(
+        index_elements=[_i.node_uuid, _i.resource_class],
+        set_={**{name: new[name] for name in names}, "changed_at": new.changed_at},
+        where=sa.or_(*(_i[name] != new[name] for name in names)),
+    )
+    return kept
+
+
+_UPSERT_INVENTORY = PerDialect(_upsert_inventory)
+_INSERT = PerDialect(lambda insert: insert(compute_nodes).on_conflict_do_nothing())
+
+
+def upsert(
+    conn: sa.Connection,
+    host: str,
+    nodes: Sequence[NodeResources],
+    now: int,
+    *,
+    ratios: Mapping[str, float] = RATIOS,
+    cell: str = "",
+) -> None:
+    """Record what a host's nodes are and have: three statements, unless a node is new."""
+    if not nodes:
+        return
+    query = sa.select(_n.uuid, _n.host).where(_n.uuid.in_([node.node_uuid for node in nodes]))
+    known = {row.uuid: row.host for row in conn.execute(query)}
+    for node in nodes:
+        if known.get(node.node_uuid, host) != host:
+            raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
+    rows = [_node_row(host, node, now, cell) for node in nodes]
+    new = [row for row in rows if row["uuid"] not in known]
+    if new:
+        _insert(conn, host, new)
+    old = [{**row, "key": row["uuid"]} for row in rows if row["uuid"] in known]
+    if old:
+        conn.execute(_UPDATE, old)
+    stock = [each for node in nodes for each in _inventory_rows(node, now, ratios)]
+    conn.execute(
+        _UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"]))
+    )
+
+
+def _insert(conn: sa.Connection, host: str, rows: list[dict[str, Any]]) -> None:
+    missing = {row["uuid"]: row for row in rows}
+    while missing:
+        first = conn.execute(sa.select(sa.func.coalesce(sa.func.max(_n.id), 0))).scalar_one() + 1
+        taken = conn.execute(sa.select(_n.uuid, _n.hypervisor_hostname).where(_n.host == host)).all()
+        for row in missing.values():
+            if any(row["hypervisor_hostname"] == other.hypervisor_hostname for other in taken):
+                raise Conflict(
+                    f"Host {host} has a node {row['hypervisor_hostname']} already, with another uuid."
+                )
+        conn.execute(_INSERT.on(conn), [{**row, "id": first + n} for n, row in enumerate(missing.values())])
+        for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
+            del missing[uuid]
+
+
+def _node_row(host: str, node: NodeResources, now: int, cell: str) -> dict[str, Any]:
+    return {
+        "uuid": node.node_uuid,
+        "host": host,
+        "hypervisor_hostname": node.node,
+        "hypervisor_type": node.hypervisor_type,
+        "hypervisor_version": node.hypervisor_version,
+        "host_ip": node.host_ip,
+        "cpu_info": node.cpu_info,
+        "supported": [list(each) for each in node.supported],
+        "capabilities": node.capabilities,
+        "vcpus_used": node.vcpus_used,
+        "memory_mb_used": node.memory_mb_used,
+        "local_gb_used": node.local_gb_used,
+        "disk_available_gb": node.disk_available_gb,
+        "running_vms": node.running_vms,
+        "current_workload": node.current_workload,
+        "failed_builds": 0,
+        "uptime": node.uptime,
+        "cell": cell,
+        "created_at": now,
+        "changed_at": now,
+    }
+
+
+def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
+    totals = {"VCPU": node.vcpus, "MEMORY_MB": node.memory_mb, "DISK_GB": node.local_gb}
+    rows = []
+    for resource, total in totals.items():
+        reserved = min(node.reserved.get(resource, 0), total)
+        ratio = node.allocation_ratios.get(resource, ratios.get(resource, 1.0))
+        rows.append(
+            {
+                "node_uuid": node.node_uuid,
+                "resource_class": resource,
+                "total": total,
+                "reserved": reserved,
+                "allocation_ratio": ratio,
+                "capacity": int((total - reserved) * ratio),
+                "used": 0,
+                "changed_at": now,
+            }
+        )
+    return rows
+
+
+def _stock(resource: str, column: str) -> sa.Label[int]:
+    """One number of one resource class of a node, out of its three inventory rows."""
+    value = sa.case((_i.resource_class == resource, _i[column]), else_=0)
+    names = {"VCPU": "vcpus", "MEMORY_MB": "memory_mb", "DISK_GB": "local_gb"}
+    return sa.func.coalesce(sa.func.sum(value), 0).label(f"{names[resource]}_{column}")
+
+
+_STOCK = (
+    sa.select(
+        _i.node_uuid,
+        *(_stock(name, column) for name in RATIOS for column in ("total", "reserved", "used")),
+    )
+    .group_by(_i.node_uuid)
+    .subquery("stock")
+)
+_GUESTS = (
+    sa.select(instances.c.node_uuid, sa.func.count().label("guests"))
+    .where(instances.c.node_uuid.is_not(None))
+    .group_by(instances.c.node_uuid)
+    .subquery("held")
+)
+# A node with its totals, what is claimed of them and how many instances it holds: claims outdate reports.
+_NODES = (
+    sa.select(compute_nodes, *(column for column in _STOCK.c if column.name != "node_uuid"),
+              sa.func.coalesce(_GUESTS.c.guests, 0).label("guests"))
+    .outerjoin(_STOCK, _STOCK.c.node_uuid == _n.uuid)
+    .outerjoin(_GUESTS, _GUESTS.c.node_uuid == _n.uuid)
+)  # fmt: skip
+
+
+def list_(
+    conn: sa.Connection,
+    *,
+    host: str | None = None,
+    pattern: str | None = None,
+    marker: str | int | None = None,
+    limit: int | None = None,
+) -> Sequence[Row]:
+    """Return nodes with their numbers, in the order in which they came, after the marker (uuid or number)."""
+    query = _NODES.order_by(_n.id)
+    if host is not None:
+        query = query.where(_n.host == host)
+    if pattern is not None:
+        query = query.where(_n.hypervisor_hostname.contains(pattern, autoescape=True))
+    if marker is not None:
+        last = conn.execute(
+            sa.select(_n.id).where(_n.uuid == marker if isinstance(marker, str) else _n.id == marker)
+        )
+        after = last.scalar()
+        if after is None:
+            raise NotFound(f"Compute host {marker} could not be found.")
+        query = query.where(_n.id > after)
+    return conn.execute(query if limit is None else query.limit(limit)).all()
+
+
+def get(conn: sa.Connection, key: str | int) -> Row:
+    """Return a node by its uuid, or by the number that old microversions show; raise NotFound."""
+    found = conn.execute(_NODES.where(_n.uuid == key if isinstance(key, str) else _n.id == key)).first()
+    if found is None:
+        raise NotFound(f"Hypervisor with ID '{key}' could not be found.")
+    return found
+
+
+def delete_of_host(conn: sa.Connection, host: str) -> None:
+    """Forget a host's nodes with their inventories; raise Conflict while something is allocated on them."""
+    uuids = list(conn.execute(sa.select(_n.uuid).where(_n.host == host)).scalars())
+    if not uuids:
+        return
+    held = sa.select(allocations.c.consumer_uuid).where(allocations.c.node_uuid.in_(uuids)).limit(1)
+    if conn.execute(held).first():
+        raise Conflict(f"Host {host} still has instances or resources allocated to them.")
+    conn.execute(sa.delete(inventories).where(_i.node_uuid.in_(uuids)))
+    conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))

@@ -1,0 +1,375 @@
+"""Quotas: limits, and usage that is charged in the very transaction that takes the resource.
+
+A charge is one conditional statement per resource, taken in the order of their names, so that any number of
+requests may race: the sum never passes the limit, and nobody waits for somebody who waits for him. Usage is a
+project's; key pairs belong to a user alone and are kept under project "". A user of a project may have limits
+of its own besides (old clients still set them): only then is there a usage row for the pair of both.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.tables import (
+    instances,
+    key_pairs,
+    quota_class_limits,
+    quota_limits,
+    quota_usages,
+    server_groups,
+)
+from micronova.db.upsert import PerDialect
+from micronova.objects.errors import QuotaExceeded
+
+# What a deployment starts from when its settings say nothing else; -1 is no limit. The last five are
+# relics of the time when compute had the networks: old microversions show them.
+DEFAULTS: dict[str, int] = {
+    "instances": 10,
+    "cores": 20,
+    "ram": 51200,
+    "metadata_items": 128,
+    "injected_files": 5,
+    "injected_file_content_bytes": 10240,
+    "injected_file_path_bytes": 255,
+    "key_pairs": 100,
+    "server_groups": 10,
+    "server_group_members": 10,
+    "fixed_ips": -1,
+    "floating_ips": -1,
+    "networks": -1,
+    "security_groups": -1,
+    "security_group_rules": -1,
+}
+COUNTED = ("cores", "instances", "key_pairs", "ram", "server_groups")  # the resources that have usage
+
+
+class Limits(dict[str, int]):
+    """The limits of a project, by resource; `of_user` has those that one of its users has besides."""
+
+    of_user: dict[str, int]
+
+    def __init__(self, limits: Mapping[str, int], of_user: Mapping[str, int] | None = None) -> None:
+        super().__init__(limits)
+        self.of_user = dict(of_user or {})
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """A usage that is not what the rows add up to."""
+
+    project_id: str
+    user_id: str
+    resource: str
+    recorded: int
+    actual: int
+
+
+_u = quota_usages.c
+_ROW = {
+    "project_id": sa.bindparam("project"),
+    "user_id": sa.bindparam("user"),
+    "resource": sa.bindparam("resource"),
+    "in_use": sa.bindparam("amount", type_=sa.Integer),
+}
+
+
+def _charge(insert: Any) -> sa.Executable:
+    statement = insert(quota_usages).values(_ROW)
+    total = _u.in_use + statement.excluded.in_use
+    kept: sa.Executable = statement.on_conflict_do_update(
+        index_elements=[_u.project_id, _u.user_id, _u.resource],
+        set_={"in_use": total},
+        where=total <= sa.bindparam("limit", type_=sa.Integer),
+    )
+    return kept
+
+
+def _set(insert: Any) -> sa.Executable:
+    statement = insert(quota_usages).values(_ROW)
+    kept: sa.Executable = statement.on_conflict_do_update(
+        index_elements=[_u.project_id, _u.user_id, _u.resource], set_={"in_use": statement.excluded.in_use}
+    )
+    return kept
+
+
+_CHARGE = PerDialect(_charge)
+_SET = PerDialect(_set)
+_NO_LIMIT = 2**31 - 1
+_amount = sa.bindparam("amount", type_=sa.Integer)
+_RELEASE = (
+    sa.update(quota_usages)
+    .where(_u.project_id == sa.bindparam("project"), _u.user_id == sa.bindparam("user"))
+    .where(_u.resource == sa.bindparam("name"))
+    # Never below nothing: a release that came twice must not give away room that is in use.
+    .values(in_use=sa.case((_u.in_use > _amount, _u.in_use - _amount), else_=0))
+)
+
+
+def charge(
+    conn: sa.Connection,
+    project_id: str,
+    amounts: Mapping[str, int],
+    limits: Mapping[str, int],
+    user_id: str = "",
+) -> None:
+    """Take amounts of resources, all or none; raise QuotaExceeded, after which the transaction must end."""
+    wanted = {resource: amounts[resource] for resource in sorted(amounts) if amounts[resource] > 0}
+    if not project_id:
+        _charge_owner(conn, "", user_id, wanted, limits)
+        return
+    _charge_owner(conn, project_id, "", wanted, limits)
+    if isinstance(limits, Limits) and limits.of_user:
+        own = {resource: amount for resource, amount in wanted.items() if resource in limits.of_user}
+        _charge_owner(conn, project_id, user_id, own, limits.of_user)
+
+
+def _charge_owner(
+    conn: sa.Connection, project: str, user: str, amounts: Mapping[str, int], limits: Mapping[str, int]
+) -> None:
+    taken: dict[str, int] = {}
+    for resource, amount in amounts.items():
+        if not _take(conn, project, user, resource, amount, limits.get(resource, -1)):
+            raise _exceeded(conn, project, user, amounts, limits, taken)
+        taken[resource] = amount
+
+
+def _take(conn: sa.Connection, project: str, user: str, resource: str, amount: int, limit: int) -> bool:
+    if 0 <= limit < amount:
+        return False  # the insert of a first usage knows no condition
+    row = {"project": project, "user": user, "resource": resource, "amount": amount}
+    row["limit"] = limit if limit >= 0 else _NO_LIMIT
+    return conn.execute(_CHARGE.on(conn), row).rowcount == 1
+
+
+def charge_up_to(
+    conn: sa.Connection,
+    project_id: str,
+    each: Mapping[str, int],
+    least: int,
+    most: int,
+    limits: Mapping[str, int],
+    user_id: str = "",
+) -> int:
+    """Charge as many units as there is room for, between `least` and `most`; return how many."""
+    count = most
+    if most > least:
+        owners = [(project_id, ""), (project_id, user_id)]
+        used = _usage_of(conn, owners, lock=True)  # rows stay locked: what was read is true until the charge
+        of_user = limits.of_user if isinstance(limits, Limits) else {}
+        for resource, amount in each.items():
+            for owner, limit in (
+                (owners[0], limits.get(resource, -1)),
+                (owners[1], of_user.get(resource, -1)),
+            ):
+                if amount > 0 and limit >= 0:
+                    count = min(count, (limit - used.get((*owner, resource), 0)) // amount)
+        count = max(count, least)
+    charge(conn, project_id, {name: amount * count for name, amount in each.items()}, limits, user_id)
+    return count
+
+
+def release(conn: sa.Connection, project_id: str, amounts: Mapping[str, int], user_id: str = "") -> None:
+    """Give amounts of resources back."""
+    users = dict.fromkeys(("", user_id) if project_id else (user_id,))
+    rows = [
+        {"project": project_id, "user": user, "name": resource, "amount": amounts[resource]}
+        for resource in sorted(amounts)
+        for user in users
+        if amounts[resource] > 0
+    ]
+    if rows:
+        conn.execute(_RELEASE, rows)
+
+
+def _exceeded(
+    conn: sa.Connection,
+    project: str,
+    user: str,
+    amounts: Mapping[str, int],
+    limits: Mapping[str, int],
+    taken: Mapping[str, int],
+) -> QuotaExceeded:
+    """Say everything that there is no room for, not only what was tried first."""
+    used = _usage_of(conn, [(project, user)])
+    over: list[tuple[str, int, int, int]] = []
+    for resource, amount in amounts.items():
+        limit, in_use = limits.get(resource, -1), used.get((project, user, resource), 0)
+        if resource not in taken and 0 <= limit < in_use + amount:
+            over.append((resource, amount, in_use, limit))
+    names, asked, already, most = (", ".join(map(str, column)) for column in zip(*over, strict=True))
+    return QuotaExceeded(
+        f"Quota exceeded for {names}: Requested {asked}, but already used {already} of {most} {names}",
+        over=[resource for resource, *_ in over],
+    )
+
+
+def _usage_of(
+    conn: sa.Connection, owners: Iterable[tuple[str, str]], lock: bool = False
+) -> dict[tuple[str, str, str], int]:
+    query = sa.select(quota_usages).where(
+        sa.or_(*(sa.and_(_u.project_id == project, _u.user_id == user) for project, user in owners))
+    )
+    if lock:
+        query = query.order_by(_u.project_id, _u.user_id, _u.resource).with_for_update()
+    return {(row.project_id, row.user_id, row.resource): row.in_use for row in conn.execute(query)}
+
+
+def usage(conn: sa.Connection, project_id: str, user_id: str = "") -> dict[str, int]:
+    """Return what is in use, by resource: of a project, of a user in it, or (project "") of a user alone."""
+    used = dict.fromkeys(COUNTED, 0)
+    recorded = {resource: n for (_, _, resource), n in _usage_of(conn, [(project_id, user_id)]).items()}
+    if project_id and user_id and not recorded:
+        recorded = _actual_of_user(conn, project_id, user_id)
+    return {**used, **recorded}
+
+
+def defaults_from(settings: Mapping[str, int]) -> dict[str, int]:
+    """Return default limits by the names of the API, from settings that have an operator's names."""
+    names = {"injected_file_path_length": "injected_file_path_bytes"}
+    return {**DEFAULTS, **{names.get(name, name): limit for name, limit in settings.items()}}
+
+
+def _has_rows(conn: sa.Connection, project_id: str, user_id: str) -> bool:
+    query = sa.select(_u.resource).where(_u.project_id == project_id, _u.user_id == user_id).limit(1)
+    return conn.execute(query).first() is not None
+
+
+def limits_for(
+    conn: sa.Connection, project_id: str, defaults: Mapping[str, int], user_id: str = ""
+) -> Limits:
+    """Return the limits of a project: its own, else those of the default class, else the defaults."""
+    own, of_class = quota_limits.c, quota_class_limits.c
+    query = sa.union_all(
+        sa.select(sa.literal("class").label("owner"), of_class.resource, of_class.hard_limit).where(
+            of_class.class_name == "default"
+        ),
+        sa.select(own.user_id.label("owner"), own.resource, own.hard_limit).where(
+            own.project_id == project_id, own.user_id.in_(("", user_id))
+        ),
+    )
+    found: dict[str, dict[str, int]] = {"class": {}, "": {}, user_id: {}}
+    for row in conn.execute(query):
+        found[row.owner][row.resource] = row.hard_limit
+    return Limits({**defaults, **found["class"], **found[""]}, found[user_id] if user_id else {})
+
+
+def class_limits(conn: sa.Connection, class_name: str, defaults: Mapping[str, int]) -> dict[str, int]:
+    """Return the limits of a quota class."""
+    c = quota_class_limits.c
+    rows = conn.execute(sa.select(c.resource, c.hard_limit).where(c.class_name == class_name))
+    return {**defaults, **{row.resource: row.hard_limit for row in rows}}
+
+
+def set_limits(conn: sa.Connection, project_id: str, limits: Mapping[str, int], user_id: str = "") -> None:
+    """Set some limits of a project, or of a user in it, whose usage is counted from then on."""
+    if user_id and not _has_rows(conn, project_id, user_id):
+        _write_usage(conn, project_id, user_id, _actual_of_user(conn, project_id, user_id))
+    for resource in sorted(limits):
+        key = {"project_id": project_id, "user_id": user_id, "resource": resource}
+        conn.execute(_LIMIT.on(conn), {**key, "hard_limit": limits[resource]})
+
+
+def set_class_limits(conn: sa.Connection, class_name: str, limits: Mapping[str, int]) -> None:
+    """Set some limits of a quota class."""
+    for resource in sorted(limits):
+        row = {"class_name": class_name, "resource": resource, "hard_limit": limits[resource]}
+        conn.execute(_CLASS_LIMIT.on(conn), row)
+
+
+def delete_limits(conn: sa.Connection, project_id: str, user_id: str = "") -> None:
+    """Let a project (with all its users), or one user in it, have the defaults again."""
+    for table in (quota_limits, quota_usages):
+        where = [table.c.project_id == project_id]
+        if user_id:
+            where.append(table.c.user_id == user_id)
+        elif table is quota_usages:
+            where.append(table.c.user_id != "")  # the project's own usage is no limit: it stays
+        conn.execute(sa.delete(table).where(*where))
+
+
+def drift(conn: sa.Connection, project_id: str | None = None) -> list[Drift]:
+    """List every usage that is not what the rows add up to; exact while nothing else runs."""
+    query = sa.select(quota_usages)
+    if project_id is not None:
+        query = query.where(_u.project_id == project_id)
+    recorded = {(row.project_id, row.user_id, row.resource): row.in_use for row in conn.execute(query)}
+    actual = _actual(conn, project_id, {(project, user) for project, user, _ in recorded if project and user})
+    return [
+        Drift(project_id=key[0], user_id=key[1], resource=key[2], recorded=found, actual=counted)
+        for key in sorted(recorded.keys() | actual.keys())
+        if (found := recorded.get(key, 0)) != (counted := actual.get(key, 0))
+    ]
+
+
+def recount(conn: sa.Connection, project_id: str) -> None:
+    """Make a project's usage what the rows add up to."""
+    # Charges that are not committed yet hold these rows: after the lock their instances can be counted.
+    query = sa.select(_u.user_id).where(_u.project_id == project_id).order_by(_u.user_id, _u.resource)
+    conn.execute(query.with_for_update()).all()
+    for found in drift(conn, project_id):
+        _write_usage(conn, found.project_id, found.user_id, {found.resource: found.actual})
+
+
+def _write_usage(conn: sa.Connection, project_id: str, user_id: str, amounts: Mapping[str, int]) -> None:
+    for resource in sorted(amounts):
+        row = {"project": project_id, "user": user_id, "resource": resource, "amount": amounts[resource]}
+        conn.execute(_SET.on(conn), row)
+
+
+def _actual(
+    conn: sa.Connection, project_id: str | None, pairs: Iterable[tuple[str, str]]
+) -> dict[tuple[str, str, str], int]:
+    """Count what exists, by project; by pair of project and user for the given ones; key pairs by user."""
+    counted: dict[tuple[str, str, str], int] = {}
+
+    def add(project: str, user: str, amounts: Mapping[str, int]) -> None:
+        counted.update({(project, user, resource): n for resource, n in amounts.items() if n})
+
+    i, g = instances.c, server_groups.c
+    servers = sa.select(i.project_id, *_SUMS).group_by(i.project_id)
+    groups = sa.select(g.project_id, sa.func.count().label("n")).group_by(g.project_id)
+    if project_id is not None:
+        servers, groups = servers.where(i.project_id == project_id), groups.where(g.project_id == project_id)
+    for row in conn.execute(servers):
+        add(row.project_id, "", {"instances": row.instances, "cores": row.cores, "ram": row.ram})
+    for row in conn.execute(groups):
+        add(row.project_id, "", {"server_groups": row.n})
+    if not project_id:
+        k = key_pairs.c
+        for row in conn.execute(sa.select(k.user_id, sa.func.count().label("n")).group_by(k.user_id)):
+            add("", row.user_id, {"key_pairs": row.n})
+    for project, user in pairs:
+        add(project, user, _actual_of_user(conn, project, user))
+    return counted
+
+
+def _actual_of_user(conn: sa.Connection, project_id: str, user_id: str) -> dict[str, int]:
+    i, g = instances.c, server_groups.c
+    row = conn.execute(sa.select(*_SUMS).where(i.project_id == project_id, i.user_id == user_id)).one()
+    groups = sa.select(sa.func.count()).select_from(server_groups)
+    n = conn.execute(groups.where(g.project_id == project_id, g.user_id == user_id)).scalar_one()
+    return {"instances": row.instances, "cores": row.cores, "ram": row.ram, "server_groups": n}
+
+
+def _limit(table: sa.Table) -> PerDialect:
+    def build(insert: Any) -> sa.Executable:
+        statement = insert(table)
+        kept: sa.Executable = statement.on_conflict_do_update(
+            index_elements=list(table.primary_key), set_={"hard_limit": statement.excluded.hard_limit}
+        )
+        return kept
+
+    return PerDialect(build)
+
+
+_LIMIT = _limit(quota_limits)
+_CLASS_LIMIT = _limit(quota_class_limits)
+
+
+def _sum(key: str) -> sa.Label[int]:
+    name = {"vcpus": "cores"}.get(key, key)
+    return sa.func.coalesce(sa.func.sum(instances.c.flavor[key].as_integer()), 0).label(name)
+
+
+_SUMS = (sa.func.count(instances.c.uuid).label("instances"), _sum("vcpus"), _sum("ram"))

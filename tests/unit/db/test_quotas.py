@@ -1,0 +1,131 @@
+"""Quotas hold whoever races, on both databases."""
+
+import asyncio
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.db import quotas
+from micronova.db.tables import quota_usages
+from micronova.objects.errors import QuotaExceeded
+from tests.unit.db.databases import KINDS, compute_database
+
+
+@pytest.fixture(params=KINDS)
+async def database(request, tmp_path):
+    async with compute_database(request.param, tmp_path) as opened:
+        yield opened
+
+
+async def test_fifty_at_once_take_exactly_the_limit(database):
+    async def one() -> bool:
+        try:
+            await database.write(quotas.charge, "p", {"instances": 1, "cores": 2}, {"instances": 10, "cores": 100})
+            return True
+        except QuotaExceeded:
+            return False
+
+    accepted = await asyncio.gather(*(one() for _ in range(50)))
+    assert sum(accepted) == 10
+    used = await database.read(quotas.usage, "p")
+    assert (used["instances"], used["cores"]) == (10, 20)
+
+
+async def test_a_charge_is_all_or_nothing_and_says_all_that_lacks(database):
+    limits = {"instances": 10, "cores": 4, "ram": 1024}
+    await database.write(quotas.charge, "p", {"instances": 1, "cores": 2, "ram": 512}, limits)
+    with pytest.raises(QuotaExceeded) as caught:
+        await database.write(quotas.charge, "p", {"instances": 1, "cores": 3, "ram": 1024}, limits)
+    assert caught.value.message == (
+        "Quota exceeded for cores, ram: Requested 3, 1024, but already used 2, 512 of 4, 1024 cores, ram"
+    )
+    used = await database.read(quotas.usage, "p")
+    assert (used["instances"], used["cores"], used["ram"]) == (1, 2, 512)
+
+
+async def test_the_message_names_one_resource(database):
+    await database.write(quotas.charge, "p", {"instances": 10}, {"instances": 10})
+    with pytest.raises(QuotaExceeded) as caught:
+        await database.write(quotas.charge, "p", {"instances": 1}, {"instances": 10})
+    assert caught.value.message == (
+        "Quota exceeded for instances: Requested 1, but already used 10 of 10 instances"
+    )
+
+
+async def test_minus_one_is_no_limit_and_zero_is_nothing(database):
+    await database.write(quotas.charge, "p", {"instances": 5000}, {"instances": -1})
+    with pytest.raises(QuotaExceeded):
+        await database.write(quotas.charge, "q", {"instances": 1}, {"instances": 0})
+
+
+async def test_release_gives_back_and_never_goes_below_nothing(database):
+    limits = {"instances": 2}
+    await database.write(quotas.charge, "p", {"instances": 2}, limits)
+    await database.write(quotas.release, "p", {"instances": 1})
+    await database.write(quotas.charge, "p", {"instances": 1}, limits)
+    await database.write(quotas.release, "p", {"instances": 5})
+    assert (await database.read(quotas.usage, "p"))["instances"] == 0
+
+
+async def test_charge_up_to_takes_what_there_is_room_for(database):
+    limits = {"instances": 10, "cores": 9}
+    assert await database.write(quotas.charge_up_to, "p", {"instances": 1, "cores": 2}, 1, 8, limits) == 4
+    with pytest.raises(QuotaExceeded):
+        await database.write(quotas.charge_up_to, "p", {"instances": 1, "cores": 2}, 1, 8, limits)
+    used = await database.read(quotas.usage, "p")
+    assert (used["instances"], used["cores"]) == (4, 8)
+
+
+async def test_concurrent_charge_up_to_never_passes_the_limit(database):
+    async def one() -> int:
+        try:
+            return await database.write(quotas.charge_up_to, "p", {"instances": 1}, 1, 3, {"instances": 10})
+        except QuotaExceeded:
+            return 0
+
+    assert sum(await asyncio.gather(*(one() for _ in range(12)))) == 10
+
+
+async def test_limits_come_from_the_project_then_the_class_then_the_defaults(database):
+    defaults = {"instances": 10, "cores": 20, "ram": 100}
+    await database.write(quotas.set_class_limits, "default", {"instances": 5, "cores": 6})
+    await database.write(quotas.set_limits, "p", {"instances": 7})
+    await database.write(quotas.set_limits, "p", {"ram": 50}, "u")
+    limits = await database.read(quotas.limits_for, "p", defaults, "u")
+    assert limits == {"instances": 7, "cores": 6, "ram": 100}
+    assert limits.of_user == {"ram": 50}
+    await database.write(quotas.delete_limits, "p")
+    assert await database.read(quotas.limits_for, "p", defaults, "u") == {"instances": 5, "cores": 6, "ram": 100}
+
+
+async def test_a_users_own_limit_holds_beside_the_projects(database):
+    await database.write(quotas.set_limits, "p", {"instances": 1}, "u")
+
+    def charge(conn: sa.Connection, user: str) -> None:
+        limits = quotas.limits_for(conn, "p", {"instances": 3}, user)
+        quotas.charge(conn, "p", {"instances": 1}, limits, user)
+
+    await database.write(charge, "u")
+    with pytest.raises(QuotaExceeded):
+        await database.write(charge, "u")
+    await database.write(charge, "other")
+    assert (await database.read(quotas.usage, "p"))["instances"] == 2
+    await database.write(quotas.release, "p", {"instances": 1}, "u")
+    await database.write(charge, "u")
+
+
+async def test_key_pairs_are_counted_by_user_alone(database):
+    await database.write(quotas.charge, "", {"key_pairs": 1}, {"key_pairs": 1}, "u")
+    with pytest.raises(QuotaExceeded):
+        await database.write(quotas.charge, "", {"key_pairs": 1}, {"key_pairs": 1}, "u")
+    await database.write(quotas.charge, "", {"key_pairs": 1}, {"key_pairs": 1}, "v")
+    assert (await database.read(quotas.usage, "", "u"))["key_pairs"] == 1
+
+
+async def test_drift_is_listed_and_mended(database):
+    await database.write(quotas.charge, "p", {"instances": 3}, {"instances": 10})
+    found = await database.read(quotas.drift)
+    assert [(each.resource, each.recorded, each.actual) for each in found] == [("instances", 3, 0)]
+    await database.write(quotas.recount, "p")
+    assert await database.read(quotas.drift) == []
+    assert (await database.read(lambda conn: conn.execute(sa.select(quota_usages.c.in_use)).scalar())) == 0

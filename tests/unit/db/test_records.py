@@ -1,0 +1,117 @@
+"""Actions, flavors, services and nodes: written twice is written once, on both databases."""
+
+import asyncio
+
+import pytest
+
+from micronova.db import actions, flavors, nodes, services
+from micronova.objects.errors import Conflict, NotFound
+from micronova.objects.flavor import Flavor
+from micronova.objects.orders import NodeResources
+from tests.unit.db.databases import KINDS, compute_database
+
+
+@pytest.fixture(params=KINDS)
+async def database(request, tmp_path):
+    async with compute_database(request.param, tmp_path) as opened:
+        yield opened
+
+
+async def test_an_action_is_recorded_once_and_its_first_end_counts(database):
+    for _ in range(2):
+        await database.write(actions.start, ["i1", "i2"], "req-1", "create", "u", "p", 100)
+        await database.write(actions.event_start, "i1", "req-1", 1, "compute_build", 110, "h1")
+    await database.write(actions.event_finish, "i1", "req-1", 1, "compute_build", 120, "Error", "h1", "no disk")
+    await database.write(actions.event_finish, "i1", "req-1", 1, "compute_build", 130, "Success", "h2")
+    await database.write(actions.event_finish, "i1", "req-1", 2, "compute_build", 140, start_time=135)
+    await database.write(actions.finish, "i1", "req-1", 150)
+    await database.write(actions.finish, "i1", "req-1", 160, "later")
+    action = await database.read(actions.get, "i1", "req-1")
+    assert (action.message, action.finish_time, action.updated_at) == ("Error", 150, 150)
+    second, first = await database.read(actions.events, "i1", "req-1")
+    assert (first.start_time, first.finish_time, first.result, first.host, first.details) == (
+        110, 120, "Error", "h1", "no disk",
+    )  # fmt: skip
+    assert (second.start_time, second.finish_time, second.result) == (135, 140, "Success")
+    assert (await database.read(actions.get, "i2", "req-1")).finish_time is None
+
+
+async def test_actions_are_paged_newest_first(database):
+    for number in range(5):
+        await database.write(actions.start, "i1", f"req-{number}", "stop", "u", "p", 100 + number)
+    page = await database.read(actions.list_for, "i1", limit=2)
+    assert [row.request_id for row in page] == ["req-4", "req-3"]
+    page = await database.read(actions.list_for, "i1", limit=2, marker="req-3")
+    assert [row.request_id for row in page] == ["req-2", "req-1"]
+    assert await database.read(actions.list_for, "i1", marker="nothing") is None
+    page = await database.read(actions.list_for, "i1", changes_since=101, changes_before=102)
+    assert [row.request_id for row in page] == ["req-2", "req-1"]
+
+
+async def test_flavors_are_seen_by_whom_they_are_for(database):
+    await database.write(flavors.insert, Flavor(id="1", name="one", ram=1, vcpus=1, disk=1), 1)
+    await database.write(flavors.insert, Flavor(id="2", name="two", ram=2, vcpus=1, disk=1, is_public=False), 2)
+    with pytest.raises(Conflict):
+        await database.write(flavors.insert, Flavor(id="1", name="other", ram=1, vcpus=1, disk=1), 1)
+    with pytest.raises(Conflict):
+        await database.write(flavors.insert, Flavor(id="3", name="one", ram=1, vcpus=1, disk=1), 1)
+    with pytest.raises(NotFound):
+        await database.read(flavors.get, "2", "p")
+    await database.write(flavors.grant, "2", "p")
+    assert (await database.read(flavors.get, "2", "p")).ram == 2
+    assert [row.flavorid for row in await database.read(flavors.list_, project_id="q")] == ["1"]
+    await database.write(flavors.set_extra_specs, "1", {"a": "b"})
+    assert (await database.read(flavors.get, "1")).extra_specs == {"a": "b"}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+async def test_flavors_are_paged_by_any_key_even_one_that_is_empty(database, descending):
+    for number in range(6):
+        about = None if number % 2 else f"d{number % 3}"
+        flavor = Flavor(id=f"f{number}", name=f"n{number}", ram=1, vcpus=1, disk=1, description=about)
+        await database.write(flavors.insert, flavor, 1)
+    everything = [
+        row.flavorid
+        for row in await database.read(flavors.list_, sort_key="description", descending=descending)
+    ]
+    paged: list[str] = []
+    while True:
+        marker = paged[-1] if paged else None
+        page = await database.read(
+            flavors.list_, sort_key="description", descending=descending, marker=marker, limit=2
+        )
+        if not page:
+            break
+        paged += [row.flavorid for row in page]
+    assert paged == everything and len(paged) == 6
+
+
+async def test_heartbeats_register_each_host_once(database):
+    hosts = [f"h{number}" for number in range(20)]
+    await asyncio.gather(
+        *(database.write(services.heartbeat, "nova-compute", hosts[n % 3 :: 3], 10 + n) for n in range(12))
+    )
+    rows = await database.read(services.list_)
+    assert sorted(row.host for row in rows) == sorted(hosts)
+    assert sorted(row.id for row in rows) == list(range(1, 21))
+    assert await database.write(services.heartbeat, "nova-compute", hosts, 99) == set()
+    assert {row.last_seen_at for row in await database.read(services.list_)} == {99}
+
+
+def _node(name: str, **more: object) -> NodeResources:
+    return NodeResources(
+        node=name, node_uuid=f"uuid-{name}", hypervisor_type="fake", hypervisor_version=1, vcpus=8,
+        memory_mb=8192, local_gb=100, reserved={"MEMORY_MB": 512}, **more,
+    )  # fmt: skip
+
+
+async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(database):
+    await database.write(nodes.upsert, "h1", [_node("n1"), _node("n2")], 10, ratios={"VCPU": 4.0})
+    await database.write(nodes.upsert, "h1", [_node("n1", running_vms=3)], 20, ratios={"VCPU": 2.0})
+    first, second = await database.read(nodes.list_)
+    assert (first.id, second.id, first.running_vms, first.changed_at) == (1, 2, 3, 20)
+    assert (first.vcpus_total, first.memory_mb_total, first.memory_mb_reserved) == (8, 8192, 512)
+    with pytest.raises(Conflict):
+        await database.write(nodes.upsert, "h2", [_node("n1")], 30)
+    await database.write(nodes.delete_of_host, "h1")
+    assert await database.read(nodes.list_) == []
