@@ -1,0 +1,165 @@
+"""A bus that misbehaves on purpose: loses casts, delivers twice, delays and reorders. For tests, around any bus."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from micronova.objects.clock import Clock
+from micronova.rpc.bus import DEFAULT_PREFETCH, Bus, BusStats
+from micronova.rpc.contract import Context, Interface, Method, P, R, Target
+from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.server import Server
+
+log = logging.getLogger(__name__)
+
+
+def every_method(method: Method[Any, Any]) -> bool:
+    """Distort all messages."""
+    return True
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """What goes wrong, and with which methods."""
+
+    drop_casts: bool = False
+    drop_fanouts: bool = False
+    twice: bool = False
+    """Casts and fan-outs arrive twice; calls are handled twice, and the first answer counts."""
+    longest_delay: float = 0.0
+    """Each message is held back by a random time up to this, so that messages overtake each other."""
+    applies: Callable[[Method[Any, Any]], bool] = every_method
+
+
+class DistortedBus:
+    """Passes messages on to another bus, distorted."""
+
+    def __init__(self, bus: Bus, distortion: Distortion, *, clock: Clock, random: Random) -> None:
+        self._bus = bus
+        self._distortion = distortion
+        self._clock = clock
+        self._random = random
+        self._on_the_way: set[asyncio.Task[Any]] = set()
+        self.dropped: Counter[str] = Counter()
+
+    async def start(self) -> None:
+        """Start the bus within."""
+        await self._bus.start()
+
+    async def stop(self) -> None:
+        """Forget what is still held back, stop the bus within."""
+        for task in self._on_the_way:
+            task.cancel()
+        if self._on_the_way:
+            await asyncio.wait(self._on_the_way)
+        await self._bus.stop()
+
+    async def arrived(self) -> None:
+        """Wait until nothing is held back and all doubled calls are answered."""
+        while self._on_the_way:
+            await asyncio.wait(self._on_the_way)
+
+    async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
+        """Send a message, or lose it, or send it twice, or later."""
+        await self._hint(
+            method,
+            self._distortion.drop_casts,
+            lambda: self._bus.cast(target, method, params, context=context),
+        )
+
+    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
+        """Send a message to all, or lose it, or send it twice, or later."""
+        await self._hint(
+            method,
+            self._distortion.drop_fanouts,
+            lambda: self._bus.fanout(topic, method, params, context=context),
+        )
+
+    async def call(
+        self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float
+    ) -> R:
+        """Send a message and wait for its first answer."""
+        if not self._distortion.applies(method):
+            return await self._bus.call(target, method, params, context=context, timeout=timeout)
+
+        async def ask(delay: float) -> R:
+            if delay:
+                await self._clock.sleep(delay)
+            return await self._bus.call(target, method, params, context=context, timeout=timeout - delay)
+
+        asked = [self._spawn(ask(self._delay())) for _ in range(2 if self._distortion.twice else 1)]
+        try:
+            done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            for task in asked:
+                task.cancel()
+            raise
+        return next(task for task in asked if task in done).result()
+
+    async def serve(
+        self,
+        interface: Interface,
+        handler: object,
+        *,
+        host: str | None = None,
+        prefetch: int = DEFAULT_PREFETCH,
+        shared: bool = True,
+    ) -> Server:
+        """Serve on the bus within."""
+        return await self._bus.serve(interface, handler, host=host, prefetch=prefetch, shared=shared)
+
+    def can_send_version(self, interface: Interface, version: str) -> bool:
+        """Ask the bus within."""
+        return self._bus.can_send_version(interface, version)
+
+    def stats(self) -> BusStats:
+        """Give the statistics of the bus within: what was really sent."""
+        return self._bus.stats()
+
+    async def count_dead_letters(self) -> int:
+        """Ask the bus within."""
+        return await self._bus.count_dead_letters()
+
+    async def _hint(
+        self, method: Method[Any, Any], drop: bool, send: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        if not self._distortion.applies(method):
+            await send()
+            return
+        if drop:
+            self.dropped[method.label] += 1
+            return
+        for _ in range(2 if self._distortion.twice else 1):
+            if self._distortion.longest_delay:
+                self._spawn(self._later(self._delay(), method, send))
+            else:
+                await send()
+
+    async def _later(
+        self, delay: float, method: Method[Any, Any], send: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        await self._clock.sleep(delay)
+        try:
+            await send()
+        except BusUnavailable as error:
+            log.warning("%s was held back and then lost: %s", method.label, error)
+
+    def _delay(self) -> float:
+        return self._random.uniform(0.0, self._distortion.longest_delay)
+
+    def _spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._on_the_way.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._on_the_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # the answer that nobody waits for may well be an error

@@ -1,0 +1,31 @@
+"""Buses by URL."""
+
+import asyncio
+import random
+
+import pytest
+
+from micronova.objects.clock import SystemClock
+from micronova.rpc.bus import connect
+from micronova.rpc.errors import BusUnavailable
+from tests.unit.rpc.bus_suite import CONTEXT, Job, Room
+
+
+def test_loops_do_not_meet() -> None:
+    room = Room("room")
+
+    async def leave_a_message() -> int:
+        bus = connect("local://tests", clock=SystemClock(), random=random.Random())
+        await bus.start()
+        with pytest.raises(BusUnavailable):
+            await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
+        await bus.cast(room.target(), room.work, Job(), context=CONTEXT)
+        await bus.stop()
+        return 1
+
+    assert asyncio.run(leave_a_message()) + asyncio.run(leave_a_message()) == 2
+
+
+def test_unknown_schemes_are_refused() -> None:
+    with pytest.raises(ValueError, match="local:// or amqp://"):
+        connect("kafka://x", clock=SystemClock(), random=random.Random())
