@@ -1,0 +1,128 @@
+"""Faults and latencies by rule: which operation on which guests goes wrong or takes long, how, and how often."""
+
+import re
+from random import Random
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from micronova.objects.errors import Invalid
+
+Operation = Literal["spawn", "destroy", "power_on", "power_off", "shutdown", "reboot", "console", "*"]
+"""`shutdown` is the guest's own reaction when it is asked to stop; the others are what the manager orders."""
+
+Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]
+"""fail: the hypervisor fails, another host may not. abort: the guest cannot be built anywhere. no_resources: this
+host has no room after all. hang: no end until it is cancelled. crash: it works, and the guest crashes right after.
+delay: it works, later."""
+
+
+class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rule; patterns are regular expressions that may match anywhere, and an absent one matches everything."""
+
+    operation: Operation = "*"
+    kind: Kind = "fail"
+    name: str | None = None  # of the instance
+    metadata: dict[str, str] = {}  # key -> pattern of its value
+    host: str | None = None
+    probability: float = 1.0
+    delay: float | tuple[float, float] = 0.0
+    """Seconds that pass before the fault shows, whatever its kind; a pair is a range to draw from."""
+    count: int | None = None  # how many times it applies; for ever if absent
+    message: str = ""
+
+
+class _Rule:
+    """A rule ready for use, with its count."""
+
+    __slots__ = ("_host", "_metadata", "_name", "hits", "rule")
+
+    def __init__(self, rule: FaultRule) -> None:
+        delays = rule.delay if isinstance(rule.delay, tuple) else (rule.delay,)
+        if (
+            not 0.0 <= rule.probability <= 1.0
+            or min(delays) < 0.0
+            or (rule.count is not None and rule.count < 0)
+        ):
+            raise Invalid(
+                "A fault rule needs a probability between 0 and 1, a delay and a count that are not negative."
+            )
+        self.rule = rule
+        self.hits = 0
+        self._name = _pattern(rule.name)
+        self._host = _pattern(rule.host)
+        self._metadata = {key: _pattern(pattern) for key, pattern in rule.metadata.items()}
+
+    def matches(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> bool:
+        rule = self.rule
+        return (
+            rule.operation in ("*", operation)
+            and (rule.count is None or self.hits < rule.count)
+            and (self._name is None or self._name.search(name) is not None)
+            and (self._host is None or self._host.search(host) is not None)
+            and all(
+                key in metadata and (pattern is None or pattern.search(metadata[key]) is not None)
+                for key, pattern in self._metadata.items()
+            )
+        )
+
+
+class Draw(NamedTuple):
+    """What befalls an operation."""
+
+    delay: float = 0.0
+    kind: str = ""  # "" if nothing goes wrong
+    message: str = ""
+
+
+NOTHING = Draw()
+
+
+class FaultBook:
+    """The rules of all simulated hosts of a process: a count is shared, so that "the first two builds" can be said."""
+
+    def __init__(self, random: Random, rules: tuple[FaultRule, ...] = ()) -> None:
+        self._random = random
+        self._rules = [_Rule(rule) for rule in rules]
+
+    def draw(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> Draw:
+        """Give what befalls this operation now, and count it: all delays that apply, and the first other fault."""
+        if not self._rules:
+            return NOTHING
+        delay = 0.0
+        fault: FaultRule | None = None
+        for entry in self._rules:
+            rule = entry.rule
+            if fault is not None and rule.kind != "delay":
+                continue
+            if entry.matches(operation, host, name, metadata) and self._happens(rule):
+                entry.hits += 1
+                delay += self._random.uniform(*rule.delay) if isinstance(rule.delay, tuple) else rule.delay
+                if rule.kind != "delay":
+                    fault = rule
+        return Draw(delay, fault.kind, fault.message) if fault is not None else Draw(delay)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Give the rules as plain data, each with its hits."""
+        return [{**msgspec.to_builtins(rule.rule), "hits": rule.hits} for rule in self._rules]
+
+    def replace(self, rules: list[dict[str, Any]]) -> None:
+        """Put other rules in force; `hits`, as listed, is ignored."""
+        plain = [{key: value for key, value in rule.items() if key != "hits"} for rule in rules]
+        try:
+            wanted = msgspec.convert(plain, list[FaultRule])
+        except msgspec.ValidationError as error:
+            raise Invalid(f"This is not a list of fault rules: {error}") from error
+        self._rules = [_Rule(rule) for rule in wanted]
+
+    def _happens(self, rule: FaultRule) -> bool:
+        return rule.probability >= 1.0 or self._random.random() < rule.probability
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise Invalid(f"{text!r} in a fault rule is not a regular expression: {error}.") from error

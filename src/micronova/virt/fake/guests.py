@@ -1,0 +1,118 @@
+"""The guests of one simulated host, kept in a file so that they outlive the agent as real guests do.
+
+The file is a journal of JSON lines: each change of a guest appends the whole guest, each removal its uuid. Bytes that
+were written are the kernel's, so a killed process loses nothing; a half-written last line is a change that never
+happened. No fsync: a guest does not survive its machine either.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from micronova.virt import power_state
+
+COMPACT_ABOVE = 1_000
+"""Lines; below that a journal is not worth rewriting."""
+
+
+class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A simulated guest."""
+
+    uuid: str
+    cloud: str
+    node: str
+    epoch: int
+    name: str = ""
+    hostname: str = ""
+    power_state: int = power_state.NOSTATE
+    vcpus: int = 0
+    memory_mb: int = 0
+    local_gb: int = 0
+    image: str = ""
+    addresses: tuple[str, ...] = ()
+    metadata: dict[str, str] = {}
+    boots: int = 0
+    booted_at: float = 0.0
+
+
+class _Line(msgspec.Struct, omit_defaults=True):
+    guest: FakeGuest | None = None
+    gone: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+class GuestStore:
+    """All guests of a host, whichever cloud they belong to; without a path they live in memory only."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._guests: dict[str, FakeGuest] = {}
+        self._lines = 0
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._load(path)
+
+    def get(self, uuid: str) -> FakeGuest | None:
+        """Find a guest."""
+        return self._guests.get(uuid)
+
+    def __iter__(self) -> Iterator[FakeGuest]:
+        return iter(self._guests.values())
+
+    def put(self, guest: FakeGuest) -> None:
+        """Keep a guest as it is now."""
+        self._guests[guest.uuid] = guest
+        self._append(_Line(guest=guest))
+
+    def remove(self, uuid: str) -> None:
+        """Forget a guest."""
+        if self._guests.pop(uuid, None) is not None:
+            self._append(_Line(gone=uuid))
+
+    def _append(self, line: _Line) -> None:
+        if self._path is None:
+            return
+        # Opened each time: thousands of hosts in one process would otherwise hold a descriptor each.
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, _encode(line) + b"\n")
+        finally:
+            os.close(descriptor)
+        self._lines += 1
+        if self._lines > COMPACT_ABOVE and self._lines > 4 * len(self._guests):
+            self._rewrite(self._path)
+
+    def _load(self, path: Path) -> None:
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        torn = False
+        for number, raw in enumerate(lines, 1):
+            try:
+                line = _decode(raw)
+            except msgspec.DecodeError:
+                if number < len(lines):
+                    raise
+                torn = True
+                break
+            if line.guest is not None:
+                self._guests[line.guest.uuid] = line.guest
+            elif line.gone is not None:
+                self._guests.pop(line.gone, None)
+        self._lines = len(lines)
+        if torn or self._lines > 2 * len(self._guests):
+            self._rewrite(path)
+
+    def _rewrite(self, path: Path) -> None:
+        """Replace the journal by one line per guest."""
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_bytes(b"".join(_encode(_Line(guest=guest)) + b"\n" for guest in self._guests.values()))
+        fresh.chmod(0o600)
+        os.replace(fresh, path)
+        self._lines = len(self._guests)
