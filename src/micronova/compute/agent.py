@@ -1,0 +1,208 @@
+"""How a host carries out its orders, and what its heartbeat says of them."""
+
+import asyncio
+import logging
+import traceback
+from typing import Any
+
+from micronova.compute.actions import ACTIONS
+from micronova.compute.conductor_client import ConductorClient
+from micronova.compute.host import Host
+from micronova.compute.undo import destroy
+from micronova.compute.work import Outcome, Phase, Slot, Work
+from micronova.objects.errors import MicronovaError, NotSupported
+from micronova.objects.orders import Departed, HostBeat, HostReply, PowerChange, WorkOrder
+from micronova.rpc.contract import Context
+
+log = logging.getLogger(__name__)
+
+NO_CONTEXT = Context()
+
+
+class HostAgent:
+    """Works for one host."""
+
+    def __init__(self, host: Host, conductor: ConductorClient) -> None:
+        self.host = host
+        self._conductor = conductor
+        self._book = host.book
+        self._stopping = False
+        self._departing: dict[str, asyncio.Task[None]] = {}
+        self._departed: dict[str, int] = {}
+        self._casts: set[asyncio.Task[None]] = set()
+        self._send_all_nodes = True
+        self._listed: dict[str, Work] = {}  # what the beat under way lists: its answer speaks of that
+        host.on_power_change = self._tell_at_once
+
+    # --- orders ---
+
+    def accept(self, order: WorkOrder, context: Context = NO_CONTEXT) -> None:
+        """Take an order in hand and begin with it, unless it is a double or too old."""
+        host = self.host
+        if self._stopping or order.host != host.name:
+            log.info("host %s: order %s (%s) is not taken", host.name, order.operation_id, order.kind)
+            return
+        reason = self._book.refusal(order)
+        if reason is not None:
+            log.info("host %s: order %s (%s) %s", host.name, order.operation_id, order.kind, reason)
+            return
+        gate = host.plugs.gate(order.instance.uuid, order.wait_for_plugs)
+        work = Work(order, context, gate, host.clock.now())
+        slot = self._book.add(work)
+        work.task = asyncio.get_running_loop().create_task(self._run(work, slot))
+        # Not in the task itself: one that is cancelled before its first step never runs.
+        work.task.add_done_callback(lambda _: self._finished(work))
+
+    async def _run(self, work: Work, slot: Slot) -> None:
+        async with slot.lock:
+            outcome = await self._carry_out(work)
+            if outcome is None or work.cancelled:
+                return
+            work.phase = Phase.REPORTING
+            work.gate.close(served=True)
+            reply = await self._conductor.report(work.report(outcome, self.host.clock.now()), work.context)
+            self._book.acknowledged(work)
+            if (
+                not reply.accepted
+                and reply.destroy
+                and work.order.kind == "build"
+                and outcome.outcome == "done"
+            ):
+                await self._remove(work.order.instance.uuid, work.order.epoch)
+
+    async def _carry_out(self, work: Work) -> Outcome | None:
+        """Do what the order says; an error becomes a report."""
+        order = work.order
+        action = ACTIONS.get(order.kind)
+        try:
+            if action is None:
+                raise NotSupported(f"The host {self.host.name} does not know how to {order.kind} a server.")
+            return await action(self.host, work)
+        except MicronovaError as error:
+            return Outcome(outcome="error", error_code=error.code, message=error.message)
+        except Exception as error:
+            log.exception(
+                "host %s: %s of instance %s failed", self.host.name, order.kind, order.instance.uuid
+            )
+            return Outcome(
+                outcome="error",
+                error_code=MicronovaError.code,
+                message="The hypervisor failed unexpectedly.",
+                details="".join(traceback.format_exception(error)),
+            )
+
+    def _finished(self, work: Work) -> None:
+        work.gate.close(served=False)
+        self._book.remove(work)
+        uuid = work.order.instance.uuid
+        if not self._book.on(uuid):
+            self.host.idle(uuid)
+        task = work.task
+        if task is not None and not task.cancelled() and task.exception() is not None:
+            log.error("order %s ended badly", work.order.operation_id, exc_info=task.exception())
+
+    # --- departures: the only record on which a guest is removed without an order ---
+
+    def _depart(self, departure: Departed) -> None:
+        uuid = departure.instance_uuid
+        if not self._stopping and uuid not in self._departing:
+            task = asyncio.get_running_loop().create_task(self._leave(uuid, departure.epoch))
+            self._departing[uuid] = task
+            task.add_done_callback(lambda _: self._departing.pop(uuid, None))
+
+    async def _leave(self, uuid: str, epoch: int) -> None:
+        self._book.epochs.leave(uuid, epoch)
+        slot = self._book.enter(uuid)
+        try:
+            for work in slot.works:
+                if work.order.epoch <= epoch and work.order.kind != "delete":
+                    work.cancel()
+            async with slot.lock:
+                await self._remove(uuid, epoch)
+        except Exception as error:  # noqa: BLE001 - drivers may raise anything; the conductor asks again
+            log.warning(
+                "host %s: instance %s left, its guest cannot be removed: %s", self.host.name, uuid, error
+            )
+        finally:
+            self._book.exit(uuid)
+
+    async def _remove(self, uuid: str, epoch: int) -> None:
+        """Remove the guest of an instance that left at this epoch, unless it has come back since."""
+        guest = await self.host.driver.info(uuid)
+        if guest is None or guest.epoch <= epoch:
+            await destroy(self.host, uuid)
+        self._departed[uuid] = max(epoch, self._departed.get(uuid, epoch))
+
+    # --- heartbeats ---
+
+    def beat(self) -> HostBeat:
+        """Give this host's part of a heartbeat."""
+        self._listed = self._book.listed()
+        nodes = self.host.nodes(everything=self._send_all_nodes)
+        self._send_all_nodes = False
+        return HostBeat(
+            host=self.host.name,
+            in_hand=self._book.in_hand(),
+            departed=tuple(Departed(uuid, epoch) for uuid, epoch in self._departed.items()),
+            nodes=nodes,
+            power_changes=self.host.power_changes(),
+        )
+
+    def beat_lost(self, beat: HostBeat) -> None:
+        """The beat was not heard: what it told is to be told again."""
+        self._send_all_nodes = self._send_all_nodes or bool(beat.nodes)
+
+    def beat_heard(self, beat: HostBeat, reply: HostReply | None) -> None:
+        """Take the conductor's answer."""
+        for departed in beat.departed:
+            if self._departed.get(departed.instance_uuid) == departed.epoch:
+                del self._departed[departed.instance_uuid]
+        self.host.told(beat.power_changes)
+        if reply is None:
+            return
+        self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
+        for operation_id in reply.drop:
+            work = self._book.find(operation_id)
+            # Only what the beat listed: the same operation may have come again meanwhile. And not what is being
+            # reported, because the answer to the report says what is to become of the guest.
+            if (
+                work is not None
+                and work is self._listed.get(operation_id)
+                and work.phase is not Phase.REPORTING
+            ):
+                work.cancel()
+        for departure in reply.departures:
+            self._depart(departure)
+        for order in reply.orders:
+            self.accept(order)
+
+    @property
+    def wants_beat(self) -> bool:
+        """Whether the conductor asked for something that it should not wait for."""
+        return self._send_all_nodes
+
+    def _tell_at_once(self, change: PowerChange) -> None:
+        """Give the conductor a hint ahead of the next heartbeat, which tells it reliably."""
+        task = asyncio.get_running_loop().create_task(self._conductor.guest_event(self.host.name, change))
+        self._casts.add(task)
+        task.add_done_callback(self._casts.discard)
+
+    # --- the end ---
+
+    def refuse_orders(self) -> None:
+        """Take no more orders; they come again after the restart."""
+        self._stopping = True
+
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Everything that is under way."""
+        return [*self._book.tasks(), *self._departing.values(), *self._casts]
+
+    def cancel(self) -> None:
+        """Have all work stopped, and undone where it is half done; a guest that was built stays."""
+        for work in self._book.all():
+            work.cancel()
+
+    def abandon(self) -> None:
+        """Let go of whatever is still under way, also of undoing: it is found and undone after the restart."""
+        for task in self.tasks():
+            task.cancel()

@@ -1,0 +1,115 @@
+"""What a node has, what its instances hold, and what is left.
+
+Two ways of updating agree: a claim counts at once, before the hypervisor knows of the guest; the periodic update takes
+over what the hypervisor says, keeps the claims of instances that are just being built, and drops the rest. The
+database has claimed already when an order arrives, so the tracker may only refuse.
+"""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from micronova.compute.claims import Claim, shortage
+from micronova.compute.settings import ComputeSettings
+from micronova.objects.errors import InsufficientResources
+from micronova.objects.orders import Guest, NodeResources, WorkOrder
+
+
+class ResourceTracker:
+    """Keeps the books of one node."""
+
+    def __init__(self, resources: NodeResources, settings: ComputeSettings) -> None:
+        self._reserved = settings.reserved()
+        self._ratios = settings.allocation_ratios()
+        self._held: dict[str, dict[str, int]] = {}
+        self._used: dict[str, int] = {}
+        self._foreign: dict[str, int] = {}
+        self._resources = resources
+        self._limits: dict[str, float] = {}
+        self.changed = True
+        """Something is to be told to the conductor."""
+
+    @property
+    def node(self) -> str:
+        """The node's name."""
+        return self._resources.node
+
+    def holds(self, uuid: str) -> bool:
+        """Say whether an instance holds something here."""
+        return uuid in self._held
+
+    def used(self) -> dict[str, int]:
+        """What is used, by resource class: instances, those being built included, and whatever else is there."""
+        return {
+            name: self._used.get(name, 0) + self._foreign.get(name, 0)
+            for name in ("VCPU", "MEMORY_MB", "DISK_GB")
+        }
+
+    def instance_claim(self, order: WorkOrder) -> Claim:
+        """Take what an instance needs, replacing what it holds, or raise InsufficientResources."""
+        uuid = order.instance.uuid
+        wanted = order.instance.flavor.resources()
+        used = self.used()
+        for name, amount in self._held.get(uuid, {}).items():
+            used[name] -= amount
+        missing = shortage(wanted, used, {**self._limits, **order.limits})
+        if missing is not None:
+            raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
+        self._hold(uuid, wanted)
+        self.changed = True
+        return Claim(self, uuid)
+
+    def release(self, uuid: str) -> None:
+        """Give back what an instance holds."""
+        held = self._held.pop(uuid, None)
+        if held is not None:
+            for name, amount in held.items():
+                self._used[name] -= amount
+            self.changed = True
+
+    def update(self, resources: NodeResources, guests: Iterable[Guest], building: Collection[str]) -> None:
+        """Take over what the hypervisor says; instances that are being built keep their claims."""
+        before = self.report()
+        self._resources = resources
+        total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
+        self._limits = {
+            name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()
+        }
+        ours = {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+        present = set()
+        for guest in guests:
+            present.add(guest.uuid)
+            amounts = {"VCPU": guest.vcpus, "MEMORY_MB": guest.memory_mb, "DISK_GB": guest.local_gb}
+            for name, amount in amounts.items():
+                ours[name] += amount
+            if guest.uuid not in building:
+                self._hold(guest.uuid, amounts)
+        for uuid in self._held.keys() - present - set(building):
+            self.release(uuid)
+        seen = {
+            "VCPU": resources.vcpus_used,
+            "MEMORY_MB": resources.memory_mb_used,
+            "DISK_GB": resources.local_gb_used,
+        }
+        # Guests of others, and what the hypervisor needs itself, take room as well.
+        self._foreign = {name: max(0, amount - ours[name]) for name, amount in seen.items()}
+        self.changed = self.changed or self.report() != before
+
+    def report(self) -> NodeResources:
+        """Describe the node for the conductor."""
+        used = self.used()
+        return msgspec.structs.replace(
+            self._resources,
+            vcpus_used=used["VCPU"],
+            memory_mb_used=used["MEMORY_MB"],
+            local_gb_used=used["DISK_GB"],
+            reserved=self._reserved,
+            allocation_ratios=self._ratios,
+        )
+
+    def _hold(self, uuid: str, amounts: dict[str, int]) -> None:
+        for name, amount in self._held.get(uuid, {}).items():
+            self._used[name] -= amount
+        self._held[uuid] = amounts
+        for name, amount in amounts.items():
+            self._used[name] = self._used.get(name, 0) + amount
