@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db.tables import block_devices, deleted_instances, instances, request_specs
+from micronova.db.tables import block_devices, deleted_instances, instances, request_specs, server_groups
 
 Row = sa.RowMapping
 
@@ -18,6 +18,7 @@ _INSERT = instances.insert()
 _INSERT_SPECS = request_specs.insert()
 _INSERT_DEVICES = block_devices.insert()
 _GET = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
+_LOCK = _GET.with_for_update()
 _GET_OF_PROJECT = _GET.where(instances.c.project_id == bindparam("project_id"))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
 _GET_MANY = sa.select(instances).where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
@@ -49,6 +50,14 @@ def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> Row | 
     if project_id is None:
         return conn.execute(_GET, {"uuid": uuid}).mappings().first()
     return conn.execute(_GET_OF_PROJECT, {"uuid": uuid, "project_id": project_id}).mappings().first()
+
+
+def lock(conn: sa.Connection, uuid: str) -> Row | None:
+    """Return an instance that nobody else changes until this transaction ends.
+
+    The order in which transactions lock: instance, operation, group, inventory, quota.
+    """
+    return conn.execute(_LOCK, {"uuid": uuid}).mappings().first()
 
 
 def get_deleted(conn: sa.Connection, uuid: str) -> Row | None:
@@ -118,3 +127,10 @@ def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
     for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES):
         conn.execute(statement, {"b_uuid": uuid})
     return row
+
+
+def count_in_group(conn: sa.Connection, group: str) -> int:
+    """Lock a server group and return how many servers are in it."""
+    conn.execute(sa.select(server_groups.c.uuid).where(server_groups.c.uuid == group).with_for_update())
+    counted = sa.select(sa.func.count()).select_from(instances).where(instances.c.server_group_id == group)
+    return int(conn.execute(counted).scalar_one())

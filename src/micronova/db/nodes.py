@@ -202,3 +202,18 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
         raise Conflict(f"Host {host} still has instances or resources allocated to them.")
     conn.execute(sa.delete(inventories).where(_i.node_uuid.in_(uuids)))
     conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))
+
+
+def hosts_with_nodes(conn: sa.Connection, hosts: Sequence[str]) -> set[str]:
+    """Return those of the hosts whose nodes are known."""
+    return set(conn.execute(sa.select(_n.host).where(_n.host.in_(list(hosts)))).scalars())
+
+
+def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> None:
+    """Count a build that failed on a node: a weigher may prefer others."""
+    if node_uuid is not None:
+        conn.execute(
+            sa.update(compute_nodes)
+            .where(_n.uuid == node_uuid)
+            .values(failed_builds=_n.failed_builds + 1, changed_at=now)
+        )

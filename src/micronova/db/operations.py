@@ -37,7 +37,8 @@ _OWNED = sa.select(operations).where(_OPEN, operations.c.owner.in_(bindparam("ow
 _CANCEL = (
     operations.update()
     .where(
-        operations.c.instance_uuid == bindparam("b_instance"), _OPEN, operations.c.kind != bindparam("b_kind")
+        operations.c.instance_uuid == bindparam("b_instance"), _OPEN,
+        sa.or_(operations.c.owner.is_(None), operations.c.owner.like("host:%")),
     )
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
 )
@@ -103,9 +104,12 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> list[Row]:
     return list(conn.execute(_OPEN_OF, {"uuid": instance_uuid}).mappings())
 
 
-def cancel_others(conn: sa.Connection, instance_uuid: str, kind: str, now: int) -> None:
-    """End every open operation of an instance that is not of this kind: it was overtaken."""
-    conn.execute(_CANCEL, {"b_instance": instance_uuid, "b_kind": kind, "now": now})
+def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> None:
+    """End the open operations of an instance that were overtaken.
+
+    Not those in a conductor's hands: it may be allocating just now, so it must notice itself, let go and end them.
+    """
+    conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now})
 
 
 def finish(conn: sa.Connection, id: str, now: int, result: str) -> bool:
@@ -160,3 +164,13 @@ def departed(conn: sa.Connection, host: str, instance_uuid: str, epoch: int) -> 
             departures.c.host == host, departures.c.instance_uuid == instance_uuid, departures.c.epoch <= epoch
         )
     )
+
+
+_EXPLAIN = (
+    operations.update().where(operations.c.id == bindparam("b_id")).values(explanation=bindparam("b_explanation"))
+)
+
+
+def explain(conn: sa.Connection, id: str, explanation: Any) -> None:
+    """Keep how the scheduler decided, for admins."""
+    conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": explanation})

@@ -1,0 +1,577 @@
+"""What may be asked of compute: checks that need more than the request, and the one transaction that accepts it.
+
+A request is accepted when its transaction is committed: instances, specs, block devices, quota, the action record
+and the operation together. Only then is a conductor told, and that message may get lost.
+"""
+
+import asyncio
+import logging
+import random
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.compute import states
+from micronova.compute.hooks import Hooks
+from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
+from micronova.conductor.build import BuildPayload
+from micronova.conductor.operations import new_row
+from micronova.conductor.power import PowerPayload
+from micronova.conductor.rpcapi import ConductorAPI
+from micronova.conductor.secrets import SecretBox, Secrets
+from micronova.db import actions, aggregates, flavors, instances, keypairs, quotas, server_groups, services
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.http.context import RequestContext
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import (
+    Conflict,
+    Invalid,
+    InstanceNotFound,
+    MicronovaError,
+    NotFound,
+    NotSupported,
+    PortLimitExceeded,
+)
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.network import NetworkRequest
+from micronova.objects.orders import InjectedFile
+from micronova.objects.scheduling import GroupSpec, RequestSpec
+from micronova.rpc.contract import Context
+from micronova.rpc.errors import BusUnavailable
+
+log = logging.getLogger(__name__)
+
+NEVER = 253_402_300_799_000_000  # the end of the year 9999: a delete has no deadline
+
+
+class Images(Protocol):
+    """What creating a server needs of the image service."""
+
+    async def get(self, image_id: str, token: str) -> ImageMeta:
+        """Return an image that the user may boot from; NotFound otherwise."""
+
+
+class Networks(Protocol):
+    """What creating a server needs of the network service."""
+
+    async def validate(
+        self, requests: Any, security_groups: list[str], *, token: str, project_id: str, count: int
+    ) -> Any:
+        """Check that networks, ports and groups are the user's to use."""
+
+
+@dataclass(kw_only=True)
+class CreateRequest:
+    """A server to be, as the API has read and validated it."""
+
+    name: str
+    flavor_id: str
+    image_id: str | None
+    description: str | None = None
+    networks: list[NetworkRequest] | str | None = None  # "auto" | "none" | a list | None: not said
+    security_groups: list[str] = field(default_factory=lambda: ["default"])
+    key_name: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    user_data: str | None = None
+    files: list[InjectedFile] = field(default_factory=list)
+    config_drive: bool = False
+    availability_zone: str | None = None
+    force_host: str | None = None
+    force_node: str | None = None
+    requested_host: str | None = None
+    requested_node: str | None = None
+    min_count: int = 1
+    max_count: int = 1
+    block_devices: list[BlockDevice] = field(default_factory=list)
+    hints: dict[str, list[str]] = field(default_factory=dict)
+    access_ip_v4: str | None = None
+    access_ip_v6: str | None = None
+    admin_password: str | None = None
+    disk_config: str = "MANUAL"
+    tags: list[str] = field(default_factory=list)
+    trusted_certs: list[str] | None = None
+    hostname: str | None = None
+    legacy_networks: bool = False  # before 2.37: nothing said means the project's network
+
+
+@dataclass(frozen=True)
+class Created:
+    """What was accepted."""
+
+    uuids: list[str]
+    reservation_id: str
+    admin_password: str
+    security_groups: list[str]
+    disk_config: str
+
+
+class API:
+    """The compute API below HTTP."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        random: random.Random,
+        conductor: ConductorAPI,
+        compute: ComputeAPI,
+        secrets: SecretBox,
+        hooks: Hooks,
+        quota_defaults: Mapping[str, int],
+        images: Images | None,
+        networks: Networks | None,
+        build_timeout: float,
+        service_down_time: float,
+        default_zone: str,
+        default_schedule_zone: str | None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._random = random
+        self._conductor = conductor
+        self._compute = compute
+        self._secrets = secrets
+        self._hooks = hooks
+        self._quota_defaults = quota_defaults
+        self._images = images
+        self._networks = networks
+        self._build_timeout = build_timeout
+        self._service_down_time = service_down_time
+        self._default_zone = default_zone
+        self._default_schedule_zone = default_schedule_zone
+
+    # --- create ----------------------------------------------------------------------------------------------
+
+    async def create(self, context: RequestContext, request: CreateRequest) -> Created:
+        """Accept servers to be built; durable when this returns."""
+        self._hooks.pre("create_instance", context, request)
+        flavor, key, group, zone_of_host = await self._database.read(self._look_up, context, request)
+        image, plan = await asyncio.gather(self._image(context, request), self._validate_networks(context, request))
+        self._check_image(image, flavor, request)
+        devices = self._devices(request, flavor, image)
+        networks, groups = self._network_plan(request, plan)
+        self._check_counts(request, networks, plan)
+        spec = RequestSpec(
+            project_id=context.project_id,
+            user_id=context.user_id,
+            flavor=flavor,
+            image=image,
+            availability_zone=request.availability_zone or self._default_schedule_zone,
+            force_host=request.force_host,
+            force_node=request.force_node,
+            requested_host=request.requested_host,
+            requested_node=request.requested_node,
+            hints=request.hints,
+            group=group,
+        )
+        rpc = _rpc_context(context)
+        password = request.admin_password or _password(self._random)
+        reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
+        uuids, operations = await self._database.write(
+            self._commit, context, request, spec, key, devices, networks, groups, password, reservation, rpc
+        )
+        try:
+            await self._conductor.build_instances(rpc, tuple(operations))
+        except BusUnavailable as error:
+            log.warning("the bus did not take a hint (%s); the next sweep starts the build", error)
+        created = Created(uuids, reservation, password, groups, request.disk_config)
+        self._hooks.post("create_instance", created, context, request)
+        return created
+
+    def _look_up(
+        self, conn: sa.Connection, context: RequestContext, request: CreateRequest
+    ) -> tuple[Flavor, Any, GroupSpec | None, None]:
+        """Find what the request names in our own database, all in one read."""
+        try:
+            flavor = flavors.get(conn, request.flavor_id, None if "admin" in context.roles else context.project_id)
+        except NotFound:
+            raise Invalid(f"Flavor {request.flavor_id} could not be found.") from None
+        if flavor.disabled:
+            raise Invalid(f"Flavor {request.flavor_id} is disabled: choose another one.")
+        key = None
+        if request.key_name is not None:
+            key = keypairs.find(conn, context.user_id, request.key_name)
+            if key is None:
+                raise Invalid(f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours.")
+        self._check_places(conn, request)
+        return flavor, key, self._group(conn, context, request), None
+
+    def _check_places(self, conn: sa.Connection, request: CreateRequest) -> None:
+        hosts = {request.force_host, request.requested_host} - {None}
+        for host in hosts:
+            if not services.list_(conn, binary="nova-compute", host=host):
+                raise Invalid(f"Compute host {host} could not be found.")
+        wanted = request.availability_zone
+        if wanted is None or request.force_host is not None:
+            return
+        zones = aggregates.zones(conn, self._default_zone)  # host -> zone
+        now = self._clock.now()
+        for service in services.list_(conn, binary="nova-compute"):
+            usable = not service.disabled and now - service.last_seen_at / 1e6 < self._service_down_time
+            if usable and zones.get(service.host, self._default_zone) == wanted:
+                return
+        raise Invalid(f"The requested availability zone {wanted!r} is not available.")
+
+    def _group(self, conn: sa.Connection, context: RequestContext, request: CreateRequest) -> GroupSpec | None:
+        named = request.hints.get("group")
+        if not named:
+            return None
+        try:
+            group = server_groups.get(conn, named[0], context.project_id)
+        except NotFound:
+            raise Invalid(f"Instance group {named[0]} could not be found.") from None
+        return GroupSpec(
+            id=group.uuid,
+            policy=group.policy,
+            max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
+        )
+
+    async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
+        if request.image_id is None:
+            return None
+        if self._images is None:
+            return ImageMeta(id=request.image_id)
+        try:
+            return await self._images.get(request.image_id, context.token)
+        except NotFound:
+            raise Invalid(f"Invalid imageRef provided: image {request.image_id} could not be found.") from None
+
+    async def _validate_networks(self, context: RequestContext, request: CreateRequest) -> Any:
+        if self._networks is None or request.networks == "none":
+            return None
+        return await self._networks.validate(
+            request.networks, request.security_groups, token=context.token, project_id=context.project_id,
+            count=request.max_count,
+        )
+
+    @staticmethod
+    def _check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
+        if image is None:
+            if not any(device.boot_index == 0 for device in request.block_devices):
+                raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
+            return
+        if image.status != "active":
+            raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
+        if flavor.ram < image.min_ram:
+            raise Invalid(
+                f"Flavor's memory is too small for requested image: it has {flavor.ram} MB, the image needs "
+                f"{image.min_ram} MB."
+            )
+        if flavor.disk and flavor.disk < image.min_disk:
+            raise Invalid(
+                f"The created instance's disk would be too small: the flavor has {flavor.disk} GB, the image needs "
+                f"{image.min_disk} GB."
+            )
+        if flavor.disk and image.size > flavor.disk << 30:
+            raise Invalid(
+                f"Flavor's disk is too small for requested image: it has {flavor.disk << 30} bytes, the image has "
+                f"{image.size}."
+            )
+
+    @staticmethod
+    def _devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | None) -> list[BlockDevice]:
+        """Merge what the request, the image and the flavor say about disks."""
+        devices = list(request.block_devices)
+        for device in devices:
+            if device.destination_type == "volume" or device.source_type in ("volume", "snapshot"):
+                raise NotSupported("This cloud has no block storage service: boot from an image onto a local disk.")
+        if image is not None and not any(device.boot_index == 0 for device in devices):
+            devices.insert(0, BlockDevice(uuid=str(uuid.uuid4()), image_id=image.id, boot_index=0))
+        roots = [device for device in devices if device.boot_index == 0]
+        if len(roots) != 1:
+            raise Invalid("Block Device Mapping is Invalid: exactly one device must have boot_index 0.")
+        root = roots[0]
+        if image is not None and root.image_id not in (None, image.id):
+            raise Invalid("Block Device Mapping is Invalid: the boot device's image is not the server's imageRef.")
+        asked = sum(d.size_gb or 0 for d in devices if d.source_type == "blank" and d.guest_format != "swap")
+        if asked > flavor.ephemeral:
+            raise Invalid(
+                f"Ephemeral disks requested are larger than the instance type allows: {asked} GB of "
+                f"{flavor.ephemeral} GB."
+            )
+        if asked == 0 and flavor.ephemeral:
+            devices.append(_blank(flavor.ephemeral, None))
+        swap = [d for d in devices if d.guest_format == "swap"]
+        if any((d.size_gb or 0) * 1024 > flavor.swap for d in swap):
+            raise Invalid(f"Swap drive requested is larger than instance type allows: at most {flavor.swap} MB.")
+        if flavor.swap and not swap:
+            devices.append(_blank(-(-flavor.swap // 1024), "swap"))
+        return devices
+
+    @staticmethod
+    def _network_plan(request: CreateRequest, plan: Any) -> tuple[Any, list[str]]:
+        if plan is None:
+            return "none", request.security_groups
+        return msgspec.to_builtins(plan.requests), list(plan.security_groups)
+
+    @staticmethod
+    def _check_counts(request: CreateRequest, networks: Any, plan: Any) -> None:
+        if request.max_count > 1 and isinstance(networks, list):
+            for wanted in networks:
+                if wanted.get("port_id") and isinstance(request.networks, list):
+                    raise Invalid("Unable to launch multiple instances with a single configured port ID.")
+                if wanted.get("fixed_ip"):
+                    raise Invalid("max_count cannot be greater than 1 if an fixed_ip is specified.")
+        room = getattr(plan, "room", None)
+        if room is not None and room < request.max_count:
+            if room < request.min_count:
+                raise PortLimitExceeded("Maximum number of ports exceeded")
+            request.max_count = room
+
+    def _commit(
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        request: CreateRequest,
+        spec: RequestSpec,
+        key: Any,
+        devices: list[BlockDevice],
+        networks: Any,
+        groups: list[str],
+        password: str,
+        reservation: str,
+        rpc: Context,
+    ) -> tuple[list[str], list[str]]:
+        """The transaction that accepts a request."""
+        now = micros(self._clock.now())
+        flavor = spec.flavor
+        limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
+        self._check_item_limits(request, limits)
+        count = quotas.charge_up_to(
+            conn, context.project_id, {"instances": 1, "cores": flavor.vcpus, "ram": flavor.ram},
+            request.min_count, request.max_count, limits, context.user_id,
+        )  # fmt: skip
+        if spec.group is not None:
+            self._check_group_room(conn, spec.group.id, count, limits.get("server_group_members", -1))
+        uuids = [str(uuid.UUID(int=self._random.getrandbits(128), version=4)) for _ in range(count)]
+        instances.insert(
+            conn,
+            [
+                self._instance_row(context, request, spec, key, groups, reservation, uuids[i], i, count, now)
+                for i in range(count)
+            ],
+            [
+                {"instance_uuid": each, "spec": msgspec.msgpack.encode(spec), "networks": networks}
+                for each in uuids
+            ],
+            [
+                {
+                    "uuid": (device_uuid := str(uuid.uuid4())),
+                    "instance_uuid": each,
+                    "device": msgspec.to_builtins(msgspec.structs.replace(device, uuid=device_uuid)),
+                }
+                for each in uuids
+                for device in devices
+            ],
+        )
+        actions.start(conn, uuids, context.request_id, "create", context.user_id, context.project_id, now)
+        operations = []
+        deadline = micros(self._clock.now() + self._build_timeout)
+        for each in uuids:
+            id = str(uuid.uuid4())
+            sealed = self._secrets.seal(Secrets(admin_password=password, injected_files=tuple(request.files)), id)
+            operations.append(
+                new_row(
+                    id=id, kind="build", version=1, instance_uuid=each, group_id=reservation, step="schedule",
+                    epoch=1, now=now, deadline=deadline, context=rpc, payload=BuildPayload(), secrets=sealed,
+                )
+            )  # fmt: skip
+        operation_rows.insert(conn, operations)
+        return uuids, [row["id"] for row in operations]
+
+    @staticmethod
+    def _check_group_room(conn: sa.Connection, group: str, count: int, limit: int) -> None:
+        members = instances.count_in_group(conn, group)  # the group is locked: the number is true until we commit
+        if 0 <= limit < members + count:
+            raise quotas.QuotaExceeded("Quota exceeded, too many servers in group")
+
+    @staticmethod
+    def _check_item_limits(request: CreateRequest, limits: Mapping[str, int]) -> None:
+        checks = [
+            ("metadata_items", len(request.metadata), "Quota exceeded, too many metadata items: at most {}."),
+            ("injected_files", len(request.files), "Quota exceeded, too many injected files: at most {}."),
+        ]
+        for item in request.files:
+            checks.append(
+                ("injected_file_content_bytes", len(item.contents), "Quota exceeded, a file has more than {} bytes.")
+            )
+            checks.append(
+                ("injected_file_path_bytes", len(item.path.encode()), "Quota exceeded, a path has more than {} bytes.")
+            )
+        for resource, amount, message in checks:
+            limit = limits.get(resource, -1)
+            if 0 <= limit < amount:
+                raise quotas.QuotaExceeded(message.format(limit))
+
+    def _instance_row(
+        self, context: RequestContext, request: CreateRequest, spec: RequestSpec, key: Any, groups: list[str],
+        reservation: str, id: str, index: int, count: int, now: int,
+    ) -> dict[str, Any]:
+        name = request.name if count == 1 else f"{request.name}-{index + 1}"
+        hostname = request.hostname if request.hostname else _hostname(name, id)
+        if request.hostname and count > 1:
+            hostname = f"{request.hostname}-{index + 1}"
+        return {
+            "uuid": id,
+            "project_id": context.project_id,
+            "user_id": context.user_id,
+            "reservation_id": reservation,
+            "launch_index": index,
+            "display_name": name,
+            "display_description": request.description,
+            "hostname": hostname,
+            "vm_state": states.BUILDING,
+            "task_state": states.SCHEDULING,
+            "power_state": states.NOSTATE,
+            "progress": 0,
+            "epoch": 1,
+            "host": None,
+            "node": None,
+            "node_uuid": None,
+            "availability_zone": None,
+            "pinned_availability_zone": request.availability_zone,
+            "image_ref": spec.image.id if spec.image else None,
+            "image": msgspec.to_builtins(spec.image) if spec.image else None,
+            "flavor_id": spec.flavor.id,
+            "flavor": msgspec.to_builtins(spec.flavor),
+            "key_name": request.key_name,
+            "key_data": key.public_key if key is not None else None,
+            "user_data": request.user_data,
+            "config_drive": request.config_drive,
+            "access_ip_v4": request.access_ip_v4,
+            "access_ip_v6": request.access_ip_v6,
+            "disk_config": request.disk_config,
+            "root_device_name": "/dev/vda",
+            "ephemeral_key": None,
+            "locked_by": None,
+            "locked_reason": None,
+            "metadata": request.metadata,
+            "tags": sorted(set(request.tags)),
+            "network_info": [],
+            "security_groups": groups,
+            "hints": request.hints,
+            "server_group_id": spec.group.id if spec.group else None,
+            "trusted_certs": request.trusted_certs,
+            "fault": None,
+            "created_at": now,
+            "updated_at": now,
+            "launched_at": None,
+            "terminated_at": None,
+        }
+
+    # --- actions ---------------------------------------------------------------------------------------------
+
+    async def delete(self, context: RequestContext, row: Any) -> None:
+        """Accept the end of a server; from here on it always converges."""
+        self._check_lock(context, row)
+        rpc = _rpc_context(context)
+        operation = await self._database.write(self._begin_delete, context, row["uuid"], rpc)
+        if operation is not None:
+            await self._hint(rpc, operation)
+
+    def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, rpc: Context) -> str | None:
+        now = micros(self._clock.now())
+        row = instances.lock(conn, id)
+        if row is None:
+            raise InstanceNotFound(f"Instance {id} could not be found.")
+        if row["task_state"] == states.DELETING:
+            return None  # asked for already
+        instances.update(conn, id, now, {"task_state": states.DELETING, "epoch": row["epoch"] + 1})
+        operation_rows.cancel_others(conn, id, now)
+        actions.start(conn, id, context.request_id, "delete", context.user_id, context.project_id, now)
+        operation = new_row(
+            id=str(uuid.uuid4()), kind="delete", version=1, instance_uuid=id, group_id=id, step="new",
+            epoch=row["epoch"] + 1, now=now, deadline=NEVER, context=rpc,
+        )  # fmt: skip
+        operation_rows.insert(conn, [operation])
+        return str(operation["id"])
+
+    async def power(
+        self, context: RequestContext, row: Any, kind: str, action_name: str, parameters: dict[str, str] | None = None
+    ) -> None:
+        """Accept a start, stop or reboot."""
+        self._check_lock(context, row)
+        action = states.ACTIONS[action_name]
+        rpc = _rpc_context(context)
+        operation = await self._database.write(self._begin, context, row["uuid"], kind, action, parameters or {}, rpc)
+        await self._hint(rpc, operation)
+
+    def _begin(
+        self, conn: sa.Connection, context: RequestContext, id: str, kind: str, action: states.Action,
+        parameters: dict[str, str], rpc: Context,
+    ) -> str:
+        now = micros(self._clock.now())
+        row = instances.lock(conn, id)
+        if row is None:
+            raise InstanceNotFound(f"Instance {id} could not be found.")
+        reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
+        if reason is not None:
+            raise Conflict(f"Cannot '{kind}' instance {id} {reason}")
+        epoch = row["epoch"] + 1
+        operation_rows.cancel_others(conn, id, now)
+        instances.update(conn, id, now, {"task_state": action.task_state, "epoch": epoch})
+        actions.start(conn, id, context.request_id, kind, context.user_id, context.project_id, now)
+        operation = new_row(
+            id=str(uuid.uuid4()), kind=kind, version=1, instance_uuid=id, group_id=id, step="new", epoch=epoch,
+            now=now, deadline=micros(self._clock.now() + self._build_timeout), context=rpc,
+            payload=PowerPayload(action=action.name, parameters=parameters),
+        )  # fmt: skip
+        operation_rows.insert(conn, [operation])
+        return str(operation["id"])
+
+    async def console_output(self, context: RequestContext, row: Any, length: int | None) -> str:
+        """Read a server's console log from its host."""
+        if row["host"] is None:
+            raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
+        return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
+
+    async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> None:
+        """Pass a neighbour's event on to the server's host."""
+        await self._compute.external_instance_event(_rpc_context(context), host, event)
+
+    def _check_lock(self, context: RequestContext, row: Any) -> None:
+        if row["locked_by"] and "admin" not in context.roles:
+            raise Conflict(f"Instance {row['uuid']} is locked")
+
+    async def _hint(self, rpc: Context, operation: str) -> None:
+        try:
+            await self._conductor.run_operations(rpc, (operation,))
+        except BusUnavailable as error:
+            log.warning("the bus did not take a hint (%s); the next sweep starts the work", error)
+
+
+def _rpc_context(context: RequestContext) -> Context:
+    return Context(
+        request_id=context.request_id, user_id=context.user_id, project_id=context.project_id, roles=context.roles,
+        traceparent=context.traceparent,
+    )  # fmt: skip
+
+
+def _password(source: random.Random) -> str:
+    """A password without characters that look alike."""
+    return "".join(source.choices("23456789abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ", k=12))
+
+
+def _blank(size: int, kind: str | None) -> BlockDevice:
+    return BlockDevice(
+        uuid="", source_type="blank", boot_index=-1, size_gb=size, guest_format=kind, delete_on_termination=True
+    )
+
+
+def _hostname(name: str, id: str) -> str:
+    """Make a host name of a server's name: letters, digits and dashes, at most 63."""
+    text = re.sub(r"[\s_.]+", "-", name.strip().lower())
+    text = re.sub(r"[^a-z0-9-]", "", text).strip("-")[:63].strip("-")
+    return text or f"server-{id}"
+
+
+__all__ = ["API", "CreateRequest", "Created", "MicronovaError"]

@@ -1,0 +1,431 @@
+"""Building servers: place, prepare the network, order the host; reschedule or give up by what went wrong.
+
+Steps: `schedule` (place and prepare; nothing of it is persisted but the claim, which a second try replaces) →
+`dispatched` (a host builds) → done, or back to `schedule` for the next host, or `cleanup` (the server is in ERROR
+already, its ports still have to go).
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.compute import states
+from micronova.conductor.kinds import Continue, Ended, HostKind, Tools, abort_error, fault_of
+from micronova.conductor.operations import Operation
+from micronova.conductor.orders import work_order
+from micronova.db import actions, allocations, instances, nodes
+from micronova.db import operations as rows
+from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
+from micronova.objects.network import VIF
+from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.scheduling import Placement, RequestSpec, Selection
+from micronova.rpc.errors import BusUnavailable, CallTimeout
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+log = logging.getLogger(__name__)
+
+
+class BuildPayload(msgspec.Struct, kw_only=True):
+    """What a build remembers between its steps; the tried hosts belong to each server, not to the request."""
+
+    tried: list[str] = []
+    alternates: list[Selection] = []
+    wait_for_plugs: list[str] = []
+    last_error: str = ""
+    lost: bool = False  # the build is over; only its ports are left to clean up
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A server on its way through one pass of the schedule step."""
+
+    operation: Operation
+    payload: BuildPayload
+    row: Any
+    spec: RequestSpec
+    networks: Any
+    placement: Placement | None = None
+    explanation: Any = None
+    vifs: tuple[VIF, ...] = ()
+
+
+class Build(HostKind):
+    """The operation behind POST /servers."""
+
+    name = "build"
+    order_kind = "build"
+    event = "compute__do_build_and_run_instance"
+
+    def __init__(self, tools: Tools, scheduler: SchedulerAPI, max_attempts: int) -> None:
+        super().__init__(tools)
+        self._scheduler = scheduler
+        self._max_attempts = max_attempts
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Go on from the persisted step; operations of one request in the same step come together."""
+        step = operations[0].step
+        if step == "schedule":
+            await self._schedule(operations)
+        elif step == "cleanup":
+            for operation in operations:
+                await self._clean_up(operation)
+        else:
+            for operation in operations:
+                await self._look_after(operation)
+
+    # --- schedule --------------------------------------------------------------------------------------------
+
+    async def _schedule(self, operations: list[Operation]) -> None:
+        candidates = []
+        for operation, row, spec, networks in await self.engine.database.read(_load, operations):
+            if row is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
+                await self._overtaken(operation, row)
+                continue
+            payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+            candidates.append(_Candidate(operation, payload, row, spec, networks))
+        if not candidates:
+            return
+        try:
+            candidates = await self._place(candidates)
+        except Stale:  # one of them was deleted meanwhile: look again, and place the others
+            await self._schedule([candidate.operation for candidate in candidates])
+            return
+        except (NoValidHost, BuildAborted) as error:
+            for candidate in candidates:
+                await self._lose(candidate.operation, self._final_error(candidate, error))
+            return
+        for candidate in candidates:
+            self.notify("create.start", candidate.operation, candidate.row)
+        prepared = await asyncio.gather(*(self._prepare(candidate) for candidate in candidates))
+        await self._dispatch([candidate for candidate in prepared if candidate is not None])
+
+    async def _place(self, candidates: list[_Candidate]) -> list[_Candidate]:
+        """Claim a host for each: an alternate of the last decision if there is one, else ask the scheduler."""
+        first = candidates[0]
+        if len(candidates) == 1 and first.payload.alternates:
+            chosen = await self._take_alternate(first)
+            if chosen is not None:
+                first.placement = chosen
+                return candidates
+        tried = sorted({host for candidate in candidates for host in candidate.payload.tried})
+        spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(tried))
+        try:
+            answer = await self._scheduler.select_destinations(
+                first.operation.context, spec, [c.row["uuid"] for c in candidates],
+                epochs={c.row["uuid"]: c.operation.epoch for c in candidates},
+            )
+        except (BusUnavailable, CallTimeout) as error:
+            raise Unavailable(f"The scheduler does not answer: {error}") from error
+        placements = {placement.instance_uuid: placement for placement in answer.placements}
+        for candidate in candidates:
+            candidate.placement = placements[candidate.row["uuid"]]
+            candidate.explanation = answer.explanation
+            candidate.payload.alternates = list(candidate.placement.alternates)
+        return candidates
+
+    async def _take_alternate(self, candidate: _Candidate) -> Placement | None:
+        payload = candidate.payload
+        while payload.alternates:
+            chosen = payload.alternates.pop(0)
+            claim = allocations.Claim(
+                consumer_uuid=candidate.row["uuid"], node_uuid=chosen.node_uuid, host=chosen.host,
+                resources=candidate.spec.flavor.resources(), group=candidate.spec.group,
+                epoch=candidate.operation.epoch,
+            )  # fmt: skip
+            result = await self.engine.database.write(allocations.claim, [claim], now=self.engine.now())
+            if result.claimed:
+                return Placement(instance_uuid=candidate.row["uuid"], selected=chosen)
+        return None
+
+    async def _prepare(self, candidate: _Candidate) -> _Candidate | None:
+        """Allocate and bind the server's ports to its host; what cannot work anywhere ends the build."""
+        networks = self.tools.networks
+        if candidate.networks == "none" or networks is None:
+            return candidate
+        assert candidate.placement is not None
+        chosen = candidate.placement.selected
+        try:
+            candidate.vifs = await networks.allocate(
+                instance_uuid=candidate.row["uuid"], project_id=candidate.row["project_id"], host=chosen.host,
+                zone=chosen.zone, requests=candidate.networks, security_groups=candidate.row["security_groups"],
+                hostname=candidate.row["hostname"],
+            )  # fmt: skip
+        except Unavailable as error:
+            # Only this server waits; its claim is replaced when it is tried again.
+            await self.engine._later([candidate.operation], error)
+            return None
+        except MicronovaError as error:
+            await self._lose(candidate.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
+            return None
+        candidate.payload.wait_for_plugs = [vif.port_id for vif in candidate.vifs if vif.status != "ACTIVE"]
+        return candidate
+
+    async def _dispatch(self, candidates: Sequence[_Candidate]) -> None:
+        """Make the hosts the owners of all these builds in one transaction, then send the orders."""
+        if not candidates:
+            return
+        orders = await self.engine.database.write(self._dispatch_all, candidates)
+        self.engine.stepped(self.name, "dispatched")
+        for candidate, order in zip(candidates, orders, strict=True):
+            if order is None:
+                await self._overtaken(candidate.operation, candidate.row, candidate.networks)
+        await asyncio.gather(
+            *(
+                self.hand_over(candidate.operation, candidate.row, order)
+                for candidate, order in zip(candidates, orders, strict=True)
+                if order is not None
+            )
+        )
+
+    def _dispatch_all(self, conn: sa.Connection, candidates: Sequence[_Candidate]) -> list[WorkOrder | None]:
+        orders = []
+        for candidate in sorted(candidates, key=lambda c: c.row["uuid"]):
+            assert candidate.placement is not None
+            chosen = candidate.placement.selected
+            candidate.payload.tried = [*candidate.payload.tried, chosen.host]
+            values = {
+                "host": chosen.host,
+                "node": chosen.node,
+                "node_uuid": chosen.node_uuid,
+                "availability_zone": chosen.zone,
+                "task_state": states.SPAWNING,
+                "epoch": candidate.operation.epoch + 1,
+                "network_info": msgspec.to_builtins(candidate.vifs),
+            }
+            order = self.dispatch(
+                conn, candidate.operation, candidate.row, chosen.host, values,
+                payload=msgspec.msgpack.encode(candidate.payload),
+            )
+            if order is not None and candidate.explanation is not None:
+                rows.explain(conn, candidate.operation.id, msgspec.to_builtins(candidate.explanation))
+            orders.append((candidate.row["uuid"], order))
+        found = dict(orders)
+        return [found[candidate.row["uuid"]] for candidate in candidates]
+
+    def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
+        """Return the order to build the guest."""
+        payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+        image = row["image_ref"]
+        return work_order(
+            operation, row, kind=self.order_kind, host=row["host"],
+            devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
+            secrets=self.tools.secrets.open(operation.secrets, operation.id),
+            image_ticket=self.tools.images.ticket_url(image) if image and self.tools.images else None,
+            wait_for_plugs=tuple(payload.wait_for_plugs),
+        )
+
+    # --- what may go wrong -----------------------------------------------------------------------------------
+
+    async def _overtaken(self, operation: Operation, row: Any, networks: Any = "unknown") -> None:
+        """The server is being deleted: let go of what this build holds, quietly."""
+        if self.tools.networks is not None and networks != "none":
+            await self.tools.networks.deallocate(instance_uuid=operation.instance_uuid)
+        await self.engine.database.write(self._cancel, operation)
+
+    def _cancel(self, conn: sa.Connection, operation: Operation) -> None:
+        row = instances.lock(conn, operation.instance_uuid)
+        self.end(conn, operation, "cancelled")
+        if row is None or row["host"] is None:
+            allocations.release(conn, operation.instance_uuid, now=self.engine.now())
+
+    async def _look_after(self, operation: Operation) -> None:
+        """The host's lease ran out: is it dead, or did we only not hear it?"""
+        row = await self.engine.database.read(instances.get, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            await self._overtaken(operation, row)
+        elif await self.host_is_down(row["host"]):
+            report = Report(
+                operation_id=operation.id, epoch=operation.epoch, instance_uuid=operation.instance_uuid,
+                host=row["host"], outcome="reschedule", error_code="host_down",
+                message=f"Host {row['host']} does not answer any more.",
+            )  # fmt: skip
+            result = await self.engine.database.write(self._reschedule_from_dead, operation, report)
+            self.engine.stepped(self.name, "rescheduled")
+            await self._after(result)
+        else:
+            await self.engine.database.write(self.give_back_to_host, operation, row["host"])
+
+    def _reschedule_from_dead(self, conn: sa.Connection, operation: Operation, report: Report) -> Continue | Ended:
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch:
+            return Ended()
+        rows.record_departure(conn, report.host, row["uuid"], operation.epoch, self.engine.now())
+        return self.reported(conn, operation, row, report)
+
+    async def _after(self, result: Continue | Ended) -> None:
+        if isinstance(result, Continue):
+            await self.run([result.operation])
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
+        """The host is done, or failed in one of the ways of the table in nova-flow section 5."""
+        if report.outcome == "done":
+            return self._built(conn, operation, row, report)
+        payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+        error = abort_error(report)
+        if report.outcome == "reschedule":
+            nodes.note_failed_build(conn, row["node_uuid"], self.engine.now())
+            spec = _spec_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
+            if spec.force_host is None and len(payload.tried) < self._max_attempts:
+                return self._reschedule(conn, operation, row, payload, error.message)
+            error = MicronovaError(_exhausted(row["uuid"], payload.tried, error.message, self._max_attempts))
+        return self._lost(conn, operation, row, error)
+
+    def _built(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Ended:
+        now = self.engine.now()
+        values: dict[str, Any] = {
+            "vm_state": states.ACTIVE,
+            "task_state": None,
+            "power_state": states.RUNNING if report.power_state is None else report.power_state,
+            "launched_at": row["launched_at"] or now,
+            "progress": 100,
+            **self._access_addresses(row),
+        }
+        instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
+        self.end(conn, operation, "success", host=report.host)
+        return Ended(events=[("create.end", {**row, **values}, None)])
+
+    def _access_addresses(self, row: Any) -> dict[str, Any]:
+        """Take the access IPs from the network that the operator named, unless the user gave some."""
+        values: dict[str, Any] = {}
+        for vif in row["network_info"]:
+            if self.tools.access_network is None or vif["network_label"] != self.tools.access_network:
+                continue
+            for address in vif["fixed_ips"]:
+                column = f"access_ip_v{address['version']}"
+                if not row[column]:
+                    values.setdefault(column, address["address"])
+        return values
+
+    def _reschedule(
+        self, conn: sa.Connection, operation: Operation, row: Any, payload: BuildPayload, reason: str
+    ) -> Continue:
+        now = self.engine.now()
+        payload.last_error = reason
+        actions.event_finish(
+            conn, row["uuid"], operation.context.request_id, operation.epoch, self.event, now, result="Error",
+            host=row["host"], details=reason,
+        )
+        values = {
+            "host": None, "node": None, "node_uuid": None, "task_state": states.SCHEDULING,
+            "epoch": operation.epoch + 1,
+        }  # fmt: skip
+        instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
+        encoded = msgspec.msgpack.encode(payload)
+        rows.step(
+            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="schedule", payload=encoded,
+            until=self.engine.until(), new_owner=self.engine.owner, new_epoch=operation.epoch + 1,
+        )
+        allocations.release(conn, row["uuid"], now=now)
+        operation.owner, operation.step, operation.payload = self.engine.owner, "schedule", encoded
+        operation.epoch += 1
+        log.info("%s is rescheduled: %s", row["uuid"], reason)
+        return Continue(operation)
+
+    def _final_error(self, candidate: _Candidate, error: MicronovaError) -> MicronovaError:
+        """Tell the user why the last host failed, if there was one, rather than that there are no more."""
+        if not candidate.payload.tried:
+            return error
+        return NoValidHost(
+            _exhausted(
+                candidate.row["uuid"], candidate.payload.tried, candidate.payload.last_error or error.message,
+                self._max_attempts,
+            ),
+            **error.details,
+        )
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: ERROR with a fault, everything cleaned up."""
+        await self._lose(operation, error)
+
+    async def _lose(self, operation: Operation, error: Exception) -> None:
+        result = await self.engine.database.write(self._lose_now, operation, error)
+        self.engine.stepped(self.name, "lost")
+        if isinstance(result, Continue):
+            await self._clean_up(result.operation)
+        for event, row, fault in result.events if isinstance(result, Ended) else ():
+            self.notify(event, operation, row, fault)
+
+    def _lose_now(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | Ended:
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch:
+            self.end(conn, operation, "cancelled")
+            if row is None or row["host"] is None:
+                allocations.release(conn, operation.instance_uuid, now=self.engine.now())
+            return Ended()
+        return self._lost(conn, operation, row, error)
+
+    def _lost(self, conn: sa.Connection, operation: Operation, row: Any, error: Exception) -> Continue | Ended:
+        """The server goes to ERROR at once; a step of its own removes its ports if it may have some."""
+        now = self.engine.now()
+        fault = fault_of(error, now)
+        values = {
+            "vm_state": states.ERROR, "task_state": None, "fault": fault, "host": None, "node": None,
+            "node_uuid": None, "network_info": [], "epoch": operation.epoch + 1,
+        }  # fmt: skip
+        instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
+        if row["host"] is not None:
+            # Should the host have left something behind, this record lets it clean up.
+            rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
+        events = [("create.error", {**row, **values}, fault)]
+        spec = instances.specs(conn, [row["uuid"]]).get(row["uuid"])
+        if self.tools.networks is None or (spec is not None and spec["networks"] == "none"):
+            self.end(conn, operation, "error", host=row["host"], fault=fault)
+            allocations.release(conn, row["uuid"], now=now)
+            return Ended(events=events)
+        request_id = operation.context.request_id
+        actions.event_finish(
+            conn, row["uuid"], request_id, operation.epoch, self.event, now, result="Error", host=row["host"],
+            details=fault["message"],
+        )
+        rows.step(
+            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="cleanup",
+            payload=operation.payload, until=self.engine.until(), new_owner=self.engine.owner,
+            new_epoch=operation.epoch + 1,
+        )
+        allocations.release(conn, row["uuid"], now=now)
+        operation.owner, operation.step = self.engine.owner, "cleanup"
+        operation.epoch += 1
+        self.notify(*events[0][:1], operation, events[0][1], fault)
+        return Continue(operation)
+
+    async def _clean_up(self, operation: Operation) -> None:
+        """Remove the ports of a build that was lost; the server may be deleted meanwhile, which does the same."""
+        if self.tools.networks is not None:
+            await self.tools.networks.deallocate(instance_uuid=operation.instance_uuid)
+        await self.engine.database.write(self._cleaned, operation)
+
+    def _cleaned(self, conn: sa.Connection, operation: Operation) -> None:
+        now = self.engine.now()
+        rows.finish(conn, operation.id, now, "error")
+        actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
+
+
+def _load(conn: sa.Connection, operations: list[Operation]) -> list[tuple[Operation, Any, Any, Any]]:
+    uuids = [operation.instance_uuid for operation in operations]
+    found = instances.get_many(conn, uuids)
+    specs = instances.specs(conn, uuids)
+    loaded = []
+    for operation in operations:
+        row, spec = found.get(operation.instance_uuid), specs.get(operation.instance_uuid)
+        if row is None or spec is None:
+            loaded.append((operation, None, None, None))
+        else:
+            loaded.append((operation, row, _spec_of(spec), spec["networks"]))
+    return loaded
+
+
+def _spec_of(row: Any) -> RequestSpec:
+    return msgspec.msgpack.decode(row["spec"], type=RequestSpec)
+
+
+def _exhausted(uuid: str, tried: list[str], last: str, most: int) -> str:
+    hosts = ", ".join(tried)
+    return (
+        f"Exceeded maximum number of retries. Exhausted all hosts available for retrying build of instance {uuid} "
+        f"(tried {hosts}; {most} attempts). Last error: {last}"
+    )

@@ -1,0 +1,206 @@
+"""What the kinds of operations share: their tools, and the way of an operation through a host."""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.operations import Engine, Kind, Operation
+from micronova.conductor.secrets import SecretBox
+from micronova.db import actions, instances
+from micronova.db import operations as rows
+from micronova.db import services as service_rows
+from micronova.objects.errors import BuildAborted, MicronovaError
+from micronova.objects.network import VIF
+from micronova.objects.orders import Report, WorkOrder
+from micronova.rpc.errors import BusUnavailable
+
+log = logging.getLogger(__name__)
+
+HOST = "host:"
+
+
+class Networks(Protocol):
+    """What the conductor needs of the network service; `micronova.network.client` has the real one."""
+
+    async def allocate(
+        self, *, instance_uuid: str, project_id: str, host: str, zone: str, requests: Any, security_groups: list[str],
+        hostname: str,
+    ) -> tuple[VIF, ...]:
+        """Make or take over the ports of an instance and bind them to its host; safe to repeat."""
+
+    async def deallocate(self, *, instance_uuid: str) -> None:
+        """Delete the ports that we made and unbind the user's own; safe to repeat."""
+
+
+class Images(Protocol):
+    """What the conductor needs of the image service."""
+
+    def ticket_url(self, image_id: str) -> str | None:
+        """Return where a host can fetch the image for a short time."""
+
+
+class Notifier(Protocol):
+    """Where notifications go."""
+
+    def instance(self, event: str, row: Any, *, context: Any, fault: dict[str, Any] | None = None) -> None:
+        """Send `instance.EVENT` about an instance, without waiting."""
+
+
+@dataclass(kw_only=True)
+class Tools:
+    """What the kinds of operations work with."""
+
+    engine: Engine
+    compute: ComputeAPI
+    secrets: SecretBox
+    networks: Networks | None
+    images: Images | None
+    notifier: Notifier
+    service_down_time: float
+    access_network: str | None = None
+
+
+class Continue(msgspec.Struct):
+    """After a report: this conductor goes on with the operation."""
+
+    operation: Operation
+
+
+class Ended(msgspec.Struct):
+    """After a report: the operation is over, and these notifications are due."""
+
+    accepted: bool = True
+    destroy: bool = False
+    events: list[tuple[str, Any, dict[str, Any] | None]] = []
+
+
+def fault_of(error: BaseException | str, now: int, code: int = 500) -> dict[str, Any]:
+    """Return the fault that users see on the server; what is not ours keeps its inside to the log."""
+    if isinstance(error, MicronovaError):
+        return {"code": code, "message": error.message[:255], "details": _details(error), "created": now}
+    if isinstance(error, str):
+        return {"code": code, "message": error[:255], "details": "", "created": now}
+    return {
+        "code": code,
+        "message": "An unexpected error happened; the log has the reason under the request id of this action.",
+        "details": f"{type(error).__name__}: {error}"[:1000],
+        "created": now,
+    }
+
+
+def _details(error: MicronovaError) -> str:
+    return "; ".join(f"{key}: {value}" for key, value in error.details.items())[:4000]
+
+
+class HostKind(Kind):
+    """An operation that a host carries out: dispatched as an order, ended by the host's report."""
+
+    order_kind: str
+    event: str  # the name of the event in the instance action
+
+    def __init__(self, tools: Tools) -> None:
+        self.tools = tools
+        self.engine = tools.engine
+
+    # --- what kinds decide -----------------------------------------------------------------------------------
+
+    def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
+        """Return the order, from what is in the database; also used to send it again."""
+        raise NotImplementedError
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
+        """Apply a host's report, in the transaction that ends or continues the operation."""
+        raise NotImplementedError
+
+    # --- what they share -------------------------------------------------------------------------------------
+
+    def apply_report(self, conn: sa.Connection, operation_row: Any, report: Report) -> Continue | Ended:
+        """Check that a report is not stale and apply it. The instance's row is locked before the operation's."""
+        row = instances.lock(conn, report.instance_uuid)
+        operation_row = rows.get(conn, report.operation_id, lock=True)
+        if (
+            operation_row is None
+            or operation_row["finished_at"] is not None
+            or operation_row["epoch"] != report.epoch
+            or operation_row["owner"] != HOST + report.host
+            or row is None
+        ):
+            again = operation_row is not None and operation_row["epoch"] == report.epoch and (
+                operation_row["result"] == "success"
+            )
+            # A build that ended too late: the guest goes only if the instance is not (any more) on this host.
+            here = row is not None and row["host"] == report.host
+            return Ended(accepted=again, destroy=not again and not here and self.order_kind == "build")
+        return self.reported(conn, Operation.of(operation_row), row, report)
+
+    async def hand_over(self, operation: Operation, row: Any, order: WorkOrder) -> None:
+        """Send the order; a lost one is sent again by the host's next heartbeat."""
+        try:
+            await self.tools.compute.send_order(operation.context, order)
+        except BusUnavailable as error:
+            log.warning("%s for %s was not sent (%s); the next heartbeat fetches it", order.kind, order.host, error)
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: Any, host: str, values: dict[str, Any],
+                 payload: bytes | None = None) -> WorkOrder | None:
+        """Make the host the owner: the instance's new values, the operation's step, the event; None if overtaken."""
+        now = self.engine.now()
+        epoch = values.get("epoch", operation.epoch)
+        if values and not instances.update(conn, operation.instance_uuid, now, values, epoch=operation.epoch):
+            return None
+        moved = rows.step(
+            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="dispatched",
+            payload=operation.payload if payload is None else payload, until=self.engine.until(),
+            new_owner=HOST + host, new_epoch=epoch,
+        )
+        if not moved:
+            return None
+        # An event is numbered by the epoch that it happens at: each try of a build has one of its own.
+        actions.event_start(
+            conn, operation.instance_uuid, operation.context.request_id, epoch, self.event, now, host=host
+        )
+        sent = msgspec.structs.replace(operation, epoch=epoch)
+        if payload is not None:
+            sent.payload = payload
+        return self.order(conn, sent, {**row, **values})
+
+    def end(self, conn: sa.Connection, operation: Operation, result: str, *, host: str | None = None,
+            fault: dict[str, Any] | None = None) -> None:
+        """End the operation, its event and its action."""
+        now = self.engine.now()
+        rows.finish(conn, operation.id, now, result)
+        request_id = operation.context.request_id
+        failed = result == "error"
+        actions.event_finish(
+            conn, operation.instance_uuid, request_id, operation.epoch, self.event, now,
+            result="Error" if failed else "Success", host=host, details=fault["message"] if fault else None,
+        )
+        actions.finish(conn, operation.instance_uuid, request_id, now, message="Error" if failed else None)
+
+    async def host_is_down(self, host: str) -> bool:
+        """Say whether a host has not been heard of for too long (and we could have heard it)."""
+        if not self.engine.healthy():
+            return False
+        found = await self.engine.database.read(service_rows.list_, binary="nova-compute", host=host)
+        if not found or found[0].forced_down:
+            return True
+        return self.engine.clock.now() - found[0].last_seen_at / 1e6 > self.tools.service_down_time
+
+    def give_back_to_host(self, conn: sa.Connection, operation: Operation, host: str) -> None:
+        """The host is alive after all: its next heartbeat takes the order up."""
+        rows.step(
+            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="dispatched",
+            payload=operation.payload, until=self.engine.until(), new_owner=HOST + host,
+        )
+
+    def notify(self, event: str, operation: Operation, row: Any, fault: dict[str, Any] | None = None) -> None:
+        """Send a notification."""
+        self.tools.notifier.instance(event, row, context=operation.context, fault=fault)
+
+
+def abort_error(report: Report) -> MicronovaError:
+    """Return a host's failure as an error with its words."""
+    return BuildAborted(report.message or "The host could not carry out the order.", details=report.details or "")

@@ -1,0 +1,202 @@
+"""The conductor: runs durable operations, hears hosts, and hands their orders out again."""
+
+import asyncio
+import logging
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.conductor.build import Build
+from micronova.conductor.delete import Delete
+from micronova.conductor.kinds import HOST, Continue, Ended, HostKind, Tools
+from micronova.conductor.operations import Engine, Operation
+from micronova.conductor.power import Power
+from micronova.conductor.rpcapi import HOST as HOST_INTERFACE
+from micronova.conductor.rpcapi import TASKS, GuestEvent, Operations, ReportReply
+from micronova.db import instances, nodes, services
+from micronova.db import operations as rows
+from micronova.objects.errors import Forbidden, Unavailable
+from micronova.objects.orders import Departed, Heartbeat, HeartbeatReply, HostBeat, HostReply, Report, WorkOrder
+from micronova.rpc.bus import Bus
+from micronova.rpc.contract import Context
+from micronova.rpc.server import Server
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+log = logging.getLogger(__name__)
+
+
+class ConductorManager:
+    """A role: the server end of the conductor's messages."""
+
+    def __init__(
+        self, *, bus: Bus, tools: Tools, host: str, report_interval: float, ratios: dict[str, float],
+        max_attempts: int, check_sender: bool,
+    ) -> None:
+        self._bus = bus
+        self._tools = tools
+        self.engine: Engine = tools.engine
+        self._host = host
+        self._report_interval = report_interval
+        self._ratios = ratios
+        self._check_sender = check_sender
+        self._servers: list[Server] = []
+        self._beat: asyncio.Task[None] | None = None
+        self._kinds: dict[str, HostKind] = {}
+        for kind in (
+            Build(tools, SchedulerAPI(bus), max_attempts),
+            Delete(tools),
+            Power(tools, "stop", "compute_stop_instance"),
+            Power(tools, "start", "compute_start_instance"),
+            Power(tools, "reboot", "compute_reboot_instance"),
+        ):
+            self._kinds[kind.name] = kind
+            self.engine.add(kind)
+
+    async def start(self) -> None:
+        """Serve messages and sweep."""
+        await self.engine.start()
+        self._servers = [await self._bus.serve(TASKS, self), await self._bus.serve(HOST_INTERFACE, self)]
+        self._beat = asyncio.create_task(self._beat_forever(), name="conductor-heartbeat")
+
+    async def stop(self) -> None:
+        """Stop serving and give the leases back."""
+        if self._beat is not None:
+            self._beat.cancel()
+        for server in self._servers:
+            await server.stop()
+        await self.engine.stop()
+
+    async def _beat_forever(self) -> None:
+        while True:
+            try:
+                now = self.engine.now()
+                await self.engine.database.write(services.heartbeat, "nova-conductor", [self._host], now)
+            except Exception as error:
+                log.warning("heartbeat: %s", error)
+            await self.engine.clock.sleep(self._report_interval)
+
+    # --- messages from the API -------------------------------------------------------------------------------
+
+    async def build_instances(self, context: Context, params: Operations) -> None:
+        """Build the instances of these operations."""
+        await self.engine.take(params.ids)
+
+    async def run_operations(self, context: Context, params: Operations) -> None:
+        """Run these operations."""
+        await self.engine.take(params.ids)
+
+    # --- messages from hosts ---------------------------------------------------------------------------------
+
+    async def report(self, context: Context, params: Report) -> ReportReply:
+        """Take the end of an order: refuse it if it is stale, else finish or continue the operation."""
+        self._check(context, params.host)
+        found = await self._database(self._report, params)
+        if found is None:
+            return ReportReply(accepted=False)
+        kind, operation, result = found
+        if isinstance(result, Continue):
+            self.engine.stepped(kind.name, result.operation.step)
+            self.engine.run([result.operation])
+            return ReportReply(accepted=True)
+        for event, row, fault in result.events:
+            kind.notify(event, operation, row, fault)
+        return ReportReply(accepted=result.accepted, destroy=result.destroy)
+
+    def _report(self, conn: sa.Connection, report: Report) -> tuple[HostKind, Operation, Continue | Ended] | None:
+        row = rows.get(conn, report.operation_id)
+        if row is None:
+            # Purged long ago, or never ours: the guest of a build goes if the instance is not on this host.
+            return None
+        kind = self._kinds[row["kind"]]
+        return kind, Operation.of(row), kind.apply_report(conn, row, report)
+
+    async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
+        """Renew the leases of what hosts have in hand; tell them what they should have and do not."""
+        for beat in params.hosts:
+            self._check(context, beat.host)
+        return await self._database(self._heartbeat, params)
+
+    def _heartbeat(self, conn: sa.Connection, params: Heartbeat) -> HeartbeatReply:
+        now, until = self.engine.now(), self.engine.until()
+        names = [beat.host for beat in params.hosts]
+        alive = [beat.host for beat in params.hosts if not beat.stopping]
+        services.heartbeat(conn, "nova-compute", alive, now)
+        owned: dict[str, list[Any]] = {}
+        for row in rows.owned(conn, [HOST + name for name in names]):
+            owned.setdefault(row["owner"], []).append(row)
+        leaving: dict[str, list[Departed]] = {}
+        for row in rows.departures_of(conn, names):
+            leaving.setdefault(row["host"], []).append(Departed(row["instance_uuid"], row["epoch"]))
+        known = nodes.hosts_with_nodes(conn, names)
+        return HeartbeatReply(
+            hosts=tuple(
+                self._beat_of(conn, beat, owned.get(HOST + beat.host, []), leaving.get(beat.host, []), until,
+                              beat.host in known)
+                for beat in params.hosts
+            )
+        )
+
+    def _beat_of(
+        self, conn: sa.Connection, beat: HostBeat, owned: list[Any], leaving: list[Departed], until: int, known: bool
+    ) -> HostReply:
+        if beat.nodes:
+            nodes.upsert(conn, beat.host, beat.nodes, self.engine.now(), ratios=self._ratios)
+        for gone in beat.departed:
+            rows.departed(conn, beat.host, gone.instance_uuid, gone.epoch)
+        if beat.stopping:
+            # The orders stay this host's: it gets them again when it comes back, or somebody takes over.
+            return HostReply(host=beat.host)
+        in_hand = {each.operation_id: each.epoch for each in beat.in_hand}
+        mine = {row["id"]: row for row in owned}
+        rows.renew(conn, list(mine), HOST + beat.host, until)
+        missing = [row for id, row in mine.items() if in_hand.get(id) != row["epoch"]]
+        orders = [order for row in missing if (order := self._order_again(conn, row)) is not None]
+        acknowledged = {(gone.instance_uuid, gone.epoch) for gone in beat.departed}
+        return HostReply(
+            host=beat.host,
+            orders=tuple(orders),
+            drop=tuple(id for id, epoch in in_hand.items() if id not in mine and _overtaken(conn, id, epoch)),
+            departures=tuple(each for each in leaving if (each.instance_uuid, each.epoch) not in acknowledged),
+            resend_nodes=not known and not beat.nodes,
+        )
+
+    def _order_again(self, conn: sa.Connection, row: Any) -> WorkOrder | None:
+        operation = Operation.of(row)
+        instance = instances.get(conn, operation.instance_uuid)
+        if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
+            return None
+        return self._kinds[operation.kind].order(conn, operation, instance)
+
+    async def guest_event(self, context: Context, params: GuestEvent) -> None:
+        """A guest changed by itself: show it, unless an operation is at work on the server."""
+        self._check(context, params.host)
+        await self._database(self._guest_event, params)
+
+    def _guest_event(self, conn: sa.Connection, event: GuestEvent) -> None:
+        row = instances.lock(conn, event.instance_uuid)
+        if row is None or row["host"] != event.host or row["task_state"] is not None or row["epoch"] < event.epoch:
+            return
+        values: dict[str, Any] = {"power_state": event.power_state}
+        if row["vm_state"] == "active" and event.power_state in (4, 6):
+            values["vm_state"] = "stopped"
+        elif row["vm_state"] == "stopped" and event.power_state == 1:
+            values["vm_state"] = "active"
+        instances.update(conn, row["uuid"], self.engine.now(), values, epoch=row["epoch"])
+
+    def _check(self, context: Context, host: str) -> None:
+        """A host speaks only for itself: the broker says who really sent the message."""
+        if self._check_sender and context.sender not in (host, f"host-{host}"):
+            raise Forbidden(f"{context.sender} may not report for host {host}.")
+
+    async def _database(self, fn: Any, *args: Any) -> Any:
+        try:
+            return await self.engine.database.write(fn, *args)
+        except Unavailable:
+            self.engine.disturbed()
+            raise
+
+
+def _overtaken(conn: sa.Connection, id: str, epoch: int) -> bool:
+    """Say whether a host works on something that is no longer its own; one that just ended well is not that."""
+    row = rows.get(conn, id)
+    return row is None or row["epoch"] != epoch or row["result"] == "cancelled"

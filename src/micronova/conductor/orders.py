@@ -1,0 +1,76 @@
+"""From rows to work orders: everything that a host needs to know, in one message."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from micronova.conductor.operations import Operation
+from micronova.conductor.secrets import Secrets
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.network import VIF
+from micronova.objects.orders import InstanceSpec, WorkOrder
+
+
+def instance_spec(row: Any, epoch: int) -> InstanceSpec:
+    """Return the instance as its host sees it."""
+    return InstanceSpec(
+        uuid=row["uuid"],
+        epoch=epoch,
+        project_id=row["project_id"],
+        user_id=row["user_id"],
+        name=row["display_name"],
+        hostname=row["hostname"],
+        flavor=msgspec.convert(row["flavor"], Flavor),
+        node=row["node"],
+        availability_zone=row["availability_zone"],
+        image=msgspec.convert(row["image"], ImageMeta) if row["image"] else None,
+        metadata=row["metadata"],
+        tags=tuple(row["tags"]),
+        key_name=row["key_name"],
+        key_data=row["key_data"],
+        user_data=row["user_data"],
+        config_drive=bool(row["config_drive"]),
+        reservation_id=row["reservation_id"],
+        launch_index=row["launch_index"],
+        power_state=row["power_state"],
+    )
+
+
+def vifs(row: Any) -> tuple[VIF, ...]:
+    """Return the instance's interfaces as they were last seen."""
+    return msgspec.convert(row["network_info"], tuple[VIF, ...])
+
+
+def work_order(
+    operation: Operation,
+    row: Any,
+    *,
+    kind: str,
+    host: str,
+    devices: Sequence[dict[str, Any]] = (),
+    secrets: Secrets | None = None,
+    image_ticket: str | None = None,
+    wait_for_plugs: tuple[str, ...] = (),
+    parameters: dict[str, str] | None = None,
+) -> WorkOrder:
+    """Return the order for a host; the operation's epoch is the one that the host works at."""
+    secrets = secrets or Secrets()
+    return WorkOrder(
+        operation_id=operation.id,
+        kind=kind,
+        epoch=operation.epoch,
+        host=host,
+        instance=instance_spec(row, operation.epoch),
+        deadline=operation.deadline / 1e6,
+        attempt=operation.attempts,
+        network_info=vifs(row),
+        block_devices=tuple(msgspec.convert(device, BlockDevice) for device in devices),
+        image_ticket=image_ticket,
+        admin_password=secrets.admin_password,
+        injected_files=secrets.injected_files,
+        wait_for_plugs=wait_for_plugs,
+        parameters=parameters or {},
+    )

@@ -1,0 +1,175 @@
+"""One port for every service: requests go by the first part of their path; and the server that listens."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from micronova.objects.errors import MicronovaError
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Mounts:
+    """An ASGI application that hands requests to the service mounted at their first path segment."""
+
+    def __init__(self, services: Mapping[str, App], *, root: App | None = None, origins: tuple[str, ...] = ()) -> None:
+        self._services = dict(services)
+        self._root = root
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Dispatch; other kinds of ASGI events than requests are not ours."""
+        if scope["type"] != "http":
+            return
+        if self._origins:
+            origin = _header(scope, b"origin")
+            if origin in self._origins:
+                if scope["method"] == "OPTIONS":
+                    await _answer(send, 204, b"", _cors(origin))
+                    return
+                send = _with_headers(send, _cors(origin))
+        path: str = scope["path"]
+        first, _, rest = path.lstrip("/").partition("/")
+        app = self._services.get(f"/{first}")
+        if app is not None:
+            inner = dict(scope)
+            inner["path"] = "/" + rest
+            inner.pop("raw_path", None)
+            await app(inner, receive, send)
+        elif self._root is not None and not first:
+            await self._root(scope, receive, send)
+        else:
+            known = {"services": sorted(self._services)}
+            body = msgspec.json.encode({"error": {"code": 404, "message": "No service is mounted here.", **known}})
+            await _answer(send, 404, body, [(b"content-type", b"application/json")])
+
+
+def compute_paths(app: App, roots: frozenset[str]) -> App:
+    """Let the compute application be reached as /v2.1/…, /v2.1/PROJECT/…, /v2/… and /v2/PROJECT/….
+
+    /v2 has the same features with relaxed validation and without microversions. A project in the path is kept
+    aside for authentication to compare; whatever does not name a resource is taken for one.
+    """
+
+    async def rewrite(scope: Scope, receive: Receive, send: Send) -> None:
+        version, _, rest = scope["path"].lstrip("/").partition("/")
+        if version in ("v2", "v2.1") and rest:
+            first, _, more = rest.partition("/")
+            inner = dict(scope)
+            if version == "v2":
+                inner["micronova.relaxed"] = True
+            if first not in roots and more:
+                inner["micronova.project"] = first
+                rest = more
+            inner["path"] = f"/v2.1/{rest}"
+            await app(inner, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return rewrite
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _cors(origin: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"access-control-allow-origin", origin.encode()),
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"),
+        (b"access-control-allow-headers", b"content-type, x-auth-token, openstack-api-version"),
+        (b"access-control-expose-headers", b"x-openstack-request-id, openstack-api-version, x-subject-token"),
+        (b"vary", b"Origin"),
+    ]
+
+
+def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    async def sending(event: dict[str, Any]) -> None:
+        if event["type"] == "http.response.start":
+            event = {**event, "headers": [*event.get("headers", ()), *headers]}
+        await send(event)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status,
+                "headers": [*headers, (b"content-length", str(len(body)).encode())]})  # fmt: skip
+    await send({"type": "http.response.body", "body": body})
+
+
+class HTTPServer:
+    """uvicorn in our event loop: no signal handlers, no access log, an orderly stop."""
+
+    def __init__(self, app: App, sock: socket.socket, *, certificate: str | None = None, key: str | None = None) -> None:
+        self._socket = sock
+        self._server = _Quiet(
+            uvicorn.Config(
+                app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75,
+                timeout_graceful_shutdown=5, ssl_certfile=certificate, ssl_keyfile=key, h11_max_incomplete_event_size=65536,
+            )
+        )  # fmt: skip
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; returns when connections are accepted."""
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+        while not self._server.started:
+            if self._task.done():
+                await self._task
+                raise MicronovaError("The HTTP server ended before it had started.")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Stop accepting, finish the requests under way, close."""
+        if self._task is not None:
+            self._server.should_exit = True
+            await self._task
+            self._task = None
+        self._socket.close()
+
+
+class _Quiet(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the command's business."""
+        yield
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Open the listening socket, so that a port in use is known before anything else is done."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address, port))
+    except OSError as error:
+        sock.close()
+        raise MicronovaError(
+            f"Cannot listen on {address}:{port}: {error.strerror}. Choose another with --port."
+        ) from None
+    sock.listen(1024)
+    sock.setblocking(False)
+    return sock
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Open a socket file that only its owner can use."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind(str(path))
+    path.chmod(0o600)
+    sock.listen(16)
+    sock.setblocking(False)
+    return sock
