@@ -31,8 +31,9 @@ class Field:
 class View:
     """The fields of a resource."""
 
-    def __init__(self, *fields: Field) -> None:
+    def __init__(self, *fields: Field, keyed: bool = False) -> None:
         self.fields = fields
+        self.keyed = keyed  # rows are mappings: row["column"] instead of row.column
         self._at: dict[tuple[int, frozenset[str]], Shape] = {}
         self._compiled: dict[tuple[Field, ...], Shape] = {}
 
@@ -47,12 +48,12 @@ class View:
             )
             shape = self._compiled.get(fields)
             if shape is None:
-                shape = self._compiled[fields] = _compile(fields)
+                shape = self._compiled[fields] = _compile(fields, self.keyed)
             self._at[minor, flags] = shape
         return shape
 
 
-def _compile(fields: tuple[Field, ...]) -> Shape:
+def _compile(fields: tuple[Field, ...], keyed: bool) -> Shape:
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         raise ValueError(f"A field is declared twice for the same microversion: {names}.")
@@ -63,7 +64,7 @@ def _compile(fields: tuple[Field, ...]) -> Shape:
         if isinstance(field.get, str):
             if not field.get.isidentifier():
                 raise ValueError(f"{field.get!r} is not the name of a column.")
-            value = f"row.{field.get}"
+            value = f"row[{field.get!r}]" if keyed else f"row.{field.get}"
         else:
             scope[f"get{number}"] = field.get
             value = f"get{number}(row, context)"

@@ -73,6 +73,8 @@ instances = sa.Table(
     Index("instances_by_host", "host"),
     Index("instances_by_reservation", "reservation_id"),
     Index("instances_by_updated", "updated_at"),
+    Index("instances_by_group", "server_group_id", sqlite_where=sa.text("server_group_id IS NOT NULL"),
+          postgresql_where=sa.text("server_group_id IS NOT NULL")),
 )
 
 # What is left of a deleted server: the API shows it to admins (deleted=true) and in changes-since lists.

@@ -1,0 +1,245 @@
+"""Flavors: list, show, create, describe, delete."""
+
+import uuid
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from micronova.api import inputs
+from micronova.api.inputs import Body, Flag, Paged, Text, Whole
+from micronova.api.links import Links
+from micronova.api.view import Field, View
+from micronova.db import flavors
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since, until
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+
+SHOWS_SPECS = "os_compute_api:os-flavor-extra-specs:index"
+
+
+def _links(row: Any, links: Links) -> list[dict[str, str]]:
+    return links.of("flavors", row.flavorid)
+
+
+BRIEF = View(
+    Field("id", "flavorid"),
+    Field("name", "name"),
+    Field("description", "description", since(55)),
+    Field("links", _links),
+)
+FULL = View(
+    Field("id", "flavorid"),
+    Field("name", "name"),
+    Field("ram", "memory_mb"),
+    Field("disk", "root_gb"),
+    Field("swap", lambda row, _: row.swap or "", until(74)),
+    Field("swap", "swap", since(75)),
+    Field("OS-FLV-EXT-DATA:ephemeral", "ephemeral_gb"),
+    Field("OS-FLV-DISABLED:disabled", "disabled", until(101)),
+    Field("vcpus", "vcpus"),
+    Field("os-flavor-access:is_public", "is_public"),
+    Field("rxtx_factor", "rxtx_factor", until(101)),
+    Field("description", "description", since(55)),
+    Field("extra_specs", "extra_specs", since(61), when="specs"),
+    Field("links", _links),
+)
+
+FlavorId = Annotated[str, Meta(pattern=r"^(?! )[a-zA-Z0-9. _\-]+(?<! )$", min_length=1, max_length=255)]
+Factor = Annotated[str, Meta(pattern=r"^[0-9]+(\.[0-9]+)?$", max_length=40)]
+Description = Annotated[str, Meta(max_length=65535)]
+
+
+class NewFlavor(Body):
+    """What a flavor is to be."""
+
+    versions = {"rxtx_factor": until(101), "description": since(55)}
+
+    name: Text
+    ram: Whole
+    vcpus: Whole
+    disk: Whole
+    id: FlavorId | int | float | None = None
+    ephemeral: Whole = field(default=0, name="OS-FLV-EXT-DATA:ephemeral")
+    swap: Whole = 0
+    rxtx_factor: float | Factor | UnsetType = UNSET
+    is_public: Flag = field(default=True, name="os-flavor-access:is_public")
+    description: Description | None | UnsetType = UNSET
+
+
+class Create(Body):
+    """The body of a create."""
+
+    flavor: NewFlavor
+
+
+class NewDescription(Body):
+    """The one thing of a flavor that may change."""
+
+    description: Description | None
+
+
+class Update(Body):
+    """The body of an update."""
+
+    flavor: NewDescription
+
+
+class ListQuery(Paged):
+    """Filters and order of a list."""
+
+    versions = {"name": since(102)}
+
+    is_public: str | UnsetType = UNSET
+    min_ram: str | UnsetType = field(default=UNSET, name="minRam")
+    min_disk: str | UnsetType = field(default=UNSET, name="minDisk")
+    name: str | UnsetType = UNSET
+    sort_key: str = "flavorid"
+    sort_dir: str = "asc"
+
+
+class Flavors:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, max_limit: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._max_limit = max_limit
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List flavors by name."""
+        return await self._list(request, BRIEF, "flavors")
+
+    async def detail(self, request: Request) -> dict[str, Any]:
+        """List flavors with everything."""
+        return await self._list(request, FULL, "flavors/detail")
+
+    async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
+        query: ListQuery = request.query
+        limit, marker = query.page(self._max_limit)
+        admin = request.allows("context_is_admin")
+        rows = await self._database.read(
+            flavors.list_,
+            is_public=_is_public(query.is_public) if admin else True,
+            min_ram=_number(query.min_ram, "minRam"),
+            min_disk=_number(query.min_disk, "minDisk"),
+            name=None if isinstance(query.name, UnsetType) else query.name,
+            sort_key=_sort_key(query, request.minor),
+            descending=query.sort_dir == "desc",
+            project_id=None if admin else request.context.project_id,
+            marker=marker,
+            limit=limit,
+        )
+        links = Links(request)
+        shape = view.at(request.minor, _flags(request))
+        body: dict[str, Any] = {"flavors": [shape(row, links) for row in rows]}
+        if limit and len(rows) == limit:
+            body["flavors_links"] = links.next(request, path, rows[-1].flavorid)
+        return body
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show a flavor that the caller may use."""
+        project = None if request.allows("context_is_admin") else request.context.project_id
+        return self._shown(request, await self._database.read(flavors.row, id, project))
+
+    def _shown(self, request: Request, row: Any) -> dict[str, Any]:
+        return {"flavor": FULL.at(request.minor, _flags(request))(row, Links(request))}
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        """Make a flavor."""
+        asked: NewFlavor = request.body.flavor
+        factor = 1.0 if isinstance(asked.rxtx_factor, UnsetType) else float(asked.rxtx_factor)
+        if not 0 < factor <= 3.40282e38:
+            raise Invalid("Invalid input for field/attribute rxtx_factor: it must be more than 0.")
+        flavor = Flavor(
+            id=str(uuid.uuid4()) if asked.id is None else str(asked.id),
+            name=inputs.name(asked.name, relaxed=request.relaxed),
+            ram=inputs.whole(asked.ram, "ram", 1),
+            vcpus=inputs.whole(asked.vcpus, "vcpus", 1),
+            disk=inputs.whole(asked.disk, "disk"),
+            ephemeral=inputs.whole(asked.ephemeral, "OS-FLV-EXT-DATA:ephemeral"),
+            swap=inputs.whole(asked.swap, "swap"),
+            rxtx_factor=factor,
+            is_public=inputs.flag(asked.is_public),
+            description=_description(asked.description),
+        )
+        row = await self._database.write(flavors.insert, flavor, micros(self._clock.now()))
+        return self._shown(request, row)
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Change a flavor's description."""
+        description = _description(request.body.flavor.description)
+        return self._shown(request, await self._database.write(flavors.set_description, id, description))
+
+    async def delete(self, request: Request, id: str) -> None:
+        """Remove a flavor; servers keep the copy that they have."""
+        await self._database.write(flavors.delete, id)
+
+
+def _flags(request: Request) -> frozenset[str]:
+    shown = request.minor >= 61 and request.allows(SHOWS_SPECS)
+    return _WITH_SPECS if shown else _NOTHING
+
+
+_NOTHING: frozenset[str] = frozenset()
+_WITH_SPECS = frozenset({"specs"})
+
+
+def _description(value: str | None | UnsetType) -> str | None:
+    return None if isinstance(value, UnsetType) else inputs.printable(value, "description")
+
+
+def _is_public(value: str | UnsetType) -> bool | None:
+    if isinstance(value, UnsetType):
+        return True
+    if value.strip().lower() in ("none", ""):
+        return None
+    return inputs.boolean(value, "is_public")
+
+
+def _number(value: str | UnsetType, name: str) -> int | None:
+    if isinstance(value, UnsetType):
+        return None
+    try:
+        return max(-inputs.MAX_INT, min(inputs.MAX_INT, int(value)))
+    except ValueError:
+        raise Invalid(f"Invalid {name} filter [{value[:64]}]: it must be a number.") from None
+
+
+def _sort_key(query: ListQuery, minor: int) -> str:
+    known = [key for key in flavors.SORT_KEYS if minor < 102 or key != "rxtx_factor"]
+    if query.sort_key not in known:
+        raise Invalid(f"Invalid input for query parameter sort_key: it must be one of {', '.join(known)}.")
+    if query.sort_dir not in ("asc", "desc"):
+        raise Invalid("Invalid input for query parameter sort_dir: it must be asc or desc.")
+    return query.sort_key
+
+
+def routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+    """Declare the routes of flavors."""
+    handlers = Flavors(database, clock, max_limit)
+    manage = "os_compute_api:os-flavor-manage"
+    strict = Range(75)
+    listed: dict[str, Any] = {"policy": "", "query": ListQuery, "strict_query": strict}
+    return [
+        Route(method="GET", path="/flavors", handler=handlers.index, **listed),
+        Route(method="GET", path="/flavors/detail", handler=handlers.detail, **listed),
+        Route(
+            method="GET", path="/flavors/{id}", handler=handlers.show, policy="",
+            query=inputs.NoQuery, strict_query=inputs.STRICT,
+        ),
+        Route(
+            method="POST", path="/flavors", handler=handlers.create, policy=f"{manage}:create", body=Create
+        ),
+        Route(
+            method="PUT", path="/flavors/{id}", handler=handlers.update, policy=f"{manage}:update",
+            body=Update, versions=since(55),
+        ),
+        Route(
+            method="DELETE", path="/flavors/{id}", handler=handlers.delete, policy=f"{manage}:delete",
+            status=202,
+        ),
+    ]  # fmt: skip

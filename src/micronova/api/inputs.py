@@ -1,0 +1,118 @@
+"""What the compute API's bodies and query strings are made of: the forms in which old clients write things."""
+
+import re
+import uuid
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.http.versions import since
+from micronova.objects.errors import Invalid
+
+STRICT = since(102)  # from here on every route refuses query parameters that it does not know
+MAX_INT = 0x7FFFFFFF
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of request bodies."""
+
+
+class Query(msgspec.Struct, kw_only=True):
+    """Base of query strings."""
+
+
+class NoQuery(Query):
+    """For routes that take no query parameters."""
+
+
+class Paged(Query):
+    """Paging by marker."""
+
+    limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    marker: str | UnsetType = UNSET
+
+    def page(self, most: int) -> tuple[int, str | None]:
+        """Return how many items, at most `most`, after which marker."""
+        limit = most if isinstance(self.limit, UnsetType) else min(self.limit, most)
+        return limit, None if isinstance(self.marker, UnsetType) else self.marker
+
+
+_TRUE = ("True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes")
+Flag = (
+    bool
+    | Literal[
+        "True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes",
+        "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no",
+    ]
+)  # fmt: skip
+Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+$", max_length=20)]  # clients write numbers as strings, too
+Text = Annotated[str, Meta(min_length=1, max_length=255)]
+HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+$", min_length=1, max_length=255)]
+Metadata = dict[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")], Annotated[str, Meta(max_length=255)]]
+
+# What Unicode calls "other" (control characters, surrogates, unassigned use) and line or paragraph separators.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]")
+
+
+def flag(value: Any) -> bool:
+    """Return a flag as a bool, whichever way it was written."""
+    return value is True or value in _TRUE
+
+
+def boolean(value: str, field: str) -> bool:
+    """Read a flag of a query string; raise Invalid."""
+    text = value.strip().lower()
+    if text in ("true", "1", "t", "yes", "y", "on"):
+        return True
+    if text in ("false", "0", "f", "no", "n", "off"):
+        return False
+    raise Invalid(f"Invalid input for query parameter {field}: {value[:64]!r} is neither true nor false.")
+
+
+def whole(value: Any, field: str, least: int = 0, most: int = MAX_INT) -> int:
+    """Return a number, whichever way it was written; raise Invalid when it is out of range."""
+    number = int(value)
+    if not least <= number <= most:
+        raise Invalid(f"Invalid input for field/attribute {field}: {number} is not from {least} to {most}.")
+    return number
+
+
+def name(value: str, field: str = "name", relaxed: bool = False, forbidden: str = "") -> str:
+    """Check a name: printable, without white space around it (which the old API cut off); raise Invalid."""
+    if relaxed:
+        value = value.strip()
+    wrong = _UNPRINTABLE.search(value) or any(character in value for character in forbidden)
+    if not value or value != value.strip() or wrong:
+        but = f" except {forbidden}" if forbidden else ""
+        raise Invalid(
+            f"Invalid input for field/attribute {field}: {value[:64]!r} must have printable characters{but} and "
+            f"must not begin or end with white space."
+        )
+    return value
+
+
+def printable(value: str | None, field: str) -> str | None:
+    """Check a text that may be empty; raise Invalid."""
+    if value and _UNPRINTABLE.search(value):
+        raise Invalid(f"Invalid input for field/attribute {field}: it must have printable characters only.")
+    return value
+
+
+def is_uuid(value: str) -> bool:
+    """Say whether a text is a uuid, with or without its dashes."""
+    try:
+        return str(uuid.UUID(value)).replace("-", "") == value.lower().strip("{}").replace("-", "")
+    except ValueError:
+        return False
+
+
+def moment(value: str, field: str) -> int:
+    """Read an ISO 8601 time as microseconds; without a zone it is UTC; raise Invalid."""
+    try:
+        found = datetime.fromisoformat(value.strip())
+        aware = found if found.tzinfo else found.replace(tzinfo=UTC)
+        return int(aware.timestamp() * 1_000_000)
+    except (ValueError, OverflowError):
+        raise Invalid(f"Invalid input for query parameter {field}: {value[:64]!r} is not an ISO 8601 time.") from None

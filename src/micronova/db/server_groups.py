@@ -1,0 +1,58 @@
+"""Server groups: servers that are to be together, or apart. An instance's row names its group."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db import quotas
+from micronova.db.tables import instances, server_group_hosts, server_groups
+from micronova.objects.errors import NotFound
+
+_g = server_groups.c
+Row = sa.Row[Any]
+
+
+def insert(conn: sa.Connection, row: Mapping[str, Any], limits: Mapping[str, int]) -> Row:
+    """Add a group and charge its project; raise QuotaExceeded."""
+    quotas.charge(conn, row["project_id"], {"server_groups": 1}, limits, row["user_id"])
+    conn.execute(sa.insert(server_groups).values(**row))
+    return get(conn, row["uuid"])
+
+
+def get(conn: sa.Connection, uuid: str) -> Row:
+    """Return a group; raise NotFound."""
+    found = conn.execute(sa.select(server_groups).where(_g.uuid == uuid)).first()
+    if found is None:
+        raise NotFound(f"Instance group {uuid} could not be found.")
+    return found
+
+
+def list_(
+    conn: sa.Connection, project_id: str | None, *, offset: int = 0, limit: int | None = None
+) -> Sequence[Row]:
+    """Return the groups of a project, or (None) of all, the oldest first."""
+    query = sa.select(server_groups).order_by(_g.created_at, _g.uuid).offset(offset)
+    if project_id is not None:
+        query = query.where(_g.project_id == project_id)
+    return conn.execute(query if limit is None else query.limit(limit)).all()
+
+
+def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
+    """Return the servers of each group, the oldest first."""
+    found: dict[str, list[str]] = {group: [] for group in groups}
+    i = instances.c
+    query = sa.select(i.server_group_id, i.uuid).where(i.server_group_id.in_(list(found)))
+    for row in conn.execute(query.order_by(i.created_at, i.uuid)):
+        found[row.server_group_id].append(row.uuid)
+    return found
+
+
+def delete(conn: sa.Connection, group: Row) -> None:
+    """Remove a group and give its charge back; its servers stay, in no group. Raise NotFound."""
+    if conn.execute(sa.delete(server_groups).where(_g.uuid == group.uuid)).rowcount != 1:
+        raise NotFound(f"Instance group {group.uuid} could not be found.")
+    leave = sa.update(instances).where(instances.c.server_group_id == group.uuid)
+    conn.execute(leave.values(server_group_id=None))
+    conn.execute(sa.delete(server_group_hosts).where(server_group_hosts.c.group_uuid == group.uuid))
+    quotas.release(conn, group.project_id, {"server_groups": 1}, group.user_id)
