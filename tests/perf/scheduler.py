@@ -1,7 +1,7 @@
 """How long the scheduler takes to decide: `python tests/perf/scheduler.py`.
 
-Prints CPU milliseconds per decision with the nine default filters and all weighers, for clouds of 100, 1,000 and 10,000
-hosts of various sizes and fillings: one instance per request, and 50 instances in one request.
+Prints CPU milliseconds per decision with the nine default filters and all weighers, for clouds of 100, 1,000
+and 10,000 hosts of various sizes and fillings: one instance per request, and 50 instances in one request.
 """
 
 import random
@@ -20,7 +20,7 @@ NOW = 1_000_000.0
 
 
 def make_table(count: int, seed: int = 1) -> HostTable:
-    """Make a cloud: three zones, four kinds of hosts, one host in fifty down, fillings from empty to nearly full."""
+    """Make a cloud: three zones, four kinds of hosts, one in fifty down, from empty to nearly full."""
     chance = random.Random(seed)
     states = []
     for number in range(count):
@@ -73,7 +73,7 @@ def make_spec(kind: str) -> RequestSpec:
 
 
 def measure(table: HostTable, spec: RequestSpec, instances: int, decisions: int) -> float:
-    """Give the median CPU milliseconds of a decision; what it counts in the table is taken back outside the clock."""
+    """Give the median CPU milliseconds of a decision; what it counts is taken back outside the clock."""
     scheduler = FilterScheduler(load_filters(), load_weighers(with_plugins=False), random=random.Random(1))
     uuids = [f"instance-{number}" for number in range(instances)]
     resources = spec.flavor.resources()
@@ -91,7 +91,9 @@ def measure(table: HostTable, spec: RequestSpec, instances: int, decisions: int)
 
 def main() -> None:
     """Print the table of figures."""
-    print(f"{'hosts':>7} {'request':>8} {'ms, 1 instance':>15} {'ms, 50 instances':>17} {'ms per instance':>16}")
+    print(
+        f"{'hosts':>7} {'request':>8} {'ms, 1 instance':>15} {'ms, 50 instances':>17} {'ms per instance':>16}"
+    )
     for count in (100, 1_000, 10_000):
         table = make_table(count)
         for kind in ("plain", "rich"):

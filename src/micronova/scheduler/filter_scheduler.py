@@ -1,7 +1,7 @@
 """The decision: which hosts take the instances of a request. Pure: a table and a spec in, placements out.
 
-Room first, then the filters in their order, then the weighers; the best host takes the instance, which is counted
-on it at once, so that the next instance of the same request sees it. Either all instances are placed or none.
+Room first, then the filters in their order, then the weighers; the best host takes the instance, which is
+counted on it at once, so that the next instance of the same request sees it. Either all are placed or none.
 """
 
 import logging
@@ -26,7 +26,7 @@ NOT_ENOUGH = "No valid host was found. There are not enough hosts available."
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the instances go; what they need is counted in the table for all but those that held it already."""
+    """Where the instances go; the table counts what they need, but for those that held it already."""
 
     placements: tuple[Placement, ...]
     explanation: Explanation
@@ -101,7 +101,9 @@ class FilterScheduler:
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, filters, row, spec, resources)
-        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, forced)
+        placements = self._placements(
+            table, ranking, instance_uuids, rows, None if bulk else alternates, forced
+        )
         return Decision(
             placements=placements,
             explanation=Explanation(
@@ -137,7 +139,7 @@ class FilterScheduler:
         spec: RequestSpec,
         resources: Mapping[str, int],
     ) -> None:
-        """After an instance was counted on a host: drop whoever no longer passes, weigh again what changed."""
+        """After an instance was counted on a host: drop who no longer passes, weigh again what changed."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
         passes = np.array([table.fits(ranking.row(position), resources) for position in touched], np.bool_)
@@ -219,7 +221,9 @@ class FilterScheduler:
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)
-        log.info("No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons())
+        log.info(
+            "No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons()
+        )
         return NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
 
 

@@ -1,8 +1,8 @@
-"""All hosts as columns: a filter or a weigher is then one operation over arrays, however many hosts there are.
+"""All hosts as columns: a filter or a weigher is then one operation over arrays, however many there are.
 
-Rows are dense and in no order; removing a host moves the last row into the gap. Amounts live in one column per
-resource class, of whatever name. What hosts have in common (hypervisor, CPU, capabilities) is kept once and
-shared, so that a question about such facts is answered once per kind of host, not once per host.
+Rows are dense and in no order; removing a host moves the last row into the gap. Amounts live in one column
+per resource class, of whatever name. What hosts have in common (hypervisor, CPU, capabilities) is kept once
+and shared, so that a question about such facts is answered once per kind of host, not once per host.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -20,6 +20,9 @@ Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: exact up to 2**53, a
 Column: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
+Amount: TypeAlias = tuple[str, str, int, int, int]  # node uuid, resource class, total, capacity, used
+ServiceState: TypeAlias = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
+
 _FIRST_SIZE = 64
 _MOST_VERDICTS = 256
 _FEW = 8  # up to so many rows a Python loop beats a vector over the whole table
@@ -33,25 +36,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()
     capabilities: dict[str, str] = {}
-
-
-class Amount(msgspec.Struct, frozen=True, array_like=True):
-    """One resource class of one host, as the database has it."""
-
-    node_uuid: str
-    resource_class: str
-    total: int
-    capacity: int
-    used: int
-
-
-class ServiceState(msgspec.Struct, frozen=True, array_like=True):
-    """Whether the agent of a host may be given work."""
-
-    host: str
-    enabled: bool
-    forced_down: bool
-    last_seen: float
 
 
 class _Codes:
@@ -101,8 +85,8 @@ class HostTable:
     """The hosts that the scheduler knows, fed by changes; nothing is rebuilt for a request."""
 
     def __init__(self) -> None:
-        # Freeing one large block tells glibc to keep freed memory of that order for later. Without it the heap
-        # shrinks and grows again for nearly every vector, which doubles the time of a decision at 10,000 hosts.
+        # Freeing one large block tells glibc to keep freed memory of that order for later. Without it the
+        # heap shrinks and grows for nearly every vector, which doubles the time of a decision on 10,000.
         np.empty(1 << 18)
         self.now = 0.0  # the moment for which a decision is made; set by whoever decides
         self.selections: list[Selection] = []
@@ -210,33 +194,34 @@ class HostTable:
     def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
         """Take over amounts as the database has them; give the nodes that are not known here."""
         unknown: set[str] = set()
-        for amount in amounts:
-            row = self._index.get(amount.node_uuid)
+        for uuid, name, total, capacity, used in amounts:
+            row = self._index.get(uuid)
             if row is None:
-                unknown.add(amount.node_uuid)
+                unknown.add(uuid)
                 continue
-            name = amount.resource_class
             if name not in self._free:
                 self._add_class(name)
-            self._total[name][row] = amount.total
-            self._capacity[name][row] = amount.capacity
-            self._free[name][row] = amount.capacity - amount.used
+            self._total[name][row] = total
+            self._capacity[name][row] = capacity
+            self._free[name][row] = capacity - used
         return unknown
 
     def set_services(self, services: Iterable[ServiceState]) -> None:
         """Take over which hosts are enabled and when they were last heard of."""
         columns = self._columns
-        for service in services:
-            for row in self._rows_of_host.get(service.host, ()):
-                columns["enabled"][row] = service.enabled
-                columns["forced_down"][row] = service.forced_down
-                columns["last_seen"][row] = service.last_seen
+        for host, enabled, forced_down, last_seen in services:
+            for row in self._rows_of_host.get(host, ()):
+                columns["enabled"][row] = enabled
+                columns["forced_down"][row] = forced_down
+                columns["last_seen"][row] = last_seen
 
     # --- deciding ---
 
     def fits(self, row: int, resources: Mapping[str, int]) -> bool:
         """Say whether a host has room for these amounts."""
-        return all(n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items())
+        return all(
+            n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items()
+        )
 
     def consume(self, row: int, resources: Mapping[str, int]) -> None:
         """Count an instance on a host before the database knows of it."""
@@ -361,7 +346,9 @@ class HostTable:
             return known[1]
         if len(self._verdicts) >= _MOST_VERDICTS:
             self._verdicts.clear()
-        verdicts = np.array([entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_)
+        verdicts = np.array(
+            [entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_
+        )
         self._verdicts[key] = (self._facts.version, verdicts)
         return verdicts
 
@@ -451,7 +438,7 @@ class HostView:
         return mask
 
     def by_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
-        """Ask a question about facts once per kind of host; the key names the question, and answers are kept."""
+        """Ask about facts, once per kind of host; the key names the question, and answers are kept."""
         verdicts = self._table._verdicts_on_facts(key, passes)
         return verdicts.take(self._take(self._table._columns["facts"]))
 

@@ -1,4 +1,4 @@
-"""Filters and weighers that other packages bring, found by entry point; a faulty one is reported and skipped."""
+"""Filters and weighers that other packages bring by entry point; a faulty one is reported and skipped."""
 
 import logging
 from collections.abc import Callable

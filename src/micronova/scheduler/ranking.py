@@ -1,6 +1,6 @@
 """The hosts that passed, ranked by the weighted sum of what the weighers say.
 
-A ranking is kept while the instances of one request are placed: after each only what changed is weighed again.
+A ranking is kept while the instances of one request are placed: after each, only what changed is weighed.
 """
 
 import logging
@@ -41,7 +41,7 @@ class _Weights:
                 self.scaled = scaled
 
     def change(self, positions: list[int], numbers: npt.NDArray[Any]) -> bool:
-        """Take new numbers of a few hosts; say whether all were scaled again, as the lowest or highest moved."""
+        """Take new numbers of a few hosts; say whether all were scaled again, for a new range."""
         moved = False
         for position, number in zip(positions, numbers.tolist(), strict=True):
             old = self.raw[position]
@@ -59,7 +59,12 @@ class Ranking:
     """Hosts with their weights; positions count within the ranking, rows within the table."""
 
     def __init__(
-        self, table: HostTable, hosts: HostView, weighers: Iterable[HostWeigher], spec: RequestSpec, lasting: bool
+        self,
+        table: HostTable,
+        hosts: HostView,
+        weighers: Iterable[HostWeigher],
+        spec: RequestSpec,
+        lasting: bool,
     ) -> None:
         self._table = table
         self.hosts = hosts

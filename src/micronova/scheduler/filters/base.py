@@ -1,7 +1,7 @@
 """The contract of a filter: a mask over the hosts it is shown.
 
-To add one: subclass `HostFilter` (or `EachHost`, if it needs Python per host), give it the narrowest `scope` that
-is true, name it in `filters/registry.py` or as an entry point of `micronova.filters`, and enable it by name.
+To add one: subclass `HostFilter` (or `EachHost`, if it needs Python per host), give it the narrowest `scope`
+that is true, name it in `filters/registry.py` or as an entry point of `micronova.filters`, and enable it.
 """
 
 import enum
@@ -51,4 +51,6 @@ class EachHost(HostFilter):
         raise NotImplementedError
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))
+        return np.fromiter(
+            (self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts)
+        )

@@ -48,7 +48,9 @@ class Requirement:
             among = value if isinstance(value, list | tuple) else str(value)
             return all(word in among for word in self.operand.split())
         if self.operator == "<in>":
-            return self.operand in (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
+            return self.operand in (
+                " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            )
         if self.operator == "<or>":
             return str(value) in [choice.strip() for choice in self.operand.split("<or>")]
         return _STRING[self.operator](str(value), self.operand)
@@ -62,4 +64,3 @@ class Requirement:
                 return np.zeros(len(values), np.bool_)
             return np.asarray(_NUMBER[self.operator](values, wanted), np.bool_)
         return np.fromiter((self.match(int(value)) for value in values), np.bool_, len(values))
-

@@ -1,7 +1,8 @@
 """The contract of a weigher: a vector over the hosts that passed; the largest weighted sum wins.
 
-To add one: subclass `HostWeigher`, let the weight of a host depend on that host (and the request) alone, give it
-the narrowest `scope` that is true, and name it in `weights/registry.py` or as an entry point of `micronova.weighers`.
+To add one: subclass `HostWeigher`, let the weight of a host depend on that host (and the request) alone, give
+it the narrowest `scope` that is true, and name it in `weights/registry.py` or as an entry point of
+`micronova.weighers`.
 """
 
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from micronova.scheduler.host_table import HostView
 
 
 class HostWeigher:
-    """Says how well each host suits, in units of its own: the weights are brought to 0…1 before they are summed."""
+    """Says how well each host suits, in units of its own: all are brought to 0…1 before they are summed."""
 
     name: ClassVar[str] = ""
     scope: ClassVar[Scope] = Scope.ALL

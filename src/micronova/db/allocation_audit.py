@@ -1,0 +1,110 @@
+"""Do the counters tell the truth? Both are counted anew: `used` by allocations, groups by their members."""
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.tables import allocations, compute_nodes, instances, inventories, server_group_hosts
+
+_a, _i, _g, _n = allocations.c, inventories.c, server_group_hosts.c, compute_nodes.c
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """A counter that differs from what it counts."""
+
+    kind: str  # "used" | "group" | "orphan"
+    where: str  # node uuid, group uuid, or consumer uuid
+    what: str  # resource class, host, or node uuid
+    recorded: int
+    actual: int
+
+
+def audit(conn: sa.Connection) -> list[Drift]:
+    """List every counter that is wrong and every allocation whose consumer is no instance."""
+    return [*_usage(conn), *_groups(conn), *_orphans(conn)]
+
+
+def oversold(conn: sa.Connection) -> list[tuple[str, str]]:
+    """List (node, resource class) of which more is used than may be: no claim does it, a lower ratio can."""
+    query = sa.select(_i.node_uuid, _i.resource_class).where(_i.used > _i.capacity)
+    return [(node, name) for node, name in conn.execute(query)]
+
+
+def mend(conn: sa.Connection, node_uuids: Collection[str], now: int) -> None:
+    """Set `used` of these nodes to what their allocations add up to."""
+    for node in sorted(node_uuids):
+        # Locked first: a claim under way has changed the row, but its allocations are not to be seen yet.
+        rows = sa.select(_i.resource_class).where(_i.node_uuid == node).order_by(_i.resource_class)
+        conn.execute(rows.with_for_update())
+        held = (
+            sa.select(sa.func.coalesce(sa.func.sum(_a.used), 0))
+            .where(_a.node_uuid == _i.node_uuid, _a.resource_class == _i.resource_class)
+            .scalar_subquery()
+        )
+        conn.execute(
+            inventories.update()
+            .where(_i.node_uuid == node, _i.used != held)
+            .values(used=held, changed_at=now)
+        )
+
+
+def _usage(conn: sa.Connection) -> list[Drift]:
+    held_query = sa.select(_a.node_uuid, _a.resource_class, sa.func.sum(_a.used)).group_by(
+        _a.node_uuid, _a.resource_class
+    )
+    held = {(node, name): int(used) for node, name, used in conn.execute(held_query)}
+    found = []
+    for node, name, used in conn.execute(sa.select(_i.node_uuid, _i.resource_class, _i.used)):
+        actual = held.pop((node, name), 0)
+        if actual != used:
+            found.append(Drift(kind="used", where=node, what=name, recorded=used, actual=actual))
+    found += [
+        Drift(kind="used", where=node, what=name, recorded=0, actual=used)
+        for (node, name), used in held.items()
+    ]
+    return found
+
+
+def _groups(conn: sa.Connection) -> list[Drift]:
+    members = (
+        sa.select(
+            instances.c.server_group_id,
+            _n.host,
+            sa.func.count(sa.distinct(_a.consumer_uuid)).label("members"),
+        )
+        .join(allocations, _a.consumer_uuid == instances.c.uuid)
+        .join(compute_nodes, _n.uuid == _a.node_uuid)
+        .where(instances.c.server_group_id.is_not(None))
+        .group_by(instances.c.server_group_id, _n.host)
+    )
+    actual: dict[tuple[Any, Any], int] = {
+        (group, host): count for group, host, count in conn.execute(members)
+    }
+    recorded = {
+        (row.group_uuid, row.host): row.members
+        for row in conn.execute(sa.select(server_group_hosts).where(_g.members != 0))
+    }
+    # A group that was deleted while it had members counts no more.
+    groups = {group for group, _ in recorded}
+    return [
+        Drift(
+            kind="group", where=key[0], what=key[1], recorded=recorded.get(key, 0), actual=actual.get(key, 0)
+        )
+        for key in sorted(recorded.keys() | {key for key in actual if key[0] in groups})
+        if recorded.get(key, 0) != actual.get(key, 0)
+    ]
+
+
+def _orphans(conn: sa.Connection) -> list[Drift]:
+    query = (
+        sa.select(_a.consumer_uuid, _a.node_uuid, sa.func.count())
+        .outerjoin(instances, instances.c.uuid == _a.consumer_uuid)
+        .where(instances.c.uuid.is_(None))
+        .group_by(_a.consumer_uuid, _a.node_uuid)
+    )
+    return [
+        Drift(kind="orphan", where=consumer, what=node, recorded=rows, actual=0)
+        for consumer, node, rows in conn.execute(query)
+    ]

@@ -1,0 +1,342 @@
+"""Claims: who holds how much of what on which node, taken so that nothing is ever oversold.
+
+A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
+`UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
+their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
+comes second sees what the first has left. A claim replaces what the consumer held: repeating it changes nothing.
+
+The order in which a claim locks: instances, then the server group, then inventories.
+"""
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from types import EllipsisType
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db.tables import (
+    allocations,
+    compute_nodes,
+    deleted_instances,
+    instances,
+    server_group_hosts,
+    server_groups,
+)
+from micronova.objects.scheduling import GroupSpec
+
+Resources = dict[str, int]
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """What one consumer (an instance, or the migration of one) wants to hold on one node."""
+
+    consumer_uuid: str
+    node_uuid: str
+    host: str
+    resources: Resources
+    group: GroupSpec | None = None  # `hosts` is not used: the rows count
+    epoch: int | None = None  # the instance must exist and be at this epoch
+    keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
+    avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
+
+
+class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a node cannot take a batch: too little of a resource class is left, or the group forbids it."""
+
+    node_uuid: str
+    host: str
+    reason: str  # "capacity" | "group"
+    resource_class: str = ""
+
+
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a batch: claimed if nothing is listed here, else nothing was changed."""
+
+    failures: tuple[ClaimFailure, ...] = ()
+    held: dict[str, str] = {}  # consumer -> the node where it holds the same amounts already
+    stale: tuple[str, ...] = ()  # consumers that are gone, or at another epoch
+
+    @property
+    def claimed(self) -> bool:
+        """Whether every consumer of the batch now holds what it wanted."""
+        return not (self.failures or self.held or self.stale)
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """What a consumer holds on a node."""
+
+    node_uuid: str
+    host: str | None
+    resources: Resources
+
+
+_a = allocations.c
+_FENCE = (
+    sa.select(instances.c.uuid, instances.c.epoch, instances.c.server_group_id)
+    .where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
+    .order_by(instances.c.uuid)
+    .with_for_update()
+)
+_HELD = (
+    sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used, compute_nodes.c.host)
+    .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
+    .where(_a.consumer_uuid.in_(bindparam("uuids", expanding=True)))
+)
+_INSERT = allocations.insert()
+_DELETE = allocations.delete().where(_a.consumer_uuid.in_(bindparam("uuids", expanding=True)))
+_DELETE_RETURNING = (
+    allocations.delete()
+    .where(_a.consumer_uuid == bindparam("uuid"))
+    .returning(_a.node_uuid, _a.resource_class, _a.used)
+)
+_MOVE = (
+    allocations.update()
+    .where(_a.consumer_uuid == bindparam("old"))
+    .values(consumer_uuid=bindparam("new"))
+    .returning(_a.node_uuid)
+)
+# A deleted server may have become history before what it held is given back.
+_GROUP_OF = sa.union_all(
+    *(
+        sa.select(table.c.server_group_id).where(table.c.uuid == bindparam("uuid"))
+        for table in (instances, deleted_instances)
+    )
+)
+_LOCK_GROUP = (
+    sa.select(server_groups.c.uuid).where(server_groups.c.uuid == bindparam("uuid")).with_for_update()
+)
+_MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).where(
+    server_group_hosts.c.group_uuid == bindparam("uuid"), server_group_hosts.c.members > 0
+)
+_HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
+    compute_nodes.c.uuid.in_(bindparam("uuids", expanding=True))
+)  # fmt: skip
+_ADD = """
+    WITH wanted (node, class, amount) AS (VALUES {rows}),
+    found (node, class, amount) AS (
+        SELECT i.node_uuid, i.resource_class, w.amount
+        FROM inventories i JOIN wanted w ON i.node_uuid = w.node AND i.resource_class = w.class
+        ORDER BY i.node_uuid, i.resource_class {lock}
+    )
+    UPDATE inventories SET used = used + found.amount, changed_at = :now
+    FROM found WHERE node_uuid = found.node AND resource_class = found.class {check}
+    RETURNING node_uuid, resource_class
+"""
+_JOIN_GROUP = sa.text(
+    "INSERT INTO server_group_hosts (group_uuid, host, members) VALUES (:group_uuid, :host, :members) "
+    "ON CONFLICT (group_uuid, host) DO UPDATE SET members = server_group_hosts.members + excluded.members"
+)
+_LEAVE_GROUP = sa.text(
+    "UPDATE server_group_hosts SET members = members - :members "
+    "WHERE group_uuid = :group_uuid AND host = :host AND members >= :members"
+)
+
+
+def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimResult:
+    """Take all of these claims, or none of them; each replaces what its consumer held before."""
+    uuids = sorted({each.consumer_uuid for each in claims})
+    fence = {row.uuid: row for row in conn.execute(_FENCE, {"uuids": uuids})}
+    stale = tuple(
+        each.consumer_uuid
+        for each in claims
+        if each.epoch is not None
+        and ((known := fence.get(each.consumer_uuid)) is None or known.epoch != each.epoch)
+    )
+    if stale:
+        return ClaimResult(stale=stale)
+    before = get_many(conn, uuids)
+    elsewhere = {each.consumer_uuid: node for each in claims if (node := _kept(each, before)) is not None}
+    if elsewhere:
+        return ClaimResult(held=elsewhere)
+    changed = [each for each in claims if not _is_held(each, before)]
+    if not changed:
+        return ClaimResult()
+    hosts = {each.node_uuid: each.host for each in changed}
+    amounts: Counter[tuple[str, str]] = Counter()
+    members: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    groups: dict[str, GroupSpec] = {}
+    for each in changed:
+        for name, amount in each.resources.items():
+            amounts[each.node_uuid, name] += amount
+        known = fence.get(each.consumer_uuid)
+        if each.group is not None:
+            groups[each.group.id] = each.group
+            members[each.group.id][each.host] += 1
+        old_group = known.server_group_id if known is not None else each.group.id if each.group else None
+        for old in before.get(each.consumer_uuid, ()):
+            for name, amount in old.resources.items():
+                amounts[old.node_uuid, name] -= amount
+            if old_group is not None and old.host is not None:
+                members[old_group][old.host] -= 1
+    refused = _refused_by_groups(conn, members, groups)
+    if refused:
+        nodes = [(node, host) for node, host in hosts.items() if host in refused]
+        return ClaimResult(
+            failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="group") for node, host in nodes)
+        )
+    short = _apply(conn, amounts, now)
+    if short:
+        return ClaimResult(
+            failures=tuple(
+                ClaimFailure(node_uuid=node, host=hosts[node], reason="capacity", resource_class=name)
+                for node, name in short
+            )
+        )
+    gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
+    if gone:
+        conn.execute(_DELETE, {"uuids": gone})
+    rows = [
+        {
+            "consumer_uuid": each.consumer_uuid,
+            "node_uuid": each.node_uuid,
+            "resource_class": name,
+            "used": amount,
+        }
+        for each in changed
+        for name, amount in each.resources.items()
+    ]
+    if rows:
+        conn.execute(_INSERT, rows)
+    for group, counts in members.items():
+        _count(conn, group, counts)
+    return ClaimResult()
+
+
+def release(
+    conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...
+) -> None:
+    """Give back all that a consumer holds; holding nothing is no error.
+
+    The caller has locked the instance. Who knows its server group may say so, which saves a statement.
+    """
+    amounts: Counter[tuple[str, str]] = Counter()
+    for row in conn.execute(_DELETE_RETURNING, {"uuid": consumer_uuid}):
+        amounts[row.node_uuid, row.resource_class] -= row.used
+    if not amounts:
+        return
+    if isinstance(group_uuid, EllipsisType):
+        group_uuid = conn.execute(_GROUP_OF, {"uuid": consumer_uuid}).scalar()
+    if group_uuid is not None:
+        conn.execute(_LOCK_GROUP, {"uuid": group_uuid})
+        hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
+        _count(conn, group_uuid, Counter(dict.fromkeys(hosts, -1)))
+    _apply(conn, amounts, now)
+
+
+def move(conn: sa.Connection, old_consumer: str, new_consumer: str) -> bool:
+    """Let another consumer hold what one holds: the migration while an instance moves, or the instance again.
+
+    Counts in server groups stay as they are: the instance keeps its place on the host that it comes from
+    until what the migration holds is released, which must then name the group.
+    """
+    return bool(conn.execute(_MOVE, {"old": old_consumer, "new": new_consumer}).all())
+
+
+def get(conn: sa.Connection, consumer_uuid: str) -> list[Allocation]:
+    """Return what a consumer holds: one allocation per node, none or one but for nested providers."""
+    return get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+
+
+def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
+    """Return what consumers hold; those that hold nothing are left out."""
+    found: dict[str, dict[str, Allocation]] = {}
+    for row in conn.execute(_HELD, {"uuids": list(consumer_uuids)}):
+        nodes = found.setdefault(row.consumer_uuid, {})
+        if row.node_uuid not in nodes:
+            nodes[row.node_uuid] = Allocation(node_uuid=row.node_uuid, host=row.host, resources={})
+        nodes[row.node_uuid].resources[row.resource_class] = row.used
+    return {consumer: list(nodes.values()) for consumer, nodes in found.items()}
+
+
+def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
+    """Return where the members of a server group are: host -> members."""
+    return {row.host: row.members for row in conn.execute(_MEMBERS, {"uuid": group_uuid})}
+
+
+def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
+    """The other node on which a claim that keeps what is held is held already."""
+    held = before.get(each.consumer_uuid, [])
+    if not each.keep_held or len(held) != 1 or held[0].resources != each.resources:
+        return None
+    same = held[0].node_uuid == each.node_uuid
+    return None if same or held[0].host is None or held[0].host in each.avoid_hosts else held[0].node_uuid
+
+
+def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
+    held = before.get(each.consumer_uuid, [])
+    return len(held) == 1 and held[0].node_uuid == each.node_uuid and held[0].resources == each.resources
+
+
+def _refused_by_groups(
+    conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec]
+) -> set[str]:
+    """Lock the groups, and give the hosts to which their policies let no more members."""
+    refused: set[str] = set()
+    for uuid in sorted(changes):
+        conn.execute(_LOCK_GROUP, {"uuid": uuid})  # one change of a group at a time
+        joined = {host for host, change in changes[uuid].items() if change > 0}
+        group = groups.get(uuid)
+        if group is None or not joined or group.policy not in ("affinity", "anti-affinity"):
+            continue
+        members = Counter(group_hosts(conn, uuid))
+        if group.policy == "anti-affinity":
+            refused |= {h for h in joined if members[h] + changes[uuid][h] > group.max_server_per_host}
+            continue
+        # Who leaves one host for another in this very claim does not hold the others back.
+        staying = {host for host, count in members.items() if count + min(0, changes[uuid][host]) > 0}
+        if staying:
+            refused |= joined - staying
+        elif len(joined) > 1:
+            refused |= joined
+    return refused
+
+
+def _count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
+    """Count members in and out; the group is locked."""
+    for statement, sign in ((_LEAVE_GROUP, -1), (_JOIN_GROUP, 1)):
+        rows = [
+            {"group_uuid": group_uuid, "host": host, "members": sign * change}
+            for host, change in sorted(changes.items())
+            if sign * change > 0
+        ]
+        if rows:
+            conn.execute(statement, rows)
+
+
+def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> list[tuple[str, str]]:
+    """Add amounts to what is used; if some do not fit, put all back and give those."""
+    wanted = sorted((key, amount) for key, amount in amounts.items() if amount)
+    taken = _add(conn, wanted, now)
+    short = [key for key, amount in wanted if amount > 0 and key not in taken]
+    if short:
+        _add(conn, [(key, -amount) for key, amount in wanted if key in taken], now, unchecked=True)
+    return short
+
+
+def _add(
+    conn: sa.Connection, wanted: Sequence[tuple[tuple[str, str], int]], now: int, *, unchecked: bool = False
+) -> set[tuple[str, str]]:
+    if not wanted:
+        return set()
+    parameters: dict[str, str | int] = {"now": now}
+    for number, ((node, name), amount) in enumerate(wanted):
+        parameters |= {f"n{number}": node, f"c{number}": name, f"a{number}": amount}
+    statement = _addition(len(wanted), conn.dialect.name == "postgresql", unchecked)
+    return {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
+
+
+@functools.lru_cache(maxsize=256)
+def _addition(count: int, lock: bool, unchecked: bool) -> sa.TextClause:
+    """The statement for so many rows. PostgreSQL locks them in the order of their keys, which an UPDATE alone
+    would not promise; SQLite has one writer at a time. Giving back is never refused."""
+    rows = ", ".join(f"(:n{n}, :c{n}, CAST(:a{n} AS INTEGER))" for n in range(count))
+    return sa.text(
+        _ADD.format(
+            rows=rows,
+            lock="FOR UPDATE OF i" if lock else "",
+            check="" if unchecked else "AND (found.amount <= 0 OR used + found.amount <= capacity)",
+        )
+    )

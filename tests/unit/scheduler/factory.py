@@ -1,0 +1,63 @@
+"""Hosts and requests for the scheduler's tests."""
+
+import random
+from typing import Any
+
+from micronova.objects.flavor import Flavor
+from micronova.objects.scheduling import HostState, RequestSpec
+from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.registry import load_filters
+from micronova.scheduler.host_table import HostTable
+from micronova.scheduler.weights.registry import load_weighers
+
+NOW = 1_000_000.0
+
+
+def a_host(name: str, **changes: Any) -> HostState:
+    """Make a host that is up and has room."""
+    fields: dict[str, Any] = {
+        "host": name,
+        "node": name,
+        "node_uuid": f"uuid-{name}",
+        "last_seen": NOW - 1,
+        "total": {"VCPU": 8, "MEMORY_MB": 8192, "DISK_GB": 100},
+        "capacity": {"VCPU": 32, "MEMORY_MB": 8192, "DISK_GB": 100},
+        "used": {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0},
+        "hypervisor_type": "QEMU",
+        "hypervisor_version": 7_002_000,
+        "supported": (("x86_64", "kvm", "hvm"),),
+    }
+    return HostState(**(fields | changes))
+
+
+def a_flavor(**changes: Any) -> Flavor:
+    """Make a small flavor."""
+    return Flavor(**({"id": "1", "name": "m1.small", "ram": 1024, "vcpus": 1, "disk": 10} | changes))
+
+
+def a_spec(**changes: Any) -> RequestSpec:
+    """Make a request for a small server."""
+    return RequestSpec(**({"project_id": "p", "user_id": "u", "flavor": a_flavor()} | changes))
+
+
+def a_table(*states: HostState) -> HostTable:
+    """Make a table of hosts."""
+    table = HostTable()
+    table.update(states)
+    return table
+
+
+def a_scheduler(multipliers: dict[str, float] | None = None, **options: Any) -> FilterScheduler:
+    """Make a scheduler with the default filters."""
+    weighers = load_weighers(multipliers, with_plugins=False)
+    return FilterScheduler(load_filters(), weighers, random=random.Random(7), **options)
+
+
+def free_of(table: HostTable) -> dict[str, dict[str, float]]:
+    """Give what is free, by node and resource class."""
+    return {
+        uuid: {
+            name: float(table.view().free(name)[table.index(uuid) or 0]) for name in table.resource_classes
+        }
+        for uuid in table.uuids
+    }
