@@ -1,7 +1,7 @@
 """What a host does with a guest that it has: remove, stop, start, reboot.
 
-Each may be repeated: after a crash of the agent the order comes again. A reboot that had been done but not reported is
-done twice then; its owner asked for a restart and gets two, which no record on the host could rule out.
+Each may be repeated: after a crash of the agent the order comes again. A reboot that had been done but not
+reported is done twice then; its owner asked for a restart and gets two, which no record could rule out.
 """
 
 from collections.abc import Awaitable, Callable

@@ -28,7 +28,8 @@ class HostAgent:
         self._book = host.book
         self._stopping = False
         self._departing: dict[str, asyncio.Task[None]] = {}
-        self._departed: dict[str, int] = {}
+        self._leaving: dict[str, int] = {}  # instance -> epoch at which it left; its guest is to go
+        self._departed: dict[str, int] = {}  # and is gone, which the conductor is to hear
         self._casts: set[asyncio.Task[None]] = set()
         self._send_all_nodes = True
         self._listed: dict[str, Work] = {}  # what the beat under way lists: its answer speaks of that
@@ -61,14 +62,10 @@ class HostAgent:
             work.phase = Phase.REPORTING
             work.gate.close(served=True)
             reply = await self._conductor.report(work.report(outcome, self.host.clock.now()), work.context)
-            self._book.acknowledged(work)
-            if (
-                not reply.accepted
-                and reply.destroy
-                and work.order.kind == "build"
-                and outcome.outcome == "done"
-            ):
-                await self._remove(work.order.instance.uuid, work.order.epoch)
+            if outcome.outcome == "done":
+                self._book.acknowledged(work)
+                if reply.destroy and not reply.accepted and work.order.kind == "build":
+                    self._depart(Departed(work.order.instance.uuid, work.order.epoch))
 
     async def _carry_out(self, work: Work) -> Outcome | None:
         """Do what the order says; an error becomes a report."""
@@ -105,38 +102,42 @@ class HostAgent:
 
     def _depart(self, departure: Departed) -> None:
         uuid = departure.instance_uuid
-        if not self._stopping and uuid not in self._departing:
-            task = asyncio.get_running_loop().create_task(self._leave(uuid, departure.epoch))
+        self._leaving[uuid] = max(departure.epoch, self._leaving.get(uuid, departure.epoch))
+        self._book.epochs.leave(uuid, self._leaving[uuid])
+        self._see_off(uuid)
+
+    def _see_off(self, uuid: str) -> None:
+        if uuid not in self._departing and not self._stopping:
+            task = asyncio.get_running_loop().create_task(self._leave(uuid, self._leaving[uuid]))
             self._departing[uuid] = task
             task.add_done_callback(lambda _: self._departing.pop(uuid, None))
 
     async def _leave(self, uuid: str, epoch: int) -> None:
-        self._book.epochs.leave(uuid, epoch)
         slot = self._book.enter(uuid)
         try:
             for work in slot.works:
                 if work.order.epoch <= epoch and work.order.kind != "delete":
                     work.cancel()
             async with slot.lock:
-                await self._remove(uuid, epoch)
-        except Exception as error:  # noqa: BLE001 - drivers may raise anything; the conductor asks again
+                guest = await self.host.driver.info(uuid)
+                if guest is None or guest.epoch <= epoch:  # else it has come back since
+                    await destroy(self.host, uuid)
+            self._departed[uuid] = epoch
+            if self._leaving.get(uuid) == epoch:
+                del self._leaving[uuid]
+        except Exception as error:  # drivers may raise anything; the next beat tries again
             log.warning(
                 "host %s: instance %s left, its guest cannot be removed: %s", self.host.name, uuid, error
             )
         finally:
             self._book.exit(uuid)
 
-    async def _remove(self, uuid: str, epoch: int) -> None:
-        """Remove the guest of an instance that left at this epoch, unless it has come back since."""
-        guest = await self.host.driver.info(uuid)
-        if guest is None or guest.epoch <= epoch:
-            await destroy(self.host, uuid)
-        self._departed[uuid] = max(epoch, self._departed.get(uuid, epoch))
-
     # --- heartbeats ---
 
     def beat(self) -> HostBeat:
         """Give this host's part of a heartbeat."""
+        for uuid in self._leaving:
+            self._see_off(uuid)
         self._listed = self._book.listed()
         nodes = self.host.nodes(everything=self._send_all_nodes)
         self._send_all_nodes = False
@@ -154,17 +155,17 @@ class HostAgent:
 
     def beat_heard(self, beat: HostBeat, reply: HostReply | None) -> None:
         """Take the conductor's answer."""
-        for departed in beat.departed:
-            if self._departed.get(departed.instance_uuid) == departed.epoch:
-                del self._departed[departed.instance_uuid]
+        for gone in beat.departed:
+            if self._departed.get(gone.instance_uuid) == gone.epoch:
+                del self._departed[gone.instance_uuid]
         self.host.told(beat.power_changes)
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
         for operation_id in reply.drop:
             work = self._book.find(operation_id)
-            # Only what the beat listed: the same operation may have come again meanwhile. And not what is being
-            # reported, because the answer to the report says what is to become of the guest.
+            # Only what the beat listed: the same operation may have come again meanwhile. And not what is
+            # being reported, because the answer to the report says what is to become of the guest.
             if (
                 work is not None
                 and work is self._listed.get(operation_id)
@@ -203,6 +204,6 @@ class HostAgent:
             work.cancel()
 
     def abandon(self) -> None:
-        """Let go of whatever is still under way, also of undoing: it is found and undone after the restart."""
+        """Let go of whatever is still under way, also of undoing: the restart finds what is left."""
         for task in self.tasks():
             task.cancel()

@@ -64,7 +64,7 @@ async def _look(host: Host, work: Work) -> tuple[bool, Outcome | None]:
             host.present(uuid, guest.epoch, guest.node, guest.power_state)
             return True, Outcome(outcome="done", power_state=guest.power_state)
         await destroy(host, uuid)
-    except Exception as error:  # noqa: BLE001 - drivers may raise anything
+    except Exception as error:  # drivers may raise anything
         log.warning("host %s: what there is of instance %s cannot be told: %s", host.name, uuid, error)
         return True, _outcome(_driver_error(error), left_behind=True)
     return False, None

@@ -31,7 +31,7 @@ class ConductorClient:
         while True:
             try:
                 return await self._bus.call(target, REPORT, report, context=context, timeout=CALL_TIMEOUT)
-            except Exception as error:  # noqa: BLE001 - whatever it is, a report must not be lost
+            except Exception as error:  # whatever it is, a report must not be lost
                 log.warning(
                     "host %s: the report on instance %s was not heard: %s",
                     report.host,
@@ -52,7 +52,7 @@ class ConductorClient:
         )
         try:
             await self._bus.cast(GUEST_EVENT.interface.target(), GUEST_EVENT, event, context=Context())
-        except Exception as error:  # noqa: BLE001 - only a hint
+        except Exception as error:  # only a hint
             log.info("host %s: no conductor heard of instance %s: %s", host, change.instance_uuid, error)
 
     async def heartbeat(self, beat: Heartbeat, timeout: float = CALL_TIMEOUT) -> HeartbeatReply:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 REMEMBERED = 4_096
-"""How many instances that left are remembered. A late order for a forgotten one is still caught by the conductor."""
+"""How many instances that left are remembered; a late order for a forgotten one fails at the conductor."""
 
 
 class Epochs:

@@ -137,7 +137,7 @@ class Host:
         self.book.epochs.forget(uuid)
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
-        """Take a driver's word for a guest's power state; an order's own effect is not news by the next beat."""
+        """Take a driver's word for a guest's power state; what an order brings about is no news."""
         known = self._guests.get(uuid)
         if known is not None:
             known.power = _POWER[event]
@@ -167,7 +167,7 @@ class Host:
         return tuple(found)
 
     def power_changes(self) -> tuple[PowerChange, ...]:
-        """List the power states that the conductor has not been told, except of instances with work in hand."""
+        """List the power states that the conductor was not told, except where work is in hand."""
         changes = []
         for uuid in list(self._restless):
             known = self._guests[uuid]

@@ -1,4 +1,4 @@
-"""The compute role: the server end of the messages to its hosts, their heartbeat, their start and their end."""
+"""The compute role: the server end of the messages to its hosts, their heartbeat, start and end."""
 
 import asyncio
 import itertools
@@ -39,7 +39,7 @@ LAST_BEAT_TIMEOUT = 2.0
 
 
 class HostManager:
-    """Handles the messages to one host. Orders are taken in hand and the handler returns; the work runs on."""
+    """Handles the messages to one host. An order is taken in hand and the handler returns."""
 
     def __init__(self, agent: HostAgent) -> None:
         self._agent = agent
@@ -160,7 +160,7 @@ class ComputeManager:
             beats = [(agent, agent.beat()) for agent in part]
             try:
                 reply = await self._conductor.heartbeat(Heartbeat(hosts=tuple(beat for _, beat in beats)))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next beat is sent
+            except Exception as error:  # whatever it is, the next beat is sent
                 log.warning("no conductor heard the heartbeat: %s", error)
                 for agent, beat in beats:
                     agent.beat_lost(beat)
@@ -181,7 +181,7 @@ class ComputeManager:
                 # Without heartbeats the host is dead to the cloud: whatever it is, the next one is sent.
                 log.exception("the heartbeat failed")
                 heard = False
-            # Nodes that the database does not know can take no instance: they are sent at once, but once only.
+            # Nodes that the database does not know can take no instance: they are sent at once, but once.
             hurried = heard and not hurried and any(agent.wants_beat for agent in self._agents.values())
             if not hurried:
                 await self._clock.sleep(interval if heard else min(interval, RETRY_PAUSE))
@@ -204,5 +204,5 @@ class ComputeManager:
         hosts = tuple(HostBeat(host=name, stopping=True) for name in self._agents)
         try:
             await self._conductor.heartbeat(Heartbeat(hosts=hosts), LAST_BEAT_TIMEOUT)
-        except Exception as error:  # noqa: BLE001 - the agent stops in any case
+        except Exception as error:  # the agent stops in any case
             log.warning("the leases could not be given back, they will run out: %s", error)

@@ -1,7 +1,7 @@
 """Waiting until the network has plugged a guest's ports.
 
-The network may be faster than the order: ports are bound before the conductor sends it. So every event is kept for a
-while, whether somebody waits for it or not.
+The network may be faster than the order: ports are bound before the conductor sends it. So every event is
+kept for a while, whether somebody waits for it or not.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class PlugBoard:
     async def wait(self, gate: "PlugGate") -> None:
         """Return when all ports are plugged; raise BuildAborted if that fails and it matters."""
         settings = self._settings
-        if not gate.missing and not gate.failed or settings.vif_plugging_timeout <= 0:
+        if settings.vif_plugging_timeout <= 0 or not (gate.missing or gate.failed):
             return
         if not gate.decided.done():
             await wait_for_all(self._clock, [gate.decided], settings.vif_plugging_timeout)

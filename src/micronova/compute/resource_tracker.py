@@ -1,8 +1,8 @@
 """What a node has, what its instances hold, and what is left.
 
-Two ways of updating agree: a claim counts at once, before the hypervisor knows of the guest; the periodic update takes
-over what the hypervisor says, keeps the claims of instances that are just being built, and drops the rest. The
-database has claimed already when an order arrives, so the tracker may only refuse.
+Two ways of updating agree: a claim counts at once, before the hypervisor knows of the guest; the periodic
+update takes over what the hypervisor says, keeps the claims of instances that are just being built, and
+drops the rest. The database has claimed already when an order arrives, so the tracker may only refuse.
 """
 
 from collections.abc import Collection, Iterable
@@ -39,7 +39,7 @@ class ResourceTracker:
         return uuid in self._held
 
     def used(self) -> dict[str, int]:
-        """What is used, by resource class: instances, those being built included, and whatever else is there."""
+        """What is used, by resource class: by instances, also those being built, and by whatever else."""
         return {
             name: self._used.get(name, 0) + self._foreign.get(name, 0)
             for name in ("VCPU", "MEMORY_MB", "DISK_GB")

@@ -131,7 +131,7 @@ class ComputeAPI:
     async def fault_rules(
         self, context: Context, host: str, rules: list[dict[str, Any]] | None = None
     ) -> list[dict[str, Any]]:
-        """Replace the fault rules of a simulated host's process, if some are given, and list those in force."""
+        """Replace the fault rules of a simulated host's process, if given, and list those in force."""
         answer = await self._bus.call(
             COMPUTE.target(host), FAULT_RULES, FaultRules(rules), context=context, timeout=CALL_TIMEOUT
         )

@@ -10,7 +10,7 @@ from micronova.objects.clock import Clock
 async def wait_for_all(
     clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds: float
 ) -> set[asyncio.Future[Any]]:
-    """Wait until all are done, or so many seconds have passed; give those that are not done. Nothing is cancelled."""
+    """Wait until all are done or so many seconds have passed; cancel nothing, give those not done."""
     pending = {future for future in futures if not future.done()}
     if not pending or seconds <= 0:
         return pending

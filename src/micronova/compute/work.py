@@ -50,7 +50,7 @@ class Work:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Have the work stopped and undone. Undoing itself is not interrupted, or it would leave things behind."""
+        """Have the work stopped and undone. Undoing itself is not interrupted: it would leave things."""
         if not self.cancelled:
             self.cancelled = True
             if self.phase is not Phase.UNDOING and self.task is not None:

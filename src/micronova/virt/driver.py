@@ -1,17 +1,17 @@
 """The contract between the compute manager and a hypervisor.
 
-A driver implements `Driver`, the core without which there is no cloud. What only some hypervisors can do is a small
-protocol of its own, named for the ability (`ConsoleLog`, later `Pause`, `Snapshot`, `LiveMigrate`…) and listed in
-`CAPABILITIES`; the manager asks `isinstance(driver, ConsoleLog)` and answers NotSupported otherwise. A method whose
-class can do it while this very host cannot raises NotSupported with the reason.
+A driver implements `Driver`, the core without which there is no cloud. What only some hypervisors can do is
+a small protocol of its own, named for the ability (`ConsoleLog`, later `Pause`, `Snapshot`, `LiveMigrate`…)
+and listed in `CAPABILITIES`; the manager asks `isinstance(driver, ConsoleLog)` and answers NotSupported
+otherwise. A method whose class can do it while this very host cannot raises NotSupported with the reason.
 
 What every driver promises:
 - Methods are coroutines and do not block the loop; what blocks runs in a bounded pool of the driver's own.
-- A guest is found by the instance's uuid alone, carries the epoch it was built at and this cloud's id, and survives
-  the agent. Guests without this cloud's id are neither listed nor touched.
+- A guest is found by the instance's uuid alone, carries the epoch it was built at and this cloud's id, and
+  survives the agent. Guests without this cloud's id are neither listed nor touched.
 - `destroy` and the power methods may be repeated: what is so already is not an error.
-- `spawn` leaves clean-up to the manager, which calls `destroy` after any failure; `destroy` therefore also removes
-  the half-made.
+- `spawn` leaves clean-up to the manager, which calls `destroy` after any failure; `destroy` therefore also
+  removes the half-made.
 - The manager never runs two methods on the same guest at once, except `info` and the console.
 """
 
@@ -76,7 +76,7 @@ class Driver(Protocol):
         """Name the capabilities that this host has, out of `CAPABILITIES`."""
 
     async def get_available_resources(self) -> list[NodeResources]:
-        """Describe each node: what it has, and what all guests on it, of whatever cloud, take. The first is the default."""
+        """Describe each node: what it has, and what guests of any cloud take. The first is the default."""
 
     async def list_guests(self) -> list[Guest]:
         """List every guest of this cloud, also half-made ones."""
@@ -87,7 +87,7 @@ class Driver(Protocol):
     async def spawn(self, plan: GuestPlan) -> None:
         """Make the guest and let it run.
 
-        BuildAborted: it cannot be built anywhere. InsufficientResources, or any other error: perhaps elsewhere.
+        BuildAborted: it cannot be built anywhere. InsufficientResources, or any other error: maybe elsewhere.
         """
 
     async def destroy(self, uuid: str) -> None:

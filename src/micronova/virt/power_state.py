@@ -3,7 +3,7 @@
 from typing import Final
 
 NOSTATE: Final = 0
-"""Also: a guest whose spawn has not been completed. Such a guest never ran for its owner and may be made anew."""
+"""Also of a guest whose spawn has not been completed: it never ran for its owner and may be made anew."""
 RUNNING: Final = 1
 PAUSED: Final = 3
 SHUTDOWN: Final = 4

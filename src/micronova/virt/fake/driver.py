@@ -99,7 +99,7 @@ class FakeDriver:
             addresses=tuple(address.address for vif in plan.network_info for address in vif.fixed_ips),
             metadata=instance.metadata,
         )
-        # Kept before anything can go wrong, as a real hypervisor would have disks by now: undoing must find it.
+        # Kept before anything can go wrong, as a real hypervisor would have disks by now: undo must find it.
         self._store.put(guest)
         crash = await self._pass("spawn", guest)
         await plan.plugged()
@@ -125,7 +125,7 @@ class FakeDriver:
             self._switch(guest, power_state.CRASHED, "crashed")
 
     async def power_off(self, uuid: str, timeout: float) -> None:
-        """Shut a guest down; a guest with a `shutdown` fault does not react, and is switched off in the end."""
+        """Shut a guest down; one with a `shutdown` fault does not react and is switched off in the end."""
         guest = self._known(uuid)
         await self._pass("power_off", guest)
         if guest.power_state == power_state.SHUTDOWN:
@@ -201,7 +201,7 @@ class FakeDriver:
             self._events.lifecycle(guest.uuid, event)
 
     async def _pass(self, operation: str, guest: FakeGuest) -> bool:
-        """Take the time that an operation takes and suffer its faults; say whether the guest crashes afterwards."""
+        """Take the time that an operation takes, suffer its faults; say whether the guest then crashes."""
         draw = self._faults.draw(operation, self.host, guest.name, guest.metadata)
         if draw.delay:
             await self._clock.sleep(draw.delay)

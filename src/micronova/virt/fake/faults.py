@@ -1,4 +1,4 @@
-"""Faults and latencies by rule: which operation on which guests goes wrong or takes long, how, and how often."""
+"""Faults and latencies by rule: which operation on which guests goes wrong or takes long, and how often."""
 
 import re
 from random import Random
@@ -12,13 +12,13 @@ Operation = Literal["spawn", "destroy", "power_on", "power_off", "shutdown", "re
 """`shutdown` is the guest's own reaction when it is asked to stop; the others are what the manager orders."""
 
 Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]
-"""fail: the hypervisor fails, another host may not. abort: the guest cannot be built anywhere. no_resources: this
-host has no room after all. hang: no end until it is cancelled. crash: it works, and the guest crashes right after.
-delay: it works, later."""
+"""fail: the hypervisor fails, another host may not. abort: the guest cannot be built anywhere. no_resources:
+this host has no room after all. hang: no end until it is cancelled. crash: it works, and the guest crashes
+right after. delay: it works, later."""
 
 
 class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rule; patterns are regular expressions that may match anywhere, and an absent one matches everything."""
+    """One rule; patterns are regular expressions that may match anywhere, an absent one matches all."""
 
     operation: Operation = "*"
     kind: Kind = "fail"
@@ -79,14 +79,14 @@ NOTHING = Draw()
 
 
 class FaultBook:
-    """The rules of all simulated hosts of a process: a count is shared, so that "the first two builds" can be said."""
+    """The rules of all simulated hosts of a process; they share counts: "the first two builds fail"."""
 
     def __init__(self, random: Random, rules: tuple[FaultRule, ...] = ()) -> None:
         self._random = random
         self._rules = [_Rule(rule) for rule in rules]
 
     def draw(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> Draw:
-        """Give what befalls this operation now, and count it: all delays that apply, and the first other fault."""
+        """Give what befalls this operation, and count it: all delays that apply, the first other fault."""
         if not self._rules:
             return NOTHING
         delay = 0.0

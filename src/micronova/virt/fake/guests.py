@@ -1,8 +1,8 @@
 """The guests of one simulated host, kept in a file so that they outlive the agent as real guests do.
 
-The file is a journal of JSON lines: each change of a guest appends the whole guest, each removal its uuid. Bytes that
-were written are the kernel's, so a killed process loses nothing; a half-written last line is a change that never
-happened. No fsync: a guest does not survive its machine either.
+The file is a journal of JSON lines: each change of a guest appends the whole guest, each removal its uuid.
+Bytes that were written are the kernel's, so a killed process loses nothing; a half-written last line is a
+change that never happened. No fsync: a guest does not survive its machine either.
 """
 
 import os
