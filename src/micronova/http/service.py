@@ -53,6 +53,7 @@ class Route:
     action: str | None = None  # the body's only key, where several actions share one path
     checks_policy: bool = False  # the handler itself authorises, against the thing that it loads
     raw_body: bool = False  # the handler reads the stream itself (uploads)
+    takes_ticket: bool = False  # a signed ?ticket= may stand for a token: the handler verifies it
     name: str = ""  # a stable name for metrics and documents; "" = method and path
 
     @property
@@ -146,7 +147,8 @@ class Service:
             if self.versions is not None:
                 self._negotiate(request, http, answer)
             span = self.observer.begin(request) if self.observer else None
-            if any(route.policy is not None for route in routes):
+            ticket = routes[0].takes_ticket and http.get_param("ticket") is not None
+            if not ticket and any(route.policy is not None for route in routes):
                 request.context = await self.authenticator.authenticate(
                     http.get_header("x-auth-token"), request.context
                 )
@@ -226,7 +228,7 @@ class Service:
 
     def _check_media_type(self, http: falcon.asgi.Request) -> None:
         kind = (http.content_type or "application/json").partition(";")[0].strip().lower()
-        if kind not in ("application/json", "text/plain", "application/openstack-images-v2.1-json-patch"):
+        if kind not in _MEDIA_TYPES:
             raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]}: use application/json.")
 
     async def _read(self, http: falcon.asgi.Request) -> bytes:
@@ -319,6 +321,12 @@ class Service:
 
 _STATUS_LINES = {code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in
                  (200, 201, 202, 204, 300)}
+_MEDIA_TYPES = (
+    "application/json",
+    "text/plain",
+    "application/openstack-images-v2.1-json-patch",
+    "application/openstack-images-v2.0-json-patch",
+)
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
