@@ -54,6 +54,10 @@ class Enforcer:
             domain is not None and domain == context.domain_id,
             context.system_scope,
             None if own else tuple(sorted((k, v) for k, v in target.items() if k in _EXTRA)),  # type: ignore[union-attr]
+            None if own else tuple(
+                bool(context.project_id) and target.get(name) == context.project_id  # type: ignore[union-attr]
+                for name in _PROJECTS
+            ),
         )
         known = self._decided.get(key)
         if known is None:
@@ -78,6 +82,10 @@ class Enforcer:
             "tenant_id": context.project_id if key[2] else "another project",
             "user_id": context.user_id if key[3] else "another user",
             "domain_id": context.domain_id if key[4] else "another domain",
+            **{
+                name: context.project_id if same else "another project"
+                for name, same in zip(_PROJECTS, key[7] or (True, False), strict=True)
+            },
         }
         return bool(self._enforcer.enforce(rule, subject, credentials))
 
@@ -89,3 +97,6 @@ class Enforcer:
 
 # Further attributes of a target that rules may look at.
 _EXTRA = frozenset({"visibility", "shared", "network:shared", "is_public", "router:external", "owner_is_caller"})
+# Attributes of a target that name a project besides project_id: what counts is whether it is the caller's own.
+# A target that is not given is the caller's own, and is shared with nobody.
+_PROJECTS = ("owner", "member_id")
