@@ -1,0 +1,116 @@
+"""Sharing: the projects that an image is shared with, and what they say to it."""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.neighbours.image import attributes, member_queries, views
+from micronova.neighbours.image.catalog import Catalog
+from micronova.neighbours.image.model import Image, Member
+from micronova.objects.errors import Forbidden, Invalid, NotFound
+
+
+class NewMember(msgspec.Struct):
+    """The body of a new member."""
+
+    member: Annotated[str, msgspec.Meta(min_length=1, max_length=attributes.MAX_NAME)]
+
+
+class MemberStatus(msgspec.Struct):
+    """The body of an answer to an invitation."""
+
+    status: Literal["pending", "accepted", "rejected"]
+
+
+class Members:
+    """The handlers; `routes` declares them."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def routes(self) -> list[Route]:
+        """Declare the routes."""
+        all_, one = "/v2/images/{image_id}/members", "/v2/images/{image_id}/members/{member_id}"
+        route = partial(Route, checks_policy=True)
+        return [
+            route(method="POST", path=all_, handler=self.add, policy="add_member", body=NewMember),
+            route(method="GET", path=all_, handler=self.list, policy="get_members"),
+            route(method="GET", path=one, handler=self.show, policy="get_member"),
+            route(method="PUT", path=one, handler=self.answer, policy="modify_member", body=MemberStatus),
+            route(method="DELETE", path=one, handler=self.remove, policy="delete_member", status=204),
+        ]
+
+    async def add(self, request: Request, image_id: str) -> dict[str, Any]:
+        """Share an image with a project."""
+        body: NewMember = request.body
+        if "\0" in body.member:
+            raise Invalid("Invalid input for field/attribute member: it must not contain a NUL character.")
+        await self._load(request, image_id, "add_member")
+        member = await self._catalog.database.write(
+            member_queries.add, image_id, body.member, self._catalog.now()
+        )
+        return views.member(member)
+
+    async def list(self, request: Request, image_id: str) -> dict[str, Any]:
+        """List the projects: all of them to the owner, only itself to one of them."""
+        image = await self._load(request, image_id, "get_members")
+        found = await self._catalog.database.read(member_queries.list_members, image_id)
+        shown = [views.member(member) for member in found if self._may_see(request, image, member.member)]
+        return {"members": shown, "schema": "/v2/schemas/members"}
+
+    async def show(self, request: Request, image_id: str, member_id: str) -> dict[str, Any]:
+        """Show one project."""
+        image = await self._load(request, image_id, "get_member")
+        if not self._may_see(request, image, member_id):
+            raise self._not_found(image_id, member_id)
+        return views.member(await self._get(image_id, member_id))
+
+    async def answer(self, request: Request, image_id: str, member_id: str) -> dict[str, Any]:
+        """Accept or reject an image: this is the invited project's to say, not the owner's."""
+        body: MemberStatus = request.body
+        image = await self._load(request, image_id, "get_member")
+        if not self._may_see(request, image, member_id):
+            raise self._not_found(image_id, member_id)
+        await self._get(image_id, member_id)
+        request.authorize({**image.target_for(request.context.project_id), "member_id": member_id})
+        member = await self._catalog.database.write(
+            member_queries.set_status, image_id, member_id, body.status, self._catalog.now()
+        )
+        if member is None:
+            raise self._not_found(image_id, member_id)
+        return views.member(member)
+
+    async def remove(self, request: Request, image_id: str, member_id: str) -> None:
+        """Stop sharing an image with a project."""
+        await self._load(request, image_id, "delete_member")
+        await self._get(image_id, member_id)
+        await self._catalog.database.write(member_queries.remove, image_id, member_id)
+
+    async def _load(self, request: Request, image_id: str, rule: str) -> Image:
+        image = await self._catalog.load(request, image_id, rule)
+        if image.visibility != "shared":
+            raise Forbidden(f"Image {image_id} is {image.visibility}: only shared images have members.")
+        return image
+
+    async def _get(self, image_id: str, member_id: str) -> Member:
+        found = (
+            await self._catalog.database.read(member_queries.get, image_id, member_id)
+            if len(member_id) <= attributes.MAX_NAME and "\0" not in member_id
+            else None
+        )
+        if found is None:
+            raise self._not_found(image_id, member_id)
+        return found
+
+    def _may_see(self, request: Request, image: Image, member_id: str) -> bool:
+        # Rules are asked for each member here: the invited one is this one.
+        return request.allows(
+            "get_member", {**image.target_for(request.context.project_id), "member_id": member_id}
+        )
+
+    @staticmethod
+    def _not_found(image_id: str, member_id: str) -> NotFound:
+        return NotFound(f"Image {image_id} is not shared with a project {member_id[:64]}.")

@@ -1,0 +1,146 @@
+"""The image service as a role: what it needs comes in by the constructor, `service` is what is mounted."""
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from micronova.db.engine import Database
+from micronova.db.schema import upgrade
+from micronova.http.faults import image_fault
+from micronova.http.service import Authenticator, Observer, Policy, Service
+from micronova.http.tickets import Tickets
+from micronova.neighbours.image import attributes, queries
+from micronova.neighbours.image.catalog import Catalog
+from micronova.neighbours.image.data import Checker, ImageData, accept_all
+from micronova.neighbours.image.discovery import Discovery
+from micronova.neighbours.image.images import Images
+from micronova.neighbours.image.members import Members
+from micronova.neighbours.image.model import ACTIVE, QUEUED, SAVING, Image
+from micronova.neighbours.image.store import BLOCK, Store
+from micronova.neighbours.image.sweep import end_dead_upload, sweep
+from micronova.neighbours.image.tables import metadata
+from micronova.objects.clock import Clock
+from micronova.objects.errors import Conflict
+
+MIGRATIONS = "micronova.neighbours.image.migrations"
+MAX_SIZE = 1 << 40
+MAX_BODY = 1 << 20  # of JSON; an image may have many properties
+_NAMESPACE = uuid.UUID("3c0b7f1e-5a0c-4d5e-9f53-2f6d0c3b7a11")  # of the ids of images that we make ourselves
+
+
+class ImageService:
+    """The embedded image service (Glance v2)."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        policy: Policy,
+        authenticator: Authenticator,
+        clock: Clock,
+        ticket_key: bytes | None,
+        *,
+        schema: str | None = None,  # of PostgreSQL
+        public_url: str | None = None,
+        observer: Observer | None = None,
+        check: Checker = accept_all,
+        max_size: int = MAX_SIZE,
+        project_limit: int | None = None,
+        idle_timeout: float = 60.0,
+        threads: int = 4,
+    ) -> None:
+        self._database = database
+        self._schema = schema
+        self._catalog = Catalog(database, clock)
+        self._store = Store(directory, threads)
+        self._data = ImageData(
+            self._catalog,
+            self._store,
+            tickets=Tickets(ticket_key) if ticket_key else None,
+            check=check,
+            max_size=max_size,
+            project_limit=project_limit,
+            idle_timeout=idle_timeout,
+        )
+        routes = [
+            *Discovery(self._catalog, project_limit).routes(),
+            *Images(self._catalog, self._store).routes(),
+            *self._data.routes(),
+            *Members(self._catalog).routes(),
+        ]
+        self.service = Service(
+            "image",
+            routes,
+            policy=policy,
+            authenticator=authenticator,
+            fault_body=image_fault,
+            mount="/image",
+            public_url=public_url,
+            max_body=MAX_BODY,
+            observer=observer,
+        )
+
+    async def start(self) -> None:
+        """Bring the schema up to date, and mend what an earlier life left half done."""
+        await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
+        await self._store.start()
+        await sweep(self._catalog, self._store)
+
+    async def stop(self) -> None:
+        """Finish writing; uploads under way are undone by their own requests' end."""
+        await self._store.stop()
+
+    async def ensure_image(
+        self,
+        name: str,
+        content: bytes,
+        *,
+        owner: str,
+        disk_format: str = "raw",
+        container_format: str = "bare",
+        visibility: str = "public",
+        min_disk: int = 0,
+        min_ram: int = 0,
+        properties: Mapping[str, str] | None = None,
+        tags: tuple[str, ...] = (),
+    ) -> str:
+        """Make an image with this content unless it exists, or existed until it was deleted; return its id.
+
+        The id follows from owner and name, so that a call after a crash or a restart finds the first's work.
+        """
+        image_id = str(uuid.uuid5(_NAMESPACE, f"{owner}/{name}"))
+        image = await self._database.read(queries.get, image_id, owner)
+        if image is None:
+            now = self._catalog.now()
+            image = Image(
+                id=image_id,
+                name=attributes.check("name", name),
+                status=QUEUED,
+                visibility=attributes.check("visibility", visibility),
+                owner=owner,
+                disk_format=attributes.check("disk_format", disk_format),
+                container_format=attributes.check("container_format", container_format),
+                min_disk=min_disk,
+                min_ram=min_ram,
+                protected=False,
+                os_hidden=False,
+                created_at=now,
+                updated_at=now,
+                properties=dict(properties or {}),
+                tags=attributes.unique(list(tags)),
+            )
+            try:
+                await self._database.write(queries.create, image)
+            except Conflict:
+                return image_id  # deleted, or made by another process at this moment
+        elif image.upload_id and await end_dead_upload(self._catalog, self._store, image_id, image.upload_id):
+            pass
+        elif image.status != QUEUED:
+            return image_id
+        await self._data.receive(image, _blocks(content), len(content), SAVING, ACTIVE)
+        return image_id
+
+
+async def _blocks(content: bytes) -> AsyncIterator[bytes]:
+    for begin in range(0, len(content), BLOCK):
+        yield content[begin : begin + BLOCK]
