@@ -1,0 +1,93 @@
+"""Fixtures that every kind of test may use: real services, started on demand and once per run."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.services.postgres import Postgres
+from tests.services.rabbitmq import RabbitMQ
+
+
+def pytest_configure() -> None:
+    """Let SIGTERM end the run like Ctrl-C does, so that the services we started are stopped."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def services_dir() -> Iterator[Path]:
+    """Return a directory that unprivileged users can reach, unlike pytest's own."""
+    directory = Path(tempfile.mkdtemp(prefix="micronova-tests-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def shared_services() -> Path | None:
+    """Return the directory of a pair started by `python -m tests.services up`, if we are told of one."""
+    urls = os.environ.get("MICRONOVA_TEST_SERVICES")
+    return Path(urls).parent if urls else None
+
+
+@pytest.fixture(scope="session")
+def postgres(shared_services: Path | None, request: pytest.FixtureRequest) -> Iterator[Postgres]:
+    """Return the run's PostgreSQL. Tests share it: make databases in it, and do not stop it."""
+    if shared_services:
+        yield Postgres.attach(shared_services / "postgres")
+        return
+    server = Postgres.start(request.getfixturevalue("services_dir") / "postgres")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(shared_services: Path | None, request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
+    """Return the run's RabbitMQ. Tests share it: make vhosts in it, and do not stop it."""
+    if shared_services:
+        yield RabbitMQ.attach(shared_services / "rabbitmq")
+        return
+    broker = RabbitMQ.start(request.getfixturevalue("services_dir") / "rabbitmq")
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def database_url(postgres: Postgres) -> Iterator[str]:
+    """Return the URL of an empty PostgreSQL database of this test's own."""
+    yield from _database(postgres)
+
+
+@pytest.fixture(scope="module")
+def module_database_url(postgres: Postgres) -> Iterator[str]:
+    """Return the URL of an empty PostgreSQL database that this module's tests share."""
+    yield from _database(postgres)
+
+
+@pytest.fixture
+def amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
+    """Return the URL of an empty RabbitMQ vhost of this test's own."""
+    yield from _vhost(rabbitmq)
+
+
+@pytest.fixture(scope="module")
+def module_amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
+    """Return the URL of an empty RabbitMQ vhost that this module's tests share."""
+    yield from _vhost(rabbitmq)
+
+
+def _database(postgres: Postgres) -> Iterator[str]:
+    name = f"t{uuid4().hex[:12]}"
+    yield postgres.create_database(name)
+    postgres.drop_database(name)
+
+
+def _vhost(rabbitmq: RabbitMQ) -> Iterator[str]:
+    name = f"t{uuid4().hex[:12]}"
+    yield rabbitmq.add_vhost(name)
+    rabbitmq.delete_vhost(name)
