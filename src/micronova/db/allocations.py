@@ -3,7 +3,7 @@
 A claim is part of one transaction. Its heart is one statement for all nodes and resource classes of a batch,
 `UPDATE inventories SET used = used + n … WHERE used + n <= capacity`, which takes its rows in the order of
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
-comes second sees what the first has left. A claim replaces what the consumer held: repeating it changes nothing.
+comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
 
 The order in which a claim locks: instances, then the server group, then inventories.
 """
@@ -98,16 +98,8 @@ _MOVE = (
     .values(consumer_uuid=bindparam("new"))
     .returning(_a.node_uuid)
 )
-# A deleted server may have become history before what it held is given back.
-_GROUP_OF = sa.union_all(
-    *(
-        sa.select(table.c.server_group_id).where(table.c.uuid == bindparam("uuid"))
-        for table in (instances, deleted_instances)
-    )
-)
-_LOCK_GROUP = (
-    sa.select(server_groups.c.uuid).where(server_groups.c.uuid == bindparam("uuid")).with_for_update()
-)
+_GROUP_OF_DELETED = sa.select(deleted_instances.c.server_group_id).where(deleted_instances.c.uuid == bindparam("uuid"))
+_LOCK_GROUP = sa.select(server_groups.c.uuid).where(server_groups.c.uuid == bindparam("uuid")).with_for_update()
 _MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).where(
     server_group_hosts.c.group_uuid == bindparam("uuid"), server_group_hosts.c.members > 0
 )
@@ -142,8 +134,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     stale = tuple(
         each.consumer_uuid
         for each in claims
-        if each.epoch is not None
-        and ((known := fence.get(each.consumer_uuid)) is None or known.epoch != each.epoch)
+        if each.epoch is not None and ((known := fence.get(each.consumer_uuid)) is None or known.epoch != each.epoch)
     )
     if stale:
         return ClaimResult(stale=stale)
@@ -205,24 +196,28 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     return ClaimResult()
 
 
-def release(
-    conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...
-) -> None:
+def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:
     """Give back all that a consumer holds; holding nothing is no error.
 
-    The caller has locked the instance. Who knows its server group may say so, which saves a statement.
+    Who has locked the instance and names its server group (or None) saves a statement or two.
     """
+    group: str | None = None
+    known = not isinstance(group_uuid, EllipsisType)
+    if not isinstance(group_uuid, EllipsisType):
+        group = group_uuid
+    elif (locked := conn.execute(_FENCE, {"uuids": [consumer_uuid]}).first()) is not None:
+        known, group = True, locked.server_group_id
     amounts: Counter[tuple[str, str]] = Counter()
     for row in conn.execute(_DELETE_RETURNING, {"uuid": consumer_uuid}):
         amounts[row.node_uuid, row.resource_class] -= row.used
     if not amounts:
         return
-    if isinstance(group_uuid, EllipsisType):
-        group_uuid = conn.execute(_GROUP_OF, {"uuid": consumer_uuid}).scalar()
-    if group_uuid is not None:
-        conn.execute(_LOCK_GROUP, {"uuid": group_uuid})
+    if not known:  # a server that was deleted becomes history before what it held is given back
+        group = conn.execute(_GROUP_OF_DELETED, {"uuid": consumer_uuid}).scalar()
+    if group is not None:
+        conn.execute(_LOCK_GROUP, {"uuid": group})
         hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
-        _count(conn, group_uuid, Counter(dict.fromkeys(hosts, -1)))
+        _count(conn, group, Counter(dict.fromkeys(hosts, -1)))
     _apply(conn, amounts, now)
 
 

@@ -32,12 +32,14 @@ def a_host(name: str, **changes: Any) -> HostState:
 
 def a_flavor(**changes: Any) -> Flavor:
     """Make a small flavor."""
-    return Flavor(**({"id": "1", "name": "m1.small", "ram": 1024, "vcpus": 1, "disk": 10} | changes))
+    fields: dict[str, Any] = {"id": "1", "name": "m1.small", "ram": 1024, "vcpus": 1, "disk": 10}
+    return Flavor(**(fields | changes))
 
 
 def a_spec(**changes: Any) -> RequestSpec:
     """Make a request for a small server."""
-    return RequestSpec(**({"project_id": "p", "user_id": "u", "flavor": a_flavor()} | changes))
+    fields: dict[str, Any] = {"project_id": "p", "user_id": "u", "flavor": a_flavor()}
+    return RequestSpec(**(fields | changes))
 
 
 def a_table(*states: HostState) -> HostTable:
@@ -56,8 +58,6 @@ def a_scheduler(multipliers: dict[str, float] | None = None, **options: Any) -> 
 def free_of(table: HostTable) -> dict[str, dict[str, float]]:
     """Give what is free, by node and resource class."""
     return {
-        uuid: {
-            name: float(table.view().free(name)[table.index(uuid) or 0]) for name in table.resource_classes
-        }
+        uuid: {name: float(table.view().free(name)[table.index(uuid) or 0]) for name in table.resource_classes}
         for uuid in table.uuids
     }

@@ -21,8 +21,7 @@ def passes(host: HostState, spec: RequestSpec, now: float, down_time: float = 60
         "DiskFilter": free.get("DISK_GB", 0) >= need.get("DISK_GB", 0),
         "ComputeFilter": host.enabled and not host.forced_down and now - host.last_seen <= down_time,
         "ImagePropertiesFilter": _image(host, spec),
-        "ServerGroupAntiAffinityFilter": not apart
-        or (group is not None and members < group.max_server_per_host),
+        "ServerGroupAntiAffinityFilter": not apart or (group is not None and members < group.max_server_per_host),
         "ServerGroupAffinityFilter": not together or members > 0,
     }
 
@@ -34,8 +33,7 @@ def _image(host: HostState, spec: RequestSpec) -> bool:
     if not any(wanted):
         return True
     return any(
-        all(want is None or want == have for want, have in zip(wanted, row, strict=True))
-        for row in host.supported
+        all(want is None or want == have for want, have in zip(wanted, row, strict=True)) for row in host.supported
     )
 
 

@@ -74,16 +74,12 @@ def specs(draw: st.DrawFn) -> RequestSpec:
     if draw(st.booleans()):
         group = GroupSpec(
             id="g",
-            policy=draw(
-                st.sampled_from(["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"])
-            ),
+            policy=draw(st.sampled_from(["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"])),
             max_server_per_host=draw(st.integers(1, 2)),
             hosts=draw(st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 2), max_size=4)),
         )
     return a_spec(
-        flavor=a_flavor(
-            vcpus=draw(st.integers(1, 3)), ram=draw(st.integers(1, 3)) * 512, disk=draw(st.integers(0, 2))
-        ),
+        flavor=a_flavor(vcpus=draw(st.integers(1, 3)), ram=draw(st.integers(1, 3)) * 512, disk=draw(st.integers(0, 2))),
         image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
         availability_zone=draw(st.sampled_from([None, None, "nova", "az1", "nowhere"])),
         ignore_hosts=tuple(draw(st.lists(st.sampled_from(HOSTS), max_size=2))),
@@ -106,8 +102,7 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
     decision = scheduler.select(table, spec, ["i"], now=NOW)
     (placement,) = decision.placements
     by_uuid = {
-        host.node_uuid: weight
-        for host, weight in zip(left, oracle.weights(left, spec, multipliers), strict=True)
+        host.node_uuid: weight for host, weight in zip(left, oracle.weights(left, spec, multipliers), strict=True)
     }
     assert by_uuid[placement.selected.node_uuid] == pytest.approx(max(by_uuid.values()))
     assert decision.explanation.winners[0].weight == pytest.approx(by_uuid[placement.selected.node_uuid])
@@ -121,9 +116,7 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
     assert len(set(names)) == len(names)
     assert all(cells[each.node_uuid] == cells[placement.selected.node_uuid] for each in alternates)
     assert all(each.node_uuid in by_uuid for each in alternates)
-    possible = {h.host for h in left if h.cell == cells[placement.selected.node_uuid]} - {
-        placement.selected.host
-    }
+    possible = {h.host for h in left if h.cell == cells[placement.selected.node_uuid]} - {placement.selected.host}
     assert len(alternates) == min(2, len(possible))
 
 

@@ -1,0 +1,50 @@
+"""Claims on PostgreSQL, raced by several connection pools."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from micronova.db.engine import Database, open_database
+from tests.unit.scheduler import claim_cases
+from tests.unit.scheduler.claim_cases import (  # noqa: F401
+    test_a_claim_of_another_epoch_is_refused,
+    test_a_claim_replaces_and_a_repeated_one_changes_nothing,
+    test_a_claim_takes_and_a_release_gives_back,
+    test_a_move_holds_two,
+    test_affinity_is_kept_by_the_claim,
+    test_all_or_nothing,
+    test_anti_affinity_is_counted_in_the_claim,
+    test_audit_finds_and_mends_drift,
+    test_what_is_held_is_kept_when_asked,
+)
+
+
+@pytest_asyncio.fixture
+async def databases(database_url: str) -> AsyncIterator[list[Database]]:
+    """Four pools of connections, as four processes would have."""
+    opened = [open_database(database_url, pool_size=5) for _ in range(4)]
+    yield opened
+    for each in opened:
+        await each.close()
+
+
+@pytest.fixture
+def database(databases: list[Database]) -> Database:
+    return databases[0]
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_race(databases: list[Database], seed: int) -> None:
+    await claim_cases.race(databases, seed)
+    # Rows are locked in one order by all, so that nobody ever has to be sacrificed to a deadlock.
+    assert sum(each.statistics.retries for each in databases) == 0
+
+
+async def test_race_of_doubles(databases: list[Database]) -> None:
+    await claim_cases.race_of_doubles(databases)
+
+
+async def test_race_of_groups(databases: list[Database]) -> None:
+    await claim_cases.race_of_groups(databases)
+    assert sum(each.statistics.retries for each in databases) == 0

@@ -1,0 +1,279 @@
+"""What must be true of claims on every database; run by test_claims here and under tests/integration."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db import allocation_audit, allocations, tables
+from micronova.db.engine import Database
+from tests.unit.scheduler.rows import (
+    SMALL,
+    a_claim,
+    a_group,
+    add_group,
+    add_host,
+    add_instances,
+    make_tables,
+    used,
+)
+
+
+def cloud(conn: sa.Connection, hosts: str = "ab", instances: int = 4, group: str | None = None) -> None:
+    """A few hosts with room for four small instances each, and some instances."""
+    for number, name in enumerate(hosts):
+        add_host(conn, name, number)
+    if instances:
+        add_instances(conn, *(f"i{number}" for number in range(instances)), group=group)
+
+
+async def test_a_claim_takes_and_a_release_gives_back(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    result = await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("i1", "b")], now=7)
+    assert result.claimed
+    assert await database.read(used) == {"a": 1, "b": 1}
+    (held,) = await database.read(allocations.get, "i0")
+    assert (held.node_uuid, held.host, held.resources) == ("node-a", "a", SMALL)
+    assert await database.read(allocation_audit.audit) == []
+    await database.write(allocations.release, "i0", now=8)
+    await database.write(allocations.release, "i0", now=9)  # harmless
+    assert await database.read(used) == {"a": 0, "b": 1}
+    assert await database.read(allocations.get, "i0") == []
+    changed = await database.read(_changed_at)
+    assert changed == {"a": 8, "b": 7}
+
+
+def _changed_at(conn: sa.Connection) -> dict[str, int]:
+    i = tables.inventories.c
+    rows = conn.execute(sa.select(i.node_uuid, i.changed_at).where(i.resource_class == "VCPU"))
+    return {node.removeprefix("node-"): at for node, at in rows}
+
+
+async def test_all_or_nothing(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    large = SMALL | {"MEMORY_MB": 5000}
+    result = await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("i1", "b", large)], now=1)
+    assert [(f.node_uuid, f.reason, f.resource_class) for f in result.failures] == [("node-b", "capacity", "MEMORY_MB")]
+    assert await database.read(used) == {"a": 0, "b": 0}
+    assert await database.read(used, "MEMORY_MB") == {"a": 0, "b": 0}
+    result = await database.write(allocations.claim, [a_claim("i0", "a", {"CUSTOM_GOLD": 1})], now=1)
+    assert [f.resource_class for f in result.failures] == ["CUSTOM_GOLD"]
+    result = await database.write(allocations.claim, [a_claim("i0", "nowhere")], now=1)
+    assert {f.node_uuid for f in result.failures} == {"node-nowhere"}
+    assert await database.read(allocations.get_many, ["i0", "i1"]) == {}
+
+
+async def test_a_claim_replaces_and_a_repeated_one_changes_nothing(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    for _ in range(2):
+        assert (await database.write(allocations.claim, [a_claim("i0", "a")], now=1)).claimed
+        assert await database.read(used) == {"a": 1, "b": 0}
+    assert (await database.write(allocations.claim, [a_claim("i0", "b")], now=1)).claimed
+    assert await database.read(used) == {"a": 0, "b": 1}
+    three = {name: 3 * amount for name, amount in SMALL.items()}
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", three)], now=1)).claimed
+    assert await database.read(used) == {"a": 0, "b": 3}
+    # What it holds itself does not stand in its way: four are there, and three of them are its own.
+    four = {name: 4 * amount for name, amount in SMALL.items()}
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", four)], now=1)).claimed
+    assert not (await database.write(allocations.claim, [a_claim("i1", "b")], now=1)).claimed
+    # A failed replacement leaves what was held.
+    five = {name: 5 * amount for name, amount in SMALL.items()}
+    assert not (await database.write(allocations.claim, [a_claim("i0", "a", five)], now=1)).claimed
+    assert await database.read(used) == {"a": 0, "b": 4}
+    assert await database.read(allocation_audit.audit) == []
+
+
+async def test_what_is_held_is_kept_when_asked(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    await database.write(allocations.claim, [a_claim("i0", "a")], now=1)
+    again = [a_claim("i0", "b", keep_held=True), a_claim("i1", "b", keep_held=True)]
+    result = await database.write(allocations.claim, again, now=1)
+    assert result.held == {"i0": "node-a"}
+    assert await database.read(used) == {"a": 1, "b": 0}
+    moved = [a_claim("i0", "b", keep_held=True, avoid_hosts=("a",))]
+    assert (await database.write(allocations.claim, moved, now=1)).claimed
+    assert await database.read(used) == {"a": 0, "b": 1}
+
+
+async def test_a_claim_of_another_epoch_is_refused(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    claims = [a_claim("i0", "a", epoch=1), a_claim("i1", "a", epoch=2), a_claim("gone", "a", epoch=1)]
+    result = await database.write(allocations.claim, claims, now=1)
+    assert result.stale == ("i1", "gone")
+    assert await database.read(used) == {"a": 0, "b": 0}
+
+
+async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud, "ab", 4, "g")
+    await database.write(add_group, "g", "anti-affinity")
+    group = a_group("g", "anti-affinity")
+    assert (await database.write(allocations.claim, [a_claim("i0", "a", group=group)], now=1)).claimed
+    result = await database.write(allocations.claim, [a_claim("i1", "a", group=group)], now=1)
+    assert [(f.host, f.reason) for f in result.failures] == [("a", "group")]
+    assert (await database.write(allocations.claim, [a_claim("i1", "b", group=group)], now=1)).claimed
+    assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
+    two = a_group("g", "anti-affinity", 2)
+    pair = [a_claim("i2", "a", group=two), a_claim("i3", "a", group=two)]
+    assert not (await database.write(allocations.claim, pair, now=1)).claimed
+    assert (await database.write(allocations.claim, pair[:1], now=1)).claimed
+    assert await database.read(allocations.group_hosts, "g") == {"a": 2, "b": 1}
+    assert await database.read(allocation_audit.audit) == []
+    # Moving a member takes it along; releasing it, even after it became history, gives its place back.
+    await database.write(allocations.release, "i1", now=1)
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", group=group)], now=1)).claimed
+    assert await database.read(allocations.group_hosts, "g") == {"a": 1, "b": 1}
+    await database.write(_to_history, "i0")
+    await database.write(allocations.release, "i0", now=1)
+    await database.write(allocations.release, "i2", now=1, group_uuid="g")
+    assert await database.read(allocations.group_hosts, "g") == {}
+    assert await database.read(used) == {"a": 0, "b": 0}
+
+
+def _to_history(conn: sa.Connection, uuid: str) -> None:
+    from micronova.db import instances
+
+    assert instances.to_history(conn, uuid, 5) is not None
+
+
+async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud, "ab", 4, "g")
+    await database.write(add_group, "g", "affinity")
+    group = a_group("g", "affinity")
+    apart = [a_claim("i0", "a", group=group), a_claim("i1", "b", group=group)]
+    assert not (await database.write(allocations.claim, apart, now=1)).claimed
+    assert (await database.write(allocations.claim, apart[:1], now=1)).claimed
+    result = await database.write(allocations.claim, apart[1:], now=1)
+    assert [(f.host, f.reason) for f in result.failures] == [("b", "group")]
+    # The only member may go elsewhere.
+    assert (await database.write(allocations.claim, [a_claim("i0", "b", group=group)], now=1)).claimed
+    assert (await database.write(allocations.claim, apart[1:], now=1)).claimed
+    assert await database.read(allocations.group_hosts, "g") == {"b": 2}
+
+
+async def test_a_move_holds_two(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud)
+    await database.write(allocations.claim, [a_claim("i0", "a")], now=1)
+    assert await database.write(allocations.move, "i0", "migration")
+    assert not await database.write(allocations.move, "i0", "migration")
+    assert (await database.write(allocations.claim, [a_claim("i0", "b")], now=1)).claimed
+    assert await database.read(used) == {"a": 1, "b": 1}
+    await database.write(allocations.release, "migration", now=1)
+    assert await database.read(used) == {"a": 0, "b": 1}
+
+
+async def test_audit_finds_and_mends_drift(database: Database) -> None:
+    await make_tables(database)
+    await database.write(cloud, "ab", 1)
+    await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("stranger", "b")], now=1)
+    await database.write(_spoil)
+    found = await database.read(allocation_audit.audit)
+    assert {(drift.kind, drift.where, drift.what) for drift in found} == {
+        ("used", "node-a", "VCPU"),
+        ("orphan", "stranger", "node-b"),
+    }
+    assert await database.read(allocation_audit.oversold) == [("node-a", "VCPU")]
+    await database.write(allocation_audit.mend, ["node-a", "node-b"], 2)
+    assert await database.read(used) == {"a": 1, "b": 1}
+    assert {drift.kind for drift in await database.read(allocation_audit.audit)} == {"orphan"}
+
+
+def _spoil(conn: sa.Connection) -> None:
+    i = tables.inventories.c
+    conn.execute(tables.inventories.update().where(i.node_uuid == "node-a", i.resource_class == "VCPU").values(used=77))
+
+
+async def race(databases: list[Database], seed: int = 1) -> None:
+    """Many claim, move and release at once, with room for fewer than all: nothing oversold, nothing lost."""
+    first = databases[0]
+    await make_tables(first)
+    await first.write(cloud, "abcd", 40)
+    chance = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+
+    async def one(number: int) -> None:
+        database = databases[number % len(databases)]
+        uuid = f"i{number}"
+        for _ in range(6):
+            hosts = chance.sample("abcd", 2)
+            if chance.random() < 0.3:
+                await database.write(allocations.release, uuid, now=1)
+                outcomes["released"] += 1
+                continue
+            # Pairs of consumers, in any order: whoever locks in another order than the others would deadlock.
+            other = f"i{(number + 20) % 40}"
+            claims = [a_claim(uuid, hosts[0])]
+            if chance.random() < 0.5:
+                claims.append(a_claim(other, hosts[1]))
+            result = await database.write(allocations.claim, claims, now=1)
+            outcomes["claimed" if result.claimed else "refused"] += 1
+
+    await asyncio.gather(*(one(number) for number in range(40)))
+    assert outcomes["claimed"], outcomes
+    assert outcomes["refused"], outcomes
+    await check(first)
+
+
+async def check(database: Database) -> dict[str, Any]:
+    """No counter is wrong, nothing is oversold, and nobody holds two nodes."""
+    assert await database.read(allocation_audit.audit) == []
+    assert await database.read(allocation_audit.oversold) == []
+    held = await database.read(allocations.get_many, [f"i{number}" for number in range(100)])
+    assert all(len(each) == 1 for each in held.values())
+    return held
+
+
+async def race_of_doubles(databases: list[Database]) -> None:
+    """The same instances are claimed on different hosts at the same moment: each ends up on one host."""
+    await make_tables(databases[0])
+    await databases[0].write(cloud, "abcd", 16)
+    claims = [(f"i{number}", host) for number in range(16) for host in "abcd"]
+    random.Random(3).shuffle(claims)
+
+    async def one(number: int, uuid: str, host: str) -> allocations.ClaimResult:
+        database = databases[number % len(databases)]
+        return await database.write(allocations.claim, [a_claim(uuid, host, keep_held=True)], now=1)
+
+    results = await asyncio.gather(*(one(number, *each) for number, each in enumerate(claims)))
+    held = await check(databases[0])
+    assert sum(result.claimed for result in results) == len(held)
+    for (uuid, _), result in zip(claims, results, strict=True):
+        if result.held:
+            assert result.held == {uuid: held[uuid][0].node_uuid}
+
+
+async def race_of_groups(databases: list[Database]) -> None:
+    """Members of groups are claimed at the same moment: no policy is broken."""
+    await make_tables(databases[0])
+    await databases[0].write(_groups)
+
+    async def one(number: int, host: str) -> bool:
+        database = databases[number % len(databases)]
+        policy = "affinity" if number % 2 else "anti-affinity"
+        claim = a_claim(f"i{number}", host, group=a_group(policy, policy))
+        return (await database.write(allocations.claim, [claim], now=1)).claimed
+
+    won = await asyncio.gather(*(one(number, "abcd"[number // 2 % 4]) for number in range(24)))
+    apart = await databases[0].read(allocations.group_hosts, "anti-affinity")
+    together = await databases[0].read(allocations.group_hosts, "affinity")
+    assert apart == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert len(together) == 1
+    assert sum(won) == 4 + sum(together.values())
+    await check(databases[0])
+
+
+def _groups(conn: sa.Connection) -> None:
+    cloud(conn, "abcd", 0)
+    for number, policy in enumerate(("anti-affinity", "affinity")):
+        add_group(conn, policy, policy)
+        add_instances(conn, *(f"i{each}" for each in range(number, 24, 2)), group=policy)
