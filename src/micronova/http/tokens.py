@@ -51,7 +51,11 @@ class Revocations:
         self._audit_ids[audit_id] = expires_at
 
     def revoke_all(self, subject: str, until: float) -> None:
-        """Void every token of a subject (`user:ID`, `project:ID`, `credential:ID`) that was issued up to a moment."""
+        """Void every token of a subject that was issued up to a moment.
+
+        Subjects: `user:ID`, `project:ID`, `credential:ID`, `domain:ID` (of its users and for its projects),
+        `grant:USER:SCOPE` (a user's tokens for one project, one domain or `system`).
+        """
         self._marks[subject] = max(until, self._marks.get(subject, 0.0))
 
     def covers(self, claims: Claims) -> bool:
@@ -60,16 +64,22 @@ class Revocations:
             return True
         if not self._marks:
             return False
+        scope = claims.project_id or claims.domain_id or ("system" if claims.system else "")
         subjects = (
             f"user:{claims.user_id}",
             f"project:{claims.project_id}",
             f"credential:{claims.application_credential_id}",
+            f"grant:{claims.user_id}:{scope}",
+            f"domain:{claims.user_domain_id}",
+            f"domain:{claims.project_domain_id or claims.domain_id}",
         )
         return any(claims.issued_at <= self._marks.get(subject, 0.0) for subject in subjects)
 
-    def forget_expired(self, now: float) -> None:
-        """Drop entries about tokens that have run out by themselves."""
+    def forget_expired(self, now: float, lifetime: float | None = None) -> None:
+        """Drop entries about tokens that have run out by themselves; no token lives longer than `lifetime`."""
         self._audit_ids = {key: until for key, until in self._audit_ids.items() if until > now}
+        if lifetime is not None:
+            self._marks = {key: at for key, at in self._marks.items() if at + lifetime > now}
 
 
 class TokenVerifier:
