@@ -42,11 +42,11 @@ lint: .venv  ## ruff, mypy, import contracts
 	$(BIN)/lint-imports --no-logo
 
 .PHONY: unit
-unit: .venv  ## unit and functional tests
+unit: .venv services  ## unit and functional tests
 	$(PYTEST) $(PARALLEL) $(wildcard tests/unit tests/functional)
 
 .PHONY: test
-test: check services  ## everything, on real PostgreSQL and RabbitMQ as well
+test: check  ## everything, on real PostgreSQL and RabbitMQ as well
 	$(PYTEST) $(wildcard tests/integration tests/e2e)
 
 .PHONY: bench
