@@ -1,4 +1,4 @@
-"""What the compute API's bodies and query strings are made of: the forms in which old clients write things."""
+"""What the compute API's bodies and query strings are made of, in all the forms that clients write."""
 
 import re
 import uuid
@@ -47,13 +47,16 @@ Flag = (
         "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no",
     ]
 )  # fmt: skip
-Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+$", max_length=20)]  # clients write numbers as strings, too
+Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+$", max_length=20)]  # numbers come as strings, too
 Text = Annotated[str, Meta(min_length=1, max_length=255)]
+Owner = Annotated[str, Meta(max_length=64)]  # the id of a user or project
 HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+$", min_length=1, max_length=255)]
-Metadata = dict[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")], Annotated[str, Meta(max_length=255)]]
+Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")]  # of metadata and extra specs
 
-# What Unicode calls "other" (control characters, surrogates, unassigned use) and line or paragraph separators.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]")
+# What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u0600-\u0605\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\uf8ff\ufeff]"
+)
 
 
 def flag(value: Any) -> bool:
@@ -87,8 +90,8 @@ def name(value: str, field: str = "name", relaxed: bool = False, forbidden: str 
     if not value or value != value.strip() or wrong:
         but = f" except {forbidden}" if forbidden else ""
         raise Invalid(
-            f"Invalid input for field/attribute {field}: {value[:64]!r} must have printable characters{but} and "
-            f"must not begin or end with white space."
+            f"Invalid input for field/attribute {field}: {value[:64]!r} must have printable characters{but} "
+            f"and must not begin or end with white space."
         )
     return value
 
@@ -98,6 +101,11 @@ def printable(value: str | None, field: str) -> str | None:
     if value and _UNPRINTABLE.search(value):
         raise Invalid(f"Invalid input for field/attribute {field}: it must have printable characters only.")
     return value
+
+
+def number(value: str) -> int | None:
+    """Read a number that identifies something; None when it cannot be one."""
+    return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else None
 
 
 def is_uuid(value: str) -> bool:
@@ -115,4 +123,5 @@ def moment(value: str, field: str) -> int:
         aware = found if found.tzinfo else found.replace(tzinfo=UTC)
         return int(aware.timestamp() * 1_000_000)
     except (ValueError, OverflowError):
-        raise Invalid(f"Invalid input for query parameter {field}: {value[:64]!r} is not an ISO 8601 time.") from None
+        wrong = f"{value[:64]!r} is not an ISO 8601 time"
+        raise Invalid(f"Invalid input for query parameter {field}: {wrong}.") from None

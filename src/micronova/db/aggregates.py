@@ -62,13 +62,16 @@ def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str
     return found
 
 
-def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int) -> Row:
-    """Rename an aggregate, or change its metadata (None takes a key away); raise NotFound, Conflict, Invalid."""
+def update(
+    conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int
+) -> Row:
+    """Rename an aggregate, or change its metadata (None takes a key away); NotFound, Conflict, Invalid."""
     found = get(conn, number, lock=True)
     if ZONE in metadata:
         _check_zone(conn, found, metadata[ZONE], hosts(conn, [number]).get(number, []))
     merged = {**found.metadata, **metadata}
-    values: dict[str, Any] = {"metadata": {k: v for k, v in merged.items() if v is not None}, "updated_at": now}
+    kept = {key: value for key, value in merged.items() if value is not None}
+    values: dict[str, Any] = {"metadata": kept, "updated_at": now}
     if name is not None and name != found.name:
         if conn.execute(sa.select(_a.id).where(_a.name == name)).first():
             raise Conflict(f"Aggregate {name} already exists.")
@@ -122,9 +125,7 @@ def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
         if _others(conn, number, zone, [host]):
             raise Conflict(f"Cannot add host to aggregate {number}: {host} is in another availability zone.")
         if zones(conn, [host]).get(host) != zone and _has_instances(conn, [host]):
-            raise Conflict(
-                f"Cannot add host to aggregate {number}: {host} has servers, whose availability zone would change."
-            )
+            raise Conflict(f"Cannot add host to aggregate {number}: the zone of its servers would change.")
     if conn.execute(_ADD.on(conn), {"aggregate_id": number, "host": host}).rowcount != 1:
         raise Conflict(f"Aggregate {number} already has host {host}.")
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
@@ -136,10 +137,9 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
     found = get(conn, number, lock=True)
     zone = found.metadata.get(ZONE)
     if zone and not (_others(conn, number, "", [host])) and _has_instances(conn, [host]):
-        raise Conflict(
-            f"Cannot remove host from aggregate {number}: {host} has servers, whose availability zone would change."
-        )
-    if conn.execute(sa.delete(aggregate_hosts).where(_h.aggregate_id == number, _h.host == host)).rowcount != 1:
+        raise Conflict(f"Cannot remove host from aggregate {number}: the zone of its servers would change.")
+    leave = sa.delete(aggregate_hosts).where(_h.aggregate_id == number, _h.host == host)
+    if conn.execute(leave).rowcount != 1:
         raise NotFound(f"Cannot remove host {host} in aggregate {number}")
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
     return get(conn, number)

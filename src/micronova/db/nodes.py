@@ -129,18 +129,18 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
     return rows
 
 
-def _stock(resource: str, column: str) -> sa.Label[int]:
+_NAMES = {"VCPU": "vcpus", "MEMORY_MB": "memory_mb", "DISK_GB": "local_gb"}
+_NUMBERS = {"total": _i.total, "reserved": _i.reserved, "claimed": _i.used}
+
+
+def _stock(resource: str, number: str) -> sa.Label[int]:
     """One number of one resource class of a node, out of its three inventory rows."""
-    value = sa.case((_i.resource_class == resource, _i[column]), else_=0)
-    names = {"VCPU": "vcpus", "MEMORY_MB": "memory_mb", "DISK_GB": "local_gb"}
-    return sa.func.coalesce(sa.func.sum(value), 0).label(f"{names[resource]}_{column}")
+    value = sa.case((_i.resource_class == resource, _NUMBERS[number]), else_=0)
+    return sa.func.coalesce(sa.func.sum(value), 0).label(f"{_NAMES[resource]}_{number}")
 
 
 _STOCK = (
-    sa.select(
-        _i.node_uuid,
-        *(_stock(name, column) for name in RATIOS for column in ("total", "reserved", "used")),
-    )
+    sa.select(_i.node_uuid, *(_stock(resource, number) for resource in _NAMES for number in _NUMBERS))
     .group_by(_i.node_uuid)
     .subquery("stock")
 )

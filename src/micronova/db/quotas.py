@@ -23,7 +23,7 @@ from micronova.db.tables import (
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import QuotaExceeded
 
-# What a deployment starts from when its settings say nothing else; -1 is no limit. The last five are
+# What a deployment starts from when its settings say nothing else; -1 is no limit. The last four are
 # relics of the time when compute had the networks: old microversions show them.
 DEFAULTS: dict[str, int] = {
     "instances": 10,
@@ -38,7 +38,6 @@ DEFAULTS: dict[str, int] = {
     "server_group_members": 10,
     "fixed_ips": -1,
     "floating_ips": -1,
-    "networks": -1,
     "security_groups": -1,
     "security_group_rules": -1,
 }
@@ -252,6 +251,15 @@ def limits_for(
     for row in conn.execute(query):
         found[row.owner][row.resource] = row.hard_limit
     return Limits({**defaults, **found["class"], **found[""]}, found[user_id] if user_id else {})
+
+
+def given_to_users(conn: sa.Connection, project_id: str, besides: str) -> dict[str, int]:
+    """Return how much of a project's limits its users have as their own, one user left aside."""
+    c = quota_limits.c
+    query = sa.select(c.resource, sa.func.sum(c.hard_limit).label("total")).group_by(c.resource)
+    others = (c.project_id == project_id, c.user_id.not_in(("", besides)), c.hard_limit > 0)
+    rows = conn.execute(query.where(*others))
+    return {row.resource: int(row.total) for row in rows}
 
 
 def class_limits(conn: sa.Connection, class_name: str, defaults: Mapping[str, int]) -> dict[str, int]:

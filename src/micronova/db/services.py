@@ -94,3 +94,8 @@ def update(conn: sa.Connection, service: str, values: Mapping[str, Any], now: in
 def delete(conn: sa.Connection, service: str) -> None:
     """Forget a service (by uuid)."""
     conn.execute(sa.delete(services).where(_s.uuid == service))
+
+
+def is_up(service: Row, now: int, down_time: float) -> bool:
+    """Say whether a service may be believed to live: heard of lately, and not declared dead by an operator."""
+    return not service.forced_down and now - service.last_seen_at <= down_time * 1_000_000

@@ -1,4 +1,4 @@
-"""The compute API's policy rules: Nova's names and defaults, so that an operator's policy.yaml means the same.
+"""The compute API's policy rules: Nova's names and defaults, so that a policy.yaml means the same here.
 
 All of Nova's rules are here, also those whose routes do not exist yet: a policy.yaml that names one is valid.
 """

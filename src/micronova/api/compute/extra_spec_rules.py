@@ -1,7 +1,7 @@
 """The extra specs that have a meaning, with the values that they may have (checked since 2.86).
 
-A spec whose namespace we do not know is somebody else's and is left alone; an unknown spec in a namespace that we
-do know is a mistake.
+A spec whose namespace we do not know is somebody else's and is left alone; an unknown spec in a namespace
+that we do know is a mistake.
 """
 
 import re
@@ -102,7 +102,11 @@ _EXACT: dict[str, Spec] = {
     "quota:cpu_shares": _COUNT,
     "vmware:hw_version": _ANY,
     "vmware:storage_policy": _ANY,
-    **{f"quota:disk_{way}_{unit}_sec": _COUNT for way in ("read", "write", "total") for unit in ("bytes", "iops")},
+    **{
+        f"quota:disk_{way}_{unit}_sec": _COUNT
+        for way in ("read", "write", "total")
+        for unit in ("bytes", "iops")
+    },
     **{
         f"quota:vif_{way}_{what}": _COUNT
         for way in ("inbound", "outbound")
@@ -116,8 +120,9 @@ for _resource in ("cpu", "memory", "disk_io", "vif"):
     _EXACT[f"quota:{_resource}_shares_share"] = _COUNT
 
 _CAPABILITIES = (
-    "id uuid service_id host vcpus memory_mb local_gb vcpus_used memory_mb_used local_gb_used hypervisor_type "
-    "hypervisor_version hypervisor_hostname free_ram_mb free_disk_gb current_workload running_vms "
+    "id uuid service_id host vcpus memory_mb local_gb vcpus_used memory_mb_used local_gb_used "
+    "hypervisor_type hypervisor_version hypervisor_hostname "
+    "free_ram_mb free_disk_gb current_workload running_vms "
     "disk_available_least host_ip mapped cpu_allocation_ratio ram_allocation_ratio disk_allocation_ratio "
     "total_usable_ram_mb total_usable_disk_gb disk_mb_used free_disk_mb vcpus_total num_instances num_io_ops "
     "failed_builds aggregates cell_uuid updated"

@@ -6,14 +6,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from micronova.api.compute import extra_spec_rules
-from micronova.api.inputs import STRICT, Body, NoQuery
+from micronova.api.inputs import STRICT, Body, Key, NoQuery
 from micronova.db import flavors
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
 
-Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")]
 Value = Annotated[str, Meta(max_length=255)] | int | float
 Specs = dict[Key, Value]
 

@@ -1,0 +1,148 @@
+"""Hosts: the oldest view of services and nodes (until 2.42)."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.api.compute.services import COMPUTE, INTERNAL_ZONE
+from micronova.api.inputs import Body, NoQuery, Query
+from micronova.db import aggregates, nodes, services
+from micronova.db.engine import Database
+from micronova.db.tables import instances
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import until
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid, NotFound, NotSupported
+
+Switch = Literal["enable", "disable", "Enable", "Disable", "ENABLE", "DISABLE"]
+
+
+class ListQuery(Query):
+    """A zone's hosts only."""
+
+    zone: str | UnsetType = UNSET
+
+
+class Update(Body):
+    """What is to be switched."""
+
+    status: Switch | UnsetType = UNSET
+    maintenance_mode: Switch | UnsetType = UNSET
+
+
+class Hosts:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, default_zone: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._default_zone = default_zone
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List hosts with what runs on them, disabled ones left out."""
+        rows, zones = await self._database.read(lambda conn: (services.list_(conn), aggregates.zones(conn)))
+        wanted = request.query.zone
+        shown = [
+            {
+                "host_name": row.host,
+                "service": row.binary.removeprefix("nova-"),
+                "zone": zones.get(row.host, self._default_zone) if row.binary == COMPUTE else INTERNAL_ZONE,
+            }
+            for row in rows
+            if not row.disabled
+        ]
+        if not isinstance(wanted, UnsetType) and wanted:
+            shown = [each for each in shown if each["zone"] == wanted]
+        return {"hosts": shown}
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show what a host has, what is used, and by which project."""
+        totals, shares = await self._database.read(_resources, id)
+        return {"host": [{"resource": {"host": id, **each}} for each in (*totals, *shares)]}
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Let a host take new servers, or not."""
+        asked: Update = request.body
+        if isinstance(asked.status, UnsetType) and isinstance(asked.maintenance_mode, UnsetType):
+            raise Invalid("Invalid input: 'status' or 'maintenance_mode' is a required property.")
+        shown: dict[str, Any] = {"host": id}
+        disabled = None
+        if not isinstance(asked.status, UnsetType):
+            disabled = asked.status.lower() == "disable"
+            shown["status"] = "disabled" if disabled else "enabled"
+        maintenance = not isinstance(asked.maintenance_mode, UnsetType)
+        await self._database.write(self._switch, id, disabled, maintenance)
+        return shown
+
+    def _switch(self, conn: sa.Connection, host: str, disabled: bool | None, maintenance: bool) -> None:
+        found = _find(conn, host)
+        if maintenance:
+            raise NotSupported("No driver of ours has a maintenance mode.")
+        values = {"disabled": disabled, "disabled_reason": None}
+        services.update(conn, found.uuid, values, micros(self._clock.now()))
+
+    async def power(self, request: Request, id: str) -> None:
+        """Start, stop or reboot a host, which no driver of ours does."""
+        await self._database.read(_find, id)
+        raise NotSupported("Hosts are not started, shut down or rebooted through this API.")
+
+
+def _find(conn: sa.Connection, host: str) -> sa.Row[Any]:
+    try:
+        return services.find(conn, host, COMPUTE)
+    except NotFound:
+        raise NotFound(f"Compute host {host} could not be found.") from None
+
+
+def _resources(conn: sa.Connection, host: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    held = nodes.list_(conn, host=host)
+    if not held:
+        raise NotFound(f"Compute host {host} could not be found.")
+    i = instances.c
+    each = conn.execute(sa.select(i.project_id, i.flavor).where(i.host == host).order_by(i.project_id)).all()
+    projects: dict[str, list[dict[str, Any]]] = {}
+    for row in each:
+        projects.setdefault(row.project_id, []).append(row.flavor)
+    totals = [
+        {
+            "project": f"({name})",
+            "cpu": sum(getattr(node, f"vcpus_{number}") for node in held),
+            "memory_mb": sum(getattr(node, f"memory_mb_{number}") for node in held),
+            "disk_gb": sum(getattr(node, f"local_gb_{number}") for node in held),
+        }
+        for name, number in (("total", "total"), ("used_now", "claimed"))
+    ]
+    totals.append(_share("(used_max)", (row.flavor for row in each)))
+    return totals, [_share(project, flavors) for project, flavors in projects.items()]
+
+
+def _share(project: str, flavors: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    sizes = list(flavors)
+    return {
+        "project": project,
+        "cpu": sum(size["vcpus"] for size in sizes),
+        "memory_mb": sum(size["ram"] for size in sizes),
+        "disk_gb": sum(size["disk"] + size.get("ephemeral", 0) for size in sizes),
+    }
+
+
+def routes(database: Database, clock: Clock, default_zone: str = "nova") -> list[Route]:
+    """Declare the routes of hosts."""
+    handlers = Hosts(database, clock, default_zone)
+    one, rule = "/os-hosts/{id}", "os_compute_api:os-hosts"
+    old: dict[str, Any] = {"versions": until(42)}
+    power: dict[str, Any] = {"method": "GET", "handler": handlers.power, "query": NoQuery, **old}
+    return [
+        Route(
+            method="GET", path="/os-hosts", handler=handlers.index, policy=f"{rule}:list", query=ListQuery,
+            **old,
+        ),
+        Route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery, **old),
+        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update, **old),
+        Route(path=f"{one}/startup", policy=f"{rule}:start", **power),
+        Route(path=f"{one}/shutdown", policy=f"{rule}:shutdown", **power),
+        Route(path=f"{one}/reboot", policy=f"{rule}:reboot", **power),
+    ]  # fmt: skip

@@ -1,0 +1,296 @@
+"""Hypervisors: the nodes that guests run on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.api import inputs
+from micronova.api.compute.services import COMPUTE, status
+from micronova.api.inputs import HostName, NoQuery, Paged, Query
+from micronova.api.links import Links
+from micronova.api.view import OMIT, Field, View
+from micronova.db import nodes, services
+from micronova.db.engine import Database
+from micronova.db.tables import instances
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since, until
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid, NotFound, NotSupported
+
+Row = sa.Row[Any]
+OLD = until(87)  # numbers of resources are placement's business since 2.88
+
+
+class Host(msgspec.Struct, frozen=True):
+    """What a node's view needs besides its row: its host's service and, where asked for, its servers."""
+
+    service: Any
+    up: bool
+    servers: list[dict[str, str]] | None = None
+
+
+def _service(row: Row, host: Host, key: str) -> dict[str, Any]:
+    found = host.service
+    return {"id": getattr(found, key), "host": row.host, "disabled_reason": found.disabled_reason}
+
+
+def _servers(row: Row, host: Host, none: Any = OMIT) -> Any:
+    return OMIT if host.servers is None else host.servers or none
+
+
+_BRIEF = (
+    Field("id", "id", until(52)),
+    Field("id", "uuid", since(53)),
+    Field("hypervisor_hostname", "hypervisor_hostname"),
+    Field("state", lambda row, host: "up" if host.up else "down"),
+    Field("status", lambda row, host: status(host.service)),
+    Field("servers", _servers, until(74), optional=True),
+    # Since 2.75 whoever asks for servers gets the list even when it is empty.
+    Field("servers", lambda row, host: _servers(row, host, []), since(75), optional=True),
+)
+BRIEF = View(*_BRIEF)
+FULL = View(
+    *_BRIEF,
+    Field("hypervisor_type", "hypervisor_type"),
+    Field("hypervisor_version", "hypervisor_version"),
+    Field("host_ip", "host_ip"),
+    Field("service", lambda row, host: _service(row, host, "id"), until(52)),
+    Field("service", lambda row, host: _service(row, host, "uuid"), since(53)),
+    Field("vcpus", "vcpus_total", OLD),
+    Field("memory_mb", "memory_mb_total", OLD),
+    Field("local_gb", "local_gb_total", OLD),
+    Field("vcpus_used", lambda row, _: _used(row, "vcpus"), OLD),
+    Field("memory_mb_used", lambda row, _: _used(row, "memory_mb"), OLD),
+    Field("local_gb_used", lambda row, _: _used(row, "local_gb"), OLD),
+    Field("free_ram_mb", lambda row, _: row.memory_mb_total - _used(row, "memory_mb"), OLD),
+    Field("free_disk_gb", lambda row, _: row.local_gb_total - _used(row, "local_gb"), OLD),
+    Field("current_workload", "current_workload", OLD),
+    Field("running_vms", "guests", OLD),
+    Field("disk_available_least", "disk_available_gb", OLD),
+    Field("cpu_info", lambda row, _: msgspec.json.encode(row.cpu_info).decode(), until(27)),
+    Field("cpu_info", "cpu_info", Range(28, 87)),
+    Field("uptime", lambda row, host: row.uptime if host.up else None, since(88)),
+)
+
+
+def _used(row: Row, resource: str) -> int:
+    """Return what is claimed of a resource and what the host keeps for itself."""
+    claimed: int = getattr(row, f"{resource}_claimed")
+    reserved: int = getattr(row, f"{resource}_reserved")
+    return claimed + reserved
+
+
+class ListQuery(Paged):
+    """Filters and the page of a list."""
+
+    versions = {
+        "limit": since(33),
+        "marker": since(33),
+        "hypervisor_hostname_pattern": since(53),
+        "with_servers": since(53),
+    }
+
+    hypervisor_hostname_pattern: HostName | UnsetType = UNSET
+    with_servers: str | UnsetType = UNSET
+
+
+class ShowQuery(Query):
+    """Whether to list a node's servers, too."""
+
+    versions = {"with_servers": since(53)}
+
+    with_servers: str | UnsetType = UNSET
+
+
+class Hypervisors:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, down_time: float, max_limit: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._down_time = down_time
+        self._max_limit = max_limit
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List nodes by name."""
+        return await self._list(request, BRIEF, "os-hypervisors")
+
+    async def detail(self, request: Request) -> dict[str, Any]:
+        """List nodes with everything."""
+        return await self._list(request, FULL, "os-hypervisors/detail")
+
+    async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
+        query: ListQuery = request.query
+        pattern = query.hypervisor_hostname_pattern
+        with_servers = _with_servers(query.with_servers)
+        limit, marker = query.page(self._max_limit) if request.minor >= 33 else (None, None)
+        if not isinstance(pattern, UnsetType):
+            if marker is not None or not isinstance(query.limit, UnsetType):
+                raise Invalid("Paging with the hypervisor_hostname_pattern query parameter is not supported.")
+            found = await self._matching(pattern, with_servers)
+            limit = None
+        else:
+            key = _marker(marker, request.minor)
+            try:
+                found = await self._database.read(self._read, None, key, limit, with_servers)
+            except NotFound:
+                raise Invalid(f"marker [{marker}] not found") from None
+        shape = view.at(request.minor)
+        body: dict[str, Any] = {"hypervisors": [shape(row, host) for row, host in found]}
+        if limit and len(found) == limit:
+            last = found[-1][0]
+            marker = last.uuid if request.minor >= 53 else str(last.id)
+            body["hypervisors_links"] = Links(request).next(request, path, marker)
+        return body
+
+    async def _matching(self, pattern: str, with_servers: bool) -> list[tuple[Row, Host]]:
+        found = await self._database.read(self._read, pattern, None, None, with_servers)
+        if not found:
+            raise NotFound(f"No hypervisor matching '{pattern}' could be found.")
+        return found
+
+    def _read(
+        self,
+        conn: sa.Connection,
+        pattern: str | None,
+        marker: str | int | None,
+        limit: int | None,
+        servers: bool,
+    ) -> list[tuple[Row, Host]]:
+        rows = nodes.list_(conn, pattern=pattern, marker=marker, limit=limit)
+        return self._with_hosts(conn, rows, servers)
+
+    def _with_hosts(self, conn: sa.Connection, rows: Sequence[Row], servers: bool) -> list[tuple[Row, Host]]:
+        """Pair nodes with their hosts; one whose service was deleted is not shown."""
+        now = micros(self._clock.now())
+        known = {service.host: service for service in services.list_(conn, binary=COMPUTE)}
+        held = _servers_of(conn, [row.uuid for row in rows]) if servers else {}
+        return [
+            (
+                row,
+                Host(
+                    known[row.host],
+                    services.is_up(known[row.host], now, self._down_time),
+                    held.get(row.uuid, []) if servers else None,
+                ),
+            )
+            for row in rows
+            if row.host in known
+        ]
+
+    async def _one(self, request: Request, id: str, servers: bool = False) -> tuple[Row, Host]:
+        key: str | int | None = id if request.minor >= 53 else inputs.number(id)
+        if key is None:
+            raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
+        if isinstance(key, str) and not inputs.is_uuid(key):
+            raise Invalid(f"Invalid uuid {id[:64]}")
+        found = await self._database.read(
+            lambda conn: self._with_hosts(conn, [nodes.get(conn, key)], servers)
+        )
+        if not found:
+            raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
+        return found[0]
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show a node."""
+        row, host = await self._one(request, id, _with_servers(request.query.with_servers))
+        return {"hypervisor": FULL.at(request.minor)(row, host)}
+
+    async def uptime(self, request: Request, id: str) -> dict[str, Any]:
+        """Show since when a node runs (until 2.87)."""
+        row, host = await self._one(request, id)
+        if not host.up:
+            raise Invalid(f"Compute service of {row.host} is unavailable at this time.")
+        if row.uptime is None:
+            raise NotSupported("The hypervisor does not tell its uptime.")
+        return {"hypervisor": {**BRIEF.at(request.minor)(row, host), "uptime": row.uptime}}
+
+    async def search(self, request: Request, id: str) -> dict[str, Any]:
+        """List nodes whose name has a part (until 2.52)."""
+        shape = BRIEF.at(request.minor)
+        return {"hypervisors": [shape(row, host) for row, host in await self._matching(id, False)]}
+
+    async def servers(self, request: Request, id: str) -> dict[str, Any]:
+        """List nodes whose name has a part, with their servers (until 2.52)."""
+        shape = BRIEF.at(request.minor)
+        return {"hypervisors": [shape(row, host) for row, host in await self._matching(id, True)]}
+
+    async def statistics(self, request: Request) -> dict[str, Any]:
+        """Add all nodes up (until 2.87)."""
+        found = await self._database.read(self._read, None, None, None, False)
+        shape = FULL.at(request.minor)
+        shown = [shape(row, host) for row, host in found if not host.service.disabled]
+        summed = {name: sum(each[name] or 0 for each in shown) for name in _SUMMED}
+        return {"hypervisor_statistics": {"count": len(shown), **summed}}
+
+
+_SUMMED = (
+    "current_workload",
+    "disk_available_least",
+    "free_disk_gb",
+    "free_ram_mb",
+    "local_gb",
+    "local_gb_used",
+    "memory_mb",
+    "memory_mb_used",
+    "running_vms",
+    "vcpus",
+    "vcpus_used",
+)
+
+
+def _with_servers(value: str | UnsetType) -> bool:
+    return False if isinstance(value, UnsetType) else inputs.boolean(value, "with_servers")
+
+
+def _marker(marker: str | None, minor: int) -> str | int | None:
+    if marker is None or minor >= 53:
+        return marker
+    number = inputs.number(marker)
+    if number is None:
+        raise Invalid(f"marker [{marker[:64]}] not found")
+    return number
+
+
+def _servers_of(conn: sa.Connection, uuids: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+    i = instances.c
+    found: dict[str, list[dict[str, str]]] = {}
+    query = sa.select(i.node_uuid, i.uuid, i.display_name).where(i.node_uuid.in_(list(uuids)))
+    for row in conn.execute(query.order_by(i.created_at, i.uuid)):
+        found.setdefault(row.node_uuid, []).append({"uuid": row.uuid, "name": row.display_name})
+    return found
+
+
+def routes(
+    database: Database, clock: Clock, service_down_time: float = 20.0, max_limit: int = 1000
+) -> list[Route]:
+    """Declare the routes of hypervisors."""
+    handlers = Hypervisors(database, clock, service_down_time, max_limit)
+    root, rule = "/os-hypervisors", "os_compute_api:os-hypervisors"
+    one = f"{root}/{{id}}"
+    listed: dict[str, Any] = {"method": "GET", "query": ListQuery, "strict_query": since(53)}
+    old: dict[str, Any] = {"method": "GET", "query": NoQuery}
+    return [
+        Route(path=root, handler=handlers.index, policy=f"{rule}:list", **listed),
+        Route(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:list-detail", **listed),
+        Route(
+            path=f"{root}/statistics", handler=handlers.statistics, policy=f"{rule}:statistics",
+            versions=OLD, **old,
+        ),
+        Route(
+            method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=ShowQuery,
+            strict_query=since(53),
+        ),
+        Route(path=f"{one}/uptime", handler=handlers.uptime, policy=f"{rule}:uptime", versions=OLD, **old),
+        Route(
+            path=f"{one}/search", handler=handlers.search, policy=f"{rule}:search", versions=until(52), **old
+        ),
+        Route(
+            path=f"{one}/servers", handler=handlers.servers, policy=f"{rule}:servers", versions=until(52),
+            **old,
+        ),
+    ]  # fmt: skip

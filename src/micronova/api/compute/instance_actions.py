@@ -1,0 +1,125 @@
+"""Instance actions: what was asked of a server, by whom, and how it went."""
+
+from typing import Any
+
+from msgspec import UNSET, UnsetType, field
+
+from micronova.api import inputs
+from micronova.api.compute import access
+from micronova.api.inputs import STRICT, NoQuery, Paged
+from micronova.api.links import Links, host_id
+from micronova.api.view import Field, View
+from micronova.db import actions
+from micronova.db.engine import Database
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.errors import Invalid, NotFound
+
+RULE = "os_compute_api:os-instance-actions"
+
+ACTION = View(
+    Field("action", "action"),
+    Field("instance_uuid", "instance_uuid"),
+    Field("request_id", "request_id"),
+    Field("user_id", "user_id"),
+    Field("project_id", "project_id"),
+    Field("start_time", lambda row, _: iso_micros(row.start_time)),
+    Field("message", "message"),
+    Field("updated_at", lambda row, _: iso_micros(row.updated_at), since(58)),
+)
+EVENT = View(
+    Field("event", "event"),
+    Field("start_time", lambda row, _: iso_micros(row.start_time)),
+    Field("finish_time", lambda row, _: iso_micros(row.finish_time)),
+    Field("result", "result"),
+    Field("traceback", "traceback", when="insight"),
+    Field("hostId", lambda row, project: host_id(project, row.host), since(62)),
+    Field("host", "host", since(62), when="insight"),
+    Field("details", "details", since(84), when="details"),
+)
+
+
+class ListQuery(Paged):
+    """The page, and the time of the last change."""
+
+    versions = {
+        "limit": since(58),
+        "marker": since(58),
+        "changes-since": since(58),
+        "changes-before": since(66),
+    }
+
+    changes_since: str | UnsetType = field(default=UNSET, name="changes-since")
+    changes_before: str | UnsetType = field(default=UNSET, name="changes-before")
+
+
+class InstanceActions:
+    """The handlers."""
+
+    def __init__(self, database: Database, max_limit: int) -> None:
+        self._database = database
+        self._max_limit = max_limit
+
+    async def index(self, request: Request, id: str) -> dict[str, Any]:
+        """List a server's actions, the newest first."""
+        query: ListQuery = request.query
+        paged = request.minor >= 58
+        limit, marker = query.page(self._max_limit) if paged else (None, None)
+        first = _moment(query.changes_since, "changes-since")
+        last = _moment(query.changes_before, "changes-before")
+        if first is not None and last is not None and last < first:
+            raise Invalid("The value of changes-since must be less than or equal to changes-before.")
+        await access.server(self._database, request, id, deleted=request.minor >= 21)
+        rows = await self._database.read(
+            actions.list_for, id, changes_since=first, changes_before=last, marker=marker, limit=limit
+        )
+        if rows is None:
+            raise Invalid(f"Marker {marker} could not be found.")
+        shape = ACTION.at(request.minor)
+        body: dict[str, Any] = {"instanceActions": [shape(row) for row in rows]}
+        if limit and len(rows) == limit:
+            path = f"servers/{id}/os-instance-actions"
+            body["links"] = Links(request).next(request, path, rows[-1].request_id)
+        return body
+
+    async def show(self, request: Request, id: str, request_id: str) -> dict[str, Any]:
+        """Show an action with its events, as much of them as the caller may see."""
+        server = await access.server(self._database, request, id, deleted=request.minor >= 21)
+        row, events = await self._database.read(
+            lambda conn: (actions.get(conn, id, request_id), actions.events(conn, id, request_id))
+        )
+        if row is None:
+            raise NotFound(f"Action {request_id} not found")
+        shown = ACTION.at(request.minor)(row)
+        owner: str = server["project_id"]
+        target = {"project_id": owner}
+        insight = request.allows(f"{RULE}:events", target)
+        if insight or request.minor >= 51:
+            flags = {"insight"} if insight else set()
+            if request.allows(f"{RULE}:events:details", target):
+                flags.add("details")
+            shape = EVENT.at(request.minor, frozenset(flags))
+            shown["events"] = [shape(event, row.project_id or owner) for event in events]
+        return {"instanceAction": shown}
+
+
+def _moment(value: str | UnsetType, name: str) -> int | None:
+    return None if isinstance(value, UnsetType) else inputs.moment(value, name)
+
+
+def routes(database: Database, max_limit: int = 1000) -> list[Route]:
+    """Declare the routes of instance actions."""
+    handlers = InstanceActions(database, max_limit)
+    root = "/servers/{id}/os-instance-actions"
+    return [
+        Route(
+            method="GET", path=root, handler=handlers.index, policy=f"{RULE}:list", query=ListQuery,
+            strict_query=since(58), checks_policy=True,
+        ),
+        Route(
+            method="GET", path=f"{root}/{{request_id}}", handler=handlers.show, policy=f"{RULE}:show",
+            query=NoQuery, strict_query=STRICT, checks_policy=True,
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,70 @@
+"""Quota classes: limits by name; the class `default` is what every project starts from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.api.compute.quota_resources import FILES, GROUPS, NETWORK, Amounts, pick, shown
+from micronova.api.inputs import STRICT, Body, NoQuery
+from micronova.db import quotas
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import until
+from micronova.objects.errors import Invalid
+
+NETWORK_UNTIL = 49
+
+
+class Limits(Amounts):
+    """A class's limits."""
+
+    versions = {**dict.fromkeys(NETWORK, until(NETWORK_UNTIL)), **dict.fromkeys(FILES, until(56))}
+
+
+class Update(Body):
+    """The body of an update."""
+
+    quota_class_set: Limits
+
+
+def _names(minor: int) -> list[str]:
+    return [name for name in shown(minor, NETWORK_UNTIL) if minor >= 50 or name not in GROUPS]
+
+
+class QuotaClassSets:
+    """The handlers."""
+
+    def __init__(self, database: Database, defaults: Mapping[str, int]) -> None:
+        self._database = database
+        self._defaults = defaults
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show a class; one that nobody has set has the defaults."""
+        limits = await self._database.read(quotas.class_limits, id, self._defaults)
+        return {"quota_class_set": {"id": id, **pick(_names(request.minor), limits)}}
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Set limits of a class."""
+        if len(id) > 255:
+            raise Invalid("Invalid input for quota_class_name: it may have 255 characters.")
+        limits = await self._database.write(self._set, id, request.body.quota_class_set.given())
+        return {"quota_class_set": pick(_names(request.minor), limits)}
+
+    def _set(self, conn: sa.Connection, name: str, asked: Mapping[str, int]) -> dict[str, int]:
+        quotas.set_class_limits(conn, name, asked)
+        return quotas.class_limits(conn, name, self._defaults)
+
+
+def routes(database: Database, quota_defaults: Mapping[str, int]) -> list[Route]:
+    """Declare the routes of quota classes."""
+    handlers = QuotaClassSets(database, quota_defaults)
+    path, rule = "/os-quota-class-sets/{id}", "os_compute_api:os-quota-class-sets"
+    return [
+        Route(
+            method="GET", path=path, handler=handlers.show, policy=f"{rule}:show",
+            query=NoQuery, strict_query=STRICT,
+        ),
+        Route(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update),
+    ]  # fmt: skip

@@ -1,0 +1,164 @@
+"""Quota sets: a project's limits, its usage, and the defaults."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.api.compute.quota_resources import FILES, NETWORK, Amounts, pick, shown
+from micronova.api.inputs import STRICT, Body, Flag, NoQuery, Owner, Query, flag
+from micronova.db import quotas
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, until
+from micronova.objects.errors import Invalid
+
+NETWORK_UNTIL = 35
+
+
+class Limits(Amounts):
+    """A project's limits; `force` sets them below what is in use."""
+
+    versions = {**dict.fromkeys(NETWORK, until(NETWORK_UNTIL)), **dict.fromkeys(FILES, until(56))}
+
+    force: Flag = False
+
+
+class Update(Body):
+    """The body of an update."""
+
+    quota_set: Limits
+
+
+class UserQuery(Query):
+    """Of one user in the project instead of the whole."""
+
+    user_id: Owner | UnsetType = UNSET
+
+    @property
+    def user(self) -> str:
+        """The user, or "" for the project."""
+        return "" if isinstance(self.user_id, UnsetType) else self.user_id
+
+
+class QuotaSets:
+    """The handlers."""
+
+    def __init__(
+        self,
+        database: Database,
+        defaults: Mapping[str, int],
+        project_exists: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._database = database
+        self._defaults = defaults
+        self._project_exists = project_exists
+
+    async def _checked(self, request: Request, project: str) -> None:
+        request.authorize({"project_id": project})
+        if not await self._project_exists(project):
+            raise Invalid(f"Project ID {project} is not a valid project.")
+
+    def _limits(self, conn: sa.Connection, project: str, user: str) -> dict[str, int]:
+        limits = quotas.limits_for(conn, project, self._defaults, user)
+        return {**limits, **limits.of_user}
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show the limits of a project, or of a user in it."""
+        await self._checked(request, id)
+        limits = await self._database.read(self._limits, id, request.query.user)
+        return {"quota_set": {"id": id, **pick(shown(request.minor, NETWORK_UNTIL), limits)}}
+
+    async def detail(self, request: Request, id: str) -> dict[str, Any]:
+        """Show the limits with what is in use."""
+        await self._checked(request, id)
+        user = request.query.user
+        limits, used = await self._database.read(
+            lambda conn: (self._limits(conn, id, user), quotas.usage(conn, id, user))
+        )
+        names = shown(request.minor, NETWORK_UNTIL)
+        return {
+            "quota_set": {
+                "id": id,
+                **{
+                    name: {"limit": limit, "in_use": used.get(name, 0), "reserved": 0}
+                    for name, limit in pick(names, limits).items()
+                },
+            }
+        }
+
+    async def defaults(self, request: Request, id: str) -> dict[str, Any]:
+        """Show what a project has that was given no limits."""
+        await self._checked(request, id)
+        limits = await self._database.read(quotas.class_limits, "default", self._defaults)
+        return {"quota_set": {"id": id, **pick(shown(request.minor, NETWORK_UNTIL), limits)}}
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Set limits of a project, or of a user in it."""
+        await self._checked(request, id)
+        asked: Limits = request.body.quota_set
+        limits = await self._database.write(
+            self._set, id, request.query.user, asked.given(), flag(asked.force)
+        )
+        return {"quota_set": pick(shown(request.minor, NETWORK_UNTIL), limits)}
+
+    def _set(
+        self, conn: sa.Connection, project: str, user: str, asked: Mapping[str, int], force: bool
+    ) -> dict[str, int]:
+        if not force:
+            used = quotas.usage(conn, project, user)
+            for name, limit in asked.items():
+                if 0 <= limit < used.get(name, 0):
+                    raise Invalid(
+                        f"Quota limit {limit} for {name} must be greater than or equal to already used "
+                        f"and reserved {used[name]}."
+                    )
+            if user:
+                self._check_share(conn, project, user, asked)
+        quotas.set_limits(conn, project, asked, user)
+        return self._limits(conn, project, user)
+
+    def _check_share(self, conn: sa.Connection, project: str, user: str, asked: Mapping[str, int]) -> None:
+        """A user's limit must fit into what the project has left after its other users' limits."""
+        limits = quotas.limits_for(conn, project, self._defaults)
+        given = quotas.given_to_users(conn, project, user)
+        for name, limit in asked.items():
+            most = limits.get(name, -1)
+            if most < 0:
+                continue
+            left = max(0, most - given.get(name, 0))
+            if limit < 0 or limit > left:
+                raise Invalid(f"Quota limit {limit} for {name} must be less than or equal to {left}.")
+
+    async def delete(self, request: Request, id: str) -> None:
+        """Let a project, or a user in it, have the defaults again."""
+        request.authorize({"project_id": id})
+        await self._database.write(quotas.delete_limits, id, request.query.user)
+
+
+def routes(
+    database: Database,
+    quota_defaults: Mapping[str, int],
+    project_exists: Callable[[str], Awaitable[bool]],
+) -> list[Route]:
+    """Declare the routes of quota sets."""
+    handlers = QuotaSets(database, quota_defaults, project_exists)
+    path, rule = "/os-quota-sets/{id}", "os_compute_api:os-quota-sets"
+    # The rules look at the project that the path names.
+    one: dict[str, Any] = {"query": UserQuery, "strict_query": Range(75), "checks_policy": True}
+    return [
+        Route(method="GET", path=path, handler=handlers.show, policy=f"{rule}:show", **one),
+        Route(
+            method="GET", path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}:detail", **one
+        ),
+        Route(
+            method="GET", path=f"{path}/defaults", handler=handlers.defaults, policy=f"{rule}:defaults",
+            query=NoQuery, strict_query=STRICT, checks_policy=True,
+        ),
+        Route(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update, **one),
+        Route(
+            method="DELETE", path=path, handler=handlers.delete, policy=f"{rule}:delete", status=202, **one
+        ),
+    ]  # fmt: skip

@@ -1,0 +1,185 @@
+"""Server groups: servers that are to be on one host, or on different ones."""
+
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.api import inputs
+from micronova.api.inputs import STRICT, Body, NoQuery, Query, Text, Whole
+from micronova.api.view import Field, View
+from micronova.db import quotas, server_groups
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since, until
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid, NotFound
+
+VIEW = View(
+    Field("id", "uuid"),
+    Field("name", "name"),
+    Field("policies", lambda row, _: [row.policy], until(63)),
+    Field("metadata", lambda row, _: {}, until(63)),
+    Field("policy", "policy", since(64)),
+    Field("rules", "rules", since(64)),
+    Field("members", lambda row, members: members),
+    Field("project_id", "project_id", since(13)),
+    Field("user_id", "user_id", since(13)),
+)
+
+HARD = ("affinity", "anti-affinity")
+Policy = Literal["affinity", "anti-affinity", "soft-affinity", "soft-anti-affinity"]
+
+
+class Rules(Body):
+    """How strictly servers are kept apart."""
+
+    max_server_per_host: Whole | UnsetType = UNSET
+
+
+class NewGroup(Body):
+    """A group to make."""
+
+    versions = {"policies": until(63), "policy": since(64), "rules": since(64)}
+
+    name: Text
+    policies: Annotated[list[Policy], Meta(min_length=1, max_length=1)] | UnsetType = UNSET
+    policy: Policy | UnsetType = UNSET
+    rules: Rules | UnsetType = UNSET
+
+
+class Create(Body):
+    """The body of a create."""
+
+    server_group: NewGroup
+
+
+class ListQuery(Query):
+    """Which groups; those of all projects are for administrators."""
+
+    all_projects: str | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    offset: Annotated[int, Meta(ge=0, le=inputs.MAX_INT)] | UnsetType = UNSET
+
+
+def _policy(asked: NewGroup, minor: int) -> str:
+    if minor >= 64:
+        if isinstance(asked.policy, UnsetType):
+            raise Invalid("Invalid input for field/attribute server_group: 'policy' is a required property.")
+        return asked.policy
+    if isinstance(asked.policies, UnsetType):
+        raise Invalid("Invalid input for field/attribute server_group: 'policies' is a required property.")
+    [policy] = asked.policies
+    if minor < 15 and policy not in HARD:
+        raise Invalid(f"Invalid input for field/attribute policies: it must be one of {', '.join(HARD)}.")
+    return policy
+
+
+def _rules(asked: NewGroup, policy: str) -> dict[str, int]:
+    if isinstance(asked.rules, UnsetType) or isinstance(asked.rules.max_server_per_host, UnsetType):
+        return {}
+    if policy != "anti-affinity":
+        raise Invalid("Only anti-affinity policy supports rules.")
+    return {"max_server_per_host": inputs.whole(asked.rules.max_server_per_host, "max_server_per_host", 1)}
+
+
+class ServerGroups:
+    """The handlers."""
+
+    def __init__(
+        self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._defaults = defaults
+        self._max_limit = max_limit
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List groups."""
+        query: ListQuery = request.query
+        everywhere = not isinstance(query.all_projects, UnsetType) and request.allows(
+            "os_compute_api:os-server-groups:index:all_projects"
+        )
+        project = None if everywhere else request.context.project_id
+        asked = 0 if isinstance(query.limit, UnsetType) else query.limit
+        limit = min(asked or self._max_limit, self._max_limit)
+        offset = 0 if isinstance(query.offset, UnsetType) else query.offset
+        rows, members = await self._database.read(_list, project, offset, limit)
+        shape = VIEW.at(request.minor)
+        return {"server_groups": [shape(row, members[row.uuid]) for row in rows]}
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show a group with its servers."""
+        row, members = await self._database.read(_get, id)
+        self._authorize(request, row)
+        return {"server_group": VIEW.at(request.minor)(row, members)}
+
+    @staticmethod
+    def _authorize(request: Request, row: sa.Row[Any]) -> None:
+        """A group of another project does not exist for whoever may not see it."""
+        target = {"project_id": row.project_id}
+        if row.project_id != request.context.project_id and not request.allows(
+            request.route.policy or "", target
+        ):
+            raise NotFound(f"Instance group {row.uuid} could not be found.")
+        request.authorize(target)
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        """Make a group."""
+        asked: NewGroup = request.body.server_group
+        policy = _policy(asked, request.minor)
+        row = {
+            "uuid": str(uuid.uuid4()),
+            "project_id": request.context.project_id,
+            "user_id": request.context.user_id,
+            "name": inputs.name(asked.name, relaxed=request.relaxed),
+            "policy": policy,
+            "rules": _rules(asked, policy),
+            "created_at": micros(self._clock.now()),
+        }
+        return {"server_group": VIEW.at(request.minor)(await self._database.write(self._insert, row), [])}
+
+    def _insert(self, conn: sa.Connection, row: Mapping[str, Any]) -> sa.Row[Any]:
+        limits = quotas.limits_for(conn, row["project_id"], self._defaults, row["user_id"])
+        return server_groups.insert(conn, row, limits)
+
+    async def delete(self, request: Request, id: str) -> None:
+        """Remove a group; its servers stay."""
+        row = await self._database.read(server_groups.get, id)
+        self._authorize(request, row)
+        await self._database.write(server_groups.delete, row)
+
+
+def _list(
+    conn: sa.Connection, project: str | None, offset: int, limit: int
+) -> tuple[list[sa.Row[Any]], dict[str, list[str]]]:
+    rows = list(server_groups.list_(conn, project, offset=offset, limit=limit))
+    return rows, server_groups.members(conn, [row.uuid for row in rows])
+
+
+def _get(conn: sa.Connection, id: str) -> tuple[sa.Row[Any], list[str]]:
+    return server_groups.get(conn, id), server_groups.members(conn, [id])[id]
+
+
+def routes(
+    database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000
+) -> list[Route]:
+    """Declare the routes of server groups."""
+    handlers = ServerGroups(database, clock, quota_defaults, max_limit)
+    root, rule = "/os-server-groups", "os_compute_api:os-server-groups"
+    one: dict[str, Any] = {"path": f"{root}/{{id}}", "checks_policy": True}
+    return [
+        Route(
+            method="GET", path=root, handler=handlers.index, policy=f"{rule}:index", query=ListQuery,
+            strict_query=Range(75),
+        ),
+        Route(method="POST", path=root, handler=handlers.create, policy=f"{rule}:create", body=Create),
+        Route(
+            method="GET", handler=handlers.show, policy=f"{rule}:show", query=NoQuery, strict_query=STRICT,
+            **one,
+        ),
+        Route(method="DELETE", handler=handlers.delete, policy=f"{rule}:delete", status=204, **one),
+    ]  # fmt: skip

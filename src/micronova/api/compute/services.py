@@ -1,0 +1,222 @@
+"""Services: the cloud's processes; compute hosts are switched on and off here."""
+
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.api import inputs
+from micronova.api.inputs import Body, Flag, HostName, Query, Text
+from micronova.api.view import Field, View
+from micronova.db import aggregates, nodes, services
+from micronova.db.engine import Database
+from micronova.db.tables import instances
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since, until
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Conflict, Invalid, NotFound
+
+COMPUTE = "nova-compute"
+INTERNAL_ZONE = "internal"  # of everything that is not a compute host
+_API = ("nova-osapi_compute", "nova-metadata")  # answer HTTP and send no heartbeats: not listed
+
+
+class Facts:
+    """What a service's view needs besides its row: the hosts' zones and the time."""
+
+    __slots__ = ("_down_time", "_now", "_zone", "_zones")
+
+    def __init__(self, zones: dict[str, str], default_zone: str, now: int, down_time: float) -> None:
+        self._zones = zones
+        self._zone = default_zone
+        self._now = now
+        self._down_time = down_time
+
+    def zone(self, row: Any) -> str:
+        """Return the zone that a service is in."""
+        return self._zones.get(row.host, self._zone) if row.binary == COMPUTE else INTERNAL_ZONE
+
+    def state(self, row: Any) -> str:
+        """Return `up` or `down`."""
+        return "up" if services.is_up(row, self._now, self._down_time) else "down"
+
+
+def status(row: Any) -> str:
+    """Return whether a service may be given work, in the API's words."""
+    return "disabled" if row.disabled else "enabled"
+
+
+VIEW = View(
+    Field("id", "id", until(52)),
+    Field("id", "uuid", since(53)),
+    Field("binary", "binary"),
+    Field("host", "host"),
+    Field("zone", lambda row, facts: facts.zone(row)),
+    Field("status", lambda row, facts: status(row)),
+    Field("state", lambda row, facts: facts.state(row)),
+    Field("updated_at", lambda row, facts: iso_micros(row.last_seen_at)),
+    Field("disabled_reason", "disabled_reason"),
+    Field("forced_down", "forced_down", since(11)),
+)
+
+
+class ListQuery(Query):
+    """Filters of a list."""
+
+    host: str | UnsetType = UNSET
+    binary: str | UnsetType = UNSET
+
+
+class OldUpdate(Body):
+    """The body of enable, disable, disable-log-reason and force-down, until 2.52."""
+
+    versions = {"forced_down": since(11)}
+
+    host: HostName
+    binary: Text
+    disabled_reason: Text | UnsetType = UNSET
+    forced_down: Flag | UnsetType = UNSET
+
+
+class Update(Body):
+    """What of a service is to change, since 2.53."""
+
+    status: Literal["enabled", "disabled"] | UnsetType = UNSET
+    disabled_reason: Text | UnsetType = UNSET
+    forced_down: Flag | UnsetType = UNSET
+
+
+class Services:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, down_time: float, default_zone: str) -> None:
+        self._database = database
+        self._clock = clock
+        self._down_time = down_time
+        self._default_zone = default_zone
+
+    def _facts(self, zones: dict[str, str]) -> Facts:
+        return Facts(zones, self._default_zone, micros(self._clock.now()), self._down_time)
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List services."""
+        query: ListQuery = request.query
+        host = None if isinstance(query.host, UnsetType) or not query.host else query.host
+        binary = None if isinstance(query.binary, UnsetType) or not query.binary else query.binary
+        rows, zones = await self._database.read(
+            lambda conn: (services.list_(conn, host=host, binary=binary), aggregates.zones(conn))
+        )
+        shape, facts = VIEW.at(request.minor), self._facts(zones)
+        return {"services": [shape(row, facts) for row in rows if row.binary not in _API]}
+
+    async def act(self, request: Request, id: str) -> dict[str, Any]:
+        """Enable, disable or force down the service of a host: the path names the action (until 2.52)."""
+        asked: OldUpdate = request.body
+        reason = None if isinstance(asked.disabled_reason, UnsetType) else asked.disabled_reason
+        shown: dict[str, Any] = {"host": asked.host, "binary": asked.binary}
+        values: dict[str, Any]
+        if id == "enable":
+            values = {"disabled": False, "disabled_reason": None}
+        elif id == "disable":
+            values = {"disabled": True, "disabled_reason": None}
+        elif id == "disable-log-reason":
+            if reason is None:
+                raise Invalid("Missing disabled_reason: disable-log-reason says why.")
+            values = {"disabled": True, "disabled_reason": reason}
+            shown["disabled_reason"] = reason
+        elif id == "force-down" and request.minor >= 11:
+            if isinstance(asked.forced_down, UnsetType):
+                raise Invalid("Missing forced_down: force-down says whether.")
+            values = {"forced_down": inputs.flag(asked.forced_down)}
+        else:
+            raise NotFound("Unknown action")
+        if "disabled" in values:
+            shown["status"] = "disabled" if values["disabled"] else "enabled"
+        else:
+            shown |= values
+        _only_compute(asked.binary)
+        await self._database.write(self._update_by_host, asked.host, asked.binary, values)
+        return {"service": shown}
+
+    def _update_by_host(self, conn: sa.Connection, host: str, binary: str, values: dict[str, Any]) -> None:
+        found = services.find(conn, host, binary)
+        services.update(conn, found.uuid, values, micros(self._clock.now()))
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Enable, disable or force down a service by its uuid (since 2.53)."""
+        if not inputs.is_uuid(id):
+            raise Invalid(f"Invalid uuid {id[:64]}")
+        asked: Update = request.body
+        reason = None if isinstance(asked.disabled_reason, UnsetType) else asked.disabled_reason
+        values: dict[str, Any] = {}
+        if not isinstance(asked.status, UnsetType):
+            if asked.status == "enabled" and reason:
+                raise Invalid("Specifying 'disabled_reason' with status 'enabled' is invalid.")
+            values = {"disabled": asked.status == "disabled", "disabled_reason": reason}
+        if not isinstance(asked.forced_down, UnsetType):
+            values["forced_down"] = inputs.flag(asked.forced_down)
+        if not values:
+            raise Invalid("No updates were requested. Fields 'status' or 'forced_down' should be specified.")
+        row, zones = await self._database.write(self._update, id, values)
+        return {"service": VIEW.at(request.minor)(row, self._facts(zones))}
+
+    def _update(
+        self, conn: sa.Connection, service: str, values: dict[str, Any]
+    ) -> tuple[sa.Row[Any], dict[str, str]]:
+        _only_compute(services.get(conn, service).binary)
+        row = services.update(conn, service, values, micros(self._clock.now()))
+        return row, aggregates.zones(conn, [row.host])
+
+    async def delete(self, request: Request, id: str) -> None:
+        """Forget a service; a compute host goes with its nodes, once it holds no servers."""
+        key: str | int | None = id if request.minor >= 53 else inputs.number(id)
+        if key is None or (isinstance(key, str) and not inputs.is_uuid(key)):
+            kind = "number" if key is None else "uuid"
+            raise Invalid(f"Invalid id {id[:64]}: it must be a {kind}.")
+        await self._database.write(_delete, key)
+
+
+def _only_compute(binary: str) -> None:
+    if binary != COMPUTE:
+        raise Invalid(
+            f"Updating a {binary} service is not supported. Only nova-compute services can be updated."
+        )
+
+
+def _delete(conn: sa.Connection, key: str | int) -> None:
+    found = services.get(conn, key)
+    if found.binary == COMPUTE:
+        held = sa.select(instances.c.uuid).where(instances.c.host == found.host).limit(1)
+        if conn.execute(held).first():
+            raise Conflict(
+                "Unable to delete compute service that is hosting instances. "
+                "Migrate or delete the instances first."
+            )
+        nodes.delete_of_host(conn, found.host)
+        aggregates.forget_host(conn, found.host)
+    services.delete(conn, found.uuid)
+
+
+def routes(
+    database: Database, clock: Clock, service_down_time: float = 20.0, default_zone: str = "nova"
+) -> list[Route]:
+    """Declare the routes of services."""
+    handlers = Services(database, clock, service_down_time, default_zone)
+    one, rule = "/os-services/{id}", "os_compute_api:os-services"
+    return [
+        Route(
+            method="GET", path="/os-services", handler=handlers.index, policy=f"{rule}:list",
+            query=ListQuery, strict_query=Range(75),
+        ),
+        Route(
+            method="PUT", path=one, handler=handlers.act, policy=f"{rule}:update", body=OldUpdate,
+            versions=until(52),
+        ),
+        Route(
+            method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update,
+            versions=since(53),
+        ),
+        Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=204),
+    ]  # fmt: skip

@@ -1,0 +1,86 @@
+"""Version documents: how clients find out what we speak. They need no token."""
+
+from typing import Any
+
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.objects.errors import NotFound
+
+LEAST, NEWEST = 1, 104  # minor numbers of the microversions that we speak
+
+_PATHS = {"v2.0": "v2", "v2.1": "v2.1"}
+_HELP = {"rel": "describedby", "type": "text/html", "href": "https://docs.openstack.org/"}
+
+
+_ABOUT: dict[str, dict[str, Any]] = {
+    # The old API: the same features without microversions.
+    "v2.0": {
+        "id": "v2.0",
+        "status": "DEPRECATED",
+        "version": "",
+        "min_version": "",
+        "updated": "2025-07-04T12:00:00Z",
+    },
+    "v2.1": {
+        "id": "v2.1",
+        "status": "CURRENT",
+        "version": f"2.{NEWEST}",
+        "min_version": f"2.{LEAST}",
+        "updated": "2013-07-23T11:33:21Z",
+    },
+}
+
+
+async def index(request: Request) -> dict[str, Any]:
+    """List the versions."""
+    return {
+        "versions": [{**about, "links": [_self(request, version)]} for version, about in _ABOUT.items()]
+    }
+
+
+async def show_v20(request: Request) -> dict[str, Any]:
+    """Show the old version."""
+    return _document(request, "v2.0")
+
+
+async def show_v21(request: Request) -> dict[str, Any]:
+    """Show the current version."""
+    return _document(request, "v2.1")
+
+
+async def show(request: Request, id: str) -> dict[str, Any]:
+    """Show a version by its id."""
+    if id not in _ABOUT:
+        raise NotFound("The resource could not be found.")
+    return _document(request, "v2.0" if request.relaxed else id)
+
+
+def _document(request: Request, version: str) -> dict[str, Any]:
+    number = version.removeprefix("v").removesuffix(".0")
+    kind = f"application/vnd.openstack.compute+json;version={number}"
+    return {
+        "version": {
+            **_ABOUT[version],
+            "links": [_self(request, version), _HELP],
+            "media-types": [{"base": "application/json", "type": kind}],
+        }
+    }
+
+
+def _self(request: Request, version: str) -> dict[str, str]:
+    root = request.base_url.removesuffix(request.service.prefix)
+    return {"rel": "self", "href": f"{root}/{_PATHS[version]}/"}
+
+
+def root_routes() -> list[Route]:
+    """Declare what is above the versions; for a service of its own, without prefix and microversions."""
+    return [
+        Route(method="GET", path="", handler=index, policy=None),
+        Route(method="GET", path="/v2", handler=show_v20, policy=None),
+        Route(method="GET", path="/v2.1", handler=show_v21, policy=None),
+    ]
+
+
+def routes() -> list[Route]:
+    """Declare what is below /v2.1."""
+    return [Route(method="GET", path="/versions/{id}", handler=show, policy="")]
