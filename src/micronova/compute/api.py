@@ -32,6 +32,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import (
     Conflict,
+    Forbidden,
     Invalid,
     InstanceNotFound,
     MicronovaError,
@@ -99,6 +100,7 @@ class CreateRequest:
     tags: list[str] = field(default_factory=list)
     trusted_certs: list[str] | None = None
     hostname: str | None = None
+    allow_zero_disk: bool = True  # may the root disk be as large as the image, whatever that is
     legacy_networks: bool = False  # before 2.37: nothing said means the project's network
 
 
@@ -199,9 +201,12 @@ class API:
             raise Invalid(f"Flavor {request.flavor_id} is disabled: choose another one.")
         key = None
         if request.key_name is not None:
-            key = keypairs.find(conn, context.user_id, request.key_name)
-            if key is None:
-                raise Invalid(f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours.")
+            try:
+                key = keypairs.get(conn, context.user_id, request.key_name)
+            except NotFound:
+                raise Invalid(
+                    f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours."
+                ) from None
         self._check_places(conn, request)
         return flavor, key, self._group(conn, context, request), None
 
@@ -213,7 +218,7 @@ class API:
         wanted = request.availability_zone
         if wanted is None or request.force_host is not None:
             return
-        zones = aggregates.zones(conn, self._default_zone)  # host -> zone
+        zones = aggregates.zones(conn)  # host -> zone
         now = self._clock.now()
         for service in services.list_(conn, binary="nova-compute"):
             usable = not service.disabled and now - service.last_seen_at / 1e6 < self._service_down_time
@@ -226,9 +231,11 @@ class API:
         if not named:
             return None
         try:
-            group = server_groups.get(conn, named[0], context.project_id)
+            group = server_groups.get(conn, named[0])
         except NotFound:
-            raise Invalid(f"Instance group {named[0]} could not be found.") from None
+            group = None
+        if group is None or group.project_id != context.project_id:
+            raise Invalid(f"Instance group {named[0]} could not be found.")
         return GroupSpec(
             id=group.uuid,
             policy=group.policy,
@@ -259,6 +266,8 @@ class API:
             if not any(device.boot_index == 0 for device in request.block_devices):
                 raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
             return
+        if flavor.disk == 0 and not request.allow_zero_disk:
+            raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
         if image.status != "active":
             raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
         if flavor.ram < image.min_ram:

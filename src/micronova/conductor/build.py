@@ -282,7 +282,6 @@ class Build(HostKind):
             "task_state": None,
             "power_state": states.RUNNING if report.power_state is None else report.power_state,
             "launched_at": row["launched_at"] or now,
-            "progress": 100,
             **self._access_addresses(row),
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)

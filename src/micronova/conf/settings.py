@@ -33,6 +33,9 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     host: Annotated[str, _doc("This machine's name in the cloud; empty: its host name.")] = ""
     state_path: Annotated[str, _doc("Directory of everything that survives a restart.")] = ""
+    secret_key: Annotated[
+        str, Meta(pattern="^([0-9a-f]{64})?$", description="64 hex digits that api and conductor share to seal secrets; empty: from state_path.")
+    ] = ""
     transport_url: Annotated[str, _doc("The bus: local:// (one process) or amqp://USER:PASSWORD@HOST/VHOST.")] = "local://"
     report_interval: Annotated[float, Meta(gt=0, description="Seconds between heartbeats of a service.")] = 5.0
     service_down_time: Annotated[float, Meta(gt=0, description="A service not heard of for so long is down.")] = 20.0

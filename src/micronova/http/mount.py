@@ -53,9 +53,10 @@ class Mounts:
             await _answer(send, 404, body, [(b"content-type", b"application/json")])
 
 
-def compute_paths(app: App, roots: frozenset[str]) -> App:
+def compute_paths(app: App, above: App, roots: frozenset[str]) -> App:
     """Let the compute application be reached as /v2.1/…, /v2.1/PROJECT/…, /v2/… and /v2/PROJECT/….
 
+    What is above a version's resources (the version documents) goes to an application of its own.
     /v2 has the same features with relaxed validation and without microversions. A project in the path is kept
     aside for authentication to compare; whatever does not name a resource is taken for one.
     """
@@ -73,7 +74,7 @@ def compute_paths(app: App, roots: frozenset[str]) -> App:
             inner["path"] = f"/v2.1/{rest}"
             await app(inner, receive, send)
             return
-        await app(scope, receive, send)
+        await above(scope, receive, send)
 
     return rewrite
 

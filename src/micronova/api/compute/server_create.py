@@ -154,6 +154,7 @@ def routes(api: API) -> list[Route]:
 
     async def create(request: Request) -> Response:
         wanted = to_request(request)
+        wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
         _authorize(request, wanted)
         return _answer(request, await api.create(request.context, wanted))
 

@@ -1,0 +1,81 @@
+"""Events that neighbours tell about servers: a port was plugged, a volume was extended…"""
+
+import logging
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.compute.api import API
+from micronova.compute.rpcapi import InstanceEvent
+from micronova.db import instances
+from micronova.db.engine import Database
+from micronova.http.request import Request, Response
+from micronova.http.service import Route
+from micronova.objects.errors import Invalid, NotFound
+from micronova.rpc.errors import BusUnavailable
+
+log = logging.getLogger(__name__)
+
+_SINCE = {"volume-extended": 51, "power-update": 76, "accelerator-request-bound": 82, "volume-reimaged": 93}
+
+
+class Event(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One event."""
+
+    name: Literal[
+        "network-changed", "network-vif-plugged", "network-vif-unplugged", "network-vif-deleted",
+        "volume-extended", "power-update", "accelerator-request-bound", "volume-reimaged",
+    ]  # fmt: skip
+    server_uuid: Annotated[str, Meta(min_length=1, max_length=64)]
+    status: Literal["failed", "completed", "in-progress"] = "completed"
+    tag: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Several events."""
+
+    events: Annotated[list[Event], Meta(min_length=1)]
+
+
+def routes(database: Database, api: API) -> list[Route]:
+    """Return the route."""
+
+    async def create(request: Request) -> Response:
+        """Pass events on to the servers' hosts; tell for each whether it could be."""
+        events: list[Event] = request.body.events
+        for event in events:
+            if request.minor < _SINCE.get(event.name, 0):
+                raise Invalid(f"Invalid input for field/attribute name: {event.name} is not known at this version.")
+        found = await database.read(instances.get_many, {event.server_uuid for event in events})
+        answers = [await _pass_on(request, event, found.get(event.server_uuid)) for event in events]
+        if all(answer["code"] == 404 for answer in answers):
+            raise NotFound("No instances found for any event")
+        partial = any(answer["code"] != 200 for answer in answers)
+        return Response(body={"events": answers}, status=207 if partial else 200)
+
+    async def _pass_on(request: Request, event: Event, row: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = {"name": event.name, "server_uuid": event.server_uuid, "status": event.status}
+        if event.tag is not UNSET:
+            answer["tag"] = event.tag
+        if row is None:
+            return {**answer, "status": "failed", "code": 404}
+        if row["host"] is None:
+            return {**answer, "status": "failed", "code": 422}
+        told = InstanceEvent(
+            instance_uuid=event.server_uuid, name=event.name, status=event.status,
+            tag=None if isinstance(event.tag, UnsetType) else event.tag,
+        )  # fmt: skip
+        try:
+            await api.external_event(request.context, row["host"], told)
+        except BusUnavailable as error:
+            log.warning("event %s for %s is lost: %s", event.name, event.server_uuid, error)
+            return {**answer, "status": "failed", "code": 422}
+        return {**answer, "code": 200}
+
+    return [
+        Route(
+            method="POST", path="/os-server-external-events", handler=create, body=Body,
+            policy="os_compute_api:os-server-external-events:create",
+        )
+    ]  # fmt: skip

@@ -1,0 +1,256 @@
+"""The query string of server lists: which filters there are, who may use them, and what they mean."""
+
+import ipaddress
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.api import inputs
+from micronova.compute import states
+from micronova.db.server_lists import SORT_KEYS, Filters
+from micronova.http.request import Request
+from micronova.http.versions import since
+from micronova.objects.errors import Invalid
+
+Text = str | UnsetType
+
+# What everybody may filter by; the rest is for admins (from 2.83 on more for everybody).
+_OPEN = {
+    "reservation_id", "name", "status", "image", "flavor", "ip", "changes-since", "all_tenants", "ip6",
+    "tags", "tags-any", "not-tags", "not-tags-any", "changes-before", "locked",
+}  # fmt: skip
+_OPEN_83 = {
+    "availability_zone", "config_drive", "key_name", "created_at", "launched_at", "terminated_at", "power_state",
+    "task_state", "vm_state", "progress", "user_id",
+}  # fmt: skip
+
+
+class ListQuery(msgspec.Struct, kw_only=True, rename={
+    "changes_since": "changes-since", "changes_before": "changes-before", "tags_any": "tags-any",
+    "not_tags": "not-tags", "not_tags_any": "not-tags-any",
+}):  # fmt: skip
+    """Everything that a list of servers can be asked for."""
+
+    limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
+    marker: Text = UNSET
+    sort_key: list[str] | UnsetType = UNSET
+    sort_dir: list[str] | UnsetType = UNSET
+    all_tenants: Text = UNSET
+    all_projects: Text = UNSET
+    deleted: Text = UNSET
+    soft_deleted: Text = UNSET
+    changes_since: Text = UNSET
+    changes_before: Text = UNSET
+    status: list[str] | UnsetType = UNSET
+    name: Text = UNSET
+    display_name: Text = UNSET
+    ip: Text = UNSET
+    ip6: Text = UNSET
+    uuid: list[str] | UnsetType = UNSET
+    image: Text = UNSET
+    image_ref: Text = UNSET
+    flavor: Text = UNSET
+    instance_type_id: Text = UNSET
+    reservation_id: Text = UNSET
+    host: Text = UNSET
+    node: Text = UNSET
+    hostname: Text = UNSET
+    tenant_id: Text = UNSET
+    project_id: Text = UNSET
+    user_id: Text = UNSET
+    vm_state: Text = UNSET
+    task_state: Text = UNSET
+    power_state: Text = UNSET
+    progress: Text = UNSET
+    key_name: Text = UNSET
+    availability_zone: Text = UNSET
+    config_drive: Text = UNSET
+    created_at: Text = UNSET
+    launched_at: Text = UNSET
+    terminated_at: Text = UNSET
+    deleted_at: Text = UNSET
+    access_ip_v4: Text = UNSET
+    access_ip_v6: Text = UNSET
+    description: Text = UNSET
+    display_description: Text = UNSET
+    auto_disk_config: Text = UNSET
+    launch_index: Text = UNSET
+    root_device_name: Text = UNSET
+    kernel_id: Text = UNSET
+    ramdisk_id: Text = UNSET
+    metadata: list[str] | UnsetType = UNSET
+    system_metadata: list[str] | UnsetType = UNSET
+    tags: Text = UNSET
+    tags_any: Text = UNSET
+    not_tags: Text = UNSET
+    not_tags_any: Text = UNSET
+    locked: Text = UNSET
+    locked_by: Text = UNSET
+    not_launched: Text = UNSET
+
+    versions = {
+        "tags": since(26), "tags-any": since(26), "not-tags": since(26), "not-tags-any": since(26),
+        "changes-before": since(66), "locked": since(73),
+    }  # fmt: skip
+
+
+_EQUAL = {
+    "image": "image_ref", "image_ref": "image_ref", "flavor": "flavor_id", "instance_type_id": "flavor_id",
+    "reservation_id": "reservation_id", "host": "host", "node": "node", "user_id": "user_id",
+    "vm_state": "vm_state", "task_state": "task_state", "key_name": "key_name",
+    "availability_zone": "availability_zone", "root_device_name": "root_device_name", "locked_by": "locked_by",
+}  # fmt: skip
+_NUMBERS = {"power_state": "power_state", "progress": "progress", "launch_index": "launch_index"}
+_PATTERNS = {
+    "hostname": "hostname", "description": "display_description", "display_description": "display_description",
+    "access_ip_v4": "access_ip_v4", "access_ip_v6": "access_ip_v6",
+}  # fmt: skip
+_POWER = {"NOSTATE": 0, "RUNNING": 1, "PAUSED": 3, "SHUTDOWN": 4, "CRASHED": 6, "SUSPENDED": 7}
+
+
+def filters_of(request: Request, max_limit: int) -> Filters | None:
+    """Return what is asked for, as the caller may ask it; None when nothing can match."""
+    query: ListQuery = request.query
+    asked = {
+        wire: value
+        for name, wire in zip(query.__struct_fields__, query.__struct_encode_fields__, strict=True)
+        if (value := getattr(query, name)) is not UNSET
+    }
+    admin = request.allows("os_compute_api:servers:allow_all_filters")
+    if not admin:
+        allowed = _OPEN | (_OPEN_83 if request.minor >= 83 else set())
+        if request.minor < 5:
+            allowed = allowed - {"ip6"}
+        paging = {"limit", "marker", "sort_key", "sort_dir"}
+        asked = {name: value for name, value in asked.items() if name in allowed | paging}
+    filters = Filters(limit=max_limit)
+    if "limit" in asked:
+        filters.limit = min(asked["limit"], max_limit)
+    filters.marker = asked.get("marker") or None
+    _whose(request, asked, filters, admin)
+    _order(query, filters)
+    if not _statuses(request, asked, filters, admin):
+        return None
+    _times(asked, filters)
+    _tags(asked, filters)
+    return _values(asked, filters)
+
+
+def _whose(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> None:
+    everywhere = asked.get("all_tenants", asked.get("all_projects"))
+    wanted = asked.get("project_id") or asked.get("tenant_id")
+    # An empty all_tenants means yes.
+    if everywhere is not None and (everywhere == "" or inputs.boolean(everywhere, "all_tenants")):
+        detail = "detail" if request.route.path.endswith("detail") else "index"
+        request.authorize(rule=f"os_compute_api:servers:{detail}:get_all_tenants")
+        filters.project_id = wanted or None
+    else:
+        filters.project_id = request.context.project_id
+
+
+def _order(query: ListQuery, filters: Filters) -> None:
+    keys = [] if isinstance(query.sort_key, UnsetType) else query.sort_key
+    directions = [] if isinstance(query.sort_dir, UnsetType) else query.sort_dir
+    for number, key in enumerate(keys):
+        if key not in SORT_KEYS:
+            raise Invalid(
+                f"Invalid input for query parameter sort_key: {key[:64]!r} is not one of {', '.join(sorted(SORT_KEYS))}."
+            )
+        direction = directions[number] if number < len(directions) else directions[-1] if directions else "desc"
+        if direction not in ("asc", "desc"):
+            raise Invalid("Invalid input for query parameter sort_dir: it is asc or desc.")
+        filters.sort.append((SORT_KEYS[key], direction == "desc"))
+    if not keys and directions:
+        if directions[0] not in ("asc", "desc"):
+            raise Invalid("Invalid input for query parameter sort_dir: it is asc or desc.")
+        filters.sort.append(("created_at", directions[0] == "desc"))
+
+
+def _statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> bool:
+    """Read status and deleted; say whether anything can match."""
+    deleted = asked.get("deleted")
+    if deleted is not None and inputs.boolean(deleted or "true", "deleted"):
+        filters.deleted = True
+    wanted = [text.upper() for text in asked.get("status", ())]
+    if not wanted:
+        return True
+    unknown = [text for text in wanted if text not in states.STATUSES]
+    if unknown and len(unknown) == len(wanted):
+        if request.minor >= 38:
+            raise Invalid(f"Invalid status value: {unknown[0][:64]}. It is one of {', '.join(sorted(states.STATUSES))}.")
+        return False
+    if "DELETED" in wanted:
+        if not admin:
+            request.authorize(rule="os_compute_api:servers:allow_all_filters")
+        filters.deleted = True
+    filters.statuses = wanted
+    return True
+
+
+def _times(asked: dict[str, Any], filters: Filters) -> None:
+    if "changes-since" in asked:
+        filters.changes_since = inputs.moment(asked["changes-since"], "changes-since")
+    if "changes-before" in asked:
+        filters.changes_before = inputs.moment(asked["changes-before"], "changes-before")
+        if filters.changes_since is not None and filters.changes_since > filters.changes_before:
+            raise Invalid("The value of changes-since must be less than or equal to changes-before.")
+    if filters.deleted or "deleted" in asked:
+        filters.changes_since = filters.changes_since if filters.deleted else filters.changes_since
+
+
+def _tags(asked: dict[str, Any], filters: Filters) -> None:
+    def words(name: str) -> list[str]:
+        return [part for part in asked.get(name, "").split(",") if part]
+
+    filters.tags_all, filters.tags_any = words("tags"), words("tags-any")
+    filters.not_tags_all, filters.not_tags_any = words("not-tags"), words("not-tags-any")
+
+
+def _values(asked: dict[str, Any], filters: Filters) -> Filters | None:
+    for name, column in _EQUAL.items():
+        if name in asked:
+            filters.equal[column] = asked[name].rstrip("/").rpartition("/")[2] if name in ("image", "flavor") else asked[name]
+    for name, column in _NUMBERS.items():
+        if name in asked:
+            text = asked[name]
+            if name == "power_state" and text.upper() in _POWER:
+                filters.equal[column] = _POWER[text.upper()]
+            elif text.lstrip("-").isdigit() and len(text) < 10:
+                filters.equal[column] = int(text)
+            else:
+                raise Invalid(f"Invalid input for query parameter {name}: {text[:64]!r} is not a number.")
+    for name, column in _PATTERNS.items():
+        if name in asked:
+            filters.patterns[column] = asked[name]
+    for name in ("created_at", "launched_at", "terminated_at"):
+        if name in asked:
+            filters.equal[name] = inputs.moment(asked[name], name)
+    filters.name = asked.get("name", asked.get("display_name"))
+    filters.ip, filters.ip6 = asked.get("ip"), asked.get("ip6")
+    if "uuid" in asked:
+        filters.uuids = asked["uuid"]
+    if "config_drive" in asked:
+        filters.equal["config_drive"] = inputs.boolean(asked["config_drive"] or "false", "config_drive")
+    if "locked" in asked:
+        filters.locked = inputs.boolean(asked["locked"], "locked")
+    for text in asked.get("metadata", ()):
+        filters.metadata += _pairs(text)
+    return filters
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    try:
+        found = msgspec.json.decode(text.replace("'", '"').replace('u"', '"'), type=dict[str, str])
+    except msgspec.MsgspecError:
+        raise Invalid("Invalid input for query parameter metadata: it is an object of strings in JSON.") from None
+    return list(found.items())
+
+
+def is_address(text: str) -> bool:
+    """Say whether a text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

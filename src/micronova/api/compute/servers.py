@@ -1,0 +1,201 @@
+"""Servers: list, show, update, delete."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.api import inputs
+from micronova.api.compute import access
+from micronova.api.compute.server_create import _LABEL, _address, _disk_config
+from micronova.api.compute.server_query import ListQuery, filters_of
+from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, Shown
+from micronova.api.inputs import STRICT
+from micronova.api.links import Links
+from micronova.api.view import View
+from micronova.compute.api import API
+from micronova.db import instances, server_lists, services
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Conflict, Invalid
+
+ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
+HOST_STATUS = "os_compute_api:servers:show:host_status"
+HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
+
+
+class Changes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={
+    "access_ip_v4": "accessIPv4", "access_ip_v6": "accessIPv6", "disk_config": "OS-DCF:diskConfig",
+}):  # fmt: skip
+    """What can be changed of a server."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
+    access_ip_v4: str | None | UnsetType = UNSET
+    access_ip_v6: str | None | UnsetType = UNSET
+    disk_config: str | UnsetType = UNSET
+    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    pinned_availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+
+    versions = {"description": since(19), "hostname": since(90), "pinned_availability_zone": since(104)}
+
+
+class UpdateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The body of an update."""
+
+    server: Changes
+
+
+class Servers:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, api: API, max_limit: int, service_down_time: float) -> None:
+        self._database = database
+        self._clock = clock
+        self._api = api
+        self._max_limit = max_limit
+        self._down_time = service_down_time
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List servers by name."""
+        return await self._list(request, BRIEF, "servers")
+
+    async def detail(self, request: Request) -> dict[str, Any]:
+        """List servers with everything."""
+        return await self._list(request, DETAIL, "servers/detail")
+
+    async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
+        filters = filters_of(request, self._max_limit)
+        rows = await self._database.read(server_lists.list_, filters) if filters is not None else []
+        flags = self._flags(request) if view is not BRIEF else frozenset()
+        shown = await self._shown(request, rows, flags)
+        shape = view.at(request.minor, flags)
+        body: dict[str, Any] = {"servers": [shape(row, shown) for row in rows]}
+        if filters is not None and rows and len(rows) == filters.limit and filters.limit > 0:
+            body["servers_links"] = shown.links.next(request, path, rows[-1]["uuid"])
+        return body
+
+    async def show(self, request: Request, id: str) -> dict[str, Any]:
+        """Show a server."""
+        row = await access.server(self._database, request, id)
+        return await self._body(request, row, SHOW)
+
+    async def _body(self, request: Request, row: Any, view: View) -> dict[str, Any]:
+        flags = self._flags(request)
+        shown = await self._shown(request, [row], flags)
+        if request.minor >= 71 and row["server_group_id"]:
+            shown.groups = {row["uuid"]: [row["server_group_id"]]}
+        return {"server": view.at(request.minor, flags)(row, shown)}
+
+    def _flags(self, request: Request) -> frozenset[str]:
+        flags = set()
+        if request.allows(ATTRIBUTES):
+            flags.add("attributes")
+        if request.minor >= 16 and (request.allows(HOST_STATUS) or request.allows(HOST_STATUS_UNKNOWN)):
+            flags.add("host_status")
+        return frozenset(flags)
+
+    async def _shown(self, request: Request, rows: Sequence[Any], flags: frozenset[str]) -> Shown:
+        shown = Shown(Links(request), admin="admin" in request.context.roles)
+        if "host_status" in flags:
+            hosts = {row["host"] for row in rows if row["host"]}
+            if hosts:
+                shown.host_status = await self._host_status(hosts, all_states=request.allows(HOST_STATUS))
+        return shown
+
+    async def _host_status(self, hosts: set[str], *, all_states: bool) -> dict[str, str]:
+        now = self._clock.now()
+        found = {}
+        for service in await self._database.read(services.list_, binary="nova-compute"):
+            if service.host not in hosts:
+                continue
+            up = not service.forced_down and now - service.last_seen_at / 1e6 < self._down_time
+            status = "MAINTENANCE" if service.disabled else "UP" if up else "UNKNOWN"
+            if service.forced_down and not service.disabled:
+                status = "DOWN"
+            if all_states or status == "UNKNOWN":
+                found[service.host] = status
+        return found
+
+    async def update(self, request: Request, id: str) -> dict[str, Any]:
+        """Change what can be changed of a server."""
+        row = await access.server(self._database, request, id)
+        values = self._values(request, row)
+        if values:
+            now = micros(self._clock.now())
+            if not await self._database.write(instances.update, id, now, values, epoch=None):
+                raise Conflict(f"Instance {id} was deleted meanwhile.")
+            row = {**row, **values, "updated_at": now}
+        return await self._body(request, row, UPDATED)
+
+    def _values(self, request: Request, row: Any) -> dict[str, Any]:
+        asked: Changes = request.body.server
+        if all(getattr(asked, name) is UNSET for name in asked.__struct_fields__):
+            raise Invalid("Invalid input for field/attribute server: say at least one thing to change.")
+        values: dict[str, Any] = {}
+        if asked.name is not UNSET:
+            values["display_name"] = inputs.name(asked.name, relaxed=request.relaxed or request.minor < 2)
+        if asked.description is not UNSET:
+            values["display_description"] = inputs.printable(asked.description, "description")
+        if asked.access_ip_v4 is not UNSET:
+            values["access_ip_v4"] = _address("accessIPv4", asked.access_ip_v4, 4)
+        if asked.access_ip_v6 is not UNSET:
+            values["access_ip_v6"] = _address("accessIPv6", asked.access_ip_v6, 6)
+        if asked.disk_config is not UNSET:
+            values["disk_config"] = _disk_config(asked.disk_config)
+        if asked.hostname is not UNSET:
+            values["hostname"] = _hostname(asked.hostname, request.minor)
+        if asked.pinned_availability_zone is not UNSET:
+            wanted = asked.pinned_availability_zone
+            if wanted is not None and row["availability_zone"] not in (None, wanted):
+                raise Conflict(
+                    f"Instance {row['uuid']} is in availability zone {row['availability_zone']}: it can be pinned to "
+                    f"that one, or to none."
+                )
+            values["pinned_availability_zone"] = wanted
+        return values
+
+    async def delete(self, request: Request, id: str) -> None:
+        """Delete a server."""
+        await self._api.delete(request.context, await access.server(self._database, request, id))
+
+
+def _hostname(name: str, minor: int) -> str:
+    import re
+
+    form = rf"^{_LABEL}(\.{_LABEL})*$" if minor >= 94 else rf"^{_LABEL}$"
+    if not re.match(form, name):
+        raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
+    return name
+
+
+def routes(database: Database, clock: Clock, api: API, max_limit: int, service_down_time: float) -> list[Route]:
+    """Return the routes; os-volumes_boot is the same resource under its old name."""
+    handlers = Servers(database, clock, api, max_limit, service_down_time)
+    rule = "os_compute_api:servers:"
+    found = []
+    for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102))):
+        listed: dict[str, Any] = {
+            "method": "GET", "query": ListQuery, "strict_query": since(75), "versions": versions,
+        }  # fmt: skip
+        found += [
+            Route(path=path, handler=handlers.index, policy=f"{rule}index", **listed),
+            Route(path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}detail", **listed),
+            Route(
+                method="GET", path=f"{path}/{{id}}", handler=handlers.show, policy=f"{rule}show", versions=versions,
+                checks_policy=True, query=inputs.NoQuery, strict_query=STRICT,
+            ),
+            Route(
+                method="PUT", path=f"{path}/{{id}}", handler=handlers.update, policy=f"{rule}update",
+                versions=versions, checks_policy=True, body=UpdateBody,
+            ),
+            Route(
+                method="DELETE", path=f"{path}/{{id}}", handler=handlers.delete, policy=f"{rule}delete",
+                versions=versions, checks_policy=True, status=204,
+            ),
+        ]  # fmt: skip
+    return found

@@ -1,0 +1,70 @@
+"""The control socket of a running process: status, audit, timeline and metrics, for its owner only."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from micronova.objects.errors import MicronovaError, NotFound
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """A small ASGI application beside the public ones."""
+
+    def __init__(self, process: "Process", *, metrics_only: bool = False) -> None:
+        self._process = process
+        self._paths: dict[str, Callable[[dict[str, list[str]]], Awaitable[Any]]] = {"/metrics": self._metrics}
+        if not metrics_only:
+            self._paths |= {"/status": self._status, "/audit": self._audit, "/timeline": self._timeline}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        work = self._paths.get(scope["path"])
+        kind = b"application/json"
+        try:
+            if work is None:
+                raise NotFound("There is no such thing here.")
+            result = await work(parse_qs(scope["query_string"].decode()))
+            status = 200
+            if isinstance(result, bytes):
+                body, kind = result, b"text/plain; version=0.0.4; charset=utf-8"
+            else:
+                body = msgspec.json.encode(result)
+        except MicronovaError as error:
+            status, body, kind = (404 if isinstance(error, NotFound) else 500), error.message.encode(), b"text/plain"
+        except Exception as error:
+            log.exception("control request failed")
+            status, body, kind = 500, str(error).encode(), b"text/plain"
+        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def _metrics(self, query: dict[str, list[str]]) -> bytes:
+        from micronova.telemetry.metrics import render
+
+        return render(self._process.database, self._process.bus)
+
+    async def _status(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.inspect import collect_status
+
+        return await collect_status(self._process)
+
+    async def _audit(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.inspect import run_audit
+
+        return await run_audit(self._process)
+
+    async def _timeline(self, query: dict[str, list[str]]) -> Any:
+        from micronova.cli.inspect import find_timeline
+
+        assert self._process.database is not None
+        return await self._process.database.read(find_timeline, query["server"][0])

@@ -1,0 +1,220 @@
+"""How each role is made from settings: one function each, called `make_ROLE`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import ConductorAPI
+from micronova.conductor.secrets import SecretBox
+from micronova.notifications.notifier import NoNotifications
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process, Role
+
+
+def _secret_box(process: "Process") -> SecretBox:
+    return SecretBox(bytes.fromhex(process.settings.default.secret_key or process.keys.secret_key))
+
+
+async def make_scheduler(process: "Process") -> "Role":
+    """The scheduler."""
+    from micronova.scheduler.manager import SchedulerManager
+
+    assert process.database is not None and process.bus is not None
+    return SchedulerManager(
+        process.settings, process.database, process.bus, process.clock, process.random
+    )
+
+
+async def make_conductor(process: "Process") -> "Role":
+    """The conductor with its engine of operations."""
+    from micronova.conductor.kinds import Tools
+    from micronova.conductor.manager import ConductorManager
+    from micronova.conductor.operations import Engine
+
+    assert process.database is not None and process.bus is not None
+    settings = process.settings
+    engine = Engine(
+        process.database,
+        process.clock,
+        owner=f"conductor:{process.host}:{process.random.getrandbits(48):012x}",
+        lease=settings.conductor.lease,
+        sweep_interval=settings.conductor.sweep_interval,
+        concurrency=settings.conductor.concurrency,
+        keep_finished=settings.conductor.keep_finished,
+        after_step=process._after_step,
+    )
+    tools = Tools(
+        engine=engine,
+        compute=ComputeAPI(process.bus),
+        secrets=_secret_box(process),
+        networks=None,
+        images=None,
+        notifier=NoNotifications(),
+        service_down_time=settings.default.service_down_time,
+        access_network=settings.default.default_access_ip_network_name,
+    )
+    return ConductorManager(
+        bus=process.bus,
+        tools=tools,
+        host=process.host,
+        report_interval=settings.default.report_interval,
+        ratios=allocation_ratios(settings),
+        max_attempts=settings.scheduler.max_attempts,
+        check_sender=False,
+    )
+
+
+async def make_compute(process: "Process") -> "Role":
+    """The agent of this host, or of many simulated ones."""
+    import msgspec
+
+    from micronova.compute.manager import ComputeManager
+    from micronova.compute.settings import ComputeSettings
+    from micronova.virt.loader import DriverSetup, create_drivers
+
+    assert process.bus is not None
+    default, compute = process.settings.default, process.settings.compute
+    options: dict[str, Any] = {}
+    if compute.compute_driver == "fake":
+        options = msgspec.to_builtins(process.settings.fake)
+    drivers = create_drivers(
+        compute.compute_driver,
+        DriverSetup(
+            host=default.host, cloud_id=process.keys.cloud_id, clock=process.clock, random=process.random,
+            state_dir=Path(process.directory.path), options=options,
+        ),
+    )  # fmt: skip
+    settings = ComputeSettings(
+        max_concurrent_builds=default.max_concurrent_builds,
+        report_interval=default.report_interval,
+        resource_interval=compute.resource_interval,
+        vif_plugging_timeout=default.vif_plugging_timeout,
+        vif_plugging_is_fatal=default.vif_plugging_is_fatal,
+        shutdown_timeout=default.shutdown_timeout,
+        shutdown_grace=compute.shutdown_grace,
+        reserved_host_cpus=default.reserved_host_cpus,
+        reserved_host_memory_mb=default.reserved_host_memory_mb,
+        reserved_host_disk_mb=default.reserved_host_disk_mb,
+        cpu_allocation_ratio=default.cpu_allocation_ratio,
+        ram_allocation_ratio=default.ram_allocation_ratio,
+        disk_allocation_ratio=default.disk_allocation_ratio,
+    )
+    return ComputeManager(settings, drivers, process.bus, process.clock, process.random)
+
+
+async def make_api(process: "Process") -> "Role":
+    """The compute API."""
+    from micronova.api.compute.app import VERSIONS, Dependencies, roots, routes
+    from micronova.api.compute.versions_doc import root_routes
+    from micronova.compute.api import API
+    from micronova.compute.hooks import Hooks
+    from micronova.http.faults import compute_fault
+    from micronova.http.mount import compute_paths
+    from micronova.http.service import Service
+    from micronova.policies.compute import RULES
+    from micronova.policies.enforcer import Enforcer
+
+    assert process.database is not None and process.bus is not None
+    settings = process.settings
+    neighbours = process.neighbours
+    api = API(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        conductor=ConductorAPI(process.bus),
+        compute=ComputeAPI(process.bus),
+        secrets=_secret_box(process),
+        hooks=Hooks.load(),
+        quota_defaults=quota_defaults(settings),
+        images=neighbours.images(),
+        networks=neighbours.networks(),
+        build_timeout=settings.default.instance_build_timeout,
+        service_down_time=settings.default.service_down_time,
+        default_zone=settings.default.default_availability_zone,
+        default_schedule_zone=settings.default.default_schedule_zone,
+    )
+    found = routes(
+        Dependencies(
+            database=process.database,
+            clock=process.clock,
+            api=api,
+            quota_defaults=quota_defaults(settings),
+            project_exists=neighbours.project_exists,
+            max_limit=settings.api.max_limit,
+            service_down_time=settings.default.service_down_time,
+            default_zone=settings.default.default_availability_zone,
+        )
+    )
+    policy_file = settings.api.policy_file
+    service = Service(
+        "compute",
+        found,
+        policy=Enforcer(RULES, Path(policy_file) if policy_file else None),
+        authenticator=neighbours.authenticator(),
+        fault_body=compute_fault,
+        prefix="/v2.1",
+        versions=VERSIONS,
+        mount="/compute",
+        public_url=settings.api.public_url,
+        max_body=settings.api.max_request_body_size,
+        request_id_headers=("x-openstack-request-id", "x-compute-request-id"),
+    )
+    above = Service(
+        "compute-versions", root_routes(), policy=service.policy, authenticator=service.authenticator,
+        fault_body=compute_fault, mount="/compute", public_url=settings.api.public_url,
+    )  # fmt: skip
+    process.services["compute"] = service
+    process.services["compute-versions"] = above
+    process.apps["/compute"] = compute_paths(service.app, above.app, roots(found))
+    return _Bootstrap(process)
+
+
+class _Bootstrap:
+    """The API has no life of its own beyond HTTP; starting it makes the flavors that every cloud begins with."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+
+    async def start(self) -> None:
+        """Make m1.tiny to m1.xlarge on an empty database."""
+        database = self._process.database
+        assert database is not None
+        await database.write(_first_flavors, int(self._process.clock.now() * 1e6))
+
+    async def stop(self) -> None:
+        """Nothing to do."""
+
+
+def _first_flavors(conn: Any, now: int) -> None:
+    from micronova.db import flavors
+    from micronova.db.tables import flavors as table
+    from micronova.objects.flavor import Flavor
+
+    if conn.execute(table.select().limit(1)).first() is not None:
+        return
+    sizes = [("tiny", 512, 1, 1), ("small", 2048, 1, 20), ("medium", 4096, 2, 40), ("large", 8192, 4, 80),
+             ("xlarge", 16384, 8, 160)]  # fmt: skip
+    for number, (name, ram, vcpus, disk) in enumerate(sizes, 1):
+        flavors.insert(conn, Flavor(id=str(number), name=f"m1.{name}", ram=ram, vcpus=vcpus, disk=disk), now)
+
+
+def allocation_ratios(settings: Any) -> dict[str, float]:
+    """Return the overcommitment of hosts that do not say theirs."""
+    default = settings.default
+    return {
+        "VCPU": default.cpu_allocation_ratio,
+        "MEMORY_MB": default.ram_allocation_ratio,
+        "DISK_GB": default.disk_allocation_ratio,
+    }
+
+
+def quota_defaults(settings: Any) -> dict[str, int]:
+    """Return the limits of a project that has none of its own."""
+    import msgspec
+
+    from micronova.db.quotas import DEFAULTS
+
+    given = msgspec.to_builtins(settings.quota)
+    given["injected_file_path_bytes"] = given.pop("injected_file_path_length")
+    return {**DEFAULTS, **given}

@@ -1,0 +1,123 @@
+"""`micronova run ROLE…`: some roles as a process of their own; and what `up` shares with it."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from micronova.cli.state import StateDirectory, default_directory
+from micronova.cli.wiring import ROLES, Process
+from micronova.conf.settings import Settings, SettingsError, load
+from micronova.http.mount import HTTPServer, listen
+from micronova.telemetry.logs import set_up_logging
+
+log = logging.getLogger(__name__)
+
+HTTP_ROLES = ("api", "identity", "image", "network")
+
+
+def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
+    """Run the roles until SIGTERM or Ctrl-C."""
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown:
+        raise SettingsError(f"There is no role {unknown[0]}: choose from {', '.join(ROLES)}.")
+    settings = load(config)
+    set_up_logging(settings)
+    place = StateDirectory(directory or Path(settings.default.state_path or default_directory()))
+    if fd is None and settings.api.workers > 1 and set(roles) <= set(HTTP_ROLES):
+        _supervise(settings, roles, config, place)
+        return
+    sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
+    run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
+
+
+def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
+    if not set(roles) & set(HTTP_ROLES):
+        return None
+    return listen(settings.api.listen, settings.api.port)
+
+
+async def _serve(
+    settings: Settings, roles: tuple[str, ...], place: StateDirectory, sock: socket.socket | None,
+    stopped: asyncio.Event,
+) -> None:
+    process = Process(settings, roles, place)
+    await process.start(sock)
+    metrics = await _metrics(settings, process)
+    log.info("%s: ready", ", ".join(roles))
+    try:
+        await stopped.wait()
+        log.info("%s: stopping", ", ".join(roles))
+    finally:
+        if metrics is not None:
+            await metrics.stop()
+        await process.stop()
+
+
+async def _metrics(settings: Settings, process: Process) -> HTTPServer | None:
+    place = settings.api.metrics_listen
+    if not place:
+        return None
+    from micronova.cli.control import Control
+
+    address, _, port = place.rpartition(":")
+    server = HTTPServer(Control(process, metrics_only=True), listen(address or "127.0.0.1", int(port)))
+    await server.start()
+    return server
+
+
+def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine that ends when the event is set: by SIGTERM or SIGINT."""
+
+    async def guarded() -> None:
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopped.set)
+        await main(stopped)
+
+    uvloop.run(guarded())
+
+
+def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, place: StateDirectory) -> None:
+    """Run several workers on one socket; a worker that dies is started again."""
+    sock = listen(settings.api.listen, settings.api.port)
+    os.set_inheritable(sock.fileno(), True)
+    command = [sys.executable, "-m", "micronova.cli.main", "run", *roles, "--fd", str(sock.fileno()),
+               "--dir", str(place.path), *(["--config", str(config)] if config else [])]  # fmt: skip
+    workers = [subprocess.Popen(command, pass_fds=[sock.fileno()]) for _ in range(settings.api.workers)]
+    stopping = False
+
+    def stop(*_: Any) -> None:
+        nonlocal stopping
+        stopping = True
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    while True:
+        pid, status = os.wait()
+        number = next((n for n, worker in enumerate(workers) if worker.pid == pid), None)
+        if number is None:
+            continue
+        workers[number].returncode = os.waitstatus_to_exitcode(status)
+        if stopping:
+            if all(worker.returncode is not None for worker in workers):
+                return
+        elif workers[number].returncode == 1:
+            stop()  # a setting is wrong: it has said so, and the next one would too
+            sys.exit(1)
+        else:
+            log.warning("worker %d ended with %s and is started again", pid, workers[number].returncode)
+            workers[number] = subprocess.Popen(command, pass_fds=[sock.fileno()])

@@ -1,0 +1,218 @@
+"""Lists of servers: filters, order and keyset paging, over the living and, for those who may ask, the deleted."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.compute import states
+from micronova.db.tables import deleted_instances, instances
+from micronova.objects.errors import Invalid, NotFound
+
+Row = sa.RowMapping
+
+SORT_KEYS = {
+    "created_at": "created_at", "updated_at": "updated_at", "launched_at": "launched_at",
+    "terminated_at": "terminated_at", "uuid": "uuid", "display_name": "display_name", "name": "display_name",
+    "display_description": "display_description", "project_id": "project_id", "tenant_id": "project_id",
+    "user_id": "user_id", "host": "host", "node": "node", "hostname": "hostname", "image_ref": "image_ref",
+    "vm_state": "vm_state", "task_state": "task_state", "power_state": "power_state", "progress": "progress",
+    "key_name": "key_name", "availability_zone": "availability_zone", "config_drive": "config_drive",
+    "access_ip_v4": "access_ip_v4", "access_ip_v6": "access_ip_v6", "launch_index": "launch_index",
+    "root_device_name": "root_device_name", "auto_disk_config": "disk_config", "locked_by": "locked_by",
+    "locked": "locked_by", "instance_type_id": "flavor_id", "kernel_id": "image_ref", "ramdisk_id": "image_ref",
+    "reservation_id": "reservation_id",
+}  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Filters:
+    """What servers are wanted; None is no condition."""
+
+    project_id: str | None = None
+    deleted: bool = False
+    changes_since: int | None = None  # then the deleted are listed as well
+    changes_before: int | None = None
+    statuses: list[str] = field(default_factory=list)
+    equal: dict[str, Any] = field(default_factory=dict)  # column -> value
+    name: str | None = None  # a regular expression
+    patterns: dict[str, str] = field(default_factory=dict)  # column -> regular expression
+    ip: str | None = None
+    ip6: str | None = None
+    uuids: list[str] | None = None
+    locked: bool | None = None
+    metadata: list[tuple[str, str]] = field(default_factory=list)
+    tags_all: list[str] = field(default_factory=list)
+    tags_any: list[str] = field(default_factory=list)
+    not_tags_all: list[str] = field(default_factory=list)
+    not_tags_any: list[str] = field(default_factory=list)
+    sort: list[tuple[str, bool]] = field(default_factory=list)  # (column, descending)
+    limit: int = 1000
+    marker: str | None = None
+
+
+def list_(conn: sa.Connection, filters: Filters) -> list[Row]:
+    """Return one page of servers."""
+    both = filters.changes_since is not None or filters.changes_before is not None
+    tables = [deleted_instances] if filters.deleted else [instances, deleted_instances] if both else [instances]
+    if len(tables) == 1:
+        return _page(conn, tables[0], filters)
+    # Two tables: take a page of each and merge them; either may hold the next servers in order.
+    rows = [row for table in tables for row in _page(conn, table, filters)]
+    for column, descending in reversed(_order(filters)):
+        rows.sort(key=lambda row, column=column: (row[column] is not None, row[column]), reverse=descending)
+    return rows[: filters.limit]
+
+
+def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
+    query = sa.select(table).where(*_conditions(table, filters))
+    order = _order(filters)
+    if filters.marker is not None:
+        query = query.where(_after(table, order, _marker_row(conn, filters)))
+    for column, descending in order:
+        key = table.c[column]
+        # Nothing sorts before everything, on both databases.
+        query = query.order_by(key.desc().nulls_last() if descending else key.asc().nulls_first())
+    return list(conn.execute(query.limit(filters.limit)).mappings())
+
+
+def _order(filters: Filters) -> list[tuple[str, bool]]:
+    order = [(column, descending) for column, descending in filters.sort if column != "uuid"]
+    if not filters.sort:
+        order = [("created_at", True)]
+    uuid = [(column, descending) for column, descending in filters.sort if column == "uuid"]
+    return [*order, uuid[0] if uuid else ("uuid", True)]
+
+
+def _marker_row(conn: sa.Connection, filters: Filters) -> Row:
+    for table in (instances, deleted_instances):
+        query = sa.select(table).where(table.c.uuid == filters.marker)
+        if filters.project_id is not None:
+            query = query.where(table.c.project_id == filters.project_id)
+        row = conn.execute(query).mappings().first()
+        if row is not None:
+            return row
+    raise NotFound(f"Marker {filters.marker} could not be found.")
+
+
+def _after(table: sa.Table, order: Sequence[tuple[str, bool]], last: Row) -> sa.ColumnElement[bool]:
+    """Keyset paging: what comes after a row in this order."""
+    choices = []
+    equal: list[sa.ColumnElement[bool]] = []
+    for column, descending in order:
+        key, value = table.c[column], last[column]
+        if value is None:
+            beyond = sa.false() if descending else key.is_not(None)
+        elif descending:
+            beyond = sa.or_(key < value, key.is_(None))
+        else:
+            beyond = key > value
+        choices.append(sa.and_(*equal, beyond))
+        equal.append(key.is_(None) if value is None else key == value)
+    return sa.or_(*choices)
+
+
+def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool]]:
+    c = table.c
+    found: list[sa.ColumnElement[bool]] = []
+    if filters.project_id is not None:
+        found.append(c.project_id == filters.project_id)
+    if filters.changes_since is not None:
+        found.append(c.updated_at >= filters.changes_since)
+    if filters.changes_before is not None:
+        found.append(c.updated_at <= filters.changes_before)
+    if filters.statuses:
+        found.append(_with_status(table, filters.statuses))
+    for column, value in filters.equal.items():
+        found.append(c[column].in_(value) if isinstance(value, list) else c[column] == value)
+    if filters.name is not None:
+        found.append(_matches(c.display_name, filters.name, "name"))
+    for column, pattern in filters.patterns.items():
+        found.append(_matches(c[column], pattern, column))
+    for text in (filters.ip, filters.ip6):
+        if text is not None:
+            # Addresses are kept as JSON; what users send is the beginning of one, or a regular expression.
+            found.append(_matches(sa.cast(c.network_info, sa.Text), f'"address":"{text.lstrip("^")}', "ip"))
+    if filters.uuids is not None:
+        found.append(c.uuid.in_(filters.uuids))
+    if filters.locked is not None:
+        found.append(c.locked_by.is_not(None) if filters.locked else c.locked_by.is_(None))
+    for key, value in filters.metadata:
+        found.append(c.metadata[key].as_string() == value)
+    found += [_tagged(c.tags, tag) for tag in filters.tags_all]
+    if filters.tags_any:
+        found.append(sa.or_(*(_tagged(c.tags, tag) for tag in filters.tags_any)))
+    if filters.not_tags_all:
+        found.append(sa.not_(sa.and_(*(_tagged(c.tags, tag) for tag in filters.not_tags_all))))
+    found += [sa.not_(_tagged(c.tags, tag)) for tag in filters.not_tags_any]
+    return found
+
+
+def _tagged(column: Any, tag: str) -> sa.ColumnElement[bool]:
+    import msgspec
+
+    return sa.cast(column, sa.Text).contains(msgspec.json.encode(tag).decode(), autoescape=True)
+
+
+def _with_status(table: sa.Table, wanted: list[str]) -> sa.ColumnElement[bool]:
+    choices: list[sa.ColumnElement[bool]] = []
+    for status in wanted:
+        for vm_state, tasks, excluded in states.states_of(status):
+            same = table.c.vm_state == vm_state
+            if tasks is not None:
+                choices.append(sa.and_(same, table.c.task_state.in_(sorted(tasks))))
+            elif excluded:
+                free = sa.or_(table.c.task_state.is_(None), table.c.task_state.not_in(sorted(excluded)))
+                choices.append(sa.and_(same, free))
+            else:
+                choices.append(same)
+    return sa.or_(*choices) if choices else sa.false()
+
+
+_LITERAL = re.compile(r"^\^?[\w .:@/\"{}=,-]*\$?$")
+
+
+def _matches(column: Any, pattern: str, name: str) -> sa.ColumnElement[bool]:
+    """Match a regular expression; the plain ones that clients send become LIKE, which an index or a scan does fast."""
+    if len(pattern) > 255:
+        raise Invalid(f"Invalid input for query parameter {name}: a pattern has at most 255 characters.")
+    plain = pattern.replace("\\.", "\0").replace("\\-", "-")
+    if _LITERAL.match(plain.replace("\0", "-")) and "." not in plain:
+        text = plain.replace("\0", ".")
+        start, end = text.startswith("^"), text.endswith("$")
+        text = text.removeprefix("^").removesuffix("$")
+        if start and end:
+            return sa.cast(column == text, sa.Boolean)
+        if start:
+            return sa.cast(column.startswith(text, autoescape=True), sa.Boolean)
+        if end:
+            return sa.cast(column.endswith(text, autoescape=True), sa.Boolean)
+        return sa.cast(column.contains(text, autoescape=True), sa.Boolean)
+    _check_pattern(pattern, name)
+    return sa.cast(column.regexp_match(pattern), sa.Boolean)
+
+
+def _check_pattern(pattern: str, name: str) -> None:
+    """Refuse what is no regular expression, and repetitions of repetitions: they can take for ever."""
+    try:
+        parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
+    except re.error as error:
+        raise Invalid(f"Invalid input for query parameter {name}: {error}.") from None
+
+    def nested(items: Any, inside: bool) -> bool:
+        for kind, argument in items:
+            repeats = str(kind) in ("MAX_REPEAT", "MIN_REPEAT") and argument[1] > 1
+            if repeats and inside:
+                return True
+            parts = argument if isinstance(argument, tuple | list) else ()
+            for part in parts:
+                subs = part if isinstance(part, list) else [part]
+                for sub in subs:
+                    if isinstance(sub, re._parser.SubPattern) and nested(sub, inside or repeats):  # type: ignore[attr-defined]
+                        return True
+        return False
+
+    if nested(parsed, False):
+        raise Invalid(f"Invalid input for query parameter {name}: a repetition within a repetition is not allowed.")
