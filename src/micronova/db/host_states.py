@@ -56,9 +56,9 @@ _SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
 _SERVICES_HEARD_SINCE = _SERVICES.where(
     sa.or_(_s.last_seen_at > bindparam("heard_since"), _s.updated_at > bindparam("since"))
 )
-_AGGREGATES = sa.select(
-    aggregate_hosts.c.host, aggregates.c.name, aggregates.c.metadata.label("properties")
-).join(aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id)
+_AGGREGATES = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.metadata.label("properties")).join(
+    aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
+)
 _AGGREGATES_OF = _AGGREGATES.where(aggregate_hosts.c.host.in_(bindparam("hosts", expanding=True)))
 
 
@@ -74,13 +74,6 @@ def load_hosts(
     return _complete(conn, conn.execute(_STATES_OF, {"uuids": wanted}).all(), default_zone) if wanted else []
 
 
-def load_amounts(conn: sa.Connection, uuids: Collection[str] | None = None) -> list[Amount]:
-    """Return the amounts of all nodes, or of these."""
-    if uuids is None:
-        return [_amount(row) for row in conn.execute(_AMOUNTS)]
-    return [_amount(row) for row in conn.execute(_AMOUNTS_OF, {"uuids": sorted(uuids)})]
-
-
 def load_changes(
     conn: sa.Connection, since: int, heard_since: int | None = None, *, default_zone: str = DEFAULT_ZONE
 ) -> Changes:
@@ -92,8 +85,8 @@ def load_changes(
         heard = conn.execute(_SERVICES_HEARD_SINCE, {"since": since, "heard_since": heard_since}).all()
     return Changes(
         states=_complete(conn, rows, default_zone),
-        amounts=[_amount(row) for row in conn.execute(_AMOUNTS_SINCE, {"since": since})],
-        services=[(row.host, not row.disabled, row.forced_down, row.last_seen_at / 1e6) for row in heard],
+        amounts=_amounts(conn.execute(_AMOUNTS_SINCE, {"since": since})),
+        services=[(host, not disabled, forced_down, seen / 1e6) for host, disabled, forced_down, seen in heard],
     )
 
 
@@ -133,8 +126,7 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 node=row.hypervisor_hostname,
                 node_uuid=row.uuid,
                 zone=next((zone for zone in zones if zone), default_zone),
-                enabled=row.disabled is not None
-                and not row.disabled,  # a host without a service gets no work
+                enabled=row.disabled is not None and not row.disabled,  # a host without a service gets no work
                 forced_down=bool(row.forced_down),
                 last_seen=(row.last_seen_at or 0) / 1e6,
                 cell=row.cell,
@@ -157,5 +149,5 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
     return states
 
 
-def _amount(row: Any) -> Amount:
-    return (row.node_uuid, row.resource_class, row.total, row.capacity, row.used)
+def _amounts(rows: Any) -> list[Amount]:
+    return [(node, name, total, capacity, used) for node, name, total, capacity, used in rows]

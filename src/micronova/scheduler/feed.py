@@ -12,7 +12,6 @@ from micronova.scheduler.host_table import HostTable
 log = logging.getLogger(__name__)
 
 OVERLAP = 5.0  # seconds by which clocks may differ and commits may be late without a change being missed
-HEARTBEAT_INTERVAL = 2.0  # heartbeats are many, and a host is not down the moment it is late
 COMPLETE_INTERVAL = 60.0  # what slipped through, hosts that were deleted: mended at the latest then
 LEAST_COMPLETE_INTERVAL = 2.0  # however many requests fail for want of room
 CHUNK = 500  # hosts that are taken over without letting others work
@@ -23,13 +22,16 @@ NEVER = float("-inf")
 class HostFeed:
     """Reads hosts into a table; any number of requests may wait for one and the same read."""
 
-    def __init__(self, database: Database, clock: Clock, *, default_zone: str) -> None:
+    def __init__(self, database: Database, clock: Clock, *, default_zone: str, heartbeat_interval: float = 5.0) -> None:
         self.table = HostTable()
         self._database = database
         self._clock = clock
         self._default_zone = default_zone
+        # Heartbeats are many, and a host is not down the moment it is late: they are not read every time.
+        self._heartbeat_interval = heartbeat_interval
         # Wall clock at the begin of the last read: of changes, of heartbeats, of everything.
         self._as_of = self._heard_as_of = self._complete_as_of = NEVER
+        self._in_doubt = False
         self._doubtful: set[str] = set()
         self._reading = asyncio.Lock()
 
@@ -53,16 +55,14 @@ class HostFeed:
 
     async def reload(self, node_uuids: Collection[str]) -> None:
         """Read some nodes anew, because what we believe of them proved wrong."""
-        states = await self._database.read(
-            host_states.load_hosts, node_uuids, default_zone=self._default_zone
-        )
+        states = await self._database.read(host_states.load_hosts, node_uuids, default_zone=self._default_zone)
         self.table.update(states)
         self.table.remove(set(node_uuids) - {state.node_uuid for state in states})
 
     def doubt(self, node_uuids: Collection[str] = ()) -> None:
         """Have the next decision look at the database first, and at these nodes even if unchanged."""
         self._doubtful |= set(node_uuids)
-        self._as_of = min(self._as_of, self._complete_as_of)
+        self._in_doubt = True
 
     async def run(self) -> None:
         """Read everything from time to time, until cancelled."""
@@ -74,10 +74,10 @@ class HostFeed:
                 log.exception("Reading all hosts failed.")
 
     async def _as_of_at_least(self, moment: float) -> None:
-        if self._as_of >= moment and not self._doubtful:
+        if self._as_of >= moment and not self._in_doubt:
             return
         async with self._reading:
-            if self._as_of < moment or self._doubtful:  # not done by whoever read while we waited
+            if self._as_of < moment or self._in_doubt:  # not done by whoever read while we waited
                 await self._read_changes()
 
     async def _read_changes(self) -> None:
@@ -85,7 +85,15 @@ class HostFeed:
         if self._complete_as_of == NEVER:
             await self._read_all()
             return
-        hear = begin - self._heard_as_of >= HEARTBEAT_INTERVAL
+        hear = begin - self._heard_as_of >= self._heartbeat_interval
+        doubtful, self._doubtful, self._in_doubt = self._doubtful, set(), False
+        try:
+            await self._take_changes(begin, hear, doubtful)
+        except BaseException:
+            self.doubt(doubtful)
+            raise
+
+    async def _take_changes(self, begin: float, hear: bool, doubtful: set[str]) -> None:
         changes = await self._database.read(
             host_states.load_changes,
             micros(self._as_of - OVERLAP),
@@ -98,21 +106,14 @@ class HostFeed:
         self._as_of = begin
         if hear:
             self._heard_as_of = begin
-        doubtful, self._doubtful = self._doubtful | unknown, set()
-        if doubtful:
-            try:
-                await self.reload(doubtful)
-            except BaseException:
-                self._doubtful |= doubtful
-                raise
+        if doubtful | unknown:
+            await self.reload(doubtful | unknown)
 
     async def _read_all(self) -> None:
         begin = self._clock.now()
-        doubtful = set(self._doubtful)
         states = await self._database.read(host_states.load_hosts, default_zone=self._default_zone)
         for first in range(0, len(states), CHUNK):
             self.table.update(states[first : first + CHUNK])
             await asyncio.sleep(0)
         self.table.remove(set(self.table.uuids) - {state.node_uuid for state in states})
-        self._doubtful -= doubtful
         self._as_of = self._heard_as_of = self._complete_as_of = begin

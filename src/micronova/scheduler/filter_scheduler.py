@@ -101,14 +101,10 @@ class FilterScheduler:
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, filters, row, spec, resources)
-        placements = self._placements(
-            table, ranking, instance_uuids, rows, None if bulk else alternates, forced
-        )
+        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, forced)
         return Decision(
             placements=placements,
-            explanation=Explanation(
-                hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=forced
-            ),
+            explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=forced),
         )
 
     def _filter(
@@ -221,9 +217,7 @@ class FilterScheduler:
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)
-        log.info(
-            "No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons()
-        )
+        log.info("No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons())
         return NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
 
 

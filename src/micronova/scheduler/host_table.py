@@ -219,9 +219,7 @@ class HostTable:
 
     def fits(self, row: int, resources: Mapping[str, int]) -> bool:
         """Say whether a host has room for these amounts."""
-        return all(
-            n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items()
-        )
+        return all(n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items())
 
     def consume(self, row: int, resources: Mapping[str, int]) -> None:
         """Count an instance on a host before the database knows of it."""
@@ -287,9 +285,7 @@ class HostTable:
                     group[name] = larger
         self._index[state.node_uuid] = row
         self._rows_of_host.setdefault(state.host, []).append(row)
-        self.selections.append(
-            Selection(host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone)
-        )
+        self.selections.append(Selection(host=state.host, node=state.node, node_uuid=state.node_uuid, zone=state.zone))
         self.aggregates.append(())
         return row
 
@@ -346,9 +342,7 @@ class HostTable:
             return known[1]
         if len(self._verdicts) >= _MOST_VERDICTS:
             self._verdicts.clear()
-        verdicts = np.array(
-            [entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_
-        )
+        verdicts = np.array([entry is not None and passes(entry[1]) for entry in self._facts.values], np.bool_)
         self._verdicts[key] = (self._facts.version, verdicts)
         return verdicts
 

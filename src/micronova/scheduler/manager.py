@@ -60,11 +60,14 @@ class SchedulerManager:
         self._clock = clock
         self._notify = notify
         self._refresh_interval = settings.scheduler.refresh_interval
-        self._feed = HostFeed(database, clock, default_zone=settings.default.default_availability_zone)
+        self._feed = HostFeed(
+            database,
+            clock,
+            default_zone=settings.default.default_availability_zone,
+            heartbeat_interval=settings.default.service_down_time / 4,
+        )
         self._scheduler = FilterScheduler(
-            load_filters(
-                options.enabled_filters, FilterOptions(service_down_time=settings.default.service_down_time)
-            ),
+            load_filters(options.enabled_filters, FilterOptions(service_down_time=settings.default.service_down_time)),
             load_weighers(
                 {
                     "RAMWeigher": options.ram_weight_multiplier,
@@ -139,9 +142,7 @@ class SchedulerManager:
             log.debug("Claim lost, deciding again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    def _decide(
-        self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int
-    ) -> Decision:
+    def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Decision:
         return self._scheduler.select(
             self._feed.table, spec, request.instance_uuids, now=self._clock.now(), held=held, spread=spread
         )

@@ -62,15 +62,9 @@ class SchedulerAPI:
 
         Safe to repeat: instances that hold what they need keep it, unless on one of `spec.ignore_hosts`.
         """
-        request = SelectDestinations(
-            spec=spec, instance_uuids=tuple(instance_uuids), epochs=dict(epochs or {})
-        )
-        return await self._bus.call(
-            SCHEDULER.target(), SELECT_DESTINATIONS, request, context=context, timeout=timeout
-        )
+        request = SelectDestinations(spec=spec, instance_uuids=tuple(instance_uuids), epochs=dict(epochs or {}))
+        return await self._bus.call(SCHEDULER.target(), SELECT_DESTINATIONS, request, context=context, timeout=timeout)
 
     async def hosts_changed(self, context: Context, hosts: Sequence[str] = ()) -> None:
         """Tell all schedulers that hosts were enabled, disabled or put in another zone."""
-        await self._bus.fanout(
-            SCHEDULER.topic, HOSTS_CHANGED, HostsChanged(hosts=tuple(hosts)), context=context
-        )
+        await self._bus.fanout(SCHEDULER.topic, HOSTS_CHANGED, HostsChanged(hosts=tuple(hosts)), context=context)

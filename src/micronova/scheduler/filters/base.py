@@ -51,6 +51,4 @@ class EachHost(HostFilter):
         raise NotImplementedError
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return np.fromiter(
-            (self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts)
-        )
+        return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))

@@ -48,9 +48,7 @@ class Requirement:
             among = value if isinstance(value, list | tuple) else str(value)
             return all(word in among for word in self.operand.split())
         if self.operator == "<in>":
-            return self.operand in (
-                " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            )
+            return self.operand in (" ".join(map(str, value)) if isinstance(value, list | tuple) else str(value))
         if self.operator == "<or>":
             return str(value) in [choice.strip() for choice in self.operand.split("<or>")]
         return _STRING[self.operator](str(value), self.operand)

@@ -29,9 +29,7 @@ BUILT_IN: dict[str, type[HostFilter]] = {
 }
 
 
-def load_filters(
-    names: Iterable[str] | None = None, options: FilterOptions | None = None
-) -> list[HostFilter]:
+def load_filters(names: Iterable[str] | None = None, options: FilterOptions | None = None) -> list[HostFilter]:
     """Make the filters of these names, in this order; the built-in nine if none are named."""
     wanted = list(BUILT_IN if names is None else names)
     options = options or FilterOptions()

@@ -25,9 +25,7 @@ BUILT_IN: dict[str, type[HostWeigher]] = {
 }
 
 
-def load_weighers(
-    multipliers: Mapping[str, float] | None = None, *, with_plugins: bool = True
-) -> list[HostWeigher]:
+def load_weighers(multipliers: Mapping[str, float] | None = None, *, with_plugins: bool = True) -> list[HostWeigher]:
     """Make all weighers, plugins too, with these multipliers (1 where none is given); 0 switches one off."""
     given = multipliers or {}
     made = [cls(given.get(name, 1.0)) for name, cls in BUILT_IN.items()]

@@ -1,0 +1,277 @@
+"""What must be true of scheduler roles on every database; run by test_manager here and under tests/integration."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from micronova.conf.settings import Default, Scheduler, Settings
+from micronova.db import allocation_audit, allocations, tables
+from micronova.db.engine import Database
+from micronova.objects.clock import SystemClock, micros
+from micronova.objects.errors import NoValidHost, Stale
+from micronova.objects.scheduling import Placement, RequestSpec
+from micronova.rpc.bus import Bus, connect
+from micronova.rpc.contract import Context
+from micronova.scheduler.manager import SchedulerManager
+from micronova.scheduler.rpcapi import SchedulerAPI, SelectDestinations
+from tests.unit.scheduler.factory import a_flavor, a_spec
+from tests.unit.scheduler.rows import a_claim, a_group, add_group, add_host, add_instances, make_tables, used
+
+
+class Shifted(SystemClock):
+    """The machine's clock, set ahead."""
+
+    ahead = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.ahead
+
+
+CLOCK = Shifted()
+CONTEXT = Context(request_id="req-1")
+
+
+class Cloud:
+    """Some schedulers on one database, and a bus to ask them."""
+
+    def __init__(self, database: Database, bus: Bus, managers: list[SchedulerManager], events: list[Any]) -> None:
+        self.database = database
+        self.managers = managers
+        self.events = events
+        self.api = SchedulerAPI(bus)
+
+    async def select(self, spec: RequestSpec, *uuids: str, **options: Any) -> tuple[Placement, ...]:
+        """Ask one of the schedulers, over the bus."""
+        return (await self.api.select_destinations(CONTEXT, spec, uuids, **options)).placements
+
+
+@asynccontextmanager
+async def cloud(
+    databases: list[Database], hosts: int = 3, refresh: float = 0.5, down_time: float = 3600.0
+) -> AsyncIterator[Cloud]:
+    """A scheduler per database, and hosts with room for four small instances each."""
+    now = micros(CLOCK.now())
+
+    def fill(conn: sa.Connection) -> None:
+        for number in range(hosts):
+            add_host(conn, f"h{number}", number, now=now)
+
+    await make_tables(databases[0])
+    await databases[0].write(fill)
+    bus = connect("local://", clock=CLOCK, random=random.Random(1))
+    await bus.start()
+    settings = Settings(scheduler=Scheduler(refresh_interval=refresh), default=Default(service_down_time=down_time))
+    events: list[Any] = []
+
+    def notify(context: Context, event: str, request: SelectDestinations) -> None:
+        events.append((context.request_id, event, request.instance_uuids))
+
+    managers = [
+        SchedulerManager(settings, database, bus, CLOCK, random.Random(seed), notify)
+        for seed, database in enumerate(databases)
+    ]
+    for manager in managers:
+        await manager.start()
+    try:
+        yield Cloud(databases[0], bus, managers, events)
+    finally:
+        for manager in managers:
+            await manager.stop()
+        await bus.stop()
+
+
+async def no_valid_host(asked: Any) -> NoValidHost | None:
+    try:
+        await asked
+    except NoValidHost as error:
+        return error
+    return None
+
+
+async def test_selects_claims_and_tells(databases: list[Database]) -> None:
+    async with cloud(databases[:1]) as c:
+        await c.database.write(add_instances, "i0", "i1", "i2")
+        answer = await c.api.select_destinations(CONTEXT, a_spec(), ["i0", "i1", "i2"], epochs={"i0": 1})
+        assert sorted(each.selected.host for each in answer.placements) == ["h0", "h1", "h2"]
+        assert all(len(each.alternates) == 2 for each in answer.placements)
+        assert answer.explanation.hosts == 3
+        assert await c.database.read(used) == {"h0": 1, "h1": 1, "h2": 1}
+        assert c.events == [
+            ("req-1", "scheduler.select_destinations.start", ("i0", "i1", "i2")),
+            ("req-1", "scheduler.select_destinations.end", ("i0", "i1", "i2")),
+        ]
+        assert c.database.statistics.by_function["claim"] == 1
+
+
+async def test_no_valid_host_arrives_as_itself_and_claims_nothing(databases: list[Database]) -> None:
+    async with cloud(databases[:1]) as c:
+        error = await no_valid_host(c.select(a_spec(), *(f"i{number}" for number in range(13))))
+        assert error is not None
+        assert error.message == "No valid host was found. There are not enough hosts available."
+        assert error.details["reasons"][-1]["remaining"] == 0
+        assert set((await c.database.read(used)).values()) == {0}
+        assert len(await c.select(a_spec(), *(f"i{number}" for number in range(12)))) == 12
+
+
+async def test_what_was_given_back_elsewhere_is_seen_before_refusing(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=1, refresh=3600.0) as c:
+        await c.select(a_spec(), "i0", "i1", "i2", "i3")
+        assert await no_valid_host(c.select(a_spec(), "i4")) is not None
+        await c.database.write(allocations.release, "i2", now=micros(CLOCK.now()))
+        (placement,) = await c.select(a_spec(), "i4")
+        assert placement.selected.host == "h0"
+
+
+async def test_what_another_scheduler_took_is_found_out(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=2, refresh=3600.0) as c:
+        await c.select(a_spec(), "first")
+        taken = [a_claim(f"i{number}", "h1") for number in range(4)]
+        assert (await c.database.write(allocations.claim, taken, now=micros(CLOCK.now()))).claimed
+        # It believes h1 to be the emptier one, loses there, and takes the other.
+        (placement,) = await c.select(a_spec(), "second")
+        assert placement.selected.host == "h0"
+        assert await c.database.read(used) == {"h0": 2, "h1": 4}
+
+
+async def test_a_host_that_came_or_was_disabled_is_noticed(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=1, refresh=3600.0) as c:
+        await c.database.write(_add_large_host, "h9")
+        await c.api.hosts_changed(CONTEXT, ["h9"])
+        (placement,) = await c.select(a_spec(), "i0")
+        assert placement.selected.host == "h9"
+        await c.database.write(_disable, "h9")
+        await c.api.hosts_changed(CONTEXT, ["h9"])
+        (placement,) = await c.select(a_spec(), "i1")
+        assert placement.selected.host == "h0"
+
+
+def _add_large_host(conn: sa.Connection, name: str) -> None:
+    add_host(conn, name, 9, {"VCPU": 90, "MEMORY_MB": 90000, "DISK_GB": 900}, micros(CLOCK.now()))
+
+
+def _disable(conn: sa.Connection, host: str) -> None:
+    s = tables.services.c
+    conn.execute(tables.services.update().where(s.host == host).values(disabled=True, updated_at=micros(CLOCK.now())))
+
+
+async def test_a_silent_host_is_down_and_up_when_heard_of(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cloud(databases[:1], hosts=1, down_time=600.0) as c:
+        monkeypatch.setattr(CLOCK, "ahead", 1000.0)
+        error = await no_valid_host(c.select(a_spec(), "i0"))
+        assert error is not None
+        assert error.details["reasons"][-1]["name"] == "ComputeFilter"
+        monkeypatch.setattr(CLOCK, "ahead", 1200.0)
+        await c.database.write(_heard, "h0", CLOCK.now())
+        assert len(await c.select(a_spec(), "i0")) == 1
+
+
+def _heard(conn: sa.Connection, host: str, at: float) -> None:
+    conn.execute(tables.services.update().where(tables.services.c.host == host).values(last_seen_at=micros(at)))
+
+
+async def test_zones_come_from_aggregates(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=3) as c:
+        await c.database.write(_zone, "az1", "h2")
+        await c.api.hosts_changed(CONTEXT)
+        (placement,) = await c.select(a_spec(availability_zone="az1"), "i0")
+        assert (placement.selected.host, placement.selected.zone) == ("h2", "az1")
+        assert await no_valid_host(c.select(a_spec(availability_zone="az2"), "i1")) is not None
+
+
+def _zone(conn: sa.Connection, zone: str, host: str) -> None:
+    from micronova.db.host_states import touch_hosts
+
+    row = {"id": 1, "uuid": zone, "name": zone, "metadata": {"availability_zone": zone}, "created_at": 1}
+    conn.execute(tables.aggregates.insert(), row)
+    conn.execute(tables.aggregate_hosts.insert(), {"aggregate_id": 1, "host": host})
+    touch_hosts(conn, [host], micros(CLOCK.now()))
+
+
+async def test_asking_again_gives_the_same_answer(databases: list[Database]) -> None:
+    async with cloud(databases[:2]) as c:
+        await c.database.write(add_instances, "i0", "i1")
+        answers = [await c.select(a_spec(), "i0", "i1", epochs={"i0": 1, "i1": 1}) for _ in range(4)]
+        assert all([each.selected for each in answer] == [each.selected for each in answers[0]] for answer in answers)
+        at_once = await asyncio.gather(*(c.select(a_spec(), "i0", "i1", "i2") for _ in range(8)))
+        assert len({tuple(each.selected.node_uuid for each in answer) for answer in at_once}) == 1
+        assert sum((await c.database.read(used)).values()) == 3
+        # A reschedule leaves the host that was tried.
+        spec = a_spec(ignore_hosts=(answers[0][0].selected.host,))
+        (placement,) = await c.select(spec, "i0")
+        assert placement.selected.host != answers[0][0].selected.host
+        assert sum((await c.database.read(used)).values()) == 3
+
+
+async def test_who_is_gone_or_changed_hands_is_refused(databases: list[Database]) -> None:
+    async with cloud(databases[:1]) as c:
+        await c.database.write(add_instances, "i0")
+        for epochs in ({"i0": 2}, {"gone": 1}):
+            try:
+                await c.select(a_spec(), *epochs, epochs=epochs)
+            except Stale as error:
+                assert error.details["instances"] == list(epochs)
+            else:
+                raise AssertionError("claimed for the dead")
+        assert set((await c.database.read(used)).values()) == {0}
+        assert set(c.managers[0]._feed.table.view().free("VCPU")) == {4.0}  # counted in memory neither
+
+
+async def test_group_members_are_where_the_database_says(databases: list[Database]) -> None:
+    async with cloud(databases[:2], hosts=4) as c:
+        await c.database.write(add_instances, *(f"i{number}" for number in range(5)), group="g")
+        await c.database.write(add_group, "g", "anti-affinity")
+        spec = a_spec(group=a_group("g", "anti-affinity"))
+        answers = await asyncio.gather(*(c.select(spec, f"i{number}") for number in range(4)))
+        assert {answer[0].selected.host for answer in answers} == {"h0", "h1", "h2", "h3"}
+        error = await no_valid_host(c.select(spec, "i4"))
+        assert error is not None
+        assert error.details["reasons"][-1]["name"] == "ServerGroupAntiAffinityFilter"
+        assert await c.database.read(allocation_audit.audit) == []
+
+
+async def crowd(databases: list[Database], hosts: int, requests: int) -> None:
+    """Many ask several schedulers for more than there is: exactly what there is is given."""
+    async with cloud(databases, hosts=hosts) as c:
+        await c.database.write(add_instances, *(f"i{number}" for number in range(requests)))
+        errors = await asyncio.gather(
+            *(no_valid_host(c.select(a_spec(), f"i{number}", epochs={f"i{number}": 1})) for number in range(requests))
+        )
+        assert sum(error is None for error in errors) == 4 * hosts
+        assert set((await c.database.read(used)).values()) == {4}
+        assert await c.database.read(allocation_audit.audit) == []
+        assert await c.database.read(allocation_audit.oversold) == []
+
+
+async def crowd_of_batches(databases: list[Database]) -> None:
+    """Requests for several instances of different sizes race; each gets all it asked for or nothing."""
+    async with cloud(databases, hosts=10) as c:
+        chance = random.Random(5)
+
+        async def one(number: int) -> int:
+            uuids = [f"i{number}-{each}" for each in range(chance.randint(1, 5))]
+            flavor = a_flavor(vcpus=chance.randint(1, 2), disk=1)
+            error = await no_valid_host(c.select(a_spec(flavor=flavor), *uuids))
+            held = await c.database.read(allocations.get_many, uuids)
+            assert len(held) == (0 if error else len(uuids))
+            return 0 if error else len(uuids) * flavor.vcpus
+
+        taken = sum(await asyncio.gather(*(one(number) for number in range(40))))
+        assert taken == sum((await c.database.read(used)).values())
+        assert taken > 30
+        drift = await c.database.read(allocation_audit.audit)
+        assert [each for each in drift if each.kind != "orphan"] == []
+        assert await c.database.read(allocation_audit.oversold) == []
+
+
+def test_messages_of_a_newer_version_are_understood() -> None:
+    request = msgspec.to_builtins(SelectDestinations(spec=a_spec(), instance_uuids=("i",)))
+    message = msgspec.msgpack.encode(request | {"something_new": 1})
+    assert msgspec.msgpack.decode(message, type=SelectDestinations).instance_uuids == ("i",)

@@ -1,0 +1,226 @@
+"""Single filters: requirements on capabilities and images, and how filters are found."""
+
+import logging
+from importlib import metadata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from micronova.objects.errors import Invalid, NoValidHost
+from micronova.objects.image import ImageMeta
+from micronova.objects.scheduling import HostState, RequestSpec
+from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.base import EachHost, FilterOptions, HostFilter
+from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter, capability_path
+from micronova.scheduler.filters.image import ImagePropertiesFilter, version_fulfils
+from micronova.scheduler.filters.operators import Requirement
+from micronova.scheduler.filters.registry import BUILT_IN, load_filters
+from micronova.scheduler.host_table import Bools, HostView
+from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_scheduler, a_spec, a_table
+
+
+@pytest.mark.parametrize(
+    ("value", "requirement", "expected"),
+    [
+        ("123", "123", True),
+        ("1234", "123", False),
+        ("5", ">= 5", True),
+        ("4", ">=5", False),
+        ("12", "= 11", True),  # at least
+        ("11", "= 12", False),
+        ("12", "== 12.0", True),
+        ("13", "!= 12", True),
+        ("3", "<= 2", False),
+        ("many", ">= 2", False),
+        ("2", ">= many", False),
+        ("2.1.0", "s== 2.1.0", True),
+        ("2.1.1", "s!= 2.1.0", True),
+        ("b", "s>= a", True),
+        ("b", "s> b", False),
+        ("b", "s<= b", True),
+        ("b", "s< b", False),
+        ("I am gcc 9", "<in> gcc", True),
+        ("clang", "<in> gcc", False),
+        (["aes", "avx"], "<in> aes", True),
+        (["aes", "avx", "mmx"], "<all-in> aes mmx", True),
+        (["aes"], "<all-in> aes mmx", False),
+        ("aes mmx", "<all-in> aes mmx", True),
+        ("gpu", "<or> fpu <or> gpu", True),
+        ("gp", "<or> fpu <or> gpu", False),
+    ],
+)
+def test_requirement(value: object, requirement: str, expected: bool) -> None:
+    assert Requirement(requirement).match(value) is expected
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=12),
+    st.sampled_from(["= ", "==", "!= ", ">=", "<= ", "s== ", "s>", "<in> ", "<or> 3 <or> ", ""]),
+    st.integers(0, 20),
+)
+def test_a_column_is_judged_as_its_values(values: list[int], operator: str, operand: int) -> None:
+    import numpy as np
+
+    requirement = Requirement(f"{operator}{operand}")
+    assert requirement.match_column(np.array(values, float)).tolist() == [requirement.match(v) for v in values]
+
+
+def test_scope_of_extra_specs() -> None:
+    assert capability_path("capabilities:cpu_info:features") == "cpu_info:features"
+    assert capability_path("hypervisor_type") == "hypervisor_type"
+    assert capability_path("hw:cpu_policy") is None
+    assert capability_path("trait:HW_CPU") is None
+
+
+def passing(each: type[HostFilter], spec: RequestSpec, *hosts: HostState) -> list[str] | None:
+    view = a_table(*hosts).view()
+    mask = each(FilterOptions()).mask(view, spec)
+    return None if mask is None else [host.host for host, passes in zip(hosts, mask, strict=True) if passes]
+
+
+HOSTS = (
+    a_host("old", hypervisor_version=5_002_000, cpu_info={"features": ["aes"], "topology": {"cores": 4}}),
+    a_host("new", cpu_info={"features": ["aes", "avx512"], "topology": {"cores": 16}}, num_instances=3),
+    a_host("gpu", hypervisor_type="ironic", capabilities={"gpu": "A100", "numa:nodes": "2"}),
+    a_host("full", used={"MEMORY_MB": 8000, "VCPU": 7}),
+)
+
+
+@pytest.mark.parametrize(
+    ("extra_specs", "expected"),
+    [
+        ({}, None),
+        ({"hw:cpu_policy": "dedicated"}, None),
+        ({"capabilities:cpu_info:features": "<all-in> aes avx512"}, ["new"]),
+        ({"capabilities:cpu_info:topology:cores": ">= 4"}, ["old", "new"]),
+        ({"capabilities:cpu_info:topology:nothing:more": ">= 4"}, []),
+        ({"capabilities:hypervisor_type": "s== QEMU"}, ["old", "new", "full"]),
+        ({"hypervisor_type": "<or> ironic <or> xen"}, ["gpu"]),
+        ({"capabilities:hypervisor_version": ">= 7000000"}, ["new", "gpu", "full"]),
+        ({"capabilities:gpu": "A100"}, ["gpu"]),
+        ({"capabilities:numa:nodes": "2"}, ["gpu"]),
+        ({"capabilities:free_ram_mb": ">= 4096"}, ["old", "new", "gpu"]),
+        ({"capabilities:free_ram_mb": ">= 4096", "capabilities:cpu_info:topology:cores": ">= 8"}, ["new"]),
+        ({"capabilities:free_disk_mb": "== 102400"}, ["old", "new", "gpu", "full"]),
+        ({"capabilities:vcpus_used": "<= 6"}, ["old", "new", "gpu"]),
+        ({"capabilities:vcpus_total": "= 8"}, ["old", "new", "gpu", "full"]),
+        ({"capabilities:num_instances": "s== 3"}, ["new"]),
+        ({"capabilities:host": "<in> u"}, ["gpu", "full"]),
+    ],
+)
+def test_capabilities(extra_specs: dict[str, str], expected: list[str] | None) -> None:
+    spec = a_spec(flavor=a_flavor(extra_specs=extra_specs))
+    assert passing(ComputeCapabilitiesFilter, spec, *HOSTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({}, None),
+        ({"os_distro": "debian"}, None),
+        ({"hw_architecture": "amd64"}, ["kvm", "xen"]),
+        ({"architecture": "aarch64"}, ["arm"]),
+        ({"img_hv_type": "xapi"}, ["xen"]),
+        ({"hw_vm_mode": "pv", "hw_architecture": "x86_64"}, ["xen"]),
+        ({"hw_vm_mode": "hvm", "img_hv_type": "KVM"}, ["kvm", "arm"]),
+        ({"img_hv_requested_version": ">=7.0, <8"}, ["kvm", "arm", "unknown"]),
+        ({"hypervisor_version_requires": ">=4"}, ["kvm", "xen", "arm", "unknown"]),
+        ({"hypervisor_version_requires": "rubbish"}, ["unknown"]),
+    ],
+)
+def test_image_properties(properties: dict[str, Any], expected: list[str] | None) -> None:
+    hosts = (
+        a_host("kvm"),
+        a_host("xen", supported=(("x86_64", "xen", "xen"),), hypervisor_version=4_017_000),
+        a_host("arm", supported=(("aarch64", "kvm", "hvm"),)),
+        a_host("unknown", supported=(), hypervisor_version=0),
+    )
+    spec = a_spec(image=ImageMeta(id="i", properties=properties))
+    assert passing(ImagePropertiesFilter, spec, *hosts) == expected
+    assert passing(ImagePropertiesFilter, a_spec(), *hosts) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "predicates", "expected"),
+    [
+        (6_002_000, ">=6.0", True),
+        (6_002_000, ">6.0, <6.2", False),
+        (6_001_009, ">6.0, <6.2", True),
+        (6_001_000, "!=6.1", False),
+        (6_001_000, "6.1", True),
+        (6_001_000, "==6.1.0", True),
+        (6_001_000, "~6.1", False),
+    ],
+)
+def test_versions(version: int, predicates: str, expected: bool) -> None:
+    assert version_fulfils(version, predicates) is expected
+
+
+class OnlyH2(EachHost):
+    """A filter as others may write it."""
+
+    name = "OnlyH2"
+
+    def passes(self, host: HostState, spec: RequestSpec) -> bool:
+        return host.host == "h2" and host.num_instances < 2
+
+
+class Broken(HostFilter):
+    """A filter that fails when it is asked."""
+
+    name = "Broken"
+
+    def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
+        raise RuntimeError("out of order")
+
+
+class Unmakeable(HostFilter):
+    """A filter that cannot be made."""
+
+    def __init__(self, options: FilterOptions) -> None:
+        raise RuntimeError("no licence")
+
+
+def with_filters(*names: str) -> FilterScheduler:
+    scheduler = a_scheduler()
+    return FilterScheduler(load_filters([*BUILT_IN, *names]), scheduler.weighers, random=scheduler._random)
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def entry_points(*, group: str) -> list[metadata.EntryPoint]:
+        values = {"OnlyH2": "OnlyH2", "Broken": "Broken", "Unmakeable": "Unmakeable", "Gone": "NoSuchName"}
+        return [metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in values.items()]
+
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plugin_is_asked_for_every_instance() -> None:
+    scheduler = with_filters("OnlyH2")
+    table = a_table(a_host("h1"), a_host("h2"), a_host("h3"))
+    decision = scheduler.select(table, a_spec(), ["a", "b"], now=NOW)
+    assert [each.selected.host for each in decision.placements] == ["h2", "h2"]
+    with pytest.raises(NoValidHost) as caught:
+        scheduler.select(table, a_spec(), ["c"], now=NOW)
+    assert caught.value.details["reasons"][-1] == {"name": "OnlyH2", "removed": 3, "remaining": 0, "error": ""}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_faulty_plugins_are_reported_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        scheduler = with_filters("Unmakeable", "Gone", "Broken")
+        assert [each.name for each in scheduler.filters] == [*BUILT_IN, "Broken"]
+        assert "Unmakeable" in caplog.text
+        assert "Gone" in caplog.text
+        decision = scheduler.select(a_table(a_host("h1")), a_spec(), ["i"], now=NOW)
+    assert decision.explanation.filters[-1].error == "RuntimeError: out of order"
+    assert "Broken" in caplog.text
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_misspelt_filter_is_an_error() -> None:
+    with pytest.raises(Invalid, match="RamFitler"):
+        load_filters(["RamFitler"])

@@ -1,0 +1,127 @@
+"""The host table against a dict of hosts, whatever is done to both."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from micronova.objects.scheduling import HostState
+from micronova.scheduler.host_table import HostTable
+from tests.unit.scheduler.factory import a_host, a_table
+
+NODES = [f"n{number}" for number in range(6)]
+
+
+@st.composite
+def a_state(draw: st.DrawFn) -> HostState:
+    classes = draw(st.lists(st.sampled_from(["VCPU", "MEMORY_MB", "CUSTOM_GOLD"]), unique=True, min_size=1))
+    capacity = {name: draw(st.integers(0, 100)) for name in classes}
+    node = draw(st.sampled_from(NODES))
+    return a_host(
+        draw(st.sampled_from(["h1", "h2", "h3"])),
+        node=node,
+        node_uuid=node,
+        zone=draw(st.sampled_from(["z1", "z2"])),
+        cell=draw(st.sampled_from(["", "c2"])),
+        capacity=capacity,
+        total=capacity,
+        used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
+        enabled=draw(st.booleans()),
+        capabilities=draw(st.sampled_from([{}, {"gpu": "yes"}])),
+        aggregates=draw(st.sampled_from([(), (("agg", {"k": "v"}),)])),
+    )
+
+
+def full(state: HostState, table: HostTable) -> HostState:
+    """The state with a zero for classes that only other hosts have, as a table of columns gives it."""
+    zeros = dict.fromkeys(table.resource_classes, 0)
+    return msgspec.structs.replace(
+        state, total=zeros | state.total, capacity=zeros | state.capacity, used=zeros | state.used
+    )
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("update"), a_state()),
+            st.tuples(st.just("remove"), st.sampled_from(NODES)),
+            st.tuples(st.just("service"), st.sampled_from(["h1", "h2"])),
+            st.tuples(st.just("amount"), st.sampled_from(NODES)),
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[str, Any]]) -> None:
+    table, model = HostTable(), dict[str, HostState]()
+    for kind, value in steps:
+        if kind == "update":
+            table.update([value])
+            model[value.node_uuid] = value
+        elif kind == "remove":
+            table.remove([value])
+            model.pop(value, None)
+        elif kind == "service":
+            table.set_services([(value, False, True, 5.0)])
+            for uuid, state in model.items():
+                if state.host == value:
+                    model[uuid] = msgspec.structs.replace(state, enabled=False, forced_down=True, last_seen=5.0)
+        else:
+            unknown = table.set_amounts([(value, "VCPU", 9, 18, 4)])
+            assert unknown == ({value} - model.keys())
+            if value in model:
+                state = model[value]
+                model[value] = msgspec.structs.replace(
+                    state,
+                    total=state.total | {"VCPU": 9},
+                    capacity=state.capacity | {"VCPU": 18},
+                    used=state.used | {"VCPU": 4},
+                )
+    assert set(table.uuids) == set(model)
+    view = table.view()
+    for uuid, state in model.items():
+        row = table.index(uuid)
+        assert row is not None
+        assert table.state(row) == full(state, table)
+        assert view.in_zone(state.zone)[row]
+        assert view.by_host({state.host: 3})[row] == 3
+        assert view.by_facts(("gpu",), lambda facts: "gpu" in facts.capabilities)[row] == ("gpu" in state.capabilities)
+        assert row in table.rows_of_host(state.host)
+        assert table.find_rows(state.host, state.node).tolist() == [row]
+    assert sorted(row for host in ("h1", "h2", "h3") for row in table.rows_of_host(host)) == list(range(len(model)))
+
+
+def test_it_grows() -> None:
+    table = a_table(*(a_host(f"h{number}", cell=str(number % 2)) for number in range(1000)))
+    assert len(table) == 1000
+    assert table.view().free("VCPU").tolist() == [32.0] * 1000
+    assert table.several_cells
+    table.remove([f"uuid-h{number}" for number in range(0, 1000, 2)])
+    assert sorted(each.host for each in table.selections) == sorted(f"h{number}" for number in range(1, 1000, 2))
+    assert table.view().in_cell_of(0).all()
+
+
+def test_consume_and_release() -> None:
+    table = a_table(a_host("h"))
+    assert table.fits(0, {"VCPU": 32})
+    assert not table.fits(0, {"VCPU": 33})
+    assert not table.fits(0, {"CUSTOM_GOLD": 1})
+    table.consume(0, {"VCPU": 3, "MEMORY_MB": 100})
+    assert table.view().free("VCPU")[0] == 29
+    assert table.state(0).num_instances == 1
+    table.release(0, {"VCPU": 3, "MEMORY_MB": 100})
+    assert table.state(0) == full(a_host("h"), table)
+
+
+def test_a_view_of_few_rows_sees_what_a_view_of_all_sees() -> None:
+    table = a_table(*(a_host(f"h{number}", zone=f"z{number % 3}") for number in range(50)))
+    members = {"h3": 2, "h7": 1, "elsewhere": 5}
+    every = table.view()
+    for rows in ([3], [7, 8], list(range(0, 50, 3))):
+        few = table.view(np.array(rows))
+        assert few.by_host(members).tolist() == [every.by_host(members)[row] for row in rows]
+        assert few.in_zone("z1").tolist() == [row % 3 == 1 for row in rows]
+        assert [few.name(position) for position in range(len(few))] == [f"h{row}" for row in rows]
+        kept = few.only(few.in_zone("z0"))
+        assert [kept.row(position) for position in range(len(kept))] == [row for row in rows if row % 3 == 0]
