@@ -39,7 +39,7 @@ class ImageClient:
     """Asks the image service, on behalf of a user or as compute's own service user.
 
     With `tickets`, whose key the embedded service shares, hosts download without a token. A real Glance knows
-    no tickets: without them `ticket_url` is the plain address, and the host needs a reader's token of its own.
+    no tickets: without them `ticket_url` is the plain address, and the host needs a token of its own.
     """
 
     def __init__(

@@ -117,7 +117,6 @@ class ImageData:
     async def upload(self, request: Request, image_id: str) -> None:
         """Take an image's data; it is active when this is answered."""
         image = await self._catalog.load(request, image_id, "upload_image")
-        _check_formats(image)
         await self._receive(request, image, SAVING, ACTIVE)
 
     async def stage(self, request: Request, image_id: str) -> None:
@@ -134,7 +133,6 @@ class ImageData:
         def alter(image: Image) -> Image:
             if not image.is_staged:
                 raise Conflict(f"Image {image_id} is {image.status}: stage its data before importing it.")
-            _check_formats(image)
             return msgspec.structs.replace(image, status=ACTIVE)
 
         await self._catalog.change(request, image_id, "modify_image", alter)
@@ -184,6 +182,8 @@ class ImageData:
 
     async def _receive(self, request: Request, image: Image, during: str, afterwards: str) -> None:
         kind = (request.falcon.content_type or "").partition(";")[0].strip().lower()
+        if image.disk_format is None or image.container_format is None:  # which say what the data has to be
+            raise Invalid("Set 'disk_format' and 'container_format' of the image before uploading its data.")
         if kind != _OCTETS:
             raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]!r}: use {_OCTETS}.")
         if image.upload_id and await end_dead_upload(self._catalog, self._store, image.id, image.upload_id):
@@ -276,11 +276,6 @@ class ImageData:
                 await self._catalog.database.write(
                     queries.abort_upload, upload.image_id, upload.id, self._catalog.now()
                 )
-
-
-def _check_formats(image: Image) -> None:
-    if image.disk_format is None or image.container_format is None:
-        raise Invalid("Set 'disk_format' and 'container_format' of the image before uploading its data.")
 
 
 def _announced(request: Request) -> int | None:
