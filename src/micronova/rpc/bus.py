@@ -129,9 +129,7 @@ def connect(
     if scheme in ("amqp", "amqps"):
         from micronova.rpc.amqp.bus import AmqpBus
 
-        return AmqpBus(
-            url, clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait
-        )
+        return AmqpBus(url, clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait)
     raise ValueError(f"a bus URL begins with local:// or amqp://, not {scheme}://")
 
 

@@ -104,9 +104,7 @@ class Interface:
             self._add(method)
 
     @overload
-    def method(
-        self, name: str, params: type[P], result: None = None, *, since: str = "1.0"
-    ) -> Method[P, None]: ...
+    def method(self, name: str, params: type[P], result: None = None, *, since: str = "1.0") -> Method[P, None]: ...
 
     @overload
     def method(self, name: str, params: type[P], result: type[R], *, since: str = "1.0") -> Method[P, R]: ...

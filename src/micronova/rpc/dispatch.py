@@ -82,9 +82,7 @@ class Dispatcher:
         for name, method in interface.methods.items():
             function = getattr(handler, name, None)
             if not inspect.iscoroutinefunction(function):
-                raise TypeError(
-                    f"{type(handler).__name__} has no coroutine {name}, which {interface!r} promises"
-                )
+                raise TypeError(f"{type(handler).__name__} has no coroutine {name}, which {interface!r} promises")
             self._handlers[name] = (method, function)
 
     async def run(self, body: bytes, sender: str) -> Verdict:

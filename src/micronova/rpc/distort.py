@@ -81,9 +81,7 @@ class DistortedBus:
             lambda: self._bus.fanout(topic, method, params, context=context),
         )
 
-    async def call(
-        self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float
-    ) -> R:
+    async def call(self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float) -> R:
         """Send a message and wait for its first answer."""
         if not self._distortion.applies(method):
             return await self._bus.call(target, method, params, context=context, timeout=timeout)
@@ -126,9 +124,7 @@ class DistortedBus:
         """Ask the bus within."""
         return await self._bus.count_dead_letters()
 
-    async def _hint(
-        self, method: Method[Any, Any], drop: bool, send: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
+    async def _hint(self, method: Method[Any, Any], drop: bool, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._distortion.applies(method):
             await send()
             return

@@ -158,6 +158,9 @@ class LocalServer(Server):
         if self._own in self._fanouts:
             self._fanouts.remove(self._own)
 
+    async def _close(self) -> None:
+        """Nothing is held."""
+
 
 # One per running loop and name: two buses of the same name in one loop meet; tests in other loops do not.
 _exchanges: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Exchange]] = WeakKeyDictionary()

@@ -92,5 +92,6 @@ class Server(abc.ABC):
     async def _detach(self) -> None:
         """Stop the flow of new messages."""
 
+    @abc.abstractmethod
     async def _close(self) -> None:
         """Let go of what the server held, once no handler runs."""

@@ -4,8 +4,6 @@ import pytest
 
 from tests.unit.rpc.bus_suite import *
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture
 def bus_url(amqp_url: str) -> str:

@@ -315,9 +315,7 @@ async def test_a_call_that_arrives_too_late_is_not_run(make_bus: MakeBus, bus: B
     assert server_bus.stats().expired == {room.ask.label: 1}
 
 
-async def test_a_deadline_covers_the_calls_made_on_its_behalf(
-    make_bus: MakeBus, bus: Bus, room: Room
-) -> None:
+async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus, bus: Bus, room: Room) -> None:
     inner_bus = await make_bus()
     deadlines: list[float] = []
 
@@ -348,9 +346,7 @@ async def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(
     newer = Interface(room.topic, version="1.2")
     newer_ask = newer.method("ask", NewerJob, NewerJob)
     await (await make_bus()).serve(room.interface, Handler())
-    answer = await bus.call(
-        newer.target(), newer_ask, NewerJob(5, colour="blue"), context=CONTEXT, timeout=20
-    )
+    answer = await bus.call(newer.target(), newer_ask, NewerJob(5, colour="blue"), context=CONTEXT, timeout=20)
     assert answer == NewerJob(5, colour="red")
 
 
@@ -362,9 +358,7 @@ async def test_what_does_not_fit_the_type_is_refused(make_bus: MakeBus, bus: Bus
     handler = Handler()
     await (await make_bus()).serve(room.interface, handler)
     with pytest.raises(InvalidMessage):
-        await bus.call(
-            other.target(), other.method("ask", OtherJob), OtherJob("x"), context=CONTEXT, timeout=20
-        )
+        await bus.call(other.target(), other.method("ask", OtherJob), OtherJob("x"), context=CONTEXT, timeout=20)
     assert handler.seen.empty()
 
 

@@ -11,8 +11,6 @@ from micronova.rpc.errors import BusUnavailable
 from tests.unit.rpc.bus_suite import *
 from tests.unit.rpc.bus_suite import CONTEXT, Handler, Job, Room
 
-pytestmark = pytest.mark.asyncio
-
 
 @pytest.fixture
 def bus_url() -> str:

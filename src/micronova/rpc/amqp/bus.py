@@ -186,9 +186,7 @@ class AmqpBus(BaseBus):
         try:
             await confirmation
         except Refused as error:
-            raise BusUnavailable(
-                f"the broker did not take a message to {exchange or key}: {error}"
-            ) from error
+            raise BusUnavailable(f"the broker did not take a message to {exchange or key}: {error}") from error
         finally:
             timer.cancel()
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from micronova.rpc.amqp.connection import Connection
 
 
+ANSWER_SECONDS = 20.0
+
+
 class ConnectionLost(Exception):
     """The connection is gone, or could not be made."""
 
@@ -83,7 +86,13 @@ class Channel:
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._send(pamqp.frame.marshal(frame, self.number))
         self._requests.append(answer)
-        return await answer
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await answer
+        except TimeoutError:
+            reason = f"the broker did not answer {frame.name}"
+            self._connection.abort(reason)
+            raise ConnectionLost(reason) from None
 
     async def confirm(self) -> None:
         """Let the broker confirm what is published on this channel."""

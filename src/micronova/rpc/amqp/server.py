@@ -89,9 +89,7 @@ class AmqpServer(Server):
             await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
             await channel.request(commands.Queue.Declare(queue=own, exclusive=True, auto_delete=True))
             await channel.request(commands.Queue.Bind(queue=own, exchange=exchange))
-            self._consumers = [
-                await channel.consume(queue, self._on_message) for queue in (own, *self._work_queues)
-            ]
+            self._consumers = [await channel.consume(queue, self._on_message) for queue in (own, *self._work_queues)]
             self._session, self._channel = session, channel
 
     def _on_message(self, received: Received) -> None:

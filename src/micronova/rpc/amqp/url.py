@@ -20,9 +20,7 @@ class BrokerUrl:
     def __str__(self) -> str:
         """Without the password: this goes into messages and logs."""
         hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
-        return (
-            f"{'amqp' if self.tls is None else 'amqps'}://{self.user}@{hosts}/{self.vhost.removeprefix('/')}"
-        )
+        return f"{'amqp' if self.tls is None else 'amqps'}://{self.user}@{hosts}/{self.vhost.removeprefix('/')}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Make the TLS settings, if the URL asks for TLS; the broker's certificate is always checked."""

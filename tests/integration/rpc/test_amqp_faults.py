@@ -1,0 +1,215 @@
+"""What only a broker can do to us: cut connections, die, come back, refuse, count deliveries, check the sender."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from pamqp import commands
+
+from micronova.objects.clock import SystemClock
+from micronova.rpc.amqp.bus import AmqpBus
+from micronova.rpc.amqp.channel import ChannelClosed
+from micronova.rpc.amqp.connection import Connection
+from micronova.rpc.amqp.session import DEAD_QUEUE, DELIVERY_LIMIT, PREFIX
+from micronova.rpc.amqp.url import parse
+from micronova.rpc.errors import BusUnavailable
+from tests.services.rabbitmq import RabbitMQ
+from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, Room, room, soon  # noqa: F401
+
+
+@asynccontextmanager
+async def amqp_bus(url: str, send_wait: float = 20.0) -> AsyncIterator[AmqpBus]:
+    """A started bus, stopped at the end."""
+    bus = AmqpBus(url, clock=SystemClock(), random=random.Random(), grace=5.0, send_wait=send_wait)
+    await bus.start()
+    try:
+        yield bus
+    finally:
+        await soon(bus.stop())
+
+
+def cut(bus: AmqpBus) -> None:
+    """Pull the cable."""
+    assert bus._session is not None
+    bus._session.connection.abort()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
+    """A broker of our own, to be killed."""
+    directory: Path = tmp_path_factory.mktemp("broker")
+    broker = RabbitMQ.start(directory)
+    yield broker
+    broker.stop()
+
+
+async def test_a_message_is_delivered_again_when_its_consumer_is_cut_off(amqp_url: str, room: Room) -> None:
+    gate = Gate()
+    handler = Handler(gate)
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        await server_bus.serve(room.interface, handler)
+        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        await handler.next_job()
+        cut(server_bus)
+        # The first handler still runs; it cannot acknowledge any more, so the message comes again.
+        assert (await handler.next_job()).number == 1
+        assert gate.inside == 2
+        gate.open.set()
+        await bus.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20)
+        assert (await handler.next_job()).number == 2
+        assert handler.seen.empty()
+
+
+async def test_a_message_that_takes_its_consumers_down_ends_as_dead_letter(amqp_url: str, room: Room) -> None:
+    handler = Handler(Gate())
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        server = await server_bus.serve(room.interface, handler)
+        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        for _ in range(DELIVERY_LIMIT + 1):
+            await handler.next_job()
+            cut(server_bus)
+        async with asyncio.timeout(20):
+            while await bus.count_dead_letters() == 0:
+                await asyncio.sleep(0)
+        assert handler.seen.empty()
+        await server.stop(grace=0)
+
+
+async def test_calls_in_flight_fail_when_the_connection_is_cut(amqp_url: str, room: Room) -> None:
+    gate = Gate()
+    handler = Handler(gate)
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        await server_bus.serve(room.interface, handler)
+        call = asyncio.create_task(bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=600))
+        await handler.next_job()
+        cut(bus)
+        with pytest.raises(BusUnavailable):
+            await soon(call)
+        gate.open.set()
+        # The next call waits for the new connection.
+        assert await bus.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
+
+
+async def test_unconfirmed_casts_are_sent_again(amqp_url: str, room: Room) -> None:
+    handler = Handler()
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        await server_bus.serve(room.interface, handler)
+        casts = [asyncio.create_task(bus.cast(room.target(), room.work, Job(n), context=CONTEXT)) for n in range(50)]
+        await asyncio.sleep(0)  # all are on their way, none is confirmed
+        cut(bus)
+        await soon(asyncio.gather(*casts))
+        seen: set[int] = set()
+        while seen != set(range(50)):
+            seen.add((await handler.next_job()).number)
+
+
+async def test_fanout_and_topic_resume_after_a_cut(amqp_url: str, room: Room) -> None:
+    handler = Handler()
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        await server_bus.serve(room.interface, handler, host="h")
+        cut(server_bus)
+        await server_bus.count_dead_letters()  # waits for the new connection, on which all is declared anew
+        await bus.fanout(room.topic, room.work, Job(1), context=CONTEXT)
+        await bus.cast(room.target("h"), room.work, Job(2), context=CONTEXT)
+        assert {(await handler.next_job()).number, (await handler.next_job()).number} == {1, 2}
+
+
+async def test_a_deleted_queue_is_made_again(amqp_url: str, room: Room) -> None:
+    handler = Handler()
+    async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
+        await server_bus.serve(room.interface, handler)
+        lost = server_bus._session
+        connection = await raw(amqp_url)
+        channel = await connection.channel()
+        await channel.request(commands.Queue.Delete(queue=PREFIX + room.topic))
+        await connection.close()
+        assert lost is not None
+        await soon(lost.connection.closed)  # the broker tells the consumer, who begins anew
+        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        assert (await handler.next_job()).number == 1
+
+
+async def raw(url: str) -> Connection:
+    """A connection of the test's own."""
+    broker_url = parse(url)
+    return await Connection.open(broker_url, broker_url.hosts[0], name="test", clock=SystemClock())
+
+
+async def test_the_broker_refuses_a_false_sender(amqp_url: str, room: Room) -> None:
+    connection = await raw(amqp_url)
+    channel = await connection.channel()
+    connection.user_id = b"\x05admin"
+    channel.publish("", DEAD_QUEUE, b"who am I?")
+    with pytest.raises(ChannelClosed, match="user_id"):
+        await soon(channel.request(commands.Queue.Declare(queue=DEAD_QUEUE, passive=True)))
+    await connection.close()
+
+
+async def test_unreadable_messages_are_dead_letters(amqp_url: str, room: Room) -> None:
+    async with amqp_bus(amqp_url) as bus:
+        await bus.serve(room.interface, Handler())
+        connection = await raw(amqp_url)
+        channel = await connection.channel()
+        channel.publish("", PREFIX + room.topic, b"not MessagePack")
+        channel.publish("", PREFIX + room.topic, b"")
+        async with asyncio.timeout(20):
+            while await bus.count_dead_letters() < 2:
+                await asyncio.sleep(0)
+        await connection.close()
+
+
+async def test_replies_go_to_reply_queues_only(amqp_url: str, room: Room) -> None:
+    """Nobody can make a server write into a work queue by naming it as the place for the answer."""
+    victim = Handler()
+    other = Room("victim")
+    async with amqp_bus(amqp_url) as bus:
+        await bus.serve(room.interface, Handler())
+        await bus.serve(other.interface, victim)
+        assert bus._session is not None
+        bus._session.reply_to = bytes((len(f"{PREFIX}victim"),)) + f"{PREFIX}victim".encode()
+        call = asyncio.create_task(bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=1))
+        with pytest.raises(Exception, match="did not answer"):
+            await soon(call)
+        assert bus.stats().handled == {room.ask.label: 1}
+        assert await bus.count_dead_letters() == 0
+        assert victim.seen.empty()
+
+
+async def test_a_wrong_password_is_a_clear_error(amqp_url: str) -> None:
+    bus = AmqpBus(amqp_url.replace("guest:guest", "guest:secret"), clock=SystemClock(), random=random.Random())
+    with pytest.raises(BusUnavailable, match="ACCESS_REFUSED") as caught:
+        await bus.start()
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_unreachable_broker_is_a_clear_error() -> None:
+    bus = AmqpBus("amqp://guest:guest@127.0.0.1:1/", clock=SystemClock(), random=random.Random())
+    with pytest.raises(BusUnavailable, match="cannot use the broker"):
+        await bus.start()
+
+
+@pytest.mark.slow
+async def test_everything_resumes_when_the_broker_was_killed(broker: RabbitMQ, room: Room) -> None:
+    handler = Handler()
+    async with amqp_bus(broker.url, 60) as bus, amqp_bus(broker.url, 60) as server_bus:
+        async with amqp_bus(broker.url, 0.1) as impatient:
+            await server_bus.serve(room.interface, handler, host="h")
+            await bus.cast(room.target("absent"), room.work, Job(1), context=CONTEXT)
+            # RabbitMQ writes down a new queue's name half a second late; a crash before that would break the queue.
+            await asyncio.to_thread(broker.eval, "lists:foreach(fun dets:sync/1, dets:all()).")
+            await asyncio.to_thread(broker.kill)
+            with pytest.raises(BusUnavailable):
+                await impatient.cast(room.target(), room.work, Job(), context=CONTEXT)
+            assert not impatient.stats().connected
+        waiting = asyncio.create_task(bus.cast(room.target("h"), room.work, Job(2), context=CONTEXT))
+        await asyncio.to_thread(broker.restart)
+        await asyncio.wait_for(waiting, 60)
+        assert (await handler.next_job()).number == 2
+        assert await bus.call(room.target("h"), room.ask, Job(3), context=CONTEXT, timeout=20) == Job(3)
+        assert (await handler.next_job()).number == 3
+        # What was confirmed before the crash is still there.
+        await server_bus.serve(room.interface, handler, host="absent", shared=False)
+        assert (await handler.next_job()).number == 1
