@@ -113,6 +113,10 @@ class Process:
         self._databases.clear()
         self.database = None
 
+    async def connect(self) -> None:
+        """Open the database and the bus without starting a role: for commands that look."""
+        await self._start_shared()
+
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
         return Mounts(self.apps, origins=self.settings.api.cors_allowed_origins)
@@ -125,12 +129,16 @@ class Process:
             self.database = await self.open_database("compute")
             await upgrade(self.database, metadata, "micronova.db.migrations")
         if any(role in self.roles for role in COMPUTE_ROLES):
-            self.bus = await self._connect_bus()
+            self.bus = await self.connect_bus()
+
+    def schema_of(self, name: str) -> str | None:
+        """Return the PostgreSQL schema of a service; compute has the default one, SQLite has files instead."""
+        return None if name == "compute" or not self.settings.database.connection.startswith("postgres") else name
 
     async def open_database(self, name: str) -> Database:
         """Open the database of a service: a SQLite file of its own, or a schema of the PostgreSQL database."""
         url = self.settings.database.connection or self.directory.database_url(name)
-        schema = None if name == "compute" or url.startswith("sqlite") else name
+        schema = self.schema_of(name)
         if url.startswith("sqlite") and self.settings.database.connection and name != "compute":
             url = f"{url}.{name}"
         try:
@@ -144,7 +152,8 @@ class Process:
             raise SettingsError(f"Cannot open the database {_without_password(url)}: {reason}") from None
         return database
 
-    async def _connect_bus(self) -> Bus:
+    async def connect_bus(self) -> Bus:
+        """Connect to the bus that the settings name."""
         url = self.settings.default.transport_url
         pins = {
             topic: version

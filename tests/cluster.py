@@ -1,0 +1,141 @@
+"""A cloud of separate processes on PostgreSQL and RabbitMQ, which tests and benchmarks start, kill and restart."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.services.process import free_port
+
+READY = 40.0
+
+
+class Cluster:
+    """Named processes, each running one role; `config` is the settings they share."""
+
+    def __init__(self, directory: Path, database: str, bus: str, **sections: Mapping[str, Any]) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._roles: dict[str, tuple[str, dict[str, str]]] = {}
+        settings: dict[str, dict[str, Any]] = {
+            "default": {
+                "transport_url": bus, "secret_key": "5a" * 32, "report_interval": 1.0, "service_down_time": 6.0,
+                "log_level": "INFO",
+            },
+            "database": {"connection": database, "pool_size": 5},
+            "conductor": {"lease": 6.0, "sweep_interval": 1.0},
+            "api": {"auth_strategy": "noauth2", "port": self.port},
+            "quota": {"instances": -1, "cores": -1, "ram": -1},
+        }  # fmt: skip
+        for name, values in sections.items():
+            settings.setdefault(name, {}).update(values)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.config = directory / "micronova.toml"
+        self.config.write_text(_toml(settings))
+
+    def add(self, name: str, role: str, **environment: str) -> None:
+        """Say which role a process has; MICRONOVA__… settings of its own may be given."""
+        self._roles[name] = (role, environment)
+
+    def start(self, *names: str) -> None:
+        """Start processes (all, if none is named)."""
+        for name in names or tuple(self._roles):
+            role, environment = self._roles[name]
+            home = self.directory / name
+            home.mkdir(exist_ok=True)
+            with (self.directory / f"{name}.log").open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    [sys.executable, "-m", "micronova.cli.main", "run", role, "--config", str(self.config),
+                     "--dir", str(home)],
+                    stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True,
+                )  # fmt: skip
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """End a process and all its workers, at once."""
+        process = self.processes[name]
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        process.wait()
+
+    def stop(self) -> None:
+        """Stop all processes cleanly, then those that do not."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        deadline = time.monotonic() + 20
+        for name, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.kill(name)
+
+    def pids(self) -> dict[int, str]:
+        """Return the process ids, for measuring."""
+        return {process.pid: name for name, process in self.processes.items()}
+
+    def request(
+        self, method: str, path: str, body: Any = None, *, token: str = "admin:admin", version: str = "2.100",
+        timeout: float = 30.0,
+    ) -> tuple[int, Any]:
+        """Send one request to the compute API; raises OSError while it does not answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            headers = {"X-Auth-Token": token, "OpenStack-API-Version": f"compute {version}",
+                       "Content-Type": "application/json"}  # fmt: skip
+            connection.request(method, f"/compute/v2.1{path}", json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            data = answer.read()
+            return answer.status, json.loads(data) if data else None
+        except http.client.HTTPException as error:
+            raise ConnectionError(str(error)) from error
+        finally:
+            connection.close()
+
+    def wait_ready(self, hosts: int) -> None:
+        """Wait until the API answers and so many hosts are up."""
+        deadline = time.monotonic() + READY
+        last: Any = None
+        while time.monotonic() < deadline:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    raise AssertionError(f"{name} ended: {self.log(name)[-2000:]}")
+            try:
+                status, last = self.request("GET", "/os-services?binary=nova-compute")
+                if status == 200 and sum(service["state"] == "up" for service in last["services"]) >= hosts:
+                    return
+            except OSError as error:
+                last = error
+            time.sleep(0.1)  # the processes of the cloud tell us nothing; we have to ask
+        raise AssertionError(f"the cloud did not become ready: {last}")
+
+    def log(self, name: str) -> str:
+        """Return what a process has logged."""
+        return (self.directory / f"{name}.log").read_text(errors="replace")
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Run `micronova audit --json` and return its findings."""
+        done = subprocess.run(
+            [sys.executable, "-m", "micronova.cli.main", "audit", "--json", "--config", str(self.config), "--dir",
+             str(self.directory / "audit")],
+            capture_output=True, timeout=120,
+        )  # fmt: skip
+        assert done.stdout, done.stderr.decode()
+        findings: list[dict[str, Any]] = json.loads(done.stdout)
+        assert done.returncode == (1 if findings else 0)
+        return findings
+
+
+def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = []
+    for name, values in sections.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
