@@ -1,0 +1,190 @@
+"""/v3/users/{user_id}/application_credentials"""
+
+import secrets
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.neighbours.identity.api import views
+from micronova.neighbours.identity.api.common import V3, collection, page
+from micronova.neighbours.identity.attributes import ID, Name, Text
+from micronova.neighbours.identity.core import Core
+from micronova.neighbours.identity.store import application_credentials, assignments, roles
+from micronova.neighbours.identity.store.rows import Listed, Page, Row
+from micronova.objects.clock import micros
+from micronova.objects.errors import Forbidden, Invalid, NotFound
+
+
+class RoleRef(Struct, forbid_unknown_fields=True):
+    """A role, by id or by name."""
+
+    id: ID | None = None
+    name: Name | None = None
+
+
+class CredentialAttributes(Struct, forbid_unknown_fields=True):
+    """An application credential to make. The project is the token's, whatever is said."""
+
+    name: Name
+    description: Text | None = None
+    secret: Text | None = None
+    roles: list[RoleRef] = []
+    expires_at: str | None = None
+    unrestricted: bool | None = None
+    project_id: ID | None = None
+    user_id: ID | None = None
+    access_rules: list[Any] | None = None
+
+
+class CredentialBody(Struct):
+    """A body that holds an application credential."""
+
+    application_credential: CredentialAttributes
+
+
+class ApplicationCredentialsAPI:
+    """Application credentials."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Declare the operations."""
+        path = f"{V3}/users/{{user_id}}/application_credentials"
+
+        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+            return Route(
+                method=method,
+                path=path,
+                handler=handler,
+                policy=f"identity:{rule}",
+                checks_policy=True,
+                **more,
+            )
+
+        return [
+            route("GET", path, self.index, "list_application_credentials"),
+            route("POST", path, self.create, "create_application_credential", status=201, body=CredentialBody),
+            route("GET", f"{path}/{{credential_id}}", self.show, "get_application_credential"),
+            route(
+                "DELETE",
+                f"{path}/{{credential_id}}",
+                self.delete,
+                "delete_application_credential",
+                status=204,
+            ),
+        ]
+
+    def _refuse_restricted(self, request: Request) -> None:
+        """A program that was given a restricted credential must not make itself, or take from others, more."""
+        claims = self._core.verifier.verify(request.context.token, self._core.clock.now())
+        if claims.restricted:
+            raise Forbidden("A restricted application credential may not make or delete application credentials.")
+
+    async def index(self, request: Request, user_id: str) -> dict[str, Any]:
+        """List a user's application credentials."""
+        request.authorize({"user_id": user_id})
+        listed, held = await self._core.read(_list, user_id, request.raw_query, page(request))
+        items = [views.application_credential(request, row, held[row["id"]]) for row in listed.rows]
+        return collection(request, "application_credentials", items, listed)
+
+    async def show(self, request: Request, user_id: str, credential_id: str) -> dict[str, Any]:
+        """Show an application credential."""
+        request.authorize({"user_id": user_id})
+        row, held = await self._core.read(_get, user_id, credential_id)
+        return {"application_credential": views.application_credential(request, row, held)}
+
+    async def create(self, request: Request, user_id: str) -> dict[str, Any]:
+        """Make an application credential; this answer is the only one that shows its secret."""
+        request.authorize({"user_id": user_id})
+        self._refuse_restricted(request)
+        wanted: CredentialAttributes = request.body.application_credential
+        if wanted.access_rules:
+            raise Invalid(
+                "Invalid input for field/attribute application_credential.access_rules: access rules are not supported."
+            )
+        project_id = request.context.project_id
+        if not project_id:
+            raise Forbidden("An application credential is for a project: make it with a token for one.")
+        expires_at = _expiry(wanted.expires_at, self._core.now)
+        held = await self._core.read(_chosen_roles, user_id, project_id, wanted.roles)
+        # The caller's token is what it can hand on, even when the user has more roles than the token.
+        if not {row["name"] for row in held} <= set(request.context.roles):
+            raise Invalid(
+                "Invalid input for field/attribute application_credential.roles: the token has not all of them."
+            )
+        secret = wanted.secret or secrets.token_urlsafe(64)
+        row = await self._core.write(
+            application_credentials.create,
+            self._core.new_id(),
+            user_id=user_id,
+            project_id=project_id,
+            name=wanted.name,
+            description=wanted.description,
+            secret_hash=await self._core.passwords.hash(secret),
+            role_ids=[role["id"] for role in held],
+            unrestricted=bool(wanted.unrestricted),
+            expires_at=expires_at,
+            now=self._core.now,
+        )
+        view = views.application_credential(request, row, held)
+        return {"application_credential": {**view, "secret": secret}}
+
+    async def delete(self, request: Request, user_id: str, credential_id: str) -> None:
+        """Delete an application credential."""
+        request.authorize({"user_id": user_id})
+        self._refuse_restricted(request)
+        moment = self._core.moment()
+        self._core.apply(await self._core.write(application_credentials.delete, user_id, credential_id, moment), moment)
+
+
+def _expiry(text: str | None, now: int) -> int | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        expires_at = micros((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except (ValueError, OverflowError):
+        raise Invalid(
+            "Invalid input for field/attribute application_credential.expires_at: "
+            "write a time like 2030-01-31T12:00:00, in UTC."
+        ) from None
+    if expires_at <= now:
+        raise Invalid("Invalid input for field/attribute application_credential.expires_at: it must be in the future.")
+    return expires_at
+
+
+def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: list[RoleRef]) -> list[Row]:
+    """Return the roles asked for, all that the user has when none are; refuse one that it has not."""
+    try:
+        held = assignments.effective_roles(conn, user_id, "project", project_id)
+    except NotFound:
+        held = []
+    if not wanted:
+        return held
+    chosen: list[Row] = []
+    for ref in wanted:
+        if ref.id is None and ref.name is None:
+            raise Invalid("Invalid input for field/attribute application_credential.roles: name each by id or by name.")
+        found = [row for row in held if (row["id"] == ref.id if ref.id is not None else row["name"] == ref.name)]
+        if not found:
+            raise Invalid(
+                "Invalid input for field/attribute application_credential.roles: only roles that the user has on the "
+                "project can be given."
+            )
+        chosen += [row for row in found if row not in chosen]
+    return chosen
+
+
+def _get(conn: sa.Connection, user_id: str, credential_id: str) -> tuple[Row, list[Row]]:
+    row = application_credentials.get(conn, user_id, credential_id)
+    return row, roles.by_ids(conn, row["role_ids"])
+
+
+def _list(conn: sa.Connection, user_id: str, query: Any, wanted: Page) -> tuple[Listed, dict[str, list[Row]]]:
+    listed = application_credentials.listing(conn, user_id, query, wanted)
+    return listed, {row["id"]: roles.by_ids(conn, row["role_ids"]) for row in listed.rows}

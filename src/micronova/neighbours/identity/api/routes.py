@@ -1,0 +1,51 @@
+"""All operations of the identity service, as one list."""
+
+import dataclasses
+from typing import Any
+
+from micronova.http.request import Request
+from micronova.http.service import Handler, Route
+from micronova.neighbours.identity.api.application_credentials import ApplicationCredentialsAPI
+from micronova.neighbours.identity.api.auth import AuthAPI
+from micronova.neighbours.identity.api.catalog import EndpointsAPI, RegionsAPI, ServicesAPI
+from micronova.neighbours.identity.api.documents import DocumentsAPI
+from micronova.neighbours.identity.api.domains import DomainsAPI
+from micronova.neighbours.identity.api.grants import GrantsAPI
+from micronova.neighbours.identity.api.groups import GroupsAPI
+from micronova.neighbours.identity.api.projects import ProjectsAPI
+from micronova.neighbours.identity.api.role_assignments import RoleAssignmentsAPI
+from micronova.neighbours.identity.api.roles import RolesAPI
+from micronova.neighbours.identity.api.users import UsersAPI
+from micronova.neighbours.identity.core import Core
+from micronova.objects.errors import Invalid, NotFound
+
+
+def all_routes(core: Core) -> list[Route]:
+    """Return every operation; what can be read can also be asked for with HEAD."""
+    resources = (
+        AuthAPI, DomainsAPI, ProjectsAPI, UsersAPI, GroupsAPI, RolesAPI, GrantsAPI, RoleAssignmentsAPI,
+        ApplicationCredentialsAPI, RegionsAPI, ServicesAPI, EndpointsAPI,
+    )  # fmt: skip
+    declared = DocumentsAPI().routes()
+    for resource in resources:
+        declared += resource(core).routes()
+    with_head = {route.path for route in declared if route.method == "HEAD"}
+    declared += [
+        dataclasses.replace(route, method="HEAD")
+        for route in declared
+        if route.method == "GET" and route.path not in with_head
+    ]
+    return [dataclasses.replace(route, handler=_guarded(route.handler)) for route in declared]
+
+
+def _guarded(handler: Handler) -> Handler:
+    """Refuse U+0000, which PostgreSQL cannot even compare with, before it reaches a query."""
+
+    async def guarded(request: Request, **params: str) -> Any:
+        if any("\x00" in value for value in params.values()):
+            raise NotFound("The resource could not be found.")
+        if any("\x00" in text for name, values in request.raw_query.items() for text in (name, *values)):
+            raise Invalid("The query string is not valid: it must not contain U+0000.")
+        return await handler(request, **params)
+
+    return guarded

@@ -1,0 +1,148 @@
+"""/v3/users and a user's own password, projects and groups."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.neighbours.identity import attributes
+from micronova.neighbours.identity.api import views
+from micronova.neighbours.identity.api.auth import projects_of
+from micronova.neighbours.identity.api.common import (
+    V3,
+    collection,
+    filter_domain,
+    home_domain,
+    in_domain,
+    page,
+)
+from micronova.neighbours.identity.attributes import Password, UserAttributes, UserChanges
+from micronova.neighbours.identity.authentication import UserRef, check_password, refused
+from micronova.neighbours.identity.core import Core
+from micronova.neighbours.identity.store import groups, users
+from micronova.neighbours.identity.store.rows import Row
+from micronova.objects.errors import Forbidden, NotFound
+
+
+class UserBody(Struct):
+    """A body that holds a user."""
+
+    user: dict[str, Any]
+
+
+class PasswordChange(Struct, forbid_unknown_fields=True):
+    """The old password and the new one."""
+
+    original_password: str
+    password: Password
+
+
+class PasswordBody(Struct):
+    """The body of POST /v3/users/{user_id}/password."""
+
+    user: PasswordChange
+
+
+class UsersAPI:
+    """Users."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Declare the operations."""
+        path, one = f"{V3}/users", f"{V3}/users/{{user_id}}"
+
+        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+            return Route(
+                method=method,
+                path=path,
+                handler=handler,
+                policy=f"identity:{rule}",
+                checks_policy=True,
+                **more,
+            )
+
+        return [
+            Route(method="GET", path=path, handler=self.index, policy="identity:list_users"),
+            route("POST", path, self.create, "create_user", status=201, body=UserBody),
+            route("GET", one, self.show, "get_user"),
+            route("PATCH", one, self.update, "update_user", body=UserBody),
+            route("DELETE", one, self.delete, "delete_user", status=204),
+            # The old password is what authorises: whose token has run out can still change it.
+            Route(
+                method="POST", path=f"{one}/password", handler=self.set_password, policy=None, status=204,
+                body=PasswordBody,
+            ),
+            route("GET", f"{one}/projects", self.projects, "list_user_projects"),
+            route("GET", f"{one}/groups", self.groups, "list_groups_for_user"),
+        ]  # fmt: skip
+
+    async def _authorize(self, request: Request, user_id: str) -> Row:
+        row = await self._core.read(users.find, user_id)
+        request.authorize(in_domain(row, user_id=user_id))
+        if row is None:
+            raise NotFound(f"Could not find user: {user_id[:64]}.")
+        return row
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List users."""
+        listed = await self._core.read(users.listing, request.raw_query, filter_domain(request), page(request))
+        return collection(request, "users", [views.user(request, row) for row in listed.rows], listed)
+
+    async def show(self, request: Request, user_id: str) -> dict[str, Any]:
+        """Show a user."""
+        return {"user": views.user(request, await self._authorize(request, user_id))}
+
+    async def create(self, request: Request) -> dict[str, Any]:
+        """Make a user, in the caller's domain unless the body says otherwise."""
+        wanted, extra = attributes.read(request.body.user, UserAttributes, "user")
+        wanted.domain_id = wanted.domain_id or home_domain(request)
+        request.authorize({"domain_id": wanted.domain_id})
+        password_hash = await self._core.passwords.hash(wanted.password) if wanted.password else None
+        row = await self._core.write(users.create, self._core.new_id(), wanted, password_hash, extra, self._core.now)
+        return {"user": views.user(request, row)}
+
+    async def update(self, request: Request, user_id: str) -> dict[str, Any]:
+        """Change a user."""
+        wanted, extra = attributes.changes(request.body.user, UserChanges, "user")
+        await self._authorize(request, user_id)
+        password_hash = await self._core.passwords.hash(wanted.password) if isinstance(wanted.password, str) else None
+        moment = self._core.moment()
+        row, voided = await self._core.write(users.change, user_id, wanted, password_hash, extra, moment)
+        self._core.apply(voided, moment)
+        return {"user": views.user(request, row)}
+
+    async def delete(self, request: Request, user_id: str) -> None:
+        """Delete a user."""
+        await self._authorize(request, user_id)
+        moment = self._core.moment()
+        self._core.apply(await self._core.write(users.delete, user_id, moment), moment)
+
+    async def set_password(self, request: Request, user_id: str) -> None:
+        """Set one's own new password; all tokens of the old one are void."""
+        change: PasswordChange = request.body.user
+        address = request.context.remote_address
+        row = await check_password(self._core, UserRef(id=user_id), change.original_password, address)
+        if row["options"].get("lock_password"):
+            raise Forbidden("This user's password can be changed only by an administrator.")
+        new_hash = await self._core.passwords.hash(change.password)
+        moment = self._core.moment()
+        voided = await self._core.write(users.set_password, user_id, row["password_hash"], new_hash, moment)
+        if voided is None:
+            raise refused()
+        self._core.apply(voided, moment)
+
+    async def projects(self, request: Request, user_id: str) -> dict[str, Any]:
+        """List the projects that a user has a role on."""
+        await self._authorize(request, user_id)
+        rows, tags = await self._core.read(projects_of, user_id)
+        return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
+
+    async def groups(self, request: Request, user_id: str) -> dict[str, Any]:
+        """List the groups that a user is in."""
+        await self._authorize(request, user_id)
+        listed = await self._core.read(groups.listing, request.raw_query, None, page(request), user_id)
+        items = [{**views.group(request, row), "membership_expires_at": None} for row in listed.rows]
+        return collection(request, "groups", items, listed)
