@@ -73,7 +73,7 @@ class FilterScheduler:
         filters = [] if forced else self.filters
         resources = spec.flavor.resources()
         hosts = _considered(table, spec)
-        mask, steps = self._filter(hosts, spec, resources, filters)
+        mask, steps, concerned = self._filter(hosts, spec, resources, filters)
         left = hosts if mask is None else hosts.only(mask)
         explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=forced)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
@@ -100,7 +100,7 @@ class FilterScheduler:
                 table.consume(row, resources)
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
-                    self._ask_again(table, ranking, filters, row, spec, resources)
+                    self._ask_again(table, ranking, concerned, row, spec, resources)
         placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, forced)
         return Decision(
             placements=placements,
@@ -109,9 +109,13 @@ class FilterScheduler:
 
     def _filter(
         self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
-    ) -> tuple[Bools | None, list[FilterStep]]:
-        """Ask for room, then all filters; the mask is None if every host passes."""
+    ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
+        """Ask for room, then all filters; the mask is None if every host passes.
+
+        Also gives the filters whose verdict may be another for the next instance of the request.
+        """
         steps: list[FilterStep] = []
+        concerned: list[HostFilter] = []
         passing: Bools | None = None
         remaining = len(hosts)
         for name, amount in resources.items():
@@ -124,7 +128,10 @@ class FilterScheduler:
                 break
             verdict, error = _ask(each, hosts, spec)
             passing, remaining = _narrow(steps, _name(each), passing, remaining, verdict, error)
-        return passing, steps
+            # Room, which the Ram and Disk filters cover, is looked at again in any case.
+            if each.scope is Scope.ALL or (each.scope is Scope.HOST and verdict is not None and not each.covers):
+                concerned.append(each)
+        return passing, steps, concerned
 
     def _ask_again(
         self,
@@ -138,21 +145,21 @@ class FilterScheduler:
         """After an instance was counted on a host: drop who no longer passes, weigh again what changed."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
-        passes = np.array([table.fits(ranking.row(position), resources) for position in touched], np.bool_)
-        few = table.view(np.array([ranking.row(position) for position in touched], np.intp))
-        for each in filters:
-            if each.scope is Scope.HOST and not each.covers:  # what it covers has just been looked at
-                verdict, _ = _ask(each, few, spec)
-                passes = passes if verdict is None else passes & verdict
+        passes = [table.fits(ranking.row(position), resources) for position in touched]
         mask: Bools | None = None
-        if not passes.all():
-            mask = np.ones(len(ranking), np.bool_)
-            mask[touched] = passes
         for each in filters:
-            if each.scope is Scope.ALL:
+            if each.scope is Scope.HOST:
+                few = table.view(np.array([ranking.row(position) for position in touched], np.intp))
+                verdict, _ = _ask(each, few, spec)
+                if verdict is not None:
+                    passes = [passed and bool(more) for passed, more in zip(passes, verdict, strict=True)]
+            else:
                 verdict, _ = _ask(each, ranking.hosts, spec)
                 if verdict is not None:
                     mask = verdict if mask is None else mask & verdict
+        if not all(passes):
+            mask = np.ones(len(ranking), np.bool_) if mask is None else mask.copy()
+            mask[touched] &= passes
         if mask is not None and not mask.all():
             ranking.keep(mask)
             touched = ranking.positions_of(host)
@@ -213,7 +220,7 @@ class FilterScheduler:
     ) -> NoValidHost:
         """Take back what was counted, and say why there was no host for the next instance."""
         if rows:
-            _, steps = self._filter(hosts, spec, resources, filters)
+            _, steps, _ = self._filter(hosts, spec, resources, filters)
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from micronova.objects.errors import NoValidHost
@@ -11,6 +11,8 @@ from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
 from tests.unit.scheduler import oracle
 from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_scheduler, a_spec, a_table, free_of
 
+# On a machine that does much else, examples take long to make; that says nothing about the scheduler.
+patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 HOSTS = [f"h{number}" for number in range(8)]
 MULTIPLIERS = st.fixed_dictionaries(
     {
@@ -87,6 +89,7 @@ def specs(draw: st.DrawFn) -> RequestSpec:
     )
 
 
+@patiently
 @given(hosts(), specs(), MULTIPLIERS)
 def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: dict[str, float]) -> None:
     table = a_table(*states)
@@ -120,6 +123,7 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
     assert len(alternates) == min(2, len(possible))
 
 
+@patiently
 @given(hosts(), specs())
 def test_explanation_counts_what_each_filter_removed(states: list[HostState], spec: RequestSpec) -> None:
     try:
@@ -156,6 +160,7 @@ def one_by_one(
     return chosen
 
 
+@patiently
 @given(hosts(), specs(), st.integers(2, 12), MULTIPLIERS)
 def test_many_in_one_request_are_placed_as_one_by_one(
     states: list[HostState], spec: RequestSpec, count: int, multipliers: dict[str, float]

@@ -5,7 +5,7 @@ from importlib import metadata
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from micronova.objects.errors import Invalid, NoValidHost
@@ -55,6 +55,7 @@ def test_requirement(value: object, requirement: str, expected: bool) -> None:
     assert Requirement(requirement).match(value) is expected
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 20), min_size=1, max_size=12),
     st.sampled_from(["= ", "==", "!= ", ">=", "<= ", "s== ", "s>", "<in> ", "<or> 3 <or> ", ""]),

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from micronova.objects.scheduling import HostState
@@ -42,6 +42,7 @@ def full(state: HostState, table: HostTable) -> HostState:
     )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(
         st.one_of(
