@@ -91,9 +91,7 @@ def measure(table: HostTable, spec: RequestSpec, instances: int, decisions: int)
 
 def main() -> None:
     """Print the table of figures."""
-    print(
-        f"{'hosts':>7} {'request':>8} {'ms, 1 instance':>15} {'ms, 50 instances':>17} {'ms per instance':>16}"
-    )
+    print(f"{'hosts':>7} {'request':>8} {'ms, 1 instance':>15} {'ms, 50 instances':>17} {'ms per instance':>16}")
     for count in (100, 1_000, 10_000):
         table = make_table(count)
         for kind in ("plain", "rich"):

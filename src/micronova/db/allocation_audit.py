@@ -44,9 +44,7 @@ def mend(conn: sa.Connection, node_uuids: Collection[str], now: int) -> None:
             .scalar_subquery()
         )
         conn.execute(
-            inventories.update()
-            .where(_i.node_uuid == node, _i.used != held)
-            .values(used=held, changed_at=now)
+            inventories.update().where(_i.node_uuid == node, _i.used != held).values(used=held, changed_at=now)
         )
 
 
@@ -60,10 +58,7 @@ def _usage(conn: sa.Connection) -> list[Drift]:
         actual = held.pop((node, name), 0)
         if actual != used:
             found.append(Drift(kind="used", where=node, what=name, recorded=used, actual=actual))
-    found += [
-        Drift(kind="used", where=node, what=name, recorded=0, actual=used)
-        for (node, name), used in held.items()
-    ]
+    found += [Drift(kind="used", where=node, what=name, recorded=0, actual=used) for (node, name), used in held.items()]
     return found
 
 
@@ -79,9 +74,7 @@ def _groups(conn: sa.Connection) -> list[Drift]:
         .where(instances.c.server_group_id.is_not(None))
         .group_by(instances.c.server_group_id, _n.host)
     )
-    actual: dict[tuple[Any, Any], int] = {
-        (group, host): count for group, host, count in conn.execute(members)
-    }
+    actual: dict[tuple[Any, Any], int] = {(group, host): count for group, host, count in conn.execute(members)}
     recorded = {
         (row.group_uuid, row.host): row.members
         for row in conn.execute(sa.select(server_group_hosts).where(_g.members != 0))
@@ -89,9 +82,7 @@ def _groups(conn: sa.Connection) -> list[Drift]:
     # A group that was deleted while it had members counts no more.
     groups = {group for group, _ in recorded}
     return [
-        Drift(
-            kind="group", where=key[0], what=key[1], recorded=recorded.get(key, 0), actual=actual.get(key, 0)
-        )
+        Drift(kind="group", where=key[0], what=key[1], recorded=recorded.get(key, 0), actual=actual.get(key, 0))
         for key in sorted(recorded.keys() | {key for key in actual if key[0] in groups})
         if recorded.get(key, 0) != actual.get(key, 0)
     ]
