@@ -150,9 +150,13 @@ class Store:
         """Say whether somebody writes a file."""
         return await self.run(_is_locked, self._directory / name)
 
-    async def remove(self, name: str) -> None:
-        """Remove a file (an image's has its id as name); harmless when there is none."""
-        await self.run((self._directory / name).unlink, missing_ok=True)
+    async def remove(self, name: str) -> bool:
+        """Remove a file (an image's has its id as name); False when there is none."""
+        try:
+            await self.run(os.unlink, self._directory / name)
+        except FileNotFoundError:
+            return False
+        return True
 
 
 def _create_locked(path: Path) -> int:

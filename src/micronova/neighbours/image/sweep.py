@@ -31,9 +31,7 @@ async def sweep(catalog: Catalog, store: Store) -> int:
         if name in with_data:
             continue
         if _PART.fullmatch(name):
-            if not await store.is_locked(name):
-                await store.remove(name)
-                mended += 1
+            mended += not await store.is_locked(name) and await store.remove(name)
         elif _FINAL.fullmatch(name):
             mended += await _remove_orphan(catalog, store, name)
     if mended:
@@ -58,8 +56,7 @@ async def end_dead_upload(catalog: Catalog, store: Store, image_id: str, upload_
 
 async def _remove_orphan(catalog: Catalog, store: Store, image_id: str) -> bool:
     if await catalog.database.read(queries.get, image_id, "") is None:
-        await store.remove(image_id)  # deleted: its id never comes back, so nobody can be writing this file
-        return True
+        return await store.remove(image_id)  # its id never comes back, so nobody can be writing this file
     ours = await store.open_upload(image_id, catalog.new_id())
     try:
         if not await catalog.database.write(queries.begin_upload, image_id, ours.id, SAVING, catalog.now()):
