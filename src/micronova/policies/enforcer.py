@@ -84,7 +84,7 @@ class Enforcer:
             "domain_id": context.domain_id if key[4] else "another domain",
             **{
                 name: context.project_id if same else "another project"
-                for name, same in zip(_PROJECTS, key[7] or (True, False), strict=True)
+                for name, same in zip(_PROJECTS, key[7] or _OWN, strict=True)
             },
         }
         return bool(self._enforcer.enforce(rule, subject, credentials))
@@ -96,7 +96,19 @@ class Enforcer:
 
 
 # Further attributes of a target that rules may look at.
-_EXTRA = frozenset({"visibility", "shared", "network:shared", "is_public", "router:external", "owner_is_caller"})
+_EXTRA = frozenset(
+    {
+        "device_owner",
+        "is_public",
+        "network:router:external",
+        "network:shared",
+        "owner_is_caller",
+        "router:external",
+        "shared",
+        "visibility",
+    }
+)
 # Attributes of a target that name a project besides project_id: what counts is whether it is the caller's own.
 # A target that is not given is the caller's own, and is shared with nobody.
-_PROJECTS = ("owner", "member_id")
+_PROJECTS = ("owner", "member_id", "network:project_id", "security_group:project_id")
+_OWN = tuple(name != "member_id" for name in _PROJECTS)
