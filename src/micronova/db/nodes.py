@@ -18,7 +18,7 @@ _FIXED = ("uuid", "id", "created_at", "failed_builds")  # what a report never ch
 _UPDATE = (
     sa.update(compute_nodes)
     .where(_n.uuid == sa.bindparam("key"))
-    .values({name: sa.bindparam(name) for name in _n.keys() if name not in _FIXED})
+    .values({column.name: sa.bindparam(column.name) for column in _n if column.name not in _FIXED})
 )
 
 

@@ -12,8 +12,8 @@ from tests.unit.db.databases import KINDS, compute_database
 
 
 @pytest.fixture(params=KINDS)
-async def database(request, tmp_path):
-    async with compute_database(request.param, tmp_path) as opened:
+async def database(request):
+    async with compute_database(request.param, request) as opened:
         yield opened
 
 

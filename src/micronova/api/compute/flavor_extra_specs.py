@@ -60,18 +60,17 @@ class FlavorExtraSpecs:
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
         """Add some, or change them."""
-        asked = request.body.extra_specs
-        await self._database.write(flavors.set_extra_specs, id, _checked(asked, request.minor))
-        return {"extra_specs": asked}
+        specs = _checked(request.body.extra_specs, request.minor)
+        await self._database.write(flavors.set_extra_specs, id, specs)
+        return {"extra_specs": specs}
 
     async def update(self, request: Request, id: str, key: str) -> dict[str, Any]:
         """Change one."""
-        asked: dict[str, Any] = request.body
-        specs = _checked(asked, request.minor)
+        specs = _checked(request.body, request.minor)
         if key not in specs:
             raise Invalid(f"Request body and URI mismatch: the body must have the key {key}.")
         await self._database.write(flavors.set_extra_specs, id, specs)
-        return asked
+        return specs
 
     async def delete(self, request: Request, id: str, key: str) -> None:
         """Take one away."""

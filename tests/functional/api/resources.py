@@ -1,0 +1,193 @@
+"""The compute API's resources over HTTP, on a database of their own, with tokens that say who one is."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from micronova.api.compute import (
+    aggregates,
+    availability_zones,
+    extensions,
+    flavor_access,
+    flavor_extra_specs,
+    flavors,
+    gone,
+    hosts,
+    hypervisors,
+    instance_actions,
+    keypairs,
+    limits,
+    quota_class_sets,
+    quota_sets,
+    server_groups,
+    services,
+    versions_doc,
+)
+from micronova.db import quotas
+from micronova.db.engine import Database
+from micronova.http.client import Answer, ASGITransport
+from micronova.http.context import RequestContext
+from micronova.http.faults import compute_fault
+from micronova.http.mount import compute_paths
+from micronova.http.service import Route, Service
+from micronova.http.versions import Versions
+from micronova.objects.errors import Unauthorized
+from micronova.policies.compute import RULES
+from micronova.policies.enforcer import Enforcer
+from tests.unit.db.databases import compute_database
+
+VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
+PROJECTS = ("red", "blue")  # the projects that exist
+DOWN_TIME = 20.0
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.time = 1_800_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+class SpokenTokens:
+    """A token is USER:PROJECT:ROLE,ROLE and is believed."""
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        if not token:
+            raise Unauthorized("A token is needed.")
+        user, project, roles = token.split(":")
+        return msgspec.structs.replace(
+            context, user_id=user, project_id=project, roles=tuple(roles.split(",")), token=token
+        )
+
+
+@dataclass
+class Caller:
+    """Somebody who speaks HTTP."""
+
+    app: Any
+    token: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    async def __call__(
+        self, method: str, path: str, body: Any = None, minor: int | None = None, prefix: str = "/v2.1"
+    ) -> Answer:
+        """Send a request; a body that is bytes is sent as it is."""
+        headers = {**self.headers}
+        if self.token:
+            headers["x-auth-token"] = self.token
+        if minor is not None:
+            headers["openstack-api-version"] = f"compute 2.{minor}"
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        if data is not None:
+            headers.setdefault("content-type", "application/json")
+        return await ASGITransport(self.app, "cloud:8774").request(method, prefix + path, headers, data)
+
+    async def get(self, path: str, minor: int | None = None) -> Answer:
+        return await self("GET", path, None, minor)
+
+    async def post(self, path: str, body: Any, minor: int | None = None) -> Answer:
+        return await self("POST", path, body, minor)
+
+    async def put(self, path: str, body: Any, minor: int | None = None) -> Answer:
+        return await self("PUT", path, body, minor)
+
+    async def delete(self, path: str, minor: int | None = None) -> Answer:
+        return await self("DELETE", path, None, minor)
+
+
+@dataclass
+class Cloud:
+    """What a test has at hand."""
+
+    database: Database
+    clock: Clock
+    routes: list[Route]
+    app: Any
+
+    def caller(self, user: str, project: str, *roles: str) -> Caller:
+        return Caller(self.app, f"{user}:{project}:{','.join(roles)}")
+
+    @property
+    def admin(self) -> Caller:
+        return self.caller("root", "red", "admin", "manager", "member", "reader")
+
+    @property
+    def member(self) -> Caller:
+        return self.caller("ada", "red", "member", "reader")
+
+    @property
+    def reader(self) -> Caller:
+        return self.caller("rob", "red", "reader")
+
+    @property
+    def stranger(self) -> Caller:
+        return self.caller("eve", "blue", "member", "reader")
+
+    @property
+    def nobody(self) -> Caller:
+        return Caller(self.app)
+
+
+async def _project_exists(project: str) -> bool:
+    return project in PROJECTS
+
+
+def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+    """Return the routes of the resources that need nothing but the database."""
+    limit = quotas.defaults_from({})
+    return [
+        *versions_doc.routes(),
+        *extensions.routes(),
+        *flavors.routes(database, clock, max_limit),
+        *flavor_access.routes(database, _project_exists),
+        *flavor_extra_specs.routes(database),
+        *keypairs.routes(database, clock, limit, max_limit),
+        *limits.routes(database, limit),
+        *quota_sets.routes(database, limit, _project_exists),
+        *quota_class_sets.routes(database, limit),
+        *services.routes(database, clock, DOWN_TIME),
+        *hypervisors.routes(database, clock, DOWN_TIME, max_limit),
+        *hosts.routes(database, clock),
+        *availability_zones.routes(database, clock, DOWN_TIME),
+        *aggregates.routes(database, clock),
+        *server_groups.routes(database, clock, limit, max_limit),
+        *instance_actions.routes(database, max_limit),
+        *gone.routes(),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def cloud_on(kind: str, request: pytest.FixtureRequest, max_limit: int = 1000) -> AsyncIterator[Cloud]:
+    """Make the API on a database of this kind."""
+    async with compute_database(kind, request) as database:
+        clock = Clock()
+        routes = all_routes(database, clock, max_limit)
+        shared: dict[str, Any] = {
+            "policy": Enforcer(RULES),
+            "authenticator": SpokenTokens(),
+            "fault_body": compute_fault,
+        }
+        service = Service("compute", routes, prefix="/v2.1", versions=VERSIONS, **shared)
+        documents = Service("compute", versions_doc.root_routes(), **shared)
+        roots = frozenset(route.path.split("/")[1] for route in routes)
+        yield Cloud(database, clock, routes, compute_paths(service.app, documents.app, roots))
+
+
+@pytest.fixture
+async def cloud(request: pytest.FixtureRequest) -> AsyncIterator[Cloud]:
+    """The API on SQLite; import this where it is used."""
+    async with cloud_on("sqlite", request) as made:
+        yield made
