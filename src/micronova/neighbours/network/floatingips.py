@@ -1,0 +1,338 @@
+"""Floating IPs: addresses of an external network that lead to a port. Data only: an agent makes them work."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.http.request import Request
+from micronova.neighbours.network.addresses import addresses_of, wishes
+from micronova.neighbours.network.binding import CHANGED, event
+from micronova.neighbours.network.collection import (
+    Collection,
+    Thing,
+    check_revision,
+    chunks,
+    set_tags,
+    standard,
+    tags_of,
+)
+from micronova.neighbours.network.core import Changed, Core
+from micronova.neighbours.network.errors import conflict, invalid, not_found
+from micronova.neighbours.network.listing import Attributes
+from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.networks import target as network_target
+from micronova.neighbours.network.notifier import Event
+from micronova.neighbours.network.port_rows import Made, Plan, heard_since, insert, learn, remove, surroundings
+from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.router_ports import service_port
+from micronova.neighbours.network.tables import (
+    addresses,
+    floatingips,
+    ports,
+    router_interfaces,
+    routers,
+    subnets,
+    tags,
+)
+from micronova.neighbours.network.wire import (
+    Body,
+    Identifier,
+    Name,
+    Optional,
+    Project,
+    Tags,
+    ip_address,
+    one,
+    one_or_many,
+    owner,
+)
+from micronova.objects.errors import NotFound
+
+Text = Annotated[str, Meta(max_length=64)]
+OWNER = "network:floatingip"
+
+
+class FloatingIPUpdate(Body, kw_only=True):
+    """What may change of a floating IP; a null port takes it from where it leads."""
+
+    port_id: Identifier | None | Optional = UNSET
+    fixed_ip_address: Text | None | Optional = UNSET
+    description: Name | Optional = UNSET
+    qos_policy_id: None | Optional = UNSET
+
+
+class FloatingIPCreate(FloatingIPUpdate, kw_only=True):
+    """What a new floating IP may be given."""
+
+    floating_network_id: Identifier
+    floating_ip_address: Text | None | Optional = UNSET
+    subnet_id: Identifier | None | Optional = UNSET
+    dns_name: Name | Optional = UNSET
+    dns_domain: Name | Optional = UNSET
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+
+
+class FloatingIPs(Collection):
+    """The floating IP API."""
+
+    singular = "floatingip"
+    plural = "floatingips"
+    slug = "floatingips"
+    attributes = Attributes(
+        floatingips,
+        {
+            **{name: floatingips.c[name] for name in ("id", "project_id", "description", "status", "port_id")},
+            **{name: floatingips.c[name] for name in ("floating_network_id", "floating_ip_address", "router_id")},
+            **{name: floatingips.c[name] for name in ("fixed_ip_address", "created_at", "updated_at")},
+            "revision_number": floatingips.c.revision,
+        },
+    )
+    create_body = one_or_many("floatingip", "floatingips", FloatingIPCreate)
+    update_body = one("floatingip", FloatingIPUpdate)
+
+    def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
+        """Floating IPs with a few words about the ports that they lead to."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        known: dict[str, Any] = {}
+        for part in chunks([row.port_id for row in rows if row.port_id]):
+            known.update((port.id, port) for port in conn.execute(sa.select(ports).where(ports.c.id.in_(part))))
+        return [
+            Thing(_values(row, known.get(row.port_id), tagged), {"project_id": row.project_id}) for row in rows
+        ]
+
+    async def create_now(self, request: Request) -> Any:
+        """Create floating IPs, and let them lead to a port if one is named."""
+        wanted = []
+        for given in self.given(request):
+            project = owner(given, request.context, self.may_name_projects(request))
+            target = {"project_id": project}
+            request.authorize(target)
+            self.check_fields(request, "create", {k: v for k, v in given.items() if v is not None}, target)
+            now = self.core.now()
+            row = {
+                "id": self.core.new_id(),
+                "project_id": project,
+                "description": given.get("description", ""),
+                "created_at": now,
+                "updated_at": now,
+                "revision": 0,
+                "floating_network_id": given["floating_network_id"],
+                "port_id": None,
+                "fixed_ip_address": None,
+                "router_id": None,
+                "status": "DOWN",
+                "dns_name": given.get("dns_name", ""),
+                "dns_domain": given.get("dns_domain", ""),
+            }
+            wanted.append((row, given, await self._plan(request, row["id"], given)))
+        any_port = request.allows("context_is_admin")
+        things, made = await self.core.change(self._insert, wanted, any_port)
+        learn(self.core, made)
+        return self.answer(request, things)
+
+    async def _plan(self, request: Request, id: str, given: dict[str, Any]) -> Plan:
+        network_id = given["floating_network_id"]
+        around = await self.core.database.read(surroundings, [network_id], [], [], [], heard_since(self.core))
+        network = around.networks.get(network_id)
+        if network is None or not request.allows("get_network", network_target(network)):
+            raise not_found("network", network_id)
+        if not network.external:
+            raise invalid(f"Bad floatingip request: Network {network_id} is not a valid external network.",
+                          "BadRequest")
+        asked = {}
+        if given.get("subnet_id"):
+            asked["subnet_id"] = given["subnet_id"]
+        if given.get("floating_ip_address"):
+            asked["ip_address"] = given["floating_ip_address"]
+        ranges = [each for each in around.ranges.get(network_id, []) if each.version == 4]
+        wanted = wishes(network_id, ranges, [asked] if asked else None, OWNER)
+        if not wanted:
+            raise invalid(f"Bad floatingip request: Network {network_id} does not contain any IPv4 subnet.",
+                          "BadRequest")
+        return service_port(self.core, "", network_id, id, OWNER, wanted, "N/A")
+
+    def _insert(
+        self, conn: sa.Connection, wanted: list[Any], any_port: bool
+    ) -> tuple[tuple[list[Thing], list[Made]], list[Event]]:
+        found: list[Thing] = []
+        ports_made: list[Made] = []
+        news: list[Event] = []
+        for row, given, plan in wanted:
+            charge(conn, row["project_id"], "floatingip", self.core.settings.quotas)
+            made = insert(conn, plan, self.core.settings.quotas)
+            ports_made.append(made)
+            row["floating_port_id"] = made.row["id"]
+            row["floating_ip_address"] = made.fixed_ips[0]["ip_address"]
+            if given.get("port_id"):
+                change, port = _association(conn, row, given, any_port)
+                row.update(change)
+                news += _tell(self.core, port)
+            elif given.get("fixed_ip_address"):
+                raise invalid("Bad floatingip request: fixed_ip_address cannot be specified without a port_id.",
+                              "BadRequest")
+            conn.execute(floatingips.insert(), row)
+            if given.get("tags"):
+                set_tags(conn, row["id"], given["tags"])
+            thing = self.load(conn, row["id"])
+            assert thing is not None
+            found.append(thing)
+        return (found, ports_made), news
+
+    async def update_now(self, request: Request, id: str) -> Any:
+        """Change a floating IP: most of all, where it leads."""
+        thing = await self.find(request, id, "update_floatingip")
+        check_revision(request, thing)
+        [given] = self.given(request)
+        any_port = request.allows("context_is_admin")
+        changed = await self.core.change(self._change, id, thing.values["revision_number"], given, any_port)
+        return {self.singular: self.view(request, changed)}
+
+    def _change(
+        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], any_port: bool
+    ) -> tuple[Thing, list[Event]]:
+        row = conn.execute(sa.select(floatingips).where(floatingips.c.id == id).with_for_update()).mappings().first()
+        if row is None:
+            raise Changed
+        values = {"description": given["description"]} if "description" in given else {}
+        news: list[Event] = []
+        if "port_id" in given or given.get("fixed_ip_address"):
+            news += _tell(self.core, _port(conn, row["port_id"]))
+            wanted = given.get("port_id", row["port_id"])
+            if wanted:
+                change, port = _association(conn, row, {**given, "port_id": wanted}, any_port)
+                values.update(change)
+                news += [each for each in _tell(self.core, port) if each.tag not in {n.tag for n in news}]
+            else:
+                values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
+        bump(conn, floatingips, id, revision, self.core.now(), values)
+        thing = self.load(conn, id)
+        assert thing is not None
+        return thing, news
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Give a floating IP back."""
+        thing = await self.find(request, id, "delete_floatingip")
+        check_revision(request, thing)
+        await self.core.change(self._delete, id)
+
+    def _delete(self, conn: sa.Connection, id: str) -> tuple[None, list[Event]]:
+        row = conn.execute(
+            floatingips.delete()
+            .where(floatingips.c.id == id)
+            .returning(floatingips.c.project_id, floatingips.c.port_id, floatingips.c.floating_port_id)
+        ).first()
+        if row is None:
+            raise Changed
+        remove(conn, row.floating_port_id, self.core.now(), of_service=True)
+        conn.execute(tags.delete().where(tags.c.resource_id == id))
+        give_back(conn, row.project_id, "floatingip")
+        return None, _tell(self.core, _port(conn, row.port_id))
+
+
+def _values(row: Any, port: Any, tagged: dict[str, list[str]]) -> dict[str, Any]:
+    details = None
+    if port is not None:
+        names = ("name", "network_id", "mac_address", "admin_state_up", "status", "device_id", "device_owner")
+        details = {name: getattr(port, name) for name in names}
+    return {
+        **standard(row, tagged),
+        "floating_network_id": row.floating_network_id,
+        "floating_ip_address": row.floating_ip_address,
+        "port_id": row.port_id,
+        "fixed_ip_address": row.fixed_ip_address,
+        "router_id": row.router_id,
+        "status": row.status,
+        "port_details": details,
+        "port_forwardings": [],
+        "dns_name": row.dns_name,
+        "dns_domain": row.dns_domain,
+        "qos_policy_id": None,
+    }
+
+
+def _port(conn: sa.Connection, id: str | None) -> Any:
+    return conn.execute(sa.select(ports).where(ports.c.id == id)).mappings().first() if id else None
+
+
+def _association(
+    conn: sa.Connection, row: Any, given: dict[str, Any], any_port: bool
+) -> tuple[dict[str, Any], Any]:
+    """Return the columns that let a floating IP lead to a port, and the port."""
+    port = _port(conn, given["port_id"])
+    if port is None or (port["project_id"] != row["project_id"] and not any_port):
+        raise not_found("port", given["port_id"])
+    fixed = addresses_of(conn, [port["id"]]).get(port["id"], [])
+    candidates = [each for each in fixed if ":" not in each["ip_address"]]
+    if given.get("fixed_ip_address"):
+        wanted = str(ip_address(given["fixed_ip_address"], "fixed_ip_address"))
+        candidates = [each for each in candidates if each["ip_address"] == wanted]
+        if not candidates:
+            raise invalid(
+                f"Bad floatingip request: Port {port['id']} does not have fixed ip {wanted}.", "BadRequest"
+            )
+    if not candidates:
+        raise invalid(
+            f"Bad floatingip request: Cannot add floating IP to port {port['id']} that has no fixed IPv4 addresses.",
+            "BadRequest",
+        )
+    if len(candidates) > 1:
+        raise invalid(
+            f"Bad floatingip request: Port {port['id']} has multiple fixed IPv4 addresses. Must provide a specific "
+            f"IPv4 address when assigning a floating IP.",
+            "BadRequest",
+        )
+    chosen = candidates[0]
+    router_id = _router_between(conn, chosen["subnet_id"], row["floating_network_id"])
+    if router_id is None:
+        raise NotFound(
+            f"External network {row['floating_network_id']} is not reachable from subnet {chosen['subnet_id']}. "
+            f"Therefore, cannot associate Port {port['id']} with a Floating IP.",
+            type="ExternalGatewayForFloatingIPNotFound",
+        )
+    taken = sa.select(floatingips.c.id).where(
+        floatingips.c.port_id == port["id"],
+        floatingips.c.fixed_ip_address == chosen["ip_address"],
+        floatingips.c.id != row["id"],
+    )
+    if conn.execute(taken).first() is not None:
+        raise conflict(
+            f"Cannot associate floating IP {row['floating_ip_address']} with port {port['id']} using fixed IP "
+            f"{chosen['ip_address']}, as that fixed IP already has a floating IP on external network "
+            f"{row['floating_network_id']}.",
+            "FloatingIPPortAlreadyAssociated",
+        )
+    change = {
+        "port_id": port["id"],
+        "fixed_ip_address": chosen["ip_address"],
+        "router_id": router_id,
+        "status": "ACTIVE",
+    }
+    return change, port
+
+
+def _router_between(conn: sa.Connection, subnet_id: str, network_id: str) -> str | None:
+    """Return the router that joins a subnet with an external network; the one at its gateway address, if several."""
+    statement = (
+        sa.select(routers.c.id)
+        .join(router_interfaces, router_interfaces.c.router_id == routers.c.id)
+        .join(subnets, subnets.c.id == router_interfaces.c.subnet_id)
+        .outerjoin(
+            addresses,
+            sa.and_(
+                addresses.c.port_id == router_interfaces.c.port_id, addresses.c.address == subnets.c.gateway_ip
+            ),
+        )
+        .where(router_interfaces.c.subnet_id == subnet_id, routers.c.external_network_id == network_id)
+        .order_by(addresses.c.address.is_(None), routers.c.created_at)
+    )
+    return conn.execute(statement.limit(1)).scalar()
+
+
+def _tell(core: Core, port: Any) -> list[Event]:
+    if port is None or not port["device_owner"].startswith("compute:") or not port["device_id"]:
+        return []
+    return [event(core, CHANGED, port)]

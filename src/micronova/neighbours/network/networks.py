@@ -1,0 +1,398 @@
+"""Networks: who may use them, and the segment that carries each."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.http.request import Request
+from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
+from micronova.neighbours.network.core import Changed, Settings, insert_unless_there
+from micronova.neighbours.network.errors import conflict, invalid
+from micronova.neighbours.network.listing import Attributes, Clause
+from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.tables import (
+    addresses,
+    networks,
+    ports,
+    routers,
+    subnets,
+    tags,
+    topologies,
+)
+from micronova.neighbours.network.wire import (
+    Body,
+    Flag,
+    Name,
+    Number,
+    Optional,
+    Project,
+    Tags,
+    convert,
+    one,
+    one_or_many,
+    owner,
+)
+
+SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1), "vlan": (1, 4094)}
+OVERHEAD = {"vxlan": 50, "geneve": 58, "gre": 42}
+AUTOMATIC_OWNERS = ("network:dhcp",)  # ports that come and go with the network itself
+
+NetworkType = Literal["flat", "geneve", "gre", "local", "vlan", "vxlan"]
+
+_RENAME = {
+    "router_external": "router:external",
+    "provider_network_type": "provider:network_type",
+    "provider_physical_network": "provider:physical_network",
+    "provider_segmentation_id": "provider:segmentation_id",
+}
+_FLAGS = ("admin_state_up", "shared", "router:external", "is_default", "port_security_enabled", "vlan_transparent")
+
+
+class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
+    """What may change of a network."""
+
+    description: Name | Optional = UNSET
+    name: Name | Optional = UNSET
+    admin_state_up: Flag | Optional = UNSET
+    shared: Flag | Optional = UNSET
+    router_external: Flag | Optional = UNSET
+    is_default: Flag | Optional = UNSET
+    port_security_enabled: Flag | Optional = UNSET
+    mtu: Number | Optional = UNSET
+    dns_domain: Name | Optional = UNSET
+    qos_policy_id: None | Optional = UNSET
+
+
+class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
+    """What a new network may be given."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    vlan_transparent: Flag | Optional = UNSET
+    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
+    provider_network_type: NetworkType | Optional = UNSET
+    provider_physical_network: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
+    provider_segmentation_id: Number | None | Optional = UNSET
+
+
+def target(row: Any) -> dict[str, Any]:
+    """A network as policy sees it."""
+    return {"project_id": row.project_id, "shared": row.shared, "router:external": row.external}
+
+
+def on_network(row: Any) -> dict[str, Any]:
+    """The network of something that is on it, as policy sees it; the row has `network_*` labels."""
+    return {
+        "network:project_id": row.network_project,
+        "network:shared": row.network_shared,
+        "network:router:external": row.network_external,
+    }
+
+
+NETWORK_LABELS = (
+    networks.c.project_id.label("network_project"),
+    networks.c.shared.label("network_shared"),
+    networks.c.external.label("network_external"),
+)
+
+
+class Networks(Collection):
+    """The network API."""
+
+    singular = "network"
+    plural = "networks"
+    slug = "networks"
+    attributes = Attributes(
+        networks,
+        {
+            **{name: networks.c[name] for name in ("id", "project_id", "name", "description", "status", "mtu")},
+            **{name: networks.c[name] for name in ("admin_state_up", "shared", "is_default", "dns_domain")},
+            "port_security_enabled": networks.c.port_security_enabled,
+            "router:external": networks.c.external,
+            "provider:network_type": networks.c.network_type,
+            "provider:physical_network": networks.c.physical_network,
+            "provider:segmentation_id": networks.c.segmentation_id,
+            "created_at": networks.c.created_at,
+            "updated_at": networks.c.updated_at,
+            "revision_number": networks.c.revision,
+        },
+        {
+            "subnets": lambda values: networks.c.id.in_(
+                sa.select(subnets.c.network_id).where(subnets.c.id.in_(values))
+            ),
+            "availability_zone": lambda values: sa.true(),
+        },
+    )
+    create_body = one_or_many("network", "networks", NetworkCreate)
+    update_body = one("network", NetworkUpdate)
+    defaults = {"shared": False, "router:external": False, "is_default": False, "port_security_enabled": True}
+
+    def scope(self, request: Request) -> Clause | None:
+        """Own networks, and those that are shared or external."""
+        if self.may_name_projects(request):
+            return None
+        return sa.or_(networks.c.project_id == request.context.project_id, networks.c.shared, networks.c.external)
+
+    def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
+        """Networks with the ids of their subnets."""
+        ids = [row.id for row in rows]
+        tagged = tags_of(conn, ids)
+        below: dict[str, list[str]] = {}
+        statement = sa.select(subnets.c.id, subnets.c.network_id).order_by(subnets.c.created_at, subnets.c.id)
+        # Few networks are asked for by id; a list of all is cheaper to read whole than by long IN lists.
+        if len(ids) <= 100:
+            statement = statement.where(subnets.c.network_id.in_(ids))
+        for row in conn.execute(statement):
+            below.setdefault(row.network_id, []).append(row.id)
+        return [Thing(_values(row, below.get(row.id, []), tagged), target(row)) for row in rows]
+
+    async def create_now(self, request: Request) -> Any:
+        """Create networks, each on a segment of its own."""
+        wanted = []
+        for given in self.given(request):
+            convert(given, _FLAGS, ("mtu", "provider:segmentation_id"))
+            project = owner(given, request.context, self.may_name_projects(request))
+            asked = {
+                "project_id": project,
+                "shared": given.get("shared", False),
+                "router:external": given.get("router:external", False),
+            }
+            request.authorize(asked)
+            self.check_fields(request, "create", given, asked)
+            wanted.append(self.row(project, given))
+        return self.answer(request, await self.core.database.write(self.insert, wanted))
+
+    def row(self, project: str, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the row and the tags of a new network."""
+        now = self.core.now()
+        settings = self.core.settings
+        kind, wire, segment = _segment(given, settings)
+        row = {
+            "id": self.core.new_id(),
+            "project_id": project,
+            "name": given.get("name", ""),
+            "description": given.get("description", ""),
+            "created_at": now,
+            "updated_at": now,
+            "revision": 1,
+            "admin_state_up": given.get("admin_state_up", True),
+            "status": "ACTIVE",
+            "shared": given.get("shared", False),
+            "external": given.get("router:external", False),
+            "is_default": given.get("is_default", False),
+            "port_security_enabled": given.get("port_security_enabled", True),
+            "mtu": _mtu(given, kind, settings),
+            "dns_domain": given.get("dns_domain", ""),
+            "network_type": kind,
+            "physical_network": wire,
+            "segmentation_id": segment,
+            "availability_zone_hints": given.get("availability_zone_hints", []),
+        }
+        return row, given.get("tags", [])
+
+    def insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
+        """Make networks."""
+        for row, tagged in wanted:
+            charge(conn, row["project_id"], "network", self.core.settings.quotas)
+            if row["is_default"]:
+                _only_default(conn, row["id"], row["external"])
+            _take_segment(conn, row)
+            if tagged:
+                set_tags(conn, row["id"], tagged)
+        return self._load_all(conn, [row["id"] for row, _ in wanted])
+
+    def _load_all(self, conn: sa.Connection, ids: list[str]) -> list[Thing]:
+        rows = {row.id: row for row in conn.execute(self.select().where(networks.c.id.in_(ids)))}
+        return self.things(conn, [rows[id] for id in ids])
+
+    async def update_now(self, request: Request, id: str) -> Any:
+        """Change a network."""
+        thing = await self.find(request, id, "update_network")
+        check_revision(request, thing)
+        [given] = self.given(request)
+        convert(given, _FLAGS, ("mtu",))
+        self.check_fields(request, "update", given, thing.target)
+        if "mtu" in given:
+            _mtu(given, thing.values["provider:network_type"], self.core.settings)
+        revision = thing.values["revision_number"]
+        changed = await self.core.database.write(self._change, id, revision, given, self.core.now())
+        return {self.singular: self.view(request, changed)}
+
+    def _change(
+        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int
+    ) -> Thing:
+        names = {"router:external": "external"}
+        values = {names.get(k, k): v for k, v in given.items() if k != "qos_policy_id"}
+        row = conn.execute(sa.select(networks).where(networks.c.id == id)).first()
+        if row is None or row.revision != revision:
+            raise Changed
+        if row.shared and values.get("shared") is False:
+            _check_unshared(conn, row)
+        if row.external and values.get("external") is False:
+            _check_not_external(conn, row)
+        if values.get("is_default"):
+            _only_default(conn, id, values.get("external", row.external))
+        bump(conn, networks, id, revision, now, values)
+        return self._load_all(conn, [id])[0]
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a network and its subnets, unless a port uses them."""
+        thing = await self.find(request, id, "delete_network")
+        check_revision(request, thing)
+        await self.core.database.write(self.remove, id)
+
+    def remove(self, conn: sa.Connection, id: str) -> None:
+        """Delete a network with its subnets, unless a port uses it."""
+        # The lock keeps new ports and subnets out until we have decided.
+        row = conn.execute(sa.select(networks).where(networks.c.id == id).with_for_update()).first()
+        if row is None:
+            raise Changed
+        used = sa.select(ports.c.id).where(ports.c.network_id == id, ports.c.device_owner.not_in(AUTOMATIC_OWNERS))
+        if conn.execute(used.limit(1)).first() is not None:
+            raise conflict(
+                f"Unable to complete operation on network {id}. There are one or more ports still in use on the "
+                f"network.",
+                "NetworkInUse",
+            )
+        gone = list(conn.execute(sa.select(ports.c.id, ports.c.project_id).where(ports.c.network_id == id)))
+        below = list(conn.execute(sa.select(subnets.c.id, subnets.c.project_id).where(subnets.c.network_id == id)))
+        conn.execute(topologies.delete().where(topologies.c.network_id == id))
+        if gone:
+            ids = [each.id for each in gone]
+            conn.execute(addresses.delete().where(addresses.c.port_id.in_(ids)))
+            conn.execute(ports.delete().where(ports.c.id.in_(ids)))
+        conn.execute(subnets.delete().where(subnets.c.network_id == id))
+        conn.execute(networks.delete().where(networks.c.id == id))
+        conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below))])))
+        for each in gone:
+            give_back(conn, each.project_id, "port")
+        for each in below:
+            give_back(conn, each.project_id, "subnet")
+        give_back(conn, row.project_id, "network")
+
+
+def _values(row: Any, below: list[str], tagged: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **standard(row, tagged),
+        "name": row.name,
+        "admin_state_up": row.admin_state_up,
+        "status": row.status,
+        "subnets": below,
+        "shared": row.shared,
+        "router:external": row.external,
+        "is_default": row.is_default,
+        "port_security_enabled": row.port_security_enabled,
+        "mtu": row.mtu,
+        "dns_domain": row.dns_domain,
+        "vlan_transparent": None,
+        "qos_policy_id": None,
+        "ipv4_address_scope": None,
+        "ipv6_address_scope": None,
+        "availability_zone_hints": row.availability_zone_hints,
+        "availability_zones": [],
+        "provider:network_type": row.network_type,
+        "provider:physical_network": row.physical_network or None,
+        "provider:segmentation_id": row.segmentation_id or None,
+    }
+
+
+def bump(
+    conn: sa.Connection, table: sa.Table, id: str, revision: int, now: int, values: dict[str, Any]
+) -> None:
+    """Write changes to a row that is still at the revision that was read."""
+    done = conn.execute(
+        table.update()
+        .where(table.c.id == id, table.c.revision == revision)
+        .values(**values, revision=revision + 1, updated_at=now)
+    )
+    if done.rowcount != 1:
+        raise Changed
+
+
+def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int | None]:
+    """Return type, wire and segment of a network; the segment is None where one is to be chosen."""
+    kind = given.get("provider:network_type")
+    wire = given.get("provider:physical_network") or ""
+    segment = given.get("provider:segmentation_id")
+    if kind is None:
+        if wire or segment is not None:
+            raise invalid("provider:network_type is required when another provider attribute is given.")
+        return settings.tenant_network_type, "", None
+    if kind in ("flat", "vlan") and not wire:
+        raise invalid(f"provider:physical_network is required for a {kind} network.")
+    if kind not in ("flat", "vlan") and wire:
+        raise invalid(f"provider:physical_network cannot be given for a {kind} network.")
+    if kind in ("flat", "local"):
+        if segment is not None:
+            raise invalid(f"provider:segmentation_id cannot be given for a {kind} network.")
+        return kind, wire, 0 if kind == "flat" else None
+    least, most = SEGMENTS[kind]
+    if segment is not None and not least <= segment <= most:
+        raise invalid(f"provider:segmentation_id must be between {least} and {most} for a {kind} network.")
+    return kind, wire, segment
+
+
+def _take_segment(conn: sa.Connection, row: dict[str, Any]) -> None:
+    """Insert the network on the segment it names, or on a free one."""
+    kind = row["network_type"]
+    if kind not in SEGMENTS or row["segmentation_id"] is not None:
+        if not insert_unless_there(conn, networks, row):
+            type_ = {"flat": "FlatNetworkInUse", "vlan": "VlanIdInUse"}.get(kind, "TunnelIdInUse")
+            raise conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
+        return
+    same = sa.and_(networks.c.network_type == kind, networks.c.physical_network == row["physical_network"])
+    least, most = SEGMENTS[kind]
+    highest = conn.execute(sa.select(sa.func.max(networks.c.segmentation_id)).where(same)).scalar()
+    start = least if highest is None or highest >= most else highest + 1
+    # Two creates may look at the same moment: the unique row decides, and the loser goes on to the next number.
+    for number in range(start, min(start + 64, most + 1)):
+        row["segmentation_id"] = number
+        if insert_unless_there(conn, networks, row):
+            return
+    taken = set(conn.execute(sa.select(networks.c.segmentation_id).where(same)).scalars())
+    for number in range(least, most + 1):
+        row["segmentation_id"] = number
+        if number not in taken and insert_unless_there(conn, networks, row):
+            return
+    raise conflict("Unable to create the network. No segment is available.", "NoNetworkAvailable")
+
+
+def _mtu(given: dict[str, Any], kind: str, settings: Settings) -> int:
+    most = settings.mtu - OVERHEAD.get(kind, 0)
+    mtu = given.get("mtu") or most
+    if not 68 <= mtu <= most:
+        raise invalid(f"Invalid input for mtu: {mtu} is not between 68 and {most}, what the wire carries.")
+    return int(mtu)
+
+
+def _only_default(conn: sa.Connection, id: str, external: bool) -> None:
+    if not external:
+        return
+    found = conn.execute(
+        sa.select(networks.c.id).where(networks.c.is_default, networks.c.external, networks.c.id != id)
+    ).scalar()
+    if found:
+        raise conflict(f"A default external network already exists: {found}.", "DefaultExternalNetworkExists")
+
+
+def _check_unshared(conn: sa.Connection, row: Any) -> None:
+    others = sa.select(ports.c.id).where(
+        ports.c.network_id == row.id, ports.c.project_id.not_in([row.project_id, ""])
+    )
+    if conn.execute(others.limit(1)).first() is not None:
+        raise conflict(
+            f"Unable to reconfigure sharing settings for network {row.id}. Multiple tenants are using it.",
+            "InvalidSharedSetting",
+        )
+
+
+def _check_not_external(conn: sa.Connection, row: Any) -> None:
+    if conn.execute(sa.select(routers.c.id).where(routers.c.external_network_id == row.id).limit(1)).first():
+        raise conflict(
+            f"External network {row.id} cannot be updated to be made non-external, since it has existing gateway "
+            f"ports.",
+            "ExternalNetworkInUse",
+        )

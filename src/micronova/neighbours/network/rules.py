@@ -1,0 +1,374 @@
+"""Security group rules: what may pass, checked so that a firewall can be made of it."""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.http.paging import iso
+from micronova.http.request import Request
+from micronova.neighbours.network.collection import Collection, Thing, check_revision, tags_of
+from micronova.neighbours.network.core import Changed, insert_unless_there
+from micronova.neighbours.network.errors import conflict, invalid, not_found
+from micronova.neighbours.network.listing import Attributes, Clause
+from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.tables import security_group_rules, security_groups
+from micronova.neighbours.network.wire import (
+    Body,
+    Identifier,
+    Name,
+    Number,
+    Optional,
+    Project,
+    convert,
+    one_or_many,
+    owner,
+)
+
+# Names that clients use, with the protocol's number.
+PROTOCOLS = {
+    "ah": 51,
+    "dccp": 33,
+    "egp": 8,
+    "esp": 50,
+    "gre": 47,
+    "icmp": 1,
+    "icmpv6": 58,
+    "igmp": 2,
+    "ipip": 4,
+    "ipv6-encap": 41,
+    "ipv6-frag": 44,
+    "ipv6-icmp": 58,
+    "ipv6-nonxt": 59,
+    "ipv6-opts": 60,
+    "ipv6-route": 43,
+    "ospf": 89,
+    "pgm": 113,
+    "rsvp": 46,
+    "sctp": 132,
+    "tcp": 6,
+    "udp": 17,
+    "udplite": 136,
+    "vrrp": 112,
+}
+WITH_PORTS = (6, 17, 33, 132, 136)
+ICMP = (1, 58)
+ONLY_V6 = (43, 44, 58, 59, 60)
+_EVERYWHERE = ("0.0.0.0/0", "::/0")
+
+
+class RuleCreate(Body, kw_only=True):
+    """What a new rule may be given."""
+
+    security_group_id: Identifier
+    direction: Annotated[str, Meta(pattern="^(ingress|egress)$")]
+    ethertype: Annotated[str, Meta(max_length=16)] | None | Optional = UNSET
+    protocol: Annotated[str, Meta(max_length=40)] | int | None | Optional = UNSET
+    port_range_min: Number | None | Optional = UNSET
+    port_range_max: Number | None | Optional = UNSET
+    remote_ip_prefix: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
+    remote_group_id: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
+    remote_address_group_id: None | Optional = UNSET
+    description: Name | None | Optional = UNSET
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+
+
+class Rules(Collection):
+    """The security group rule API; a rule is never changed, only made and deleted."""
+
+    singular = "security_group_rule"
+    plural = "security_group_rules"
+    slug = "security-group-rules"
+    attributes = Attributes(
+        security_group_rules,
+        {
+            **{name: security_group_rules.c[name] for name in ("id", "project_id", "description", "direction")},
+            **{name: security_group_rules.c[name] for name in ("security_group_id", "ethertype", "protocol")},
+            **{name: security_group_rules.c[name] for name in ("port_range_min", "port_range_max")},
+            **{name: security_group_rules.c[name] for name in ("remote_ip_prefix", "remote_group_id")},
+            **{name: security_group_rules.c[name] for name in ("created_at", "updated_at")},
+            "revision_number": security_group_rules.c.revision,
+        },
+        {
+            "remote_address_group_id": lambda values: sa.true() if "" in values else sa.false(),
+            "belongs_to_default_sg": lambda values: (
+                security_groups.c.default_of.is_not(None)
+                if any(v.lower() in ("true", "1") for v in values)
+                else security_groups.c.default_of.is_(None)
+            ),
+        },
+    )
+    create_body = one_or_many("security_group_rule", "security_group_rules", RuleCreate)
+
+    def select(self) -> sa.Select[Any]:
+        """Rules with the owner of their group."""
+        return sa.select(
+            security_group_rules,
+            security_groups.c.project_id.label("group_project"),
+            security_groups.c.default_of,
+        ).join(security_groups, security_groups.c.id == security_group_rules.c.security_group_id)
+
+    def scope(self, request: Request) -> Clause | None:
+        """Rules of own groups."""
+        if request.allows("context_is_admin"):
+            return None
+        return security_groups.c.project_id == request.context.project_id
+
+    def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
+        """Rules."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        return [
+            Thing(
+                {**rule_values(row, row.default_of is not None), "tags": tagged.get(row.id, [])},
+                {"project_id": row.project_id, "security_group:project_id": row.group_project},
+            )
+            for row in rows
+        ]
+
+    async def create_now(self, request: Request) -> Any:
+        """Create rules."""
+        asked = self.given(request)
+        named = {given["security_group_id"] for given in asked} | {
+            given["remote_group_id"] for given in asked if given.get("remote_group_id")
+        }
+        known = await self.core.database.read(_group_owners, list(named))
+        wanted = []
+        for given in asked:
+            for name in ("security_group_id", "remote_group_id"):
+                group = given.get(name)
+                target = {"project_id": known.get(group or ""), "shared": False}
+                if group and (group not in known or not request.allows("get_security_group", target)):
+                    raise not_found("security_group", group)
+            project = known[given["security_group_id"]]
+            owner(given, request.context, self.may_name_projects(request))
+            request.authorize({"project_id": project, "security_group:project_id": project})
+            wanted.append(self._row(project, given))
+        prints = [(row["security_group_id"], row["fingerprint"]) for row in wanted]
+        if len(set(prints)) != len(prints):
+            raise conflict("Duplicate Security Group Rule in POST.", "DuplicateSecurityGroupRuleInPost")
+        return self.answer(request, await self.core.database.write(self._insert, wanted))
+
+    def _row(self, project: str, given: dict[str, Any]) -> dict[str, Any]:
+        now = self.core.now()
+        convert(given, numbers=("port_range_min", "port_range_max"))
+        row = {
+            "id": self.core.new_id(),
+            "project_id": project,
+            "description": given.get("description") or "",
+            "created_at": now,
+            "updated_at": now,
+            "revision": 0,
+            "security_group_id": given["security_group_id"],
+            "direction": given["direction"],
+            **checked(given),
+            "remote_group_id": given.get("remote_group_id"),
+        }
+        row["fingerprint"] = fingerprint(row)
+        return row
+
+    def _insert(self, conn: sa.Connection, wanted: list[dict[str, Any]]) -> list[Thing]:
+        for row in wanted:
+            charge(conn, row["project_id"], "security_group_rule", self.core.settings.quotas)
+            if not insert_unless_there(conn, security_group_rules, row):
+                r = security_group_rules.c
+                same = sa.and_(
+                    r.security_group_id == row["security_group_id"], r.fingerprint == row["fingerprint"]
+                )
+                found = conn.execute(sa.select(r.id).where(same)).scalar()
+                raise conflict(
+                    f"Security group rule already exists. Rule id is {found}.", "SecurityGroupRuleExists"
+                )
+            touch_group(conn, row["security_group_id"], row["created_at"])
+        ids = [row["id"] for row in wanted]
+        rows = {row.id: row for row in conn.execute(self.select().where(security_group_rules.c.id.in_(ids)))}
+        return self.things(conn, [rows[id] for id in ids])
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a rule."""
+        thing = await self.find(request, id, "delete_security_group_rule")
+        check_revision(request, thing)
+        await self.core.database.write(_delete, id, self.core.now())
+
+
+def rule_values(row: Any, of_default: bool) -> dict[str, Any]:
+    """Return a rule as clients see it."""
+    prefix = row.remote_ip_prefix
+    return {
+        "id": row.id,
+        "project_id": row.project_id,
+        "tenant_id": row.project_id,
+        "security_group_id": row.security_group_id,
+        "ethertype": row.ethertype,
+        "direction": row.direction,
+        "protocol": row.protocol,
+        "port_range_min": row.port_range_min,
+        "port_range_max": row.port_range_max,
+        "remote_ip_prefix": prefix,
+        "remote_address_group_id": None,
+        "normalized_cidr": str(ipaddress.ip_network(prefix, strict=False)) if prefix else None,
+        "remote_group_id": row.remote_group_id,
+        "belongs_to_default_sg": of_default,
+        "description": row.description,
+        "tags": [],
+        "created_at": iso(row.created_at),
+        "updated_at": iso(row.updated_at),
+        "revision_number": row.revision,
+    }
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ethertype, protocol, ports and prefix of a rule in their usual forms, or say what is wrong."""
+    prefix = _prefix(given.get("remote_ip_prefix"))
+    ethertype = _ethertype(given.get("ethertype"), prefix)
+    protocol, number = _protocol(given.get("protocol"), ethertype)
+    low, high = given.get("port_range_min"), given.get("port_range_max")
+    if prefix and given.get("remote_group_id"):
+        raise invalid(
+            "Only one of remote_ip_prefix or remote_group_id may be provided.", "SecurityGroupMultipleRemoteEntites"
+        )
+    if number in ICMP:
+        _check_icmp(low, high)
+    elif low is not None or high is not None:
+        _check_ports(number, protocol, low, high)
+    return {
+        "ethertype": ethertype,
+        "protocol": protocol,
+        "port_range_min": low,
+        "port_range_max": high,
+        "remote_ip_prefix": prefix,
+    }
+
+
+def _prefix(text: str | None) -> str | None:
+    if not text:
+        return None
+    try:
+        if "%" in text:
+            raise ValueError
+        interface = ipaddress.ip_interface(text)
+    except ValueError:
+        raise invalid(f"Invalid CIDR {text[:64]} given as IP prefix.", "InvalidCIDR") from None
+    return str(interface)
+
+
+def _ethertype(text: str | None, prefix: str | None) -> str:
+    found = {"ipv4": "IPv4", "ipv6": "IPv6"}.get((text or "IPv4").lower())
+    if found is None:
+        raise invalid(
+            f"Security group rule for ethertype '{text}' not supported. Allowed values are ['IPv4', 'IPv6'].",
+            "SecurityGroupRuleInvalidEtherType",
+        )
+    if prefix is not None and f"IPv{ipaddress.ip_interface(prefix).version}" != found:
+        raise invalid(
+            f"Conflicting value ethertype {found} for CIDR {prefix}", "SecurityGroupRuleParameterConflict"
+        )
+    return found
+
+
+def _protocol(given: str | int | None, ethertype: str) -> tuple[str | None, int | None]:
+    """Return a protocol's name as it is kept, and its number."""
+    text = "any" if given is None else str(given).strip().lower()
+    if text in ("any", ""):
+        return None, None
+    if text.isascii() and text.isdecimal() and len(text) <= 3 and int(text) <= 255:
+        number = int(text)
+        text = str(number)
+    elif text in PROTOCOLS:
+        number = PROTOCOLS[text]
+    else:
+        raise invalid(
+            f"Security group rule protocol {text[:40]} not supported. Only protocol values "
+            f"{sorted(PROTOCOLS)} and integer representations [0 to 255] are supported.",
+            "SecurityGroupRuleInvalidProtocol",
+        )
+    if ethertype == "IPv6" and text in ("icmp", "icmpv6"):
+        return "ipv6-icmp", 58
+    if ethertype == "IPv4" and number in ONLY_V6:
+        raise invalid(
+            f"Invalid ethertype {ethertype} for protocol {text}.", "SecurityGroupEthertypeConflictWithProtocol"
+        )
+    return text, number
+
+
+def _check_icmp(low: int | None, high: int | None) -> None:
+    for field, value in (("port_range_min", low), ("port_range_max", high)):
+        if value is not None and not 0 <= value <= 255:
+            what = "type" if field == "port_range_min" else "code"
+            raise invalid(
+                f"Invalid value for ICMP {what} ({field}) {value}. It must be 0 to 255.",
+                "SecurityGroupInvalidIcmpValue",
+            )
+    if low is None and high is not None:
+        raise invalid(
+            f"ICMP code (port-range-max) {high} is provided but ICMP type (port-range-min) is missing.",
+            "SecurityGroupMissingIcmpType",
+        )
+
+
+def _check_ports(number: int | None, protocol: str | None, low: int | None, high: int | None) -> None:
+    if number is None:
+        raise invalid(
+            "Must also specify protocol if port range is given.", "SecurityGroupProtocolRequiredWithPorts"
+        )
+    if number not in WITH_PORTS:
+        raise invalid(
+            f"Ports cannot be specified for protocol {protocol}. Ports are only supported for "
+            f"tcp, udp, sctp, dccp and udplite.",
+            "SecurityGroupInvalidProtocolForPort",
+        )
+    for value in (low, high):
+        if value is not None and not 1 <= value <= 65535:
+            raise invalid(f"Invalid value for port {value}: it must be 1 to 65535.", "SecurityGroupInvalidPortValue")
+    if low is None or high is None or low > high:
+        raise invalid(
+            "For TCP/UDP protocols, port_range_min must be <= port_range_max, and both must be given.",
+            "SecurityGroupInvalidPortRange",
+        )
+
+
+def fingerprint(row: Mapping[str, Any]) -> str:
+    """Return what two rules of a group have in common exactly when they are the same rule."""
+    protocol = row["protocol"]
+    number = None if protocol is None else int(PROTOCOLS.get(protocol, protocol))
+    prefix = row["remote_ip_prefix"]
+    network = str(ipaddress.ip_network(prefix, strict=False)) if prefix else None
+    if network in _EVERYWHERE:
+        network = None
+    parts = (
+        row["direction"],
+        row["ethertype"],
+        number,
+        row["port_range_min"],
+        row["port_range_max"],
+        network,
+        row["remote_group_id"],
+    )
+    return "|".join("" if part is None else str(part) for part in parts)
+
+
+def touch_group(conn: sa.Connection, id: str, now: int) -> None:
+    """Raise a group's revision: one of its rules came or went."""
+    conn.execute(
+        security_groups.update()
+        .where(security_groups.c.id == id)
+        .values(revision=security_groups.c.revision + 1, updated_at=now)
+    )
+
+
+def _group_owners(conn: sa.Connection, ids: list[str]) -> dict[str, str]:
+    s = security_groups.c
+    return {row.id: row.project_id for row in conn.execute(sa.select(s.id, s.project_id).where(s.id.in_(ids)))}
+
+
+def _delete(conn: sa.Connection, id: str, now: int) -> None:
+    r = security_group_rules.c
+    gone = conn.execute(
+        security_group_rules.delete().where(r.id == id).returning(r.project_id, r.security_group_id)
+    ).first()
+    if gone is None:
+        raise Changed
+    give_back(conn, gone.project_id, "security_group_rule")
+    touch_group(conn, gone.security_group_id, now)

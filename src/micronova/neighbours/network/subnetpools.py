@@ -1,0 +1,283 @@
+"""Subnet pools: prefixes from which subnets take their ranges."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.http.request import Request
+from micronova.neighbours.network.cidrs import Network, free_prefix
+from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
+from micronova.neighbours.network.core import Changed
+from micronova.neighbours.network.errors import invalid, not_found
+from micronova.neighbours.network.listing import Attributes, Clause
+from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.tables import subnetpools, subnets, tags
+from micronova.neighbours.network.wire import (
+    Body,
+    Flag,
+    Name,
+    Number,
+    Optional,
+    Project,
+    Tags,
+    convert,
+    ip_network,
+    one,
+    one_or_many,
+    owner,
+)
+
+Prefixes = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=100)]
+_NUMBERS = ("min_prefixlen", "max_prefixlen", "default_prefixlen", "default_quota")
+
+
+class SubnetPoolUpdate(Body, kw_only=True):
+    """What may change of a subnet pool."""
+
+    name: Name | Optional = UNSET
+    description: Name | Optional = UNSET
+    prefixes: Prefixes | Optional = UNSET
+    min_prefixlen: Number | Optional = UNSET
+    max_prefixlen: Number | Optional = UNSET
+    default_prefixlen: Number | Optional = UNSET
+    default_quota: Number | None | Optional = UNSET
+    is_default: Flag | Optional = UNSET
+    address_scope_id: None | Optional = UNSET
+
+
+class SubnetPoolCreate(SubnetPoolUpdate, kw_only=True):
+    """What a new subnet pool may be given."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    shared: Flag | Optional = UNSET
+
+
+class SubnetPools(Collection):
+    """The subnet pool API."""
+
+    singular = "subnetpool"
+    plural = "subnetpools"
+    slug = "subnetpools"
+    attributes = Attributes(
+        subnetpools,
+        {
+            **{name: subnetpools.c[name] for name in ("id", "project_id", "name", "description", "ip_version")},
+            **{name: subnetpools.c[name] for name in ("shared", "is_default", "created_at", "updated_at")},
+            **{name: subnetpools.c[name] for name in _NUMBERS},
+            "revision_number": subnetpools.c.revision,
+        },
+        {"address_scope_id": lambda values: sa.true() if "" in values else sa.false()},
+    )
+    create_body = one_or_many("subnetpool", "subnetpools", SubnetPoolCreate)
+    update_body = one("subnetpool", SubnetPoolUpdate)
+    defaults = {"shared": False, "is_default": False}
+
+    def scope(self, request: Request) -> Clause | None:
+        """Own pools and shared ones."""
+        if request.allows("context_is_admin"):
+            return None
+        return sa.or_(subnetpools.c.project_id == request.context.project_id, subnetpools.c.shared)
+
+    def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
+        """Subnet pools."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        return [Thing(_values(row, tagged), {"project_id": row.project_id, "shared": row.shared}) for row in rows]
+
+    async def create_now(self, request: Request) -> Any:
+        """Create subnet pools."""
+        wanted = []
+        for given in self.given(request):
+            convert(given, ("shared", "is_default"), _NUMBERS)
+            project = owner(given, request.context, self.may_name_projects(request))
+            target = {"project_id": project, "shared": given.get("shared", False)}
+            request.authorize(target)
+            self.check_fields(request, "create", given, target)
+            if not given.get("name"):
+                raise invalid("Invalid input for name: a subnet pool needs a name.", "HTTPBadRequest")
+            now = self.core.now()
+            row = {
+                "id": self.core.new_id(),
+                "project_id": project,
+                "name": given["name"],
+                "description": given.get("description", ""),
+                "created_at": now,
+                "updated_at": now,
+                "revision": 0,
+                "shared": given.get("shared", False),
+                "is_default": given.get("is_default", False),
+                "default_quota": given.get("default_quota"),
+                **_sizes(given),
+            }
+            wanted.append((row, given.get("tags", [])))
+        return self.answer(request, await self.core.database.write(self._insert, wanted))
+
+    def _insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
+        made = []
+        for row, tagged in wanted:
+            charge(conn, row["project_id"], "subnetpool", self.core.settings.quotas)
+            if row["is_default"]:
+                _check_only_default(conn, row["ip_version"], row["id"])
+            conn.execute(subnetpools.insert(), row)
+            if tagged:
+                set_tags(conn, row["id"], tagged)
+            made.append(self.load(conn, row["id"]))
+        return [thing for thing in made if thing is not None]
+
+    async def update_now(self, request: Request, id: str) -> Any:
+        """Change a subnet pool; prefixes can only be added."""
+        thing = await self.find(request, id, "update_subnetpool")
+        check_revision(request, thing)
+        [given] = self.given(request)
+        convert(given, ("is_default",), _NUMBERS)
+        self.check_fields(request, "update", given, thing.target)
+        old = thing.values
+        sizes = _sizes({**{name: old[name] for name in ("prefixes", *_NUMBERS[:3])}, **given})
+        if sizes["ip_version"] != old["ip_version"]:
+            raise invalid("Cannot mix IPv4 and IPv6 prefixes in a subnet pool.", "PrefixVersionMismatch")
+        for prefix in old["prefixes"]:
+            inner = ipaddress.ip_network(prefix)
+            if not any(inner.subnet_of(ipaddress.ip_network(p)) for p in sizes["prefixes"]):  # type: ignore[arg-type]
+                raise invalid(
+                    "Illegal update to prefixes: Existing prefixes must be a subset of the new prefixes.",
+                    "IllegalSubnetPoolPrefixUpdate",
+                )
+        values = {k: v for k, v in given.items() if k != "address_scope_id"} | sizes
+        changed = await self.core.database.write(self._change, id, old["revision_number"], values, self.core.now())
+        return {self.singular: self.view(request, changed)}
+
+    def _change(
+        self, conn: sa.Connection, id: str, revision: int, values: dict[str, Any], now: int
+    ) -> Thing:
+        if values.get("is_default"):
+            _check_only_default(conn, values["ip_version"], id)
+        bump(conn, subnetpools, id, revision, now, values)
+        thing = self.load(conn, id)
+        assert thing is not None
+        return thing
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a subnet pool that no subnet has a range of."""
+        thing = await self.find(request, id, "delete_subnetpool")
+        check_revision(request, thing)
+        await self.core.database.write(_delete, id)
+
+
+def take_prefix(
+    conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool
+) -> tuple[str, Network]:
+    """Take a range from the pool that a subnet's create names; whoever takes from it at the same time waits."""
+    pool = _choose(conn, given, version, caller, may_all)
+    held = list(conn.execute(sa.select(subnets.c.cidr).where(subnets.c.subnetpool_id == pool.id)).scalars())
+    taken = [ipaddress.ip_network(cidr) for cidr in held]
+    if given.get("cidr"):
+        cidr = ip_network(given["cidr"], "cidr")
+        inside = any(
+            cidr.version == pool.ip_version and cidr.subnet_of(ipaddress.ip_network(prefix))  # type: ignore[arg-type]
+            for prefix in pool.prefixes
+        )
+        if not inside or any(each.overlaps(cidr) for each in taken):
+            raise invalid("Failed to allocate subnet: Cannot allocate requested subnet from the available set of "
+                          "prefixes.", "SubnetAllocationError")
+        length = cidr.prefixlen
+    else:
+        length = given.get("prefixlen", pool.default_prefixlen)
+        cidr = None
+    if length < pool.min_prefixlen:
+        raise invalid(
+            f"Unable to allocate subnet with prefix length {length}, minimum allowed prefix is {pool.min_prefixlen}.",
+            "MinPrefixSubnetAllocationError",
+        )
+    if length > pool.max_prefixlen:
+        raise invalid(
+            f"Unable to allocate subnet with prefix length {length}, maximum allowed prefix is {pool.max_prefixlen}.",
+            "MaxPrefixSubnetAllocationError",
+        )
+    found = cidr or free_prefix(pool.prefixes, taken, length)
+    if found is None:
+        raise invalid("Failed to allocate subnet: Insufficient prefix space to allocate subnet size "
+                      f"/{length}.", "SubnetAllocationError")
+    return pool.id, found
+
+
+def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool) -> Any:
+    statement = sa.select(subnetpools).with_for_update()
+    if given.get("subnetpool_id"):
+        pool = conn.execute(statement.where(subnetpools.c.id == given["subnetpool_id"])).first()
+        if pool is None or not (may_all or pool.shared or pool.project_id == caller):
+            raise not_found("subnetpool", given["subnetpool_id"])
+    else:
+        default = statement.where(subnetpools.c.is_default, subnetpools.c.ip_version == version)
+        pool = conn.execute(default).first()
+        if pool is None:
+            raise invalid(f"No default subnetpool found for IPv{version}.")
+    if "ip_version" in given and pool.ip_version != version:
+        raise invalid(f"Cannot allocate IPv{version} subnet from an IPv{pool.ip_version} subnet pool.", "BadRequest")
+    return pool
+
+
+def _values(row: Any, tagged: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **standard(row, tagged),
+        "name": row.name,
+        "prefixes": row.prefixes,
+        "ip_version": row.ip_version,
+        "min_prefixlen": row.min_prefixlen,
+        "max_prefixlen": row.max_prefixlen,
+        "default_prefixlen": row.default_prefixlen,
+        "default_quota": row.default_quota,
+        "shared": row.shared,
+        "is_default": row.is_default,
+        "address_scope_id": None,
+    }
+
+
+def _sizes(given: dict[str, Any]) -> dict[str, Any]:
+    """Check prefixes and the bounds of what may be taken from them."""
+    prefixes = [ip_network(text, "prefixes") for text in given.get("prefixes", ())]
+    if not prefixes:
+        raise invalid("Empty subnet pool prefix list.", "EmptySubnetPoolPrefixList")
+    version = prefixes[0].version
+    if any(prefix.version != version for prefix in prefixes):
+        raise invalid("Cannot mix IPv4 and IPv6 prefixes in a subnet pool.", "PrefixVersionMismatch")
+    most = 32 if version == 4 else 128
+    least = given.get("min_prefixlen", 8 if version == 4 else 64)
+    largest = given.get("max_prefixlen", most)
+    default = given.get("default_prefixlen", least)
+    if not 0 < least <= largest <= most or not least <= default <= largest:
+        raise invalid(
+            f"Illegal prefix bounds: min_prefixlen={least}, default_prefixlen={default}, max_prefixlen={largest}.",
+            "IllegalSubnetPoolPrefixBounds",
+        )
+    return {
+        "prefixes": [str(prefix) for prefix in ipaddress.collapse_addresses(prefixes)],  # type: ignore[type-var]
+        "ip_version": version,
+        "min_prefixlen": least,
+        "max_prefixlen": largest,
+        "default_prefixlen": default,
+    }
+
+
+def _check_only_default(conn: sa.Connection, version: int, id: str) -> None:
+    other = sa.select(subnetpools.c.id).where(
+        subnetpools.c.is_default, subnetpools.c.ip_version == version, subnetpools.c.id != id
+    )
+    found = conn.execute(other).scalar()
+    if found:
+        raise invalid(f"A default subnetpool for this IP family has already been set: {found}.")
+
+
+def _delete(conn: sa.Connection, id: str) -> None:
+    row = conn.execute(sa.select(subnetpools).where(subnetpools.c.id == id).with_for_update()).first()
+    if row is None:
+        raise Changed
+    if conn.execute(sa.select(subnets.c.id).where(subnets.c.subnetpool_id == id).limit(1)).first() is not None:
+        raise invalid("Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError")
+    conn.execute(subnetpools.delete().where(subnetpools.c.id == id))
+    conn.execute(tags.delete().where(tags.c.resource_id == id))
+    give_back(conn, row.project_id, "subnetpool")

@@ -1,0 +1,292 @@
+"""The tables of the network service: its own metadata, its own migrations, its own database.
+
+Rows that decide races: `addresses` (an address of a subnet belongs to one port), `ports` (a MAC address is unique on
+its network), `usages` (what counts against a quota), `networks` (a segment carries one network),
+`security_groups.default_of` (one default group per project), `security_group_rules` (no two alike in a group).
+Times are microseconds since the epoch.
+"""
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+metadata = sa.MetaData()
+
+
+class Document(sa.types.TypeDecorator[Any]):
+    """A small JSON value that is only ever read and written whole."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str:
+        """Encode the value."""
+        return msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> Any:
+        """Decode what was stored."""
+        return None if value is None else msgspec.json.decode(value)
+
+
+def _id() -> sa.Column[str]:
+    return sa.Column("id", sa.String(36), primary_key=True)
+
+
+def _owned() -> list[sa.Column[Any]]:
+    """The columns that everything a project owns has."""
+    return [
+        sa.Column("project_id", sa.String(255), nullable=False, index=True),
+        sa.Column("name", sa.String(255), nullable=False),
+        sa.Column("description", sa.String(255), nullable=False),
+        *_changed(),
+    ]
+
+
+def _changed() -> list[sa.Column[Any]]:
+    return [
+        sa.Column("created_at", sa.BigInteger, nullable=False),
+        sa.Column("updated_at", sa.BigInteger, nullable=False),
+        sa.Column("revision", sa.Integer, nullable=False),
+    ]
+
+
+networks = sa.Table(
+    "networks",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("admin_state_up", sa.Boolean, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("shared", sa.Boolean, nullable=False),
+    sa.Column("external", sa.Boolean, nullable=False),
+    sa.Column("is_default", sa.Boolean, nullable=False),
+    sa.Column("port_security_enabled", sa.Boolean, nullable=False),
+    sa.Column("mtu", sa.Integer, nullable=False),
+    sa.Column("dns_domain", sa.String(255), nullable=False),
+    sa.Column("network_type", sa.String(32), nullable=False),
+    sa.Column("physical_network", sa.String(64), nullable=False),  # "" where the type has none
+    # NULL for local networks, of which there may be any number; 0 for flat ones, so that there is one per wire.
+    sa.Column("segmentation_id", sa.Integer),
+    sa.Column("availability_zone_hints", Document, nullable=False),
+    sa.UniqueConstraint("network_type", "physical_network", "segmentation_id", name="networks_segment"),
+)
+
+subnetpools = sa.Table(
+    "subnetpools",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("ip_version", sa.Integer, nullable=False),
+    sa.Column("prefixes", Document, nullable=False),
+    sa.Column("min_prefixlen", sa.Integer, nullable=False),
+    sa.Column("default_prefixlen", sa.Integer, nullable=False),
+    sa.Column("max_prefixlen", sa.Integer, nullable=False),
+    sa.Column("default_quota", sa.Integer),
+    sa.Column("shared", sa.Boolean, nullable=False),
+    sa.Column("is_default", sa.Boolean, nullable=False),
+)
+
+subnets = sa.Table(
+    "subnets",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("network_id", sa.String(36), sa.ForeignKey("networks.id"), nullable=False, index=True),
+    sa.Column("subnetpool_id", sa.String(36), sa.ForeignKey("subnetpools.id"), index=True),
+    sa.Column("ip_version", sa.Integer, nullable=False),
+    sa.Column("cidr", sa.String(64), nullable=False),
+    sa.Column("gateway_ip", sa.String(45)),
+    sa.Column("enable_dhcp", sa.Boolean, nullable=False),
+    sa.Column("ipv6_ra_mode", sa.String(16)),
+    sa.Column("ipv6_address_mode", sa.String(16)),
+    sa.Column("allocation_pools", Document, nullable=False),
+    sa.Column("dns_nameservers", Document, nullable=False),
+    sa.Column("host_routes", Document, nullable=False),
+    sa.Column("service_types", Document, nullable=False),
+    sa.Column("dns_publish_fixed_ip", sa.Boolean, nullable=False),
+)
+
+ports = sa.Table(
+    "ports",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("network_id", sa.String(36), sa.ForeignKey("networks.id"), nullable=False),
+    sa.Column("mac_address", sa.String(17), nullable=False),
+    sa.Column("admin_state_up", sa.Boolean, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("device_id", sa.String(255), nullable=False, index=True),
+    sa.Column("device_owner", sa.String(255), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False, index=True),
+    sa.Column("vif_type", sa.String(64), nullable=False),
+    sa.Column("vif_details", Document, nullable=False),
+    sa.Column("vnic_type", sa.String(64), nullable=False),
+    sa.Column("profile", Document, nullable=False),
+    sa.Column("port_security_enabled", sa.Boolean, nullable=False),
+    sa.Column("allowed_address_pairs", Document, nullable=False),
+    sa.Column("extra_dhcp_opts", Document, nullable=False),
+    sa.Column("dns_name", sa.String(255), nullable=False),
+    sa.Column("dns_domain", sa.String(255), nullable=False),
+    sa.UniqueConstraint("network_id", "mac_address", name="ports_mac"),
+)
+
+addresses = sa.Table(
+    "addresses",
+    metadata,
+    sa.Column("subnet_id", sa.String(36), sa.ForeignKey("subnets.id"), primary_key=True),
+    # The address as hexadecimal digits of a fixed width: sorts like the number, of either version.
+    sa.Column("number", sa.String(32), primary_key=True),
+    sa.Column("address", sa.String(45), nullable=False, index=True),
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id", ondelete="CASCADE"), nullable=False, index=True),
+    sa.Column("position", sa.Integer, nullable=False),
+)
+
+security_groups = sa.Table(
+    "security_groups",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("stateful", sa.Boolean, nullable=False),
+    sa.Column("default_of", sa.String(255), unique=True),  # the project whose default group this is
+)
+
+security_group_rules = sa.Table(
+    "security_group_rules",
+    metadata,
+    _id(),
+    sa.Column("project_id", sa.String(255), nullable=False, index=True),
+    sa.Column("description", sa.String(255), nullable=False),
+    *_changed(),
+    sa.Column(
+        "security_group_id", sa.String(36), sa.ForeignKey("security_groups.id", ondelete="CASCADE"), nullable=False
+    ),
+    sa.Column("direction", sa.String(8), nullable=False),
+    sa.Column("ethertype", sa.String(8), nullable=False),
+    sa.Column("protocol", sa.String(40)),
+    sa.Column("port_range_min", sa.Integer),
+    sa.Column("port_range_max", sa.Integer),
+    sa.Column("remote_ip_prefix", sa.String(64)),
+    sa.Column(
+        "remote_group_id", sa.String(36), sa.ForeignKey("security_groups.id", ondelete="CASCADE"), index=True
+    ),
+    sa.Column("fingerprint", sa.String(200), nullable=False),  # what makes two rules the same rule
+    sa.UniqueConstraint("security_group_id", "fingerprint", name="security_group_rules_alike"),
+)
+
+port_security_groups = sa.Table(
+    "port_security_groups",
+    metadata,
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column(
+        "security_group_id", sa.String(36), sa.ForeignKey("security_groups.id"), primary_key=True, index=True
+    ),
+)
+
+routers = sa.Table(
+    "routers",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("admin_state_up", sa.Boolean, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("external_network_id", sa.String(36), sa.ForeignKey("networks.id"), index=True),
+    sa.Column("gateway_port_id", sa.String(36), sa.ForeignKey("ports.id"), index=True),
+    sa.Column("enable_snat", sa.Boolean, nullable=False),
+    sa.Column("routes", Document, nullable=False),
+    sa.Column("availability_zone_hints", Document, nullable=False),
+)
+
+router_interfaces = sa.Table(
+    "router_interfaces",
+    metadata,
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id"), primary_key=True),
+    sa.Column("router_id", sa.String(36), sa.ForeignKey("routers.id"), nullable=False),
+    sa.Column("subnet_id", sa.String(36), sa.ForeignKey("subnets.id"), primary_key=True, index=True),
+    sa.UniqueConstraint("router_id", "subnet_id", name="router_interfaces_subnet"),
+)
+
+floatingips = sa.Table(
+    "floatingips",
+    metadata,
+    _id(),
+    sa.Column("project_id", sa.String(255), nullable=False, index=True),
+    sa.Column("description", sa.String(255), nullable=False),
+    *_changed(),
+    sa.Column("floating_network_id", sa.String(36), sa.ForeignKey("networks.id"), nullable=False, index=True),
+    sa.Column("floating_port_id", sa.String(36), sa.ForeignKey("ports.id"), nullable=False, index=True),
+    sa.Column("floating_ip_address", sa.String(45), nullable=False),
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id")),
+    sa.Column("fixed_ip_address", sa.String(45)),
+    sa.Column("router_id", sa.String(36), sa.ForeignKey("routers.id"), index=True),
+    sa.Column("status", sa.String(16), nullable=False),
+    sa.Column("dns_name", sa.String(255), nullable=False),
+    sa.Column("dns_domain", sa.String(255), nullable=False),
+    sa.UniqueConstraint("port_id", "fixed_ip_address", name="floatingips_fixed"),
+)
+
+tags = sa.Table(
+    "tags",
+    metadata,
+    sa.Column("resource_id", sa.String(36), primary_key=True),
+    sa.Column("tag", sa.String(255), primary_key=True),
+)
+
+limits = sa.Table(
+    "limits",
+    metadata,
+    sa.Column("project_id", sa.String(255), primary_key=True),
+    sa.Column("resource", sa.String(64), primary_key=True),
+    sa.Column("maximum", sa.Integer, nullable=False),  # -1: none
+)
+
+usages = sa.Table(
+    "usages",
+    metadata,
+    sa.Column("project_id", sa.String(255), primary_key=True),
+    sa.Column("resource", sa.String(64), primary_key=True),
+    sa.Column("used", sa.Integer, nullable=False),
+)
+
+topologies = sa.Table(
+    "topologies",
+    metadata,
+    sa.Column("project_id", sa.String(255), primary_key=True),
+    sa.Column("network_id", sa.String(36), sa.ForeignKey("networks.id"), nullable=False),
+    sa.Column("router_id", sa.String(36), sa.ForeignKey("routers.id")),
+)
+
+# What was done once for good, such as making the first networks: who deletes them does not find them back.
+marks = sa.Table("marks", metadata, sa.Column("name", sa.String(64), primary_key=True))
+
+# One row per network agent. A bound port of a host that has one becomes ACTIVE when the agent says so.
+agents = sa.Table(
+    "agents",
+    metadata,
+    _id(),
+    sa.Column("agent_type", sa.String(255), nullable=False),
+    sa.Column("binary", sa.String(255), nullable=False),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("topic", sa.String(255), nullable=False),
+    sa.Column("availability_zone", sa.String(255)),
+    sa.Column("description", sa.String(255), nullable=False),
+    sa.Column("admin_state_up", sa.Boolean, nullable=False),
+    sa.Column("configurations", Document, nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("heartbeat_at", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("host", "agent_type", name="agents_host"),
+)
+
+# The outbox: what compute has yet to hear. Written with the change itself, deleted when compute has answered.
+events = sa.Table(
+    "events",
+    metadata,
+    _id(),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("server_id", sa.String(255), nullable=False),
+    sa.Column("tag", sa.String(255), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then somebody is at it
+    sa.Column("attempts", sa.Integer, nullable=False),
+)

@@ -1,0 +1,238 @@
+"""Ready-made topologies: one for a project that asks for a network without having one, one for a new cloud.
+
+Both are a network with a subnet, and a router between it and an external network.
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.neighbours.network.addresses import range_of, ranges_of
+from micronova.neighbours.network.core import Changed, Core, again, insert_unless_there
+from micronova.neighbours.network.errors import conflict
+from micronova.neighbours.network.networks import Networks
+from micronova.neighbours.network.quotas import charge
+from micronova.neighbours.network.router_ports import connect, disconnect, gateway_on, interface_on
+from micronova.neighbours.network.routers import Routers
+from micronova.neighbours.network.subnets import Subnets
+from micronova.neighbours.network.tables import (
+    marks,
+    networks,
+    ports,
+    router_interfaces,
+    subnetpools,
+    subnets,
+    topologies,
+)
+from micronova.neighbours.network.wire import refuse_nul
+
+
+class Topologies:
+    """The auto-allocated-topology API: what `networks: auto` of compute needs."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.builder = Builder(core)
+
+    def routes(self) -> list[Route]:
+        """Declare the operations."""
+        path = "/v2.0/auto-allocated-topology/{project}"
+        return [
+            Route(method="GET", path=path, handler=self.show, policy="get_auto_allocated_topology", checks_policy=True),
+            Route(
+                method="DELETE",
+                path=path,
+                handler=self.delete,
+                policy="delete_auto_allocated_topology",
+                status=204,
+                checks_policy=True,
+            ),
+        ]
+
+    async def show(self, request: Request, project: str) -> dict[str, Any]:
+        """GET: the project's network, made if need be; with `fields=dry-run`, whether it could be made."""
+        project = _own(request, project)
+        request.authorize({"project_id": project})
+        if "dry-run" in request.raw_query.get("fields", ()):
+            await self.core.database.read(_requirements)
+            found = "dry-run=pass"
+        else:
+            found = await again(self._ensure, project)
+        shown = {"id": found, "project_id": project, "tenant_id": project}
+        return {"auto_allocated_topology": shown}
+
+    async def _ensure(self, project: str) -> str:
+        known = await self.core.database.read(_of_project, project)
+        if known is not None:
+            return known
+        return await self.core.database.write(self.builder.allocate, project)
+
+    async def delete(self, request: Request, project: str) -> None:
+        """DELETE: take it all away again, unless something uses it."""
+        project = _own(request, project)
+        request.authorize({"project_id": project})
+        await again(self._delete, project)
+
+    async def _delete(self, project: str) -> None:
+        await self.core.database.write(self.builder.release, project)
+
+
+class Builder:
+    """Makes networks with subnet, router and gateway in one transaction."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.networks = Networks(core)
+        self.subnets = Subnets(core)
+        self.routers = Routers(core)
+
+    def network(self, conn: sa.Connection, project: str, **given: Any) -> str:
+        """Make a network."""
+        row, tagged = self.networks.row(project, given)
+        self.networks.insert(conn, [(row, tagged)])
+        return str(row["id"])
+
+    def subnet(self, conn: sa.Connection, project: str, network_id: str, **given: Any) -> str:
+        """Make a subnet."""
+        asked = {"network_id": network_id, **given}
+        row = self.subnets.row(project, asked)
+        self.subnets.insert(conn, [(row, asked)], project, True)
+        return str(row["id"])
+
+    def router(
+        self, conn: sa.Connection, project: str, name: str, external: str | None, inside: Sequence[str]
+    ) -> str:
+        """Make a router between subnets and, if one is named, an external network."""
+        row = self.routers.row(project, {"name": name})
+        plan = None
+        if external is not None:
+            ranges = ranges_of(conn, [external]).get(external, [])
+            plan = gateway_on(self.core, row["id"], ranges, {"network_id": external})
+        self.routers.insert(conn, [(row, {}, plan)])
+        for subnet in conn.execute(sa.select(subnets).where(subnets.c.id.in_(inside))):
+            joined = interface_on(self.core, project, row["id"], range_of(subnet))
+            connect(conn, self.core, row["id"], joined)
+        return str(row["id"])
+
+    def allocate(self, conn: sa.Connection, project: str) -> str:
+        """Make a project's own topology; whoever comes second takes the first one's."""
+        external, pools = _requirements(conn)
+        network_id = self.network(conn, project, name="auto_allocated_network")
+        made = [
+            self.subnet(
+                conn,
+                project,
+                network_id,
+                name=f"auto_allocated_subnet_v{pool.ip_version}",
+                subnetpool_id=pool.id,
+                ip_version=pool.ip_version,
+            )
+            for pool in pools
+        ]
+        router_id = self.router(conn, project, "auto_allocated_router", external, made)
+        row = {"project_id": project, "network_id": network_id, "router_id": router_id}
+        if not insert_unless_there(conn, topologies, row):
+            raise Changed  # rolls back all of this
+        return network_id
+
+    def release(self, conn: sa.Connection, project: str) -> None:
+        """Delete a project's own topology."""
+        row = conn.execute(sa.select(topologies).where(topologies.c.project_id == project)).first()
+        if row is None:
+            return
+        joined = sa.select(router_interfaces.c.port_id).where(router_interfaces.c.router_id == row.router_id)
+        used = sa.select(ports.c.id).where(ports.c.network_id == row.network_id, ports.c.id.not_in(joined))
+        if conn.execute(used.limit(1)).first() is not None:
+            raise conflict(
+                f"Unable to complete operation on network {row.network_id}. There are one or more ports still in use "
+                f"on the network.",
+                "NetworkInUse",
+            )
+        conn.execute(topologies.delete().where(topologies.c.project_id == project))
+        if row.router_id is not None:
+            for port_id in dict.fromkeys(conn.execute(joined).scalars()):
+                disconnect(conn, self.core, row.router_id, None, port_id)
+            self.routers.remove(conn, row.router_id)
+        self.networks.remove(conn, row.network_id)
+
+    def first_networks(self, conn: sa.Connection, project: str, plan: Mapping[str, Any]) -> bool:
+        """Make what a new cloud begins with, once: a shared network, an external one and a router between them."""
+        if not insert_unless_there(conn, marks, {"name": "first networks"}):
+            return False
+        public = self.network(
+            conn,
+            project,
+            name="public",
+            description="Addresses that can be reached from outside",
+            **{
+                "router:external": True,
+                "is_default": True,
+                "provider:network_type": "flat",
+                "provider:physical_network": "public",
+            },
+        )
+        self.subnet(conn, project, public, name="public-subnet", cidr=plan["public_cidr"], enable_dhcp=False)
+        private = self.network(
+            conn, project, name="private", description="Everybody's network", shared=True
+        )
+        inside = self.subnet(
+            conn,
+            project,
+            private,
+            name="private-subnet",
+            cidr=plan["private_cidr"],
+            dns_nameservers=list(plan["dns_nameservers"]),
+        )
+        self.router(conn, project, "router1", public, [inside])
+        self._pool(conn, project, plan["pool_prefix"])
+        return True
+
+    def _pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
+        now = self.core.now()
+        charge(conn, project, "subnetpool", self.core.settings.quotas)
+        conn.execute(
+            subnetpools.insert(),
+            {
+                "id": self.core.new_id(),
+                "project_id": project,
+                "name": "shared-default-subnetpool-v4",
+                "description": "Ranges for networks that are made automatically",
+                "created_at": now,
+                "updated_at": now,
+                "revision": 0,
+                "ip_version": 4,
+                "prefixes": [str(ipaddress.ip_network(prefix))],
+                "min_prefixlen": 8,
+                "default_prefixlen": 24,
+                "max_prefixlen": 32,
+                "default_quota": None,
+                "shared": True,
+                "is_default": True,
+            },
+        )
+
+
+def _own(request: Request, project: str) -> str:
+    refuse_nul(project, "project_id")
+    return request.context.project_id if project.lower() in ("none", "null") else project[:255]
+
+
+def _of_project(conn: sa.Connection, project: str) -> str | None:
+    return conn.execute(sa.select(topologies.c.network_id).where(topologies.c.project_id == project)).scalar()
+
+
+def _requirements(conn: sa.Connection) -> tuple[str, list[Any]]:
+    """Return the default external network and the default subnet pools, or say what is missing."""
+    external = conn.execute(sa.select(networks.c.id).where(networks.c.is_default, networks.c.external)).scalar()
+    if external is None:
+        raise conflict("Deployment error: No default router:external network.", "AutoAllocationFailure")
+    pools = list(
+        conn.execute(sa.select(subnetpools).where(subnetpools.c.is_default).order_by(subnetpools.c.ip_version))
+    )
+    if not pools:
+        raise conflict("Deployment error: No default subnetpools defined.", "AutoAllocationFailure")
+    return external, pools

@@ -1,0 +1,233 @@
+"""Who may do what with networks: Neutron's rule names and its scoped-role defaults, as data.
+
+One default is stricter than Neutron's: a port on a shared network is made by a member, not by any reader.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_policy import policy as oslo
+
+from micronova.policies.enforcer import Rule
+
+
+class FieldCheck(oslo.Check):
+    """`field:networks:shared=True`, `field:port:device_owner=~^network:`: compares an attribute of the target.
+
+    A policy.yaml written for Neutron uses this form. Where the target is something on a network, an attribute of
+    the network is found under `network:NAME`.
+    """
+
+    def __init__(self, kind: str, match: str) -> None:
+        super().__init__(kind, match)
+        _, _, condition = match.partition(":")
+        self._name, _, value = condition.partition("=")
+        self._pattern = re.compile(value[1:]) if value.startswith("~") else None
+        self._value = value
+
+    def __call__(self, target: Mapping[str, Any], creds: Any, enforcer: Any, current_rule: Any = None) -> bool:
+        value = target.get(f"network:{self._name}", target.get(self._name))
+        if value is None:
+            return False
+        if self._pattern is not None:
+            return self._pattern.match(str(value)) is not None
+        return str(value) == self._value
+
+
+oslo.register("field", FieldCheck)
+
+ADMIN = "rule:admin_only"
+SERVICE = "rule:service_api"
+READER = f"({ADMIN}) or (role:reader and project_id:%(project_id)s)"
+MEMBER = f"({ADMIN}) or (role:member and project_id:%(project_id)s)"
+MANAGER = f"({ADMIN}) or (role:manager and project_id:%(project_id)s)"
+ADMIN_OR_SERVICE = f"({ADMIN}) or ({SERVICE})"
+MEMBER_OR_SERVICE = f"{MEMBER} or {SERVICE}"
+NETWORK_MEMBER = f"{ADMIN_OR_SERVICE} or (role:member and rule:network_owner)"
+SUBNET_MEMBER = f"{MEMBER} or (role:member and rule:network_owner)"
+SUBNET_READER = f"{READER} or rule:shared or rule:external_network or (role:reader and rule:network_owner)"
+GROUP_MEMBER = f"({ADMIN}) or (role:member and rule:sg_owner)"
+GROUP_READER = f"({ADMIN}) or (role:reader and rule:sg_owner)"
+OWN_PORT = "(role:member and rule:network_owner) or (role:member and project_id:%(project_id)s)"
+ATTACHED = "rule:compute_device or rule:baremetal_device or rule:manila_device"
+
+_CHECKS: dict[str, str] = {
+    # what the other rules are made of
+    "context_is_admin": "role:admin",
+    "context_is_advsvc": "role:advsvc",
+    "service_api": "role:service",
+    "admin_only": "rule:context_is_admin",
+    "regular_user": "",
+    "owner": "project_id:%(project_id)s",
+    "admin_or_owner": "rule:context_is_admin or rule:owner",
+    "default": "rule:admin_or_owner",
+    "network_owner": "project_id:%(network:project_id)s",
+    "sg_owner": "project_id:%(security_group:project_id)s",
+    "shared": "field:networks:shared=True",
+    "external": "field:networks:router:external=True",
+    "external_network": "field:subnets:router:external=True",
+    "shared_subnetpools": "field:subnetpools:shared=True",
+    "shared_security_group": "field:security_groups:shared=True",
+    "network_device": "field:port:device_owner=~^network:",
+    "compute_device": "field:port:device_owner=~^compute:",
+    "baremetal_device": "field:port:device_owner=~^baremetal:",
+    "manila_device": "field:port:device_owner=~^manila:",
+    # networks
+    "create_network": MEMBER,
+    "create_network:shared": ADMIN,
+    "create_network:router:external": ADMIN,
+    "create_network:is_default": ADMIN,
+    "create_network:port_security_enabled": MEMBER,
+    "create_network:provider:network_type": ADMIN,
+    "create_network:provider:physical_network": ADMIN,
+    "create_network:provider:segmentation_id": ADMIN,
+    "create_network:tags": MEMBER,
+    "get_network": f"{READER} or {SERVICE} or rule:shared or rule:external or rule:context_is_advsvc",
+    "get_network:provider:network_type": ADMIN,
+    "get_network:provider:physical_network": ADMIN,
+    "get_network:provider:segmentation_id": ADMIN,
+    "get_network:tags": f"{READER} or {SERVICE} or rule:shared or rule:external or rule:context_is_advsvc",
+    "update_network": MEMBER,
+    "update_network:shared": ADMIN,
+    "update_network:router:external": ADMIN,
+    "update_network:is_default": ADMIN,
+    "update_network:port_security_enabled": MEMBER,
+    "update_network:provider:network_type": ADMIN,
+    "update_network:provider:physical_network": ADMIN,
+    "update_network:provider:segmentation_id": ADMIN,
+    "update_network:tags": MEMBER,
+    "delete_network": MEMBER,
+    "delete_network:tags": MEMBER,
+    # subnets
+    "create_subnet": f"({ADMIN}) or (role:member and rule:network_owner)",
+    "create_subnet:segment_id": ADMIN,
+    "create_subnet:service_types": ADMIN,
+    "create_subnet:tags": SUBNET_MEMBER,
+    "get_subnet": f"{SUBNET_READER} or {SERVICE}",
+    "get_subnet:segment_id": ADMIN,
+    "get_subnet:tags": f"{SUBNET_READER} or {SERVICE}",
+    "update_subnet": SUBNET_MEMBER,
+    "update_subnet:segment_id": ADMIN,
+    "update_subnet:service_types": ADMIN,
+    "update_subnet:tags": SUBNET_MEMBER,
+    "delete_subnet": SUBNET_MEMBER,
+    "delete_subnet:tags": SUBNET_MEMBER,
+    # subnet pools
+    "create_subnetpool": MEMBER,
+    "create_subnetpool:shared": ADMIN,
+    "create_subnetpool:is_default": ADMIN,
+    "create_subnetpool:tags": MEMBER,
+    "get_subnetpool": f"{READER} or rule:shared_subnetpools",
+    "get_subnetpool:tags": f"{READER} or rule:shared_subnetpools",
+    "update_subnetpool": MEMBER,
+    "update_subnetpool:is_default": ADMIN,
+    "update_subnetpool:tags": MEMBER,
+    "delete_subnetpool": MEMBER,
+    "delete_subnetpool:tags": MEMBER,
+    # ports
+    "create_port": f"{NETWORK_MEMBER} or (role:member and rule:shared)",
+    "create_port:device_id": MEMBER_OR_SERVICE,
+    "create_port:device_owner": f"not rule:network_device or {NETWORK_MEMBER}",
+    "create_port:mac_address": NETWORK_MEMBER,
+    "create_port:fixed_ips": f"{NETWORK_MEMBER} or rule:shared",
+    "create_port:fixed_ips:ip_address": NETWORK_MEMBER,
+    "create_port:fixed_ips:subnet_id": f"{NETWORK_MEMBER} or rule:shared",
+    "create_port:port_security_enabled": NETWORK_MEMBER,
+    "create_port:binding:host_id": ADMIN_OR_SERVICE,
+    "create_port:binding:profile": SERVICE,
+    "create_port:binding:vnic_type": MEMBER_OR_SERVICE,
+    "create_port:allowed_address_pairs": NETWORK_MEMBER,
+    "create_port:allowed_address_pairs:mac_address": NETWORK_MEMBER,
+    "create_port:allowed_address_pairs:ip_address": NETWORK_MEMBER,
+    "create_port:tags": f"{MEMBER_OR_SERVICE} or rule:context_is_advsvc",
+    "get_port": f"{ADMIN_OR_SERVICE} or (role:reader and rule:network_owner) or (role:reader and rule:owner)",
+    "get_port:binding:vif_type": ADMIN_OR_SERVICE,
+    "get_port:binding:vif_details": ADMIN_OR_SERVICE,
+    "get_port:binding:host_id": ADMIN_OR_SERVICE,
+    "get_port:binding:profile": ADMIN_OR_SERVICE,
+    "get_port:tags": f"{ADMIN_OR_SERVICE} or (role:reader and rule:network_owner) or (role:reader and rule:owner)",
+    "update_port": f"{ADMIN_OR_SERVICE} or (role:member and project_id:%(project_id)s)",
+    "update_port:device_id": MEMBER_OR_SERVICE,
+    "update_port:device_owner": f"not rule:network_device or {NETWORK_MEMBER}",
+    "update_port:mac_address": f"{ADMIN_OR_SERVICE} or (role:manager and rule:network_owner)",
+    "update_port:fixed_ips": NETWORK_MEMBER,
+    "update_port:fixed_ips:ip_address": NETWORK_MEMBER,
+    "update_port:fixed_ips:subnet_id": f"{NETWORK_MEMBER} or rule:shared",
+    "update_port:port_security_enabled": NETWORK_MEMBER,
+    "update_port:binding:host_id": ADMIN_OR_SERVICE,
+    "update_port:binding:profile": SERVICE,
+    "update_port:binding:vnic_type": MEMBER_OR_SERVICE,
+    "update_port:allowed_address_pairs": NETWORK_MEMBER,
+    "update_port:allowed_address_pairs:mac_address": NETWORK_MEMBER,
+    "update_port:allowed_address_pairs:ip_address": NETWORK_MEMBER,
+    "update_port:tags": f"{MEMBER_OR_SERVICE} or rule:context_is_advsvc",
+    "delete_port": f"{ADMIN_OR_SERVICE} or (service_roles:service and ({OWN_PORT})) "
+    f"or (not ({ATTACHED}) and ({OWN_PORT}))",
+    "delete_port:tags": f"{MEMBER_OR_SERVICE} or (role:member and rule:network_owner)",
+    # security groups and rules
+    "create_security_group": MEMBER,
+    "create_security_group:tags": MEMBER,
+    "get_security_group": f"{READER} or rule:shared_security_group",
+    "get_security_group:tags": f"{READER} or rule:shared_security_group",
+    "update_security_group": MEMBER,
+    "update_security_group:tags": MEMBER,
+    "delete_security_group": MEMBER,
+    "delete_security_group:tags": MEMBER,
+    "create_default_security_group": f"{ADMIN_OR_SERVICE} or (role:reader and project_id:%(project_id)s)",
+    "create_security_group_rule": GROUP_MEMBER,
+    "get_security_group_rule": GROUP_READER,
+    "delete_security_group_rule": GROUP_MEMBER,
+    # routers
+    "create_router": MEMBER,
+    "create_router:distributed": ADMIN,
+    "create_router:ha": ADMIN,
+    "create_router:external_gateway_info": MEMBER,
+    "create_router:external_gateway_info:network_id": MEMBER,
+    "create_router:external_gateway_info:enable_snat": ADMIN,
+    "create_router:external_gateway_info:external_fixed_ips": ADMIN,
+    "create_router:tags": MEMBER,
+    "get_router": READER,
+    "get_router:distributed": ADMIN,
+    "get_router:ha": ADMIN,
+    "get_router:tags": READER,
+    "update_router": MEMBER,
+    "update_router:distributed": ADMIN,
+    "update_router:ha": ADMIN,
+    "update_router:external_gateway_info": MEMBER,
+    "update_router:external_gateway_info:network_id": MEMBER,
+    "update_router:external_gateway_info:enable_snat": ADMIN,
+    "update_router:external_gateway_info:external_fixed_ips": ADMIN,
+    "update_router:tags": MEMBER,
+    "delete_router": MEMBER,
+    "delete_router:tags": MEMBER,
+    "add_router_interface": MEMBER,
+    "remove_router_interface": MEMBER,
+    "add_extraroutes": MEMBER,
+    "remove_extraroutes": MEMBER,
+    # floating IPs
+    "create_floatingip": MEMBER,
+    "create_floatingip:floating_ip_address": MANAGER,
+    "create_floatingip:tags": MEMBER,
+    "get_floatingip": READER,
+    "get_floatingip:tags": READER,
+    "update_floatingip": MEMBER,
+    "update_floatingip:tags": MEMBER,
+    "delete_floatingip": MEMBER,
+    "delete_floatingip:tags": MEMBER,
+    # the rest
+    "get_quota": MANAGER,
+    "update_quota": ADMIN,
+    "delete_quota": ADMIN,
+    "get_auto_allocated_topology": READER,
+    "delete_auto_allocated_topology": MEMBER,
+    "get_availability_zone": "role:reader",
+    "get_agent": ADMIN,
+    "update_agent": ADMIN,
+    "delete_agent": ADMIN,
+    "get_network_ip_availability": ADMIN_OR_SERVICE,
+    "get_service_provider": "role:reader",
+}
+
+RULES: list[Rule] = [Rule(name, check) for name, check in _CHECKS.items()]
+NAMES = frozenset(_CHECKS)
