@@ -27,14 +27,17 @@ class Cluster:
         self._roles: dict[str, tuple[str, dict[str, str]]] = {}
         settings: dict[str, dict[str, Any]] = {
             "default": {
-                "transport_url": bus, "secret_key": "5a" * 32, "report_interval": 1.0, "service_down_time": 6.0,
+                "transport_url": bus,
+                "secret_key": "5a" * 32,
+                "report_interval": 1.0,
+                "service_down_time": 6.0,
                 "log_level": "INFO",
             },
             "database": {"connection": database, "pool_size": 5},
             "conductor": {"lease": 6.0, "sweep_interval": 1.0},
             "api": {"auth_strategy": "noauth2", "port": self.port},
             "quota": {"instances": -1, "cores": -1, "ram": -1},
-        }  # fmt: skip
+        }
         for name, values in sections.items():
             settings.setdefault(name, {}).update(values)
         directory.mkdir(parents=True, exist_ok=True)
@@ -53,10 +56,22 @@ class Cluster:
             home.mkdir(exist_ok=True)
             with (self.directory / f"{name}.log").open("ab") as log:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "micronova.cli.main", "run", role, "--config", str(self.config),
-                     "--dir", str(home)],
-                    stdout=log, stderr=log, env={**os.environ, **environment}, start_new_session=True,
-                )  # fmt: skip
+                    [
+                        sys.executable,
+                        "-m",
+                        "micronova.cli.main",
+                        "run",
+                        role,
+                        "--config",
+                        str(self.config),
+                        "--dir",
+                        str(home),
+                    ],
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **environment},
+                    start_new_session=True,
+                )
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """End a process and all its workers, at once."""
@@ -82,14 +97,23 @@ class Cluster:
         return {process.pid: name for name, process in self.processes.items()}
 
     def request(
-        self, method: str, path: str, body: Any = None, *, token: str = "admin:admin", version: str = "2.100",
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str = "admin:admin",
+        version: str = "2.100",
         timeout: float = 30.0,
     ) -> tuple[int, Any]:
         """Send one request to the compute API; raises OSError while it does not answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
-            headers = {"X-Auth-Token": token, "OpenStack-API-Version": f"compute {version}",
-                       "Content-Type": "application/json"}  # fmt: skip
+            headers = {
+                "X-Auth-Token": token,
+                "OpenStack-API-Version": f"compute {version}",
+                "Content-Type": "application/json",
+            }
             connection.request(method, f"/compute/v2.1{path}", json.dumps(body) if body is not None else None, headers)
             answer = connection.getresponse()
             data = answer.read()
@@ -123,10 +147,20 @@ class Cluster:
     def audit(self) -> list[dict[str, Any]]:
         """Run `micronova audit --json` and return its findings."""
         done = subprocess.run(
-            [sys.executable, "-m", "micronova.cli.main", "audit", "--json", "--config", str(self.config), "--dir",
-             str(self.directory / "audit")],
-            capture_output=True, timeout=120,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "micronova.cli.main",
+                "audit",
+                "--json",
+                "--config",
+                str(self.config),
+                "--dir",
+                str(self.directory / "audit"),
+            ],
+            capture_output=True,
+            timeout=120,
+        )
         assert done.stdout, done.stderr.decode()
         findings: list[dict[str, Any]] = json.loads(done.stdout)
         assert done.returncode == (1 if findings else 0)
@@ -137,5 +171,11 @@ def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     lines = []
     for name, values in sections.items():
         lines.append(f"[{name}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {_value(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + "}"
+    return f"[{', '.join(_value(item) for item in value)}]" if isinstance(value, list) else json.dumps(value)

@@ -139,9 +139,12 @@ def test_nothing_is_lost_when_everything_is_killed(durable: tuple[Path, Postgres
     """Every server ends ACTIVE, ERROR with a fault, or gone as asked; the audit finds nothing."""
     directory, postgres, rabbitmq = durable
     cluster = Cluster(
-        directory / "cloud", postgres.create_database("kill"), rabbitmq.url, api={"workers": 2},
+        directory / "cloud",
+        postgres.create_database("kill"),
+        rabbitmq.url,
+        api={"workers": 2},
         fake={"rules": [{"operation": "spawn", "kind": "delay", "delay": 0.3}]},
-    )  # fmt: skip
+    )
     for name in ROLES:
         host = {"MICRONOVA__DEFAULT__HOST": name}
         cluster.add(name, name.rstrip("0123456789"), **host)

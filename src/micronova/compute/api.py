@@ -33,12 +33,12 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import (
     Conflict,
     Forbidden,
-    Invalid,
     InstanceNotFound,
-    MicronovaError,
+    Invalid,
     NotFound,
     NotSupported,
     PortLimitExceeded,
+    QuotaExceeded,
 )
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
@@ -156,7 +156,7 @@ class API:
     async def create(self, context: RequestContext, request: CreateRequest) -> Created:
         """Accept servers to be built; durable when this returns."""
         self._hooks.pre("create_instance", context, request)
-        flavor, key, group, zone_of_host = await self._database.read(self._look_up, context, request)
+        flavor, key, group = await self._database.read(self._look_up, context, request)
         image, plan = await asyncio.gather(self._image(context, request), self._validate_networks(context, request))
         self._check_image(image, flavor, request)
         devices = self._devices(request, flavor, image)
@@ -191,7 +191,7 @@ class API:
 
     def _look_up(
         self, conn: sa.Connection, context: RequestContext, request: CreateRequest
-    ) -> tuple[Flavor, Any, GroupSpec | None, None]:
+    ) -> tuple[Flavor, Any, GroupSpec | None]:
         """Find what the request names in our own database, all in one read."""
         try:
             flavor = flavors.get(conn, request.flavor_id, None if "admin" in context.roles else context.project_id)
@@ -208,7 +208,7 @@ class API:
                     f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours."
                 ) from None
         self._check_places(conn, request)
-        return flavor, key, self._group(conn, context, request), None
+        return flavor, key, self._group(conn, context, request)
 
     def _check_places(self, conn: sa.Connection, request: CreateRequest) -> None:
         hosts = {request.force_host, request.requested_host} - {None}
@@ -256,7 +256,10 @@ class API:
         if self._networks is None or request.networks == "none":
             return None
         return await self._networks.validate(
-            request.networks, request.security_groups, token=context.token, project_id=context.project_id,
+            request.networks,
+            request.security_groups,
+            token=context.token,
+            project_id=context.project_id,
             count=request.max_count,
         )
 
@@ -356,9 +359,14 @@ class API:
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
         self._check_item_limits(request, limits)
         count = quotas.charge_up_to(
-            conn, context.project_id, {"instances": 1, "cores": flavor.vcpus, "ram": flavor.ram},
-            request.min_count, request.max_count, limits, context.user_id,
-        )  # fmt: skip
+            conn,
+            context.project_id,
+            {"instances": 1, "cores": flavor.vcpus, "ram": flavor.ram},
+            request.min_count,
+            request.max_count,
+            limits,
+            context.user_id,
+        )
         if spec.group is not None:
             self._check_group_room(conn, spec.group.id, count, limits.get("server_group_members", -1))
         uuids = [str(uuid.UUID(int=self._random.getrandbits(128), version=4)) for _ in range(count)]
@@ -368,10 +376,7 @@ class API:
                 self._instance_row(context, request, spec, key, groups, reservation, uuids[i], i, count, now)
                 for i in range(count)
             ],
-            [
-                {"instance_uuid": each, "spec": msgspec.msgpack.encode(spec), "networks": networks}
-                for each in uuids
-            ],
+            [{"instance_uuid": each, "spec": msgspec.msgpack.encode(spec), "networks": networks} for each in uuids],
             [
                 {
                     "uuid": (device_uuid := str(uuid.uuid4())),
@@ -390,10 +395,20 @@ class API:
             sealed = self._secrets.seal(Secrets(admin_password=password, injected_files=tuple(request.files)), id)
             operations.append(
                 new_row(
-                    id=id, kind="build", version=1, instance_uuid=each, group_id=reservation, step="schedule",
-                    epoch=1, now=now, deadline=deadline, context=rpc, payload=BuildPayload(), secrets=sealed,
+                    id=id,
+                    kind="build",
+                    version=1,
+                    instance_uuid=each,
+                    group_id=reservation,
+                    step="schedule",
+                    epoch=1,
+                    now=now,
+                    deadline=deadline,
+                    context=rpc,
+                    payload=BuildPayload(),
+                    secrets=sealed,
                 )
-            )  # fmt: skip
+            )
         operation_rows.insert(conn, operations)
         return uuids, [row["id"] for row in operations]
 
@@ -401,7 +416,7 @@ class API:
     def _check_group_room(conn: sa.Connection, group: str, count: int, limit: int) -> None:
         members = instances.count_in_group(conn, group)  # the group is locked: the number is true until we commit
         if 0 <= limit < members + count:
-            raise quotas.QuotaExceeded("Quota exceeded, too many servers in group")
+            raise QuotaExceeded("Quota exceeded, too many servers in group")
 
     @staticmethod
     def _check_item_limits(request: CreateRequest, limits: Mapping[str, int]) -> None:
@@ -419,11 +434,20 @@ class API:
         for resource, amount, message in checks:
             limit = limits.get(resource, -1)
             if 0 <= limit < amount:
-                raise quotas.QuotaExceeded(message.format(limit))
+                raise QuotaExceeded(message.format(limit))
 
     def _instance_row(
-        self, context: RequestContext, request: CreateRequest, spec: RequestSpec, key: Any, groups: list[str],
-        reservation: str, id: str, index: int, count: int, now: int,
+        self,
+        context: RequestContext,
+        request: CreateRequest,
+        spec: RequestSpec,
+        key: Any,
+        groups: list[str],
+        reservation: str,
+        id: str,
+        index: int,
+        count: int,
+        now: int,
     ) -> dict[str, Any]:
         name = request.name if count == 1 else f"{request.name}-{index + 1}"
         hostname = request.hostname if request.hostname else _hostname(name, id)
@@ -498,9 +522,17 @@ class API:
         operation_rows.cancel_others(conn, id, now)
         actions.start(conn, id, context.request_id, "delete", context.user_id, context.project_id, now)
         operation = new_row(
-            id=str(uuid.uuid4()), kind="delete", version=1, instance_uuid=id, group_id=id, step="new",
-            epoch=row["epoch"] + 1, now=now, deadline=NEVER, context=rpc,
-        )  # fmt: skip
+            id=str(uuid.uuid4()),
+            kind="delete",
+            version=1,
+            instance_uuid=id,
+            group_id=id,
+            step="new",
+            epoch=row["epoch"] + 1,
+            now=now,
+            deadline=NEVER,
+            context=rpc,
+        )
         operation_rows.insert(conn, [operation])
         return str(operation["id"])
 
@@ -515,8 +547,14 @@ class API:
         await self._hint(rpc, operation)
 
     def _begin(
-        self, conn: sa.Connection, context: RequestContext, id: str, kind: str, action: states.Action,
-        parameters: dict[str, str], rpc: Context,
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        id: str,
+        kind: str,
+        action: states.Action,
+        parameters: dict[str, str],
+        rpc: Context,
     ) -> str:
         now = micros(self._clock.now())
         row = instances.lock(conn, id)
@@ -530,10 +568,18 @@ class API:
         instances.update(conn, id, now, {"task_state": action.task_state, "epoch": epoch})
         actions.start(conn, id, context.request_id, kind, context.user_id, context.project_id, now)
         operation = new_row(
-            id=str(uuid.uuid4()), kind=kind, version=1, instance_uuid=id, group_id=id, step="new", epoch=epoch,
-            now=now, deadline=micros(self._clock.now() + self._build_timeout), context=rpc,
+            id=str(uuid.uuid4()),
+            kind=kind,
+            version=1,
+            instance_uuid=id,
+            group_id=id,
+            step="new",
+            epoch=epoch,
+            now=now,
+            deadline=micros(self._clock.now() + self._build_timeout),
+            context=rpc,
             payload=PowerPayload(action=action.name, parameters=parameters),
-        )  # fmt: skip
+        )
         operation_rows.insert(conn, [operation])
         return str(operation["id"])
 
@@ -543,9 +589,14 @@ class API:
             raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
         return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
 
-    async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> None:
-        """Pass a neighbour's event on to the server's host."""
-        await self._compute.external_instance_event(_rpc_context(context), host, event)
+    async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> bool:
+        """Pass a neighbour's event on to the server's host; say whether it is on its way."""
+        try:
+            await self._compute.external_instance_event(_rpc_context(context), host, event)
+        except BusUnavailable as error:
+            log.warning("event %s for %s is lost: %s", event.name, event.instance_uuid, error)
+            return False
+        return True
 
     def _check_lock(self, context: RequestContext, row: Any) -> None:
         if row["locked_by"] and "admin" not in context.roles:
@@ -560,9 +611,12 @@ class API:
 
 def _rpc_context(context: RequestContext) -> Context:
     return Context(
-        request_id=context.request_id, user_id=context.user_id, project_id=context.project_id, roles=context.roles,
+        request_id=context.request_id,
+        user_id=context.user_id,
+        project_id=context.project_id,
+        roles=context.roles,
         traceparent=context.traceparent,
-    )  # fmt: skip
+    )
 
 
 def _password(source: random.Random) -> str:
@@ -582,5 +636,3 @@ def _hostname(name: str, id: str) -> str:
     text = re.sub(r"[^a-z0-9-]", "", text).strip("-")[:63].strip("-")
     return text or f"server-{id}"
 
-
-__all__ = ["API", "CreateRequest", "Created", "MicronovaError"]

@@ -21,9 +21,19 @@ DELETED = "deleted"
 ERROR = "error"
 
 VM_STATES = (
-    BUILDING, ACTIVE, STOPPED, PAUSED, SUSPENDED, RESCUED, RESIZED, SHELVED, SHELVED_OFFLOADED, SOFT_DELETED,
-    DELETED, ERROR,
-)  # fmt: skip
+    BUILDING,
+    ACTIVE,
+    STOPPED,
+    PAUSED,
+    SUSPENDED,
+    RESCUED,
+    RESIZED,
+    SHELVED,
+    SHELVED_OFFLOADED,
+    SOFT_DELETED,
+    DELETED,
+    ERROR,
+)
 
 # task states: what is being done to it
 SCHEDULING = "scheduling"

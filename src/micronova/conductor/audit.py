@@ -82,8 +82,14 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
         conn.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
     known = set()
-    columns = (instances.c.uuid, instances.c.vm_state, instances.c.task_state, instances.c.host, instances.c.node_uuid,
-               instances.c.fault)  # fmt: skip
+    columns = (
+        instances.c.uuid,
+        instances.c.vm_state,
+        instances.c.task_state,
+        instances.c.host,
+        instances.c.node_uuid,
+        instances.c.fault,
+    )
     for row in conn.execute(sa.select(*columns)):
         known.add(row.uuid)
         if row.uuid in busy:
@@ -91,10 +97,11 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
         if row.task_state is not None or row.vm_state == "building":
             findings.append(
                 Finding(
-                    kind="stuck", subject=row.uuid,
+                    kind="stuck",
+                    subject=row.uuid,
                     message=f"The server is {row.vm_state}/{row.task_state} and no operation works on it.",
                 )
-            )  # fmt: skip
+            )
         elif row.vm_state == "error" and not row.fault:
             findings.append(Finding(kind="fault", subject=row.uuid, message="The server is in ERROR without a fault."))
         elif row.vm_state in ("active", "stopped") and row.host is None:
@@ -102,26 +109,28 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
                 Finding(kind="host", subject=row.uuid, message=f"The server is {row.vm_state} and has no host.")
             )
     late = sa.select(operations).where(operations.c.finished_at.is_(None), operations.c.deadline < int(begun * 1e6))
-    for row in conn.execute(late):
-        findings.append(
-            Finding(kind="operation", subject=row.id, message=f"{row.kind} of {row.instance_uuid} is past its deadline.")
+    findings += [
+        Finding(kind="operation", subject=row.id, message=f"{row.kind} of {row.instance_uuid} is past its deadline.")
+        for row in conn.execute(late)
+    ]
+    findings += [
+        Finding(
+            kind="allocation",
+            subject=drift.where,
+            message=f"{drift.kind} {drift.what}: {drift.recorded} is recorded, {drift.actual} is true.",
         )
-    for drift in allocation_audit.audit(conn):
-        if drift.where not in busy:
-            findings.append(
-                Finding(
-                    kind="allocation", subject=drift.where,
-                    message=f"{drift.kind} {drift.what}: {drift.recorded} is recorded, {drift.actual} is true.",
-                )
-            )  # fmt: skip
+        for drift in allocation_audit.audit(conn)
+        if drift.where not in busy
+    ]
     findings += _misplaced(conn, busy)
     for usage in quotas.drift(conn):
         findings.append(
             Finding(
-                kind="quota", subject=usage.project_id or usage.user_id,
+                kind="quota",
+                subject=usage.project_id or usage.user_id,
                 message=f"{usage.resource}: {usage.recorded} are charged, {usage.actual} exist.",
             )
-        )  # fmt: skip
+        )
     return findings, busy, known
 
 
@@ -136,16 +145,16 @@ def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
         if uuid not in busy and held.get(uuid, set()) != expected:
             findings.append(
                 Finding(
-                    kind="allocation", subject=uuid,
+                    kind="allocation",
+                    subject=uuid,
                     message=f"The server is on {node or 'no node'} and holds resources on "
                     f"{', '.join(sorted(held.get(uuid, ()))) or 'none'}.",
                 )
-            )  # fmt: skip
+            )
     return findings
 
 
 def _compare_guests(conn: sa.Connection, host: str, guests: tuple[Guest, ...], busy: set[str]) -> list[Finding]:
-    findings = []
     rows = {
         row.uuid: row
         for row in conn.execute(
@@ -154,11 +163,11 @@ def _compare_guests(conn: sa.Connection, host: str, guests: tuple[Guest, ...], b
     }
     leaving = set(conn.execute(sa.select(departures.c.instance_uuid).where(departures.c.host == host)).scalars())
     held = {guest.uuid for guest in guests}
-    for guest in guests:
-        if guest.uuid not in rows and guest.uuid not in busy and guest.uuid not in leaving:
-            findings.append(
-                Finding(kind="guest", subject=guest.uuid, message=f"{host} has a guest of a server that is not there.")
-            )
+    findings = [
+        Finding(kind="guest", subject=guest.uuid, message=f"{host} has a guest of a server that is not there.")
+        for guest in guests
+        if guest.uuid not in rows and guest.uuid not in busy and guest.uuid not in leaving
+    ]
     for uuid, row in rows.items():
         if uuid not in held and uuid not in busy and row.vm_state in ("active", "stopped", "paused", "suspended"):
             findings.append(

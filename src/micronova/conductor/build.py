@@ -116,7 +116,9 @@ class Build(HostKind):
         spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(tried))
         try:
             answer = await self._scheduler.select_destinations(
-                first.operation.context, spec, [c.row["uuid"] for c in candidates],
+                first.operation.context,
+                spec,
+                [c.row["uuid"] for c in candidates],
                 epochs={c.row["uuid"]: c.operation.epoch for c in candidates},
             )
         except (BusUnavailable, CallTimeout) as error:
@@ -133,10 +135,13 @@ class Build(HostKind):
         while payload.alternates:
             chosen = payload.alternates.pop(0)
             claim = allocations.Claim(
-                consumer_uuid=candidate.row["uuid"], node_uuid=chosen.node_uuid, host=chosen.host,
-                resources=candidate.spec.flavor.resources(), group=candidate.spec.group,
+                consumer_uuid=candidate.row["uuid"],
+                node_uuid=chosen.node_uuid,
+                host=chosen.host,
+                resources=candidate.spec.flavor.resources(),
+                group=candidate.spec.group,
                 epoch=candidate.operation.epoch,
-            )  # fmt: skip
+            )
             result = await self.engine.database.write(allocations.claim, [claim], now=self.engine.now())
             if result.claimed:
                 return Placement(instance_uuid=candidate.row["uuid"], selected=chosen)
@@ -151,10 +156,14 @@ class Build(HostKind):
         chosen = candidate.placement.selected
         try:
             candidate.vifs = await networks.allocate(
-                instance_uuid=candidate.row["uuid"], project_id=candidate.row["project_id"], host=chosen.host,
-                zone=chosen.zone, requests=candidate.networks, security_groups=candidate.row["security_groups"],
+                instance_uuid=candidate.row["uuid"],
+                project_id=candidate.row["project_id"],
+                host=chosen.host,
+                zone=chosen.zone,
+                requests=candidate.networks,
+                security_groups=candidate.row["security_groups"],
                 hostname=candidate.row["hostname"],
-            )  # fmt: skip
+            )
         except Unavailable as error:
             # Only this server waits; its claim is replaced when it is tried again.
             await self.engine._later([candidate.operation], error)
@@ -198,7 +207,11 @@ class Build(HostKind):
                 "network_info": msgspec.to_builtins(candidate.vifs),
             }
             order = self.dispatch(
-                conn, candidate.operation, candidate.row, chosen.host, values,
+                conn,
+                candidate.operation,
+                candidate.row,
+                chosen.host,
+                values,
                 payload=msgspec.msgpack.encode(candidate.payload),
             )
             if order is not None and candidate.explanation is not None:
@@ -212,7 +225,10 @@ class Build(HostKind):
         payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
         image = row["image_ref"]
         return work_order(
-            operation, row, kind=self.order_kind, host=row["host"],
+            operation,
+            row,
+            kind=self.order_kind,
+            host=row["host"],
             devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
             secrets=self.tools.secrets.open(operation.secrets, operation.id),
             image_ticket=self.tools.images.ticket_url(image) if image and self.tools.images else None,
@@ -240,10 +256,14 @@ class Build(HostKind):
             await self._overtaken(operation, row)
         elif await self.host_is_down(row["host"]):
             report = Report(
-                operation_id=operation.id, epoch=operation.epoch, instance_uuid=operation.instance_uuid,
-                host=row["host"], outcome="reschedule", error_code="host_down",
+                operation_id=operation.id,
+                epoch=operation.epoch,
+                instance_uuid=operation.instance_uuid,
+                host=row["host"],
+                outcome="reschedule",
+                error_code="host_down",
                 message=f"Host {row['host']} does not answer any more.",
-            )  # fmt: skip
+            )
             result = await self.engine.database.write(self._reschedule_from_dead, operation, report)
             self.engine.stepped(self.name, "rescheduled")
             await self._after(result)
@@ -306,20 +326,37 @@ class Build(HostKind):
         now = self.engine.now()
         payload.last_error = reason
         actions.event_finish(
-            conn, row["uuid"], operation.context.request_id, operation.epoch, self.event, now, result="Error",
-            host=row["host"], details=reason,
+            conn,
+            row["uuid"],
+            operation.context.request_id,
+            operation.epoch,
+            self.event,
+            now,
+            result="Error",
+            host=row["host"],
+            details=reason,
         )
         values = {
-            "host": None, "node": None, "node_uuid": None, "task_state": states.SCHEDULING,
+            "host": None,
+            "node": None,
+            "node_uuid": None,
+            "task_state": states.SCHEDULING,
             "epoch": operation.epoch + 1,
-        }  # fmt: skip
+        }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         encoded = msgspec.msgpack.encode(payload)
         rows.step(
-            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="schedule", payload=encoded,
-            until=self.engine.until(), new_owner=self.engine.owner, new_epoch=operation.epoch + 1,
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step="schedule",
+            payload=encoded,
+            until=self.engine.until(),
+            new_owner=self.engine.owner,
+            new_epoch=operation.epoch + 1,
         )
-        allocations.release(conn, row["uuid"], now=now)
+        allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         operation.owner, operation.step, operation.payload = self.engine.owner, "schedule", encoded
         operation.epoch += 1
         log.info("%s is rescheduled: %s", row["uuid"], reason)
@@ -331,7 +368,9 @@ class Build(HostKind):
             return error
         return NoValidHost(
             _exhausted(
-                candidate.row["uuid"], candidate.payload.tried, candidate.payload.last_error or error.message,
+                candidate.row["uuid"],
+                candidate.payload.tried,
+                candidate.payload.last_error or error.message,
                 self._max_attempts,
             ),
             **error.details,
@@ -362,10 +401,16 @@ class Build(HostKind):
         """The server goes to ERROR at once; a step of its own removes its ports if it may have some."""
         now = self.engine.now()
         fault = fault_of(error, now)
-        values = {
-            "vm_state": states.ERROR, "task_state": None, "fault": fault, "host": None, "node": None,
-            "node_uuid": None, "network_info": [], "epoch": operation.epoch + 1,
-        }  # fmt: skip
+        values: dict[str, Any] = {
+            "vm_state": states.ERROR,
+            "task_state": None,
+            "fault": fault,
+            "host": None,
+            "node": None,
+            "node_uuid": None,
+            "network_info": [],
+            "epoch": operation.epoch + 1,
+        }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         if row["host"] is not None:
             # Should the host have left something behind, this record lets it clean up.
@@ -374,19 +419,32 @@ class Build(HostKind):
         spec = instances.specs(conn, [row["uuid"]]).get(row["uuid"])
         if self.tools.networks is None or (spec is not None and spec["networks"] == "none"):
             self.end(conn, operation, "error", host=row["host"], fault=fault)
-            allocations.release(conn, row["uuid"], now=now)
+            allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
             return Ended(events=events)
         request_id = operation.context.request_id
         actions.event_finish(
-            conn, row["uuid"], request_id, operation.epoch, self.event, now, result="Error", host=row["host"],
+            conn,
+            row["uuid"],
+            request_id,
+            operation.epoch,
+            self.event,
+            now,
+            result="Error",
+            host=row["host"],
             details=fault["message"],
         )
         rows.step(
-            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="cleanup",
-            payload=operation.payload, until=self.engine.until(), new_owner=self.engine.owner,
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step="cleanup",
+            payload=operation.payload,
+            until=self.engine.until(),
+            new_owner=self.engine.owner,
             new_epoch=operation.epoch + 1,
         )
-        allocations.release(conn, row["uuid"], now=now)
+        allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         operation.owner, operation.step = self.engine.owner, "cleanup"
         operation.epoch += 1
         self.notify(*events[0][:1], operation, events[0][1], fault)
@@ -408,7 +466,7 @@ def _load(conn: sa.Connection, operations: list[Operation]) -> list[tuple[Operat
     uuids = [operation.instance_uuid for operation in operations]
     found = instances.get_many(conn, uuids)
     specs = instances.specs(conn, uuids)
-    loaded = []
+    loaded: list[tuple[Operation, Any, Any, Any]] = []
     for operation in operations:
         row, spec = found.get(operation.instance_uuid), specs.get(operation.instance_uuid)
         if row is None or spec is None:

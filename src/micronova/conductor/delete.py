@@ -57,14 +57,26 @@ class Delete(HostKind):
         """The guest is gone; or the host could not, and tries again later."""
         if report.outcome != "done":
             rows.step(
-                conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="new",
-                payload=operation.payload, until=self.engine.until(5.0), new_owner=self.engine.owner,
+                conn,
+                operation.id,
+                owner=operation.owner,
+                epoch=operation.epoch,
+                step="new",
+                payload=operation.payload,
+                until=self.engine.until(5.0),
+                new_owner=self.engine.owner,
             )
             return Ended()
         if row["network_info"] or self._others(conn, operation):
             rows.step(
-                conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="cleanup",
-                payload=operation.payload, until=self.engine.until(), new_owner=self.engine.owner,
+                conn,
+                operation.id,
+                owner=operation.owner,
+                epoch=operation.epoch,
+                step="cleanup",
+                payload=operation.payload,
+                until=self.engine.until(),
+                new_owner=self.engine.owner,
             )
             operation.owner, operation.step = self.engine.owner, "cleanup"
             return Continue(operation)
@@ -87,8 +99,13 @@ class Delete(HostKind):
         instances.lock(conn, row["uuid"])
         rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, self.engine.now())
         rows.step(
-            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="cleanup",
-            payload=operation.payload, until=self.engine.until(),
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step="cleanup",
+            payload=operation.payload,
+            until=self.engine.until(),
         )
 
     def _remove(self, conn: sa.Connection, operation: Operation) -> bool:
@@ -105,7 +122,7 @@ class Delete(HostKind):
         """Make the server history and give back all that it held, in one transaction."""
         instances.to_history(conn, row["uuid"], self.engine.now())
         self.end(conn, operation, "success", host=row["host"])
-        allocations.release(conn, row["uuid"], now=self.engine.now())
+        allocations.release(conn, row["uuid"], now=self.engine.now(), group_uuid=row["server_group_id"])
         flavor = row["flavor"]
         quotas.release(
             conn, row["project_id"], {"instances": 1, "cores": flavor["vcpus"], "ram": flavor["ram"]}, row["user_id"]

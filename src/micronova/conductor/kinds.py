@@ -1,6 +1,7 @@
 """What the kinds of operations share: their tools, and the way of an operation through a host."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +28,14 @@ class Networks(Protocol):
     """What the conductor needs of the network service; `micronova.network.client` has the real one."""
 
     async def allocate(
-        self, *, instance_uuid: str, project_id: str, host: str, zone: str, requests: Any, security_groups: list[str],
+        self,
+        *,
+        instance_uuid: str,
+        project_id: str,
+        host: str,
+        zone: str,
+        requests: Any,
+        security_groups: list[str],
         hostname: str,
     ) -> tuple[VIF, ...]:
         """Make or take over the ports of an instance and bind them to its host; safe to repeat."""
@@ -75,7 +83,7 @@ class Ended(msgspec.Struct):
 
     accepted: bool = True
     destroy: bool = False
-    events: list[tuple[str, Any, dict[str, Any] | None]] = []
+    events: Sequence[tuple[str, Any, dict[str, Any] | None]] = ()
 
 
 def fault_of(error: BaseException | str, now: int, code: int = 500) -> dict[str, Any]:
@@ -129,8 +137,10 @@ class HostKind(Kind):
             or operation_row["owner"] != HOST + report.host
             or row is None
         ):
-            again = operation_row is not None and operation_row["epoch"] == report.epoch and (
-                operation_row["result"] == "success"
+            again = (
+                operation_row is not None
+                and operation_row["epoch"] == report.epoch
+                and (operation_row["result"] == "success")
             )
             # A build that ended too late: the guest goes only if the instance is not (any more) on this host.
             here = row is not None and row["host"] == report.host
@@ -144,17 +154,30 @@ class HostKind(Kind):
         except BusUnavailable as error:
             log.warning("%s for %s was not sent (%s); the next heartbeat fetches it", order.kind, order.host, error)
 
-    def dispatch(self, conn: sa.Connection, operation: Operation, row: Any, host: str, values: dict[str, Any],
-                 payload: bytes | None = None) -> WorkOrder | None:
+    def dispatch(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: Any,
+        host: str,
+        values: dict[str, Any],
+        payload: bytes | None = None,
+    ) -> WorkOrder | None:
         """Make the host the owner: the instance's new values, the operation's step, the event; None if overtaken."""
         now = self.engine.now()
         epoch = values.get("epoch", operation.epoch)
         if values and not instances.update(conn, operation.instance_uuid, now, values, epoch=operation.epoch):
             return None
         moved = rows.step(
-            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="dispatched",
-            payload=operation.payload if payload is None else payload, until=self.engine.until(),
-            new_owner=HOST + host, new_epoch=epoch,
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step="dispatched",
+            payload=operation.payload if payload is None else payload,
+            until=self.engine.until(),
+            new_owner=HOST + host,
+            new_epoch=epoch,
         )
         if not moved:
             return None
@@ -167,16 +190,30 @@ class HostKind(Kind):
             sent.payload = payload
         return self.order(conn, sent, {**row, **values})
 
-    def end(self, conn: sa.Connection, operation: Operation, result: str, *, host: str | None = None,
-            fault: dict[str, Any] | None = None) -> None:
+    def end(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        result: str,
+        *,
+        host: str | None = None,
+        fault: dict[str, Any] | None = None,
+    ) -> None:
         """End the operation, its event and its action."""
         now = self.engine.now()
         rows.finish(conn, operation.id, now, result)
         request_id = operation.context.request_id
         failed = result == "error"
         actions.event_finish(
-            conn, operation.instance_uuid, request_id, operation.epoch, self.event, now,
-            result="Error" if failed else "Success", host=host, details=fault["message"] if fault else None,
+            conn,
+            operation.instance_uuid,
+            request_id,
+            operation.epoch,
+            self.event,
+            now,
+            result="Error" if failed else "Success",
+            host=host,
+            details=fault["message"] if fault else None,
         )
         actions.finish(conn, operation.instance_uuid, request_id, now, message="Error" if failed else None)
 
@@ -187,13 +224,19 @@ class HostKind(Kind):
         found = await self.engine.database.read(service_rows.list_, binary="nova-compute", host=host)
         if not found or found[0].forced_down:
             return True
-        return self.engine.clock.now() - found[0].last_seen_at / 1e6 > self.tools.service_down_time
+        return bool(self.engine.clock.now() - found[0].last_seen_at / 1e6 > self.tools.service_down_time)
 
     def give_back_to_host(self, conn: sa.Connection, operation: Operation, host: str) -> None:
         """The host is alive after all: its next heartbeat takes the order up."""
         rows.step(
-            conn, operation.id, owner=operation.owner, epoch=operation.epoch, step="dispatched",
-            payload=operation.payload, until=self.engine.until(), new_owner=HOST + host,
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step="dispatched",
+            payload=operation.payload,
+            until=self.engine.until(),
+            new_owner=HOST + host,
         )
 
     def notify(self, event: str, operation: Operation, row: Any, fault: dict[str, Any] | None = None) -> None:

@@ -24,13 +24,22 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 
 log = logging.getLogger(__name__)
 
+JUST_SENT = 1_000_000  # microseconds: an order this young is still on its way and is not sent again
+
 
 class ConductorManager:
     """A role: the server end of the conductor's messages."""
 
     def __init__(
-        self, *, bus: Bus, tools: Tools, host: str, report_interval: float, ratios: dict[str, float],
-        max_attempts: int, check_sender: bool,
+        self,
+        *,
+        bus: Bus,
+        tools: Tools,
+        host: str,
+        report_interval: float,
+        ratios: dict[str, float],
+        max_attempts: int,
+        check_sender: bool,
     ) -> None:
         self._bus = bus
         self._tools = tools
@@ -114,7 +123,8 @@ class ConductorManager:
         """Renew the leases of what hosts have in hand; tell them what they should have and do not."""
         for beat in params.hosts:
             self._check(context, beat.host)
-        return await self._database(self._heartbeat, params)
+        reply: HeartbeatReply = await self._database(self._heartbeat, params)
+        return reply
 
     def _heartbeat(self, conn: sa.Connection, params: Heartbeat) -> HeartbeatReply:
         now, until = self.engine.now(), self.engine.until()
@@ -130,8 +140,9 @@ class ConductorManager:
         known = nodes.hosts_with_nodes(conn, names)
         return HeartbeatReply(
             hosts=tuple(
-                self._beat_of(conn, beat, owned.get(HOST + beat.host, []), leaving.get(beat.host, []), until,
-                              beat.host in known)
+                self._beat_of(
+                    conn, beat, owned.get(HOST + beat.host, []), leaving.get(beat.host, []), until, beat.host in known
+                )
                 for beat in params.hosts
             )
         )
@@ -164,6 +175,8 @@ class ConductorManager:
         operation = Operation.of(row)
         instance = instances.get(conn, operation.instance_uuid)
         if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
+            return None
+        if instance["updated_at"] > self.engine.now() - JUST_SENT:
             return None
         return self._kinds[operation.kind].order(conn, operation, instance)
 

@@ -61,17 +61,41 @@ class Operation(msgspec.Struct, kw_only=True):
 
 
 def new_row(
-    *, id: str, kind: str, version: int, instance_uuid: str, group_id: str, step: str, epoch: int, now: int,
-    deadline: int, context: Context, payload: msgspec.Struct | None = None, secrets: bytes | None = None,
+    *,
+    id: str,
+    kind: str,
+    version: int,
+    instance_uuid: str,
+    group_id: str,
+    step: str,
+    epoch: int,
+    now: int,
+    deadline: int,
+    context: Context,
+    payload: msgspec.Struct | None = None,
+    secrets: bytes | None = None,
 ) -> dict[str, Any]:
     """Make the row of a new operation, owned by nobody; who accepts a request inserts it with its own changes."""
     return {
-        "id": id, "kind": kind, "version": version, "instance_uuid": instance_uuid, "group_id": group_id,
-        "step": step, "owner": None, "epoch": epoch, "lease_until": 0, "deadline": deadline, "attempts": 0,
-        "payload": msgspec.msgpack.encode(payload) if payload is not None else b"\x80", "secrets": secrets,
-        "context": msgspec.msgpack.encode(context), "created_at": now, "finished_at": None, "result": None,
+        "id": id,
+        "kind": kind,
+        "version": version,
+        "instance_uuid": instance_uuid,
+        "group_id": group_id,
+        "step": step,
+        "owner": None,
+        "epoch": epoch,
+        "lease_until": 0,
+        "deadline": deadline,
+        "attempts": 0,
+        "payload": msgspec.msgpack.encode(payload) if payload is not None else b"\x80",
+        "secrets": secrets,
+        "context": msgspec.msgpack.encode(context),
+        "created_at": now,
+        "finished_at": None,
+        "result": None,
         "explanation": None,
-    }  # fmt: skip
+    }
 
 
 class Kind:
@@ -222,8 +246,13 @@ class Engine:
         try:
             for operation in group:
                 await self.database.write(
-                    rows.step, operation.id, owner=operation.owner, epoch=operation.epoch, step=operation.step,
-                    payload=operation.payload, until=self.until(pause),
+                    rows.step,
+                    operation.id,
+                    owner=operation.owner,
+                    epoch=operation.epoch,
+                    step=operation.step,
+                    payload=operation.payload,
+                    until=self.until(pause),
                 )
         except Unavailable:
             self.disturbed()  # the lease runs out by itself

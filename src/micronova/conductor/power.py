@@ -10,7 +10,7 @@ from micronova.conductor.kinds import Continue, Ended, HostKind, abort_error, fa
 from micronova.conductor.operations import Operation
 from micronova.conductor.orders import work_order
 from micronova.db import instances
-from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.objects.errors import Unavailable
 from micronova.objects.orders import Report, WorkOrder
 
 
@@ -48,8 +48,12 @@ class Power(HostKind):
         """Return the order."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         return work_order(
-            operation, row, kind=self.order_kind, host=row["host"],
-            devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()), parameters=payload.parameters,
+            operation,
+            row,
+            kind=self.order_kind,
+            host=row["host"],
+            devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
+            parameters=payload.parameters,
         )
 
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
@@ -77,14 +81,21 @@ class Power(HostKind):
     def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
-        fault = fault_of(error if isinstance(error, MicronovaError) else error, self.engine.now())
+        fault = fault_of(error, self.engine.now())
         if row is not None:
             self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})
         else:
             self.end(conn, operation, "error", fault=fault)
 
-    def _failed(self, conn: sa.Connection, operation: Operation, row: Any, action: states.Action,
-                fault: dict[str, Any], values: dict[str, Any]) -> None:
+    def _failed(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: Any,
+        action: states.Action,
+        fault: dict[str, Any],
+        values: dict[str, Any],
+    ) -> None:
         values["fault"] = fault
         if action.fails_in is not None:
             values["vm_state"] = action.fails_in

@@ -34,9 +34,15 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     host: Annotated[str, _doc("This machine's name in the cloud; empty: its host name.")] = ""
     state_path: Annotated[str, _doc("Directory of everything that survives a restart.")] = ""
     secret_key: Annotated[
-        str, Meta(pattern="^([0-9a-f]{64})?$", description="64 hex digits that api and conductor share to seal secrets; empty: from state_path.")
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hex digits that api and conductor share to seal secrets; empty: from state_path.",
+        ),
     ] = ""
-    transport_url: Annotated[str, _doc("The bus: local:// (one process) or amqp://USER:PASSWORD@HOST/VHOST.")] = "local://"
+    transport_url: Annotated[str, _doc("The bus: local:// (one process) or amqp://USER:PASSWORD@HOST/VHOST.")] = (
+        "local://"
+    )
     report_interval: Annotated[float, Meta(gt=0, description="Seconds between heartbeats of a service.")] = 5.0
     service_down_time: Annotated[float, Meta(gt=0, description="A service not heard of for so long is down.")] = 20.0
     reserved_host_memory_mb: Annotated[int, Meta(ge=0, description="Memory of a host that guests never get.")] = 512
@@ -54,19 +60,27 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     vif_plugging_timeout: Annotated[float, Meta(ge=0, description="Seconds to wait for the network's events.")] = 300.0
     vif_plugging_is_fatal: Annotated[bool, _doc("Whether a build fails when they do not come.")] = True
     shutdown_timeout: Annotated[float, Meta(ge=0, description="Seconds a guest has to shut itself down.")] = 60.0
-    instance_build_timeout: Annotated[float, Meta(gt=0, description="A build that takes longer ends in ERROR.")] = 3600.0
+    instance_build_timeout: Annotated[float, Meta(gt=0, description="A build that takes longer ends in ERROR.")] = (
+        3600.0
+    )
     log_level: Annotated[str, Meta(pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="Least level to log.")] = "INFO"
-    log_format: Annotated[str, Meta(pattern="^(text|json)$", description="Logs for people, or one JSON a line.")] = "text"
+    log_format: Annotated[str, Meta(pattern="^(text|json)$", description="Logs for people, or one JSON a line.")] = (
+        "text"
+    )
 
 
 class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compute API."""
 
-    auth_strategy: Annotated[str, Meta(pattern="^(keystone|noauth2)$", description="keystone, or noauth2 (development).")] = "keystone"
+    auth_strategy: Annotated[
+        str, Meta(pattern="^(keystone|noauth2)$", description="keystone, or noauth2 (development).")
+    ] = "keystone"
     listen: Annotated[str, _doc("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of every API.")] = 8774
     workers: Annotated[int, Meta(ge=1, description="Processes of `micronova run api`.")] = 1
-    public_url: Annotated[str | None, _doc("scheme://host:port as clients see it; default: what they asked for.")] = None
+    public_url: Annotated[str | None, _doc("scheme://host:port as clients see it; default: what they asked for.")] = (
+        None
+    )
     max_limit: Annotated[int, Meta(ge=1, description="Most items in one page of a list.")] = 1000
     max_request_body_size: Annotated[int, Meta(ge=1024, description="Largest body in bytes, uploads aside.")] = 114688
     policy_file: Annotated[str | None, _doc("policy.yaml with rules that differ from the defaults.")] = None
@@ -80,7 +94,9 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the truth is."""
 
-    connection: Annotated[str, _doc("sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; empty: SQLite in state_path.")] = ""
+    connection: Annotated[
+        str, _doc("sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; empty: SQLite in state_path.")
+    ] = ""
     pool_size: Annotated[int, Meta(ge=1, description="Connections of one process to PostgreSQL.")] = 10
 
 
@@ -89,7 +105,9 @@ class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     lease: Annotated[float, Meta(gt=0, description="Seconds until another takes over work that is not renewed.")] = 20.0
     sweep_interval: Annotated[float, Meta(gt=0, description="Seconds between looks for work without an owner.")] = 2.0
-    keep_finished: Annotated[float, Meta(ge=0, description="Seconds that finished operations are kept for admins.")] = 86400.0
+    keep_finished: Annotated[float, Meta(ge=0, description="Seconds that finished operations are kept for admins.")] = (
+        86400.0
+    )
     concurrency: Annotated[int, Meta(ge=1, description="Operations that one conductor works on at a time.")] = 64
 
 
@@ -120,7 +138,9 @@ class FilterScheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cpu_weight_multiplier: Annotated[float, _doc("Positive: spread by CPUs; negative: stack.")] = 1.0
     disk_weight_multiplier: Annotated[float, _doc("Positive: spread by disk; negative: stack.")] = 1.0
     soft_affinity_weight_multiplier: Annotated[float, Meta(ge=0, description="Weight of soft affinity.")] = 1.0
-    soft_anti_affinity_weight_multiplier: Annotated[float, Meta(ge=0, description="Weight of soft anti-affinity.")] = 1.0
+    soft_anti_affinity_weight_multiplier: Annotated[float, Meta(ge=0, description="Weight of soft anti-affinity.")] = (
+        1.0
+    )
     build_failure_weight_multiplier: Annotated[float, _doc("Weight against hosts whose builds failed.")] = 1000000.0
 
 
@@ -150,7 +170,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     project_domain_name: Annotated[str, _doc("Domain of the project.")] = "Default"
     region_name: Annotated[str, _doc("Region in the catalog.")] = "RegionOne"
     token_cache_time: Annotated[float, Meta(ge=0, description="Seconds that a validated token is remembered.")] = 300.0
-    token_lifetime: Annotated[float, Meta(gt=0, description="Seconds that an embedded identity's token is good.")] = 14400.0
+    token_lifetime: Annotated[float, Meta(gt=0, description="Seconds that an embedded identity's token is good.")] = (
+        14400.0
+    )
     public_key: Annotated[str, _doc("Hex key that verifies the embedded identity's tokens without asking it.")] = ""
 
 
@@ -182,8 +204,12 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Notifications(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Notifications to other services."""
 
-    notification_format: Annotated[str, Meta(pattern="^(unversioned|versioned|both|none)$", description="Which kinds are sent.")] = "both"
-    versioned_notifications_topics: Annotated[tuple[str, ...], _doc("Topics of versioned ones.")] = ("versioned_notifications",)
+    notification_format: Annotated[
+        str, Meta(pattern="^(unversioned|versioned|both|none)$", description="Which kinds are sent.")
+    ] = "both"
+    versioned_notifications_topics: Annotated[tuple[str, ...], _doc("Topics of versioned ones.")] = (
+        "versioned_notifications",
+    )
     topics: Annotated[tuple[str, ...], _doc("Topics of unversioned ones.")] = ("notifications",)
     transport_url: Annotated[str, _doc("Where they go; empty: the bus's broker.")] = ""
 
@@ -222,7 +248,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     upgrade_levels: UpgradeLevels = UpgradeLevels()
 
 
-def load(path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Mapping[str, Any]) -> Settings:
+def load(
+    path: Path | None = None, environ: Mapping[str, str] | None = None, **overrides: Mapping[str, Any]
+) -> Settings:
     """Read the file, then the environment, then `overrides` (by section); raise SettingsError in one line."""
     tree: dict[str, dict[str, Any]] = {}
     if path is not None:

@@ -70,15 +70,11 @@ class Database:
     def __init__(self) -> None:
         self.statistics = Statistics()
 
-    async def read(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in a transaction that only reads."""
         raise NotImplementedError
 
-    async def write(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in one transaction; it is durable when this returns."""
         raise NotImplementedError
 
@@ -115,9 +111,7 @@ class SQLiteDatabase(Database):
         super().__init__()
         engine_url = url.set(drivername="sqlite+pysqlite")
         # NullPool: each of our threads opens its one connection and keeps it.
-        self._engine = sa.create_engine(
-            engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **_JSON
-        )
+        self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **_JSON)
         sa.event.listen(self._engine, "connect", _sqlite_connect)
         sa.event.listen(self._engine, "begin", _sqlite_begin)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -128,9 +122,7 @@ class SQLiteDatabase(Database):
         self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
         self._writer.start()
 
-    async def read(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._closed:
             raise Unavailable("The database is closed.")
         self.statistics.count("reads", fn.__qualname__)
@@ -147,9 +139,7 @@ class SQLiteDatabase(Database):
         finally:
             conn.rollback()
 
-    async def write(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._closed:
             raise Unavailable("The database is closed.")
         self.statistics.count("writes", fn.__qualname__)
@@ -260,15 +250,11 @@ class PostgresDatabase(Database):
         )
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 
-    async def read(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
         return await self._run(lambda conn: fn(conn, *args, **kwargs))
 
-    async def write(
-        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
         return await asyncio.shield(asyncio.ensure_future(self._run(lambda conn: fn(conn, *args, **kwargs))))

@@ -86,8 +86,14 @@ def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, list[dict[st
 
 
 def update(
-    conn: sa.Connection, uuid: str, now: int, values: dict[str, Any], *, epoch: int | None = None,
-    task_states: Iterable[str | None] | None = None, vm_states: Iterable[str] | None = None,
+    conn: sa.Connection,
+    uuid: str,
+    now: int,
+    values: dict[str, Any],
+    *,
+    epoch: int | None = None,
+    task_states: Iterable[str | None] | None = None,
+    vm_states: Iterable[str] | None = None,
 ) -> bool:
     """Change an instance if it still is at this epoch and in one of these states; say whether it was."""
     statement = instances.update().where(instances.c.uuid == bindparam("b_uuid"))

@@ -15,9 +15,7 @@ _OPEN = operations.c.finished_at.is_(None)
 _LEASE = (
     operations.update()
     .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.lease_until < bindparam("now"))
-    .values(
-        owner=bindparam("new_owner"), lease_until=bindparam("until"), attempts=operations.c.attempts + 1
-    )
+    .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), attempts=operations.c.attempts + 1)
     .returning(*operations.c)
 )
 _EXPIRED = (
@@ -37,7 +35,8 @@ _OWNED = sa.select(operations).where(_OPEN, operations.c.owner.in_(bindparam("ow
 _CANCEL = (
     operations.update()
     .where(
-        operations.c.instance_uuid == bindparam("b_instance"), _OPEN,
+        operations.c.instance_uuid == bindparam("b_instance"),
+        _OPEN,
         sa.or_(operations.c.owner.is_(None), operations.c.owner.like("host:%")),
     )
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
@@ -50,18 +49,21 @@ _FINISH = (
 _STEP = (
     operations.update()
     .where(
-        operations.c.id == bindparam("b_id"), _OPEN,
-        operations.c.owner == bindparam("b_owner"), operations.c.epoch == bindparam("b_epoch"),
+        operations.c.id == bindparam("b_id"),
+        _OPEN,
+        operations.c.owner == bindparam("b_owner"),
+        operations.c.epoch == bindparam("b_epoch"),
     )
     .values(
-        step=bindparam("b_step"), owner=bindparam("new_owner"), epoch=bindparam("new_epoch"),
-        lease_until=bindparam("until"), payload=bindparam("b_payload"),
+        step=bindparam("b_step"),
+        owner=bindparam("new_owner"),
+        epoch=bindparam("new_epoch"),
+        lease_until=bindparam("until"),
+        payload=bindparam("b_payload"),
     )
 )
 _GIVE_BACK = (
-    operations.update()
-    .where(_OPEN, operations.c.owner == bindparam("b_owner"))
-    .values(lease_until=bindparam("until"))
+    operations.update().where(_OPEN, operations.c.owner == bindparam("b_owner")).values(lease_until=bindparam("until"))
 )
 _PURGE = operations.delete().where(operations.c.finished_at < bindparam("before"))
 _OPEN_OF = sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN)
@@ -118,15 +120,29 @@ def finish(conn: sa.Connection, id: str, now: int, result: str) -> bool:
 
 
 def step(
-    conn: sa.Connection, id: str, *, owner: str, epoch: int, step: str, payload: bytes, until: int,
-    new_owner: str | None = None, new_epoch: int | None = None,
+    conn: sa.Connection,
+    id: str,
+    *,
+    owner: str,
+    epoch: int,
+    step: str,
+    payload: bytes,
+    until: int,
+    new_owner: str | None = None,
+    new_epoch: int | None = None,
 ) -> bool:
     """Persist how far an operation is, if it still is the owner's; say whether it was."""
     done = conn.execute(
         _STEP,
         {
-            "b_id": id, "b_owner": owner, "b_epoch": epoch, "b_step": step, "b_payload": payload, "until": until,
-            "new_owner": new_owner or owner, "new_epoch": epoch if new_epoch is None else new_epoch,
+            "b_id": id,
+            "b_owner": owner,
+            "b_epoch": epoch,
+            "b_step": step,
+            "b_payload": payload,
+            "until": until,
+            "new_owner": new_owner or owner,
+            "new_epoch": epoch if new_epoch is None else new_epoch,
         },
     )
     return done.rowcount == 1
@@ -144,12 +160,8 @@ def purge(conn: sa.Connection, before: int) -> int:
 
 def record_departure(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: int) -> None:
     """Record that an instance left a host: its guest there, up to this epoch, is to be destroyed."""
-    conn.execute(
-        departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid)
-    )
-    conn.execute(
-        departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now}
-    )
+    conn.execute(departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid))
+    conn.execute(departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now})
 
 
 def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[Row]:

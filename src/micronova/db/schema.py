@@ -44,9 +44,7 @@ def current(conn: sa.Connection) -> str | None:
     return conn.execute(sa.select(_VERSION.c.version_num)).scalar()
 
 
-def _upgrade(
-    conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: str | None, schema: str | None
-) -> None:
+def _upgrade(conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: str | None, schema: str | None) -> None:
     if conn.dialect.name == "postgresql":
         # Several roles may start at the same moment on an empty database: one makes the tables, the others wait.
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})

@@ -1,7 +1,7 @@
 """Lists of servers: filters, order and keyset paging, over the living and, for those who may ask, the deleted."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +14,40 @@ from micronova.objects.errors import Invalid, NotFound
 Row = sa.RowMapping
 
 SORT_KEYS = {
-    "created_at": "created_at", "updated_at": "updated_at", "launched_at": "launched_at",
-    "terminated_at": "terminated_at", "uuid": "uuid", "display_name": "display_name", "name": "display_name",
-    "display_description": "display_description", "project_id": "project_id", "tenant_id": "project_id",
-    "user_id": "user_id", "host": "host", "node": "node", "hostname": "hostname", "image_ref": "image_ref",
-    "vm_state": "vm_state", "task_state": "task_state", "power_state": "power_state", "progress": "progress",
-    "key_name": "key_name", "availability_zone": "availability_zone", "config_drive": "config_drive",
-    "access_ip_v4": "access_ip_v4", "access_ip_v6": "access_ip_v6", "launch_index": "launch_index",
-    "root_device_name": "root_device_name", "auto_disk_config": "disk_config", "locked_by": "locked_by",
-    "locked": "locked_by", "instance_type_id": "flavor_id", "kernel_id": "image_ref", "ramdisk_id": "image_ref",
+    "created_at": "created_at",
+    "updated_at": "updated_at",
+    "launched_at": "launched_at",
+    "terminated_at": "terminated_at",
+    "uuid": "uuid",
+    "display_name": "display_name",
+    "name": "display_name",
+    "display_description": "display_description",
+    "project_id": "project_id",
+    "tenant_id": "project_id",
+    "user_id": "user_id",
+    "host": "host",
+    "node": "node",
+    "hostname": "hostname",
+    "image_ref": "image_ref",
+    "vm_state": "vm_state",
+    "task_state": "task_state",
+    "power_state": "power_state",
+    "progress": "progress",
+    "key_name": "key_name",
+    "availability_zone": "availability_zone",
+    "config_drive": "config_drive",
+    "access_ip_v4": "access_ip_v4",
+    "access_ip_v6": "access_ip_v6",
+    "launch_index": "launch_index",
+    "root_device_name": "root_device_name",
+    "auto_disk_config": "disk_config",
+    "locked_by": "locked_by",
+    "locked": "locked_by",
+    "instance_type_id": "flavor_id",
+    "kernel_id": "image_ref",
+    "ramdisk_id": "image_ref",
     "reservation_id": "reservation_id",
-}  # fmt: skip
+}
 
 
 @dataclass(kw_only=True)
@@ -62,8 +85,12 @@ def list_(conn: sa.Connection, filters: Filters) -> list[Row]:
     # Two tables: take a page of each and merge them; either may hold the next servers in order.
     rows = [row for table in tables for row in _page(conn, table, filters)]
     for column, descending in reversed(_order(filters)):
-        rows.sort(key=lambda row, column=column: (row[column] is not None, row[column]), reverse=descending)
+        rows.sort(key=_sort_key(column), reverse=descending)
     return rows[: filters.limit]
+
+
+def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
+    return lambda row: (row[column] is not None, row[column])
 
 
 def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
@@ -103,6 +130,7 @@ def _after(table: sa.Table, order: Sequence[tuple[str, bool]], last: Row) -> sa.
     equal: list[sa.ColumnElement[bool]] = []
     for column, descending in order:
         key, value = table.c[column], last[column]
+        beyond: sa.ColumnElement[bool]
         if value is None:
             beyond = sa.false() if descending else key.is_not(None)
         elif descending:
@@ -131,10 +159,12 @@ def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool
         found.append(_matches(c.display_name, filters.name, "name"))
     for column, pattern in filters.patterns.items():
         found.append(_matches(c[column], pattern, column))
-    for text in (filters.ip, filters.ip6):
-        if text is not None:
-            # Addresses are kept as JSON; what users send is the beginning of one, or a regular expression.
-            found.append(_matches(sa.cast(c.network_info, sa.Text), f'"address":"{text.lstrip("^")}', "ip"))
+    # Addresses are kept as JSON; what users send is the beginning of one, or a regular expression.
+    found += [
+        _matches(sa.cast(c.network_info, sa.Text), f'"address":"{text.lstrip("^")}', "ip")
+        for text in (filters.ip, filters.ip6)
+        if text is not None
+    ]
     if filters.uuids is not None:
         found.append(c.uuid.in_(filters.uuids))
     if filters.locked is not None:

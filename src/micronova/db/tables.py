@@ -73,8 +73,12 @@ instances = sa.Table(
     Index("instances_by_host", "host"),
     Index("instances_by_reservation", "reservation_id"),
     Index("instances_by_updated", "updated_at"),
-    Index("instances_by_group", "server_group_id", sqlite_where=sa.text("server_group_id IS NOT NULL"),
-          postgresql_where=sa.text("server_group_id IS NOT NULL")),
+    Index(
+        "instances_by_group",
+        "server_group_id",
+        sqlite_where=sa.text("server_group_id IS NOT NULL"),
+        postgresql_where=sa.text("server_group_id IS NOT NULL"),
+    ),
 )
 
 # What is left of a deleted server: the API shows it to admins (deleted=true) and in changes-since lists.
@@ -127,10 +131,18 @@ operations = sa.Table(
     Column("finished_at", Time),
     Column("result", String(16)),  # "success" | "error" | "cancelled"
     Column("explanation", sa.JSON),  # how the scheduler decided, for admins
-    Index("operations_open", "lease_until", sqlite_where=sa.text("finished_at IS NULL"),
-          postgresql_where=sa.text("finished_at IS NULL")),
-    Index("operations_by_owner", "owner", sqlite_where=sa.text("finished_at IS NULL"),
-          postgresql_where=sa.text("finished_at IS NULL")),
+    Index(
+        "operations_open",
+        "lease_until",
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    ),
+    Index(
+        "operations_by_owner",
+        "owner",
+        sqlite_where=sa.text("finished_at IS NULL"),
+        postgresql_where=sa.text("finished_at IS NULL"),
+    ),
     Index("operations_by_instance", "instance_uuid"),
     Index("operations_by_group", "group_id"),
 )

@@ -206,7 +206,12 @@ class ServiceClient:
     """One service, reached with one way of getting a token."""
 
     def __init__(
-        self, transport: Transport, token: Callable[[], Awaitable[str]], *, prefix: str = "", renew: Callable[[], None] | None = None
+        self,
+        transport: Transport,
+        token: Callable[[], Awaitable[str]],
+        *,
+        prefix: str = "",
+        renew: Callable[[], None] | None = None,
     ) -> None:
         self._transport = transport
         self._token = token

@@ -43,9 +43,7 @@ TITLES = {
     503: "Service Unavailable",
 }
 
-INTERNAL = (
-    "Unexpected API Error. The request id of this answer leads to the reason in the service's log."
-)
+INTERNAL = "Unexpected API Error. The request id of this answer leads to the reason in the service's log."
 
 
 def status_of(error: BaseException) -> int:

@@ -104,23 +104,41 @@ def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
 
 
 async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    await send({"type": "http.response.start", "status": status,
-                "headers": [*headers, (b"content-length", str(len(body)).encode())]})  # fmt: skip
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, (b"content-length", str(len(body)).encode())],
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
 class HTTPServer:
     """uvicorn in our event loop: no signal handlers, no access log, an orderly stop."""
 
-    def __init__(self, app: App, sock: socket.socket, *, certificate: str | None = None, key: str | None = None) -> None:
+    def __init__(
+        self, app: App, sock: socket.socket, *, certificate: str | None = None, key: str | None = None
+    ) -> None:
         self._socket = sock
         self._server = _Quiet(
             uvicorn.Config(
-                app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False,
-                server_header=False, date_header=False, proxy_headers=False, timeout_keep_alive=75,
-                timeout_graceful_shutdown=5, ssl_certfile=certificate, ssl_keyfile=key, h11_max_incomplete_event_size=65536,
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=5,
+                ssl_certfile=certificate,
+                ssl_keyfile=key,
+                h11_max_incomplete_event_size=65536,
             )
-        )  # fmt: skip
+        )
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:

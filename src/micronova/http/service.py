@@ -129,8 +129,9 @@ class Service:
         for path in dict.fromkeys(route.path for route in self.routes):
             self.app.add_route(prefix + path or "/", _Resource(self, [r for r in self.routes if r.path == path]))
 
-    async def handle(self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response,
-                     params: dict[str, str]) -> None:
+    async def handle(
+        self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response, params: dict[str, str]
+    ) -> None:
         """The pipeline, in order: request id, microversion, authentication, route, input, policy, handler, faults."""
         request = Request(self, http, params)
         request_id = f"req-{_request_uuid()}"
@@ -178,9 +179,7 @@ class Service:
     def _check_project(self, request: Request, http: falcon.asgi.Request) -> None:
         named = http.scope.get("micronova.project")
         if named and named != request.context.project_id:
-            raise Invalid(
-                f"Malformed request url: the project in the path ({named}) is not the token's project."
-            )
+            raise Invalid(f"Malformed request url: the project in the path ({named}) is not the token's project.")
 
     async def _run(
         self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
@@ -239,8 +238,10 @@ class Service:
             return b""
         try:
             async with asyncio.timeout(self.body_timeout):
-                data = await http.bounded_stream.read(self.max_body + 1) if length is not None else (
-                    await http.stream.read(self.max_body + 1)
+                data = (
+                    await http.bounded_stream.read(self.max_body + 1)
+                    if length is not None
+                    else (await http.stream.read(self.max_body + 1))
                 )
         except TimeoutError:
             error = Invalid(f"The body did not arrive within {self.body_timeout:g} seconds.")
@@ -271,7 +272,10 @@ class Service:
         status = status_of(error)
         if status == 500:
             log.error(
-                "%s %s failed (%s)", request.falcon.method, request.falcon.path, request.context.request_id,
+                "%s %s failed (%s)",
+                request.falcon.method,
+                request.falcon.path,
+                request.context.request_id,
                 exc_info=error,
             )
         if isinstance(error, Unauthorized):
@@ -284,11 +288,12 @@ class Service:
         answer.content_type = "application/json"
         answer.data = _encode(self.fault_body(status, message_of(error), error))
 
-    async def _no_route(self, http: falcon.asgi.Request, answer: falcon.asgi.Response, **_: str) -> None:
+    async def _no_route(self, req: falcon.asgi.Request, resp: falcon.asgi.Response | None, **_: Any) -> None:
         raise NotFound("The resource could not be found.")
 
-    async def _unrouted(self, http: falcon.asgi.Request, answer: falcon.asgi.Response, error: Any,
-                        params: dict[str, str]) -> None:
+    async def _unrouted(
+        self, http: falcon.asgi.Request, answer: falcon.asgi.Response, error: Any, params: dict[str, str]
+    ) -> None:
         """Turn what happened before a route was found (unknown path, wrong method, broken encoding) into a fault."""
         if "x-openstack-request-id" not in answer.headers:
             answer.set_header("x-openstack-request-id", f"req-{_request_uuid()}")
@@ -319,8 +324,9 @@ class Service:
         return base[: len(base) - len(self.mount + self.prefix)] + "/identity"
 
 
-_STATUS_LINES = {code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in
-                 (200, 201, 202, 204, 300)}
+_STATUS_LINES = {
+    code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in (200, 201, 202, 204, 300)
+}
 _MEDIA_TYPES = (
     "application/json",
     "text/plain",
@@ -341,8 +347,9 @@ def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
     if not text:
         return {}
     try:
-        return urllib.parse.parse_qs(text, keep_blank_values=True, strict_parsing=False, errors="strict",
-                                     max_num_fields=1000)
+        return urllib.parse.parse_qs(
+            text, keep_blank_values=True, strict_parsing=False, errors="strict", max_num_fields=1000
+        )
     except (ValueError, UnicodeDecodeError):
         raise Invalid("The query string is not valid: it must be UTF-8 with at most 1000 parameters.") from None
 

@@ -36,8 +36,7 @@ class Versions:
         found = _FORM.match(wanted)
         if not found:
             raise Invalid(
-                f"API Version String {wanted} is of invalid format. Must be of format MajorNum.MinorNum, "
-                f"or latest."
+                f"API Version String {wanted} is of invalid format. Must be of format MajorNum.MinorNum, or latest."
             )
         major, minor = int(found[1]), int(found[2])
         if major != self.major or not self.least <= minor <= self.newest:

@@ -54,7 +54,9 @@ class Enforcer:
             domain is not None and domain == context.domain_id,
             context.system_scope,
             None if own else tuple(sorted((k, v) for k, v in target.items() if k in _EXTRA)),  # type: ignore[union-attr]
-            None if own else tuple(
+            None
+            if own
+            else tuple(
                 bool(context.project_id) and target.get(name) == context.project_id  # type: ignore[union-attr]
                 for name in _PROJECTS
             ),

@@ -103,14 +103,25 @@ def routes(database: Database, api: API) -> list[Route]:
         ("os-stop", handlers.stop, "os_compute_api:servers:stop", 202, StopBody),
         ("reboot", handlers.reboot, "os_compute_api:servers:reboot", 202, RebootBody),
         (
-            "os-getConsoleOutput", handlers.console_output, "os_compute_api:os-console-output", 200, ConsoleOutputBody,
+            "os-getConsoleOutput",
+            handlers.console_output,
+            "os_compute_api:os-console-output",
+            200,
+            ConsoleOutputBody,
         ),
-    ]  # fmt: skip
+    ]
     return [
         Route(
-            method="POST", path=f"{path}/{{id}}/action", action=action, handler=handler, policy=policy, status=status,
-            body=body, checks_policy=True, versions=versions,
+            method="POST",
+            path=f"{path}/{{id}}/action",
+            action=action,
+            handler=handler,
+            policy=policy,
+            status=status,
+            body=body,
+            checks_policy=True,
+            versions=versions,
         )
         for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102)))
         for action, handler, policy, status, body in table
-    ]  # fmt: skip
+    ]

@@ -92,19 +92,27 @@ class Device(_Strict):
     versions = {"tag": since(32), "volume_type": since(67)}
 
 
-class NewServer(_Strict, rename={
-    "image_ref": "imageRef", "flavor_ref": "flavorRef", "admin_pass": "adminPass", "access_ip_v4": "accessIPv4",
-    "access_ip_v6": "accessIPv6", "disk_config": "OS-DCF:diskConfig", "hints": "os:scheduler_hints",
-}):  # fmt: skip
+class NewServer(
+    _Strict,
+    rename={
+        "image_ref": "imageRef",
+        "flavor_ref": "flavorRef",
+        "admin_pass": "adminPass",
+        "access_ip_v4": "accessIPv4",
+        "access_ip_v6": "accessIPv6",
+        "disk_config": "OS-DCF:diskConfig",
+        "hints": "os:scheduler_hints",
+    },
+):
     """The server that is asked for."""
 
     name: Name
     flavor_ref: str | int
     image_ref: str | UnsetType = UNSET
     admin_pass: str | UnsetType = UNSET
-    metadata: dict[
-        Annotated[str, Meta(min_length=1, max_length=255)], Annotated[str, Meta(max_length=255)]
-    ] | UnsetType = UNSET
+    metadata: (
+        dict[Annotated[str, Meta(min_length=1, max_length=255)], Annotated[str, Meta(max_length=255)]] | UnsetType
+    ) = UNSET
     networks: list[Network] | str | UnsetType = UNSET
     access_ip_v4: str | UnsetType = UNSET
     access_ip_v6: str | UnsetType = UNSET
@@ -123,9 +131,9 @@ class NewServer(_Strict, rename={
     hints: dict[str, Any] | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
     tags: Annotated[list[Tag], Meta(max_length=50)] | UnsetType = UNSET
-    trusted_image_certificates: Annotated[
-        list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)
-    ] | None | UnsetType = UNSET
+    trusted_image_certificates: (
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)] | None | UnsetType
+    ) = UNSET
     host: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     hypervisor_hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
@@ -330,16 +338,16 @@ def _networks(server: NewServer, minor: int) -> list[NetworkRequest] | str | Non
         if address is not None:
             _parse_address("networks.fixed_ip", address)
             if port:
-                raise Invalid(f"Specified Fixed IP '{address}' cannot be used with port '{port}': the two together "
-                              f"are not supported.")  # fmt: skip
+                raise Invalid(
+                    f"Specified Fixed IP '{address}' cannot be used with port '{port}': the two together "
+                    f"are not supported."
+                )
         if not port and not network:
             raise Invalid("Bad networks format: network uuid or port is needed in each of networks.")
         if port and any(other.port_id == port for other in found):
             raise Invalid(f"Invalid input for field/attribute networks: port {port} is asked for twice.")
         found.append(
-            NetworkRequest(
-                network_id=None if port else network, port_id=port, fixed_ip=address, tag=_unset(item.tag)
-            )
+            NetworkRequest(network_id=None if port else network, port_id=port, fixed_ip=address, tag=_unset(item.tag))
         )
     return found
 
@@ -399,12 +407,16 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
             raise Invalid("Using different block_device_mapping syntaxes is not allowed in the same request.")
         return [
             BlockDevice(
-                uuid="", source_type="snapshot" if item.snapshot_id else "volume", destination_type="volume",
-                volume_id=item.volume_id, snapshot_id=item.snapshot_id, device_name=item.device_name,
+                uuid="",
+                source_type="snapshot" if item.snapshot_id else "volume",
+                destination_type="volume",
+                volume_id=item.volume_id,
+                snapshot_id=item.snapshot_id,
+                device_name=item.device_name,
                 boot_index=0 if number == 0 and server.image_ref in (UNSET, "") else -1,
             )
             for number, item in enumerate(server.block_device_mapping)
-        ]  # fmt: skip
+        ]
     return [_device(item) for item in _v2(server) if not item.no_device]
 
 
@@ -451,9 +463,11 @@ def _hints(body: Body) -> dict[str, list[str]]:
     raw = next((each for each in (body.hints, body.hints2, body.server.hints) if each is not UNSET), {})
     found: dict[str, list[str]] = {}
     for name, value in raw.items():
-        values = [str(part) for part in value] if isinstance(value, list) else [
-            value if isinstance(value, str) else msgspec.json.encode(value).decode()
-        ]
+        values = (
+            [str(part) for part in value]
+            if isinstance(value, list)
+            else [value if isinstance(value, str) else msgspec.json.encode(value).decode()]
+        )
         if name == "group" and (len(values) != 1 or not re.match(UUID, values[0])):
             raise Invalid("Invalid input for field/attribute os:scheduler_hints.group: it must be one uuid.")
         if name in _HINT_LISTS and not all(re.match(UUID, each) for each in values):

@@ -1,6 +1,5 @@
 """Events that neighbours tell about servers: a port was plugged, a volume was extended…"""
 
-import logging
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,9 +12,6 @@ from micronova.db.engine import Database
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
-from micronova.rpc.errors import BusUnavailable
-
-log = logging.getLogger(__name__)
 
 _SINCE = {"volume-extended": 51, "power-update": 76, "accelerator-request-bound": 82, "volume-reimaged": 93}
 
@@ -24,9 +20,15 @@ class Event(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One event."""
 
     name: Literal[
-        "network-changed", "network-vif-plugged", "network-vif-unplugged", "network-vif-deleted",
-        "volume-extended", "power-update", "accelerator-request-bound", "volume-reimaged",
-    ]  # fmt: skip
+        "network-changed",
+        "network-vif-plugged",
+        "network-vif-unplugged",
+        "network-vif-deleted",
+        "volume-extended",
+        "power-update",
+        "accelerator-request-bound",
+        "volume-reimaged",
+    ]
     server_uuid: Annotated[str, Meta(min_length=1, max_length=64)]
     status: Literal["failed", "completed", "in-progress"] = "completed"
     tag: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
@@ -63,19 +65,21 @@ def routes(database: Database, api: API) -> list[Route]:
         if row["host"] is None:
             return {**answer, "status": "failed", "code": 422}
         told = InstanceEvent(
-            instance_uuid=event.server_uuid, name=event.name, status=event.status,
+            instance_uuid=event.server_uuid,
+            name=event.name,
+            status=event.status,
             tag=None if isinstance(event.tag, UnsetType) else event.tag,
-        )  # fmt: skip
-        try:
-            await api.external_event(request.context, row["host"], told)
-        except BusUnavailable as error:
-            log.warning("event %s for %s is lost: %s", event.name, event.server_uuid, error)
+        )
+        if not await api.external_event(request.context, row["host"], told):
             return {**answer, "status": "failed", "code": 422}
         return {**answer, "code": 200}
 
     return [
         Route(
-            method="POST", path="/os-server-external-events", handler=create, body=Body,
+            method="POST",
+            path="/os-server-external-events",
+            handler=create,
+            body=Body,
             policy="os_compute_api:os-server-external-events:create",
         )
-    ]  # fmt: skip
+    ]

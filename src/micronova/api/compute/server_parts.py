@@ -1,5 +1,6 @@
 """What hangs below a server: metadata, tags, addresses."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -44,7 +45,7 @@ class TagsBody(msgspec.Struct, forbid_unknown_fields=True):
 class ServerParts:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, quota_defaults: dict[str, int]) -> None:
+    def __init__(self, database: Database, clock: Clock, quota_defaults: Mapping[str, int]) -> None:
         self._database = database
         self._clock = clock
         self._quota_defaults = quota_defaults
@@ -185,8 +186,20 @@ class ServerParts:
         return {id: found[label]}
 
 
-_CHANGEABLE = frozenset({states.ACTIVE, states.PAUSED, states.SUSPENDED, states.STOPPED, states.ERROR, states.BUILDING,
-                         states.RESCUED, states.RESIZED, states.SHELVED, states.SHELVED_OFFLOADED})  # fmt: skip
+_CHANGEABLE = frozenset(
+    {
+        states.ACTIVE,
+        states.PAUSED,
+        states.SUSPENDED,
+        states.STOPPED,
+        states.ERROR,
+        states.BUILDING,
+        states.RESCUED,
+        states.RESIZED,
+        states.SHELVED,
+        states.SHELVED_OFFLOADED,
+    }
+)
 
 
 def _plain(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -194,7 +207,7 @@ def _plain(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, A
     return {label: [{"version": a["version"], "addr": a["addr"]} for a in listed] for label, listed in found.items()}
 
 
-def routes(database: Database, clock: Clock, quota_defaults: dict[str, int]) -> list[Route]:
+def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int]) -> list[Route]:
     """Return the routes."""
     h = ServerParts(database, clock, quota_defaults)
     meta, tags, ips = "os_compute_api:server-metadata:", "os_compute_api:os-server-tags:", "os_compute_api:ips:"
@@ -216,9 +229,16 @@ def routes(database: Database, clock: Clock, quota_defaults: dict[str, int]) -> 
     ]
     return [
         Route(
-            method=method, path=f"/servers/{{id}}/{path}", handler=handler, policy=policy, status=status,
-            body=body, checks_policy=True, query=inputs.NoQuery, strict_query=inputs.STRICT,
+            method=method,
+            path=f"/servers/{{id}}/{path}",
+            handler=handler,
+            policy=policy,
+            status=status,
+            body=body,
+            checks_policy=True,
+            query=inputs.NoQuery,
+            strict_query=inputs.STRICT,
             **({"versions": versions} if versions else {}),
         )
         for method, path, handler, policy, status, body, versions in table
-    ]  # fmt: skip
+    ]

@@ -17,19 +17,48 @@ Text = str | UnsetType
 
 # What everybody may filter by; the rest is for admins (from 2.83 on more for everybody).
 _OPEN = {
-    "reservation_id", "name", "status", "image", "flavor", "ip", "changes-since", "all_tenants", "ip6",
-    "tags", "tags-any", "not-tags", "not-tags-any", "changes-before", "locked",
-}  # fmt: skip
+    "reservation_id",
+    "name",
+    "status",
+    "image",
+    "flavor",
+    "ip",
+    "changes-since",
+    "all_tenants",
+    "ip6",
+    "tags",
+    "tags-any",
+    "not-tags",
+    "not-tags-any",
+    "changes-before",
+    "locked",
+}
 _OPEN_83 = {
-    "availability_zone", "config_drive", "key_name", "created_at", "launched_at", "terminated_at", "power_state",
-    "task_state", "vm_state", "progress", "user_id",
-}  # fmt: skip
+    "availability_zone",
+    "config_drive",
+    "key_name",
+    "created_at",
+    "launched_at",
+    "terminated_at",
+    "power_state",
+    "task_state",
+    "vm_state",
+    "progress",
+    "user_id",
+}
 
 
-class ListQuery(msgspec.Struct, kw_only=True, rename={
-    "changes_since": "changes-since", "changes_before": "changes-before", "tags_any": "tags-any",
-    "not_tags": "not-tags", "not_tags_any": "not-tags-any",
-}):  # fmt: skip
+class ListQuery(
+    msgspec.Struct,
+    kw_only=True,
+    rename={
+        "changes_since": "changes-since",
+        "changes_before": "changes-before",
+        "tags_any": "tags-any",
+        "not_tags": "not-tags",
+        "not_tags_any": "not-tags-any",
+    },
+):
     """Everything that a list of servers can be asked for."""
 
     limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
@@ -90,22 +119,39 @@ class ListQuery(msgspec.Struct, kw_only=True, rename={
     not_launched: Text = UNSET
 
     versions = {
-        "tags": since(26), "tags-any": since(26), "not-tags": since(26), "not-tags-any": since(26),
-        "changes-before": since(66), "locked": since(73),
-    }  # fmt: skip
+        "tags": since(26),
+        "tags-any": since(26),
+        "not-tags": since(26),
+        "not-tags-any": since(26),
+        "changes-before": since(66),
+        "locked": since(73),
+    }
 
 
 _EQUAL = {
-    "image": "image_ref", "image_ref": "image_ref", "flavor": "flavor_id", "instance_type_id": "flavor_id",
-    "reservation_id": "reservation_id", "host": "host", "node": "node", "user_id": "user_id",
-    "vm_state": "vm_state", "task_state": "task_state", "key_name": "key_name",
-    "availability_zone": "availability_zone", "root_device_name": "root_device_name", "locked_by": "locked_by",
-}  # fmt: skip
+    "image": "image_ref",
+    "image_ref": "image_ref",
+    "flavor": "flavor_id",
+    "instance_type_id": "flavor_id",
+    "reservation_id": "reservation_id",
+    "host": "host",
+    "node": "node",
+    "user_id": "user_id",
+    "vm_state": "vm_state",
+    "task_state": "task_state",
+    "key_name": "key_name",
+    "availability_zone": "availability_zone",
+    "root_device_name": "root_device_name",
+    "locked_by": "locked_by",
+}
 _NUMBERS = {"power_state": "power_state", "progress": "progress", "launch_index": "launch_index"}
 _PATTERNS = {
-    "hostname": "hostname", "description": "display_description", "display_description": "display_description",
-    "access_ip_v4": "access_ip_v4", "access_ip_v6": "access_ip_v6",
-}  # fmt: skip
+    "hostname": "hostname",
+    "description": "display_description",
+    "display_description": "display_description",
+    "access_ip_v4": "access_ip_v4",
+    "access_ip_v6": "access_ip_v6",
+}
 _POWER = {"NOSTATE": 0, "RUNNING": 1, "PAUSED": 3, "SHUTDOWN": 4, "CRASHED": 6, "SUSPENDED": 7}
 
 
@@ -154,9 +200,8 @@ def _order(query: ListQuery, filters: Filters) -> None:
     directions = [] if isinstance(query.sort_dir, UnsetType) else query.sort_dir
     for number, key in enumerate(keys):
         if key not in SORT_KEYS:
-            raise Invalid(
-                f"Invalid input for query parameter sort_key: {key[:64]!r} is not one of {', '.join(sorted(SORT_KEYS))}."
-            )
+            known = ", ".join(sorted(SORT_KEYS))
+            raise Invalid(f"Invalid input for query parameter sort_key: {key[:64]!r} is not one of {known}.")
         direction = directions[number] if number < len(directions) else directions[-1] if directions else "desc"
         if direction not in ("asc", "desc"):
             raise Invalid("Invalid input for query parameter sort_dir: it is asc or desc.")
@@ -178,7 +223,9 @@ def _statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: 
     unknown = [text for text in wanted if text not in states.STATUSES]
     if unknown and len(unknown) == len(wanted):
         if request.minor >= 38:
-            raise Invalid(f"Invalid status value: {unknown[0][:64]}. It is one of {', '.join(sorted(states.STATUSES))}.")
+            raise Invalid(
+                f"Invalid status value: {unknown[0][:64]}. It is one of {', '.join(sorted(states.STATUSES))}."
+            )
         return False
     if "DELETED" in wanted:
         if not admin:
@@ -195,8 +242,6 @@ def _times(asked: dict[str, Any], filters: Filters) -> None:
         filters.changes_before = inputs.moment(asked["changes-before"], "changes-before")
         if filters.changes_since is not None and filters.changes_since > filters.changes_before:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
-    if filters.deleted or "deleted" in asked:
-        filters.changes_since = filters.changes_since if filters.deleted else filters.changes_since
 
 
 def _tags(asked: dict[str, Any], filters: Filters) -> None:
@@ -210,7 +255,9 @@ def _tags(asked: dict[str, Any], filters: Filters) -> None:
 def _values(asked: dict[str, Any], filters: Filters) -> Filters | None:
     for name, column in _EQUAL.items():
         if name in asked:
-            filters.equal[column] = asked[name].rstrip("/").rpartition("/")[2] if name in ("image", "flavor") else asked[name]
+            filters.equal[column] = (
+                asked[name].rstrip("/").rpartition("/")[2] if name in ("image", "flavor") else asked[name]
+            )
     for name, column in _NUMBERS.items():
         if name in asked:
             text = asked[name]

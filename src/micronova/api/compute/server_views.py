@@ -148,7 +148,9 @@ _EXTENDED = (
     Field("OS-EXT-STS:vm_state", "vm_state"),
     Field("OS-EXT-STS:power_state", "power_state"),
     Field("os-extended-volumes:volumes_attached", lambda row, _: []),
-    Field("host_status", lambda row, shown: shown.host_status.get(row["host"] or "", ""), since(16), when="host_status"),
+    Field(
+        "host_status", lambda row, shown: shown.host_status.get(row["host"] or "", ""), since(16), when="host_status"
+    ),
     Field("OS-EXT-SRV-ATTR:host", "host", when="attributes"),
     Field("OS-EXT-SRV-ATTR:hypervisor_hostname", "node", when="attributes"),
     Field("OS-EXT-SRV-ATTR:instance_name", lambda row, _: f"instance-{row['uuid'][:8]}", when="attributes"),

@@ -28,9 +28,16 @@ HOST_STATUS = "os_compute_api:servers:show:host_status"
 HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
 
 
-class Changes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, rename={
-    "access_ip_v4": "accessIPv4", "access_ip_v6": "accessIPv6", "disk_config": "OS-DCF:diskConfig",
-}):  # fmt: skip
+class Changes(
+    msgspec.Struct,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    rename={
+        "access_ip_v4": "accessIPv4",
+        "access_ip_v6": "accessIPv6",
+        "disk_config": "OS-DCF:diskConfig",
+    },
+):
     """What can be changed of a server."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
@@ -180,22 +187,41 @@ def routes(database: Database, clock: Clock, api: API, max_limit: int, service_d
     found = []
     for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102))):
         listed: dict[str, Any] = {
-            "method": "GET", "query": ListQuery, "strict_query": since(75), "versions": versions,
-        }  # fmt: skip
+            "method": "GET",
+            "query": ListQuery,
+            "strict_query": since(75),
+            "versions": versions,
+        }
         found += [
             Route(path=path, handler=handlers.index, policy=f"{rule}index", **listed),
             Route(path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}detail", **listed),
             Route(
-                method="GET", path=f"{path}/{{id}}", handler=handlers.show, policy=f"{rule}show", versions=versions,
-                checks_policy=True, query=inputs.NoQuery, strict_query=STRICT,
+                method="GET",
+                path=f"{path}/{{id}}",
+                handler=handlers.show,
+                policy=f"{rule}show",
+                versions=versions,
+                checks_policy=True,
+                query=inputs.NoQuery,
+                strict_query=STRICT,
             ),
             Route(
-                method="PUT", path=f"{path}/{{id}}", handler=handlers.update, policy=f"{rule}update",
-                versions=versions, checks_policy=True, body=UpdateBody,
+                method="PUT",
+                path=f"{path}/{{id}}",
+                handler=handlers.update,
+                policy=f"{rule}update",
+                versions=versions,
+                checks_policy=True,
+                body=UpdateBody,
             ),
             Route(
-                method="DELETE", path=f"{path}/{{id}}", handler=handlers.delete, policy=f"{rule}delete",
-                versions=versions, checks_policy=True, status=204,
+                method="DELETE",
+                path=f"{path}/{{id}}",
+                handler=handlers.delete,
+                policy=f"{rule}delete",
+                versions=versions,
+                checks_policy=True,
+                status=204,
             ),
-        ]  # fmt: skip
+        ]
     return found
