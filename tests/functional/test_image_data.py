@@ -268,7 +268,7 @@ async def test_ranges(cloud: World) -> None:
         ("bytes=-", 200, None, data),
         ("bytes=0-1,5-6", 200, None, data),
         ("lines=1-2", 200, None, data),
-        ("bytes=٣-٤", 200, None, data),
+        ("bytes=\N{ARABIC-INDIC DIGIT THREE}-", 200, None, data),
     ]:
         answer = await cloud.call("GET", file, headers={"range": asked})
         assert (answer.status, answer.headers.get("content-range")) == (status, content_range), asked

@@ -11,7 +11,7 @@ import re
 
 from micronova.objects.errors import Unauthorized
 
-_FORM = re.compile(r"([0-9]{1,12})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_FORM = re.compile(r"([1-9][0-9]{0,11})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _LEAST_KEY = 16
 
 
