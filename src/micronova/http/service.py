@@ -185,7 +185,7 @@ class Service:
         self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
     ) -> None:
         candidates = [r for r in routes if r.versions.since <= request.minor <= r.versions.until]
-        if not candidates:
+        if not candidates or any("\x00" in value for value in request.params.values()):
             raise NotFound("The resource could not be found.")
         route = candidates[0]
         raw = b""
@@ -346,6 +346,8 @@ def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
     text = http.query_string
     if not text:
         return {}
+    if "%00" in text or "\x00" in text:
+        raise Invalid("The query string is not valid: it must not have the character U+0000.")
     try:
         return urllib.parse.parse_qs(
             text, keep_blank_values=True, strict_parsing=False, errors="strict", max_num_fields=1000

@@ -1,5 +1,6 @@
 """Validation of bodies and query strings against msgspec types, with messages that name the field."""
 
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -15,10 +16,15 @@ from micronova.objects.errors import Invalid
 # sent only at these microversions.
 
 
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # written out, and not a backslash before u0000; no database keeps it
+
+
 def body(raw: bytes, kind: Any, minor: int, relaxed: bool = False) -> Any:
     """Decode and check a request body; `relaxed` (the /v2 API) ignores what it does not know."""
     if not raw:
         raw = b"null"
+    if b"\\u0000" in raw and _NUL.search(raw):
+        raise Invalid("Malformed request body: a text must not have the character U+0000.")
     try:
         if relaxed:
             value = msgspec.convert(_known_only(msgspec.json.decode(raw), kind), kind)

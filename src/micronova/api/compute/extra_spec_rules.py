@@ -48,7 +48,7 @@ _FLAG = Spec("flag")
 _WHOLE = Spec("whole")
 _COUNT = Spec("whole", least=0)
 _POSITIVE = Spec("whole", least=1)
-_CPUS = Spec(pattern=r"\^?\d+((-\d+)?(,\^?\d+(-\d+)?)?)*")
+_CPUS = Spec(pattern=r"\^?\d+(-\d+)?(,\^?\d+(-\d+)?)*")
 _TRAIT = Spec(one_of=("required", "forbidden"))
 _GROUP = r"([a-zA-Z0-9_-]{1,64})?"
 
