@@ -6,6 +6,7 @@ serves a real neighbour and an embedded one, and the embedded ones are proved co
 
 import asyncio
 import json
+import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -69,7 +70,7 @@ class ASGITransport:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": path,
+            "path": urllib.parse.unquote(path),  # as a server hands it over
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",

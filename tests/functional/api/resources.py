@@ -1,7 +1,6 @@
 """The compute API's resources over HTTP, on a database of their own, with tokens that say who one is."""
 
 import contextlib
-import urllib.parse
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,9 +93,7 @@ class Caller:
         data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         if data is not None:
             headers.setdefault("content-type", "application/json")
-        path, mark, query = (prefix + path).partition("?")
-        url = urllib.parse.unquote(path) + mark + query  # a server decodes the path before it calls us
-        return await ASGITransport(self.app, "cloud:8774").request(method, url, headers, data)
+        return await ASGITransport(self.app, "cloud:8774").request(method, prefix + path, headers, data)
 
     async def get(self, path: str, minor: int | None = None) -> Answer:
         return await self("GET", path, None, minor)

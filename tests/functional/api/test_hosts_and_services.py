@@ -126,12 +126,12 @@ async def test_hypervisors(cloud: Cloud, minor: int):
         check("hypervisors", "list_search_hypervisors", minor, answer.status, answer.json())
         answer = await cloud.admin.get("/os-hypervisors/h/servers", minor)
         check("hypervisors", "get_hypervisors_servers", minor, answer.status, answer.json())
-        assert answer.json()["hypervisors"][0]["servers"] == [{"uuid": server, "name": "vm"}]
+        assert answer.json()["hypervisors"][0]["servers"] == [{"uuid": server, "name": f"instance-{server[:8]}"}]
         assert (await cloud.admin.get("/os-hypervisors/h9/search", minor)).status == 404
     else:
         answer = await cloud.admin.get("/os-hypervisors?hypervisor_hostname_pattern=h1&with_servers=true", minor)
         check("hypervisors", "list_search_hypervisors", minor, answer.status, answer.json())
-        assert answer.json()["hypervisors"][0]["servers"] == [{"uuid": server, "name": "vm"}]
+        assert answer.json()["hypervisors"][0]["servers"] == [{"uuid": server, "name": f"instance-{server[:8]}"}]
         _, empty = (await cloud.admin.get("/os-hypervisors?with_servers=1", minor)).json()["hypervisors"]
         assert empty.get("servers") == ([] if minor >= 75 else None)
         assert (await cloud.admin.get("/os-hypervisors/h1/search", minor)).status == 404

@@ -70,6 +70,7 @@ async def test_names_by_version(cloud: Cloud):
     assert await status("a@b.c", 91) == 400
     assert await status("a@b.c", 92) == 201
     assert await status("a b-c_d", 2) == 201
+    assert (await cloud.member.get("/os-keypairs/a%20b-c_d", 2)).json()["keypair"]["name"] == "a b-c_d"
     assert await status(" a", 2) == 400
     assert await status("ключ", 92) == 400
     old = await cloud.member("POST", "/os-keypairs", _body(" spaced ", public_key=KEY), prefix="/v2")

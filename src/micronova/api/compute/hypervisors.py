@@ -259,9 +259,10 @@ def _marker(marker: str | None, minor: int) -> str | int | None:
 def _servers_of(conn: sa.Connection, uuids: Sequence[str]) -> dict[str, list[dict[str, str]]]:
     i = instances.c
     found: dict[str, list[dict[str, str]]] = {}
-    query = sa.select(i.node_uuid, i.uuid, i.display_name).where(i.node_uuid.in_(list(uuids)))
-    for row in conn.execute(query.order_by(i.created_at, i.uuid)):
-        found.setdefault(row.node_uuid, []).append({"uuid": row.uuid, "name": row.display_name})
+    query = sa.select(i.node_uuid, i.uuid).where(i.node_uuid.in_(list(uuids))).order_by(i.created_at, i.uuid)
+    for row in conn.execute(query):
+        # The guest's name on the hypervisor, not the one that the user gave.
+        found.setdefault(row.node_uuid, []).append({"uuid": row.uuid, "name": f"instance-{row.uuid[:8]}"})
     return found
 
 
