@@ -138,5 +138,5 @@ def address(topic: str, namespace: str, host: str | None = None) -> str:
     Each namespace has a queue of its own: a flood in one (builds) does not hold up another (heartbeats), and a
     process may begin to serve them one after the other without ever receiving a message it cannot handle yet.
     """
-    place = f"{topic}/{namespace}" if namespace else topic
+    place = f"{topic}:{namespace}" if namespace else topic
     return f"{place}.{host}" if host else place

@@ -78,6 +78,7 @@ class Dispatcher:
         self._clock = clock
         self._deadlines = deadlines
         self._counters = counters
+        self._spoken: set[str] = set()
         self._handlers: dict[str, tuple[Method[Any, Any], Handler]] = {}
         for name, method in interface.methods.items():
             function = getattr(handler, name, None)
@@ -131,11 +132,13 @@ class Dispatcher:
     def _find(self, request: Request) -> tuple[Method[Any, Any], Handler]:
         found = self._handlers.get(request.method)
         if found is None or request.namespace != self.interface.namespace:
-            raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace}/{request.method}")
-        if request.version != "1.0" and not fits(request.version, self.interface.version):
-            raise VersionTooNew(
-                f"{request.method} needs contract {request.version}, this server speaks {self.interface.version}"
-            )
+            raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace}:{request.method}")
+        if request.version not in self._spoken:
+            if not fits(request.version, self.interface.version):
+                raise VersionTooNew(
+                    f"{request.method} needs contract {request.version}, this server speaks {self.interface.version}"
+                )
+            self._spoken.add(request.version)
         return found
 
     def _expired(self, request: Request, what: str) -> Verdict:

@@ -21,6 +21,7 @@ from micronova.rpc.server import Server
 log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 10_000
+YIELD_AT = 100
 DEAD_LETTERS_KEPT = 1_000
 
 
@@ -231,6 +232,8 @@ class LocalBus(BaseBus):
         exchange = self._started()
         work = exchange.queue(queue)
         work.put(LocalDelivery(exchange, work, body, self.name, None))
+        if len(work.waiting) >= YIELD_AT:
+            await asyncio.sleep(0)  # nothing else here would let the servers run while somebody sends in a loop
 
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
         exchange = self._started()

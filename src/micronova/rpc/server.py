@@ -63,14 +63,12 @@ class Server(abc.ABC):
         await self._detach()
         others = self._running - {asyncio.current_task()}
         if others:
-            timer = self._deadlines.after(self._grace if grace is None else grace, self._cancel)
+            timer = self._deadlines.after(
+                self._grace if grace is None else grace, lambda: [task.cancel() for task in others]
+            )
             await asyncio.wait(others)
             timer.cancel()
         await self._close()
-
-    def _cancel(self) -> None:
-        for task in self._running:
-            task.cancel()
 
     async def _work(self, delivery: Delivery) -> None:
         task = asyncio.current_task()

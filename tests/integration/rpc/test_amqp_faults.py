@@ -13,6 +13,7 @@ from micronova.objects.clock import SystemClock
 from micronova.rpc.amqp.bus import AmqpBus
 from micronova.rpc.amqp.channel import ChannelClosed
 from micronova.rpc.amqp.connection import Connection
+from micronova.rpc.amqp.permissions import for_host
 from micronova.rpc.amqp.session import DEAD_QUEUE, DELIVERY_LIMIT, PREFIX
 from micronova.rpc.amqp.url import parse
 from micronova.rpc.errors import BusUnavailable
@@ -176,6 +177,40 @@ async def test_replies_go_to_reply_queues_only(amqp_url: str, room: Room) -> Non
         assert bus.stats().handled == {room.ask.label: 1}
         assert await bus.count_dead_letters() == 0
         assert victim.seen.empty()
+
+
+async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp_url: str) -> None:
+    vhost = amqp_url.rpartition("/")[2]
+    user = f"host-{vhost}"
+    host_url = await asyncio.to_thread(rabbitmq.add_user, user, "secret", vhost)
+    rights = for_host(user, "one.example", "compute")
+    patterns = ", ".join(f'<<"{pattern}">>' for pattern in (rights.configure, rights.write, rights.read))
+    escaped = patterns.replace("\\", "\\\\")
+    set_permissions = (
+        f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"{vhost}">>, {escaped}, <<"tests">>).'
+    )
+    await asyncio.to_thread(rabbitmq.eval, set_permissions)
+    compute, conductor = Room("compute"), Room("conductor", namespace="host")
+    orders, reports = Handler(), Handler()
+    async with amqp_bus(amqp_url) as service, amqp_bus(host_url) as host:
+        await service.serve(conductor.interface, reports)
+        await service.serve(compute.interface, Handler(), host="two.example", shared=False)
+        await host.serve(compute.interface, orders, host="one.example", shared=False)
+
+        answer = await service.call(compute.target("one.example"), compute.ask, Job(1), context=CONTEXT, timeout=20)
+        assert answer == Job(1)
+        await service.fanout("compute", compute.work, Job(2), context=CONTEXT)
+        await host.cast(conductor.target(), conductor.work, Job(3), context=CONTEXT)
+        assert (await soon(reports.seen.get()))[0].sender == user
+        assert await host.call(conductor.target(), conductor.ask, Job(4), context=CONTEXT, timeout=20) == Job(4)
+        assert [(await orders.next_job()).number for _ in range(2)] == [1, 2]
+
+        with pytest.raises(BusUnavailable, match="ACCESS_REFUSED"):
+            await host.serve(compute.interface, Handler(), host="two.example", shared=False)
+        with pytest.raises(BusUnavailable, match="ACCESS_REFUSED"):
+            await host.serve(conductor.interface, Handler())
+        with pytest.raises(BusUnavailable, match="nor may we make it"):
+            await host.cast(compute.target("three.example"), compute.work, Job(), context=CONTEXT)
 
 
 async def test_a_wrong_password_is_a_clear_error(amqp_url: str) -> None:

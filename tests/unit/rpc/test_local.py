@@ -40,3 +40,12 @@ async def test_buses_of_other_names_do_not_meet(bus: Bus, room: Room) -> None:
     with pytest.raises(BusUnavailable):
         await other.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
     await other.stop()
+
+
+async def test_a_busy_sender_does_not_drown_its_servers(bus: Bus, room: Room) -> None:
+    handler = Handler()
+    await bus.serve(room.interface, handler)
+    for n in range(local.QUEUE_LIMIT + 1_000):
+        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+    await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
+    assert handler.seen.qsize() == local.QUEUE_LIMIT + 1_001

@@ -96,24 +96,19 @@ class AmqpBus(BaseBus):
             self._grace,
             host=host,
             shared=shared,
-            fanout_queue=f"{PREFIX}fanout.{self._url.user}.{self._token()}",
+            name_fanout_queue=lambda: f"{PREFIX}fanout.{self._url.user}.{self._token()}",
         )
-        self._servers.append(server)
         give_up = self._clock.monotonic() + self._send_wait
-        try:
-            while True:
-                session = await self._wait_for_session(give_up)
-                try:
-                    await server.attach(session)
-                except ConnectionLost:
-                    continue
-                return server
-        except ChannelClosed as error:
-            self._servers.remove(server)
-            raise BusUnavailable(f"the broker does not let us serve {interface!r}: {error}") from error
-        except BaseException:
-            self._servers.remove(server)
-            raise
+        while True:
+            session = await self._wait_for_session(give_up)
+            try:
+                await server.attach(session)
+            except ConnectionLost:
+                continue
+            except ChannelClosed as error:
+                raise BusUnavailable(f"the broker does not let us serve {interface!r}: {error}") from error
+            self._servers.append(server)  # from now on every new connection brings it back
+            return server
 
     async def count_dead_letters(self) -> int:
         """Ask the broker how many messages lie in the dead-letter queue."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from pamqp import commands
 
@@ -58,7 +59,7 @@ class AmqpServer(Server):
         *,
         host: str | None,
         shared: bool,
-        fanout_queue: str,
+        name_fanout_queue: Callable[[], str],
     ) -> None:
         super().__init__(dispatcher, deadlines, prefetch, grace)
         topic, namespace = dispatcher.interface.topic, dispatcher.interface.namespace
@@ -66,7 +67,7 @@ class AmqpServer(Server):
         self._work_queues = [f"{PREFIX}{self._place}"] if shared else []
         if host:
             self._work_queues.append(f"{PREFIX}{address(topic, namespace, host)}")
-        self._fanout_queue = fanout_queue
+        self._name_fanout_queue = name_fanout_queue
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._consumers: list[str] = []
@@ -83,13 +84,13 @@ class AmqpServer(Server):
                 await session.ensure_work_queue(queue)
             exchange = await session.ensure_fanout(self._place)
             channel = await session.connection.channel()
-            # Too rare to mend in place (a queue was deleted, the broker refused): begin anew with everything.
-            channel.on_consumer_lost = lambda: session.connection.abort("a consumer was lost")
-            own = self._fanout_queue
+            own = self._name_fanout_queue()  # a new one: the broker may not know yet that the old one's owner is gone
             await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
             await channel.request(commands.Queue.Declare(queue=own, exclusive=True, auto_delete=True))
             await channel.request(commands.Queue.Bind(queue=own, exchange=exchange))
             self._consumers = [await channel.consume(queue, self._on_message) for queue in (own, *self._work_queues)]
+            # Too rare to mend in place (a queue was deleted, the broker refused): begin anew with everything.
+            channel.on_consumer_lost = lambda: session.connection.abort("a consumer was lost")
             self._session, self._channel = session, channel
 
     def _on_message(self, received: Received) -> None:

@@ -25,6 +25,7 @@ REPLY_PREFIX = "micronova.reply."
 DELIVERY_LIMIT = 5
 DEAD_LETTERS_KEPT = 100_000
 NOT_FOUND = 404
+ACCESS_REFUSED = 403
 
 WORK_QUEUE_ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "quorum",
@@ -71,7 +72,11 @@ class Session:
             await calls.request(commands.Queue.Declare(queue=reply_queue, exclusive=True, auto_delete=True))
             await calls.consume(reply_queue, on_reply, no_ack=True)
             session = cls(connection, casts, calls, reply_queue)
-            await session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS)
+            try:
+                await session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS)
+            except ChannelClosed as closed:
+                if closed.code != ACCESS_REFUSED:  # a host may not make it; a conductor will
+                    raise
         except BaseException:
             connection.abort()
             raise
