@@ -37,6 +37,11 @@ def _select(dialect: str) -> sa.Select[Any]:
     )
 
 
+@cache
+def _by_id(dialect: str) -> sa.Select[Any]:
+    return _select(dialect).where(images.c.id == sa.bindparam("image_id"))
+
+
 def _membership(project: Any, status: str | None) -> sa.ColumnElement[bool]:
     found = sa.exists().where(members.c.image_id == images.c.id, members.c.member == project)
     return found.where(members.c.status == status) if status else found
@@ -52,8 +57,7 @@ def _image(row: Any) -> Image:
 
 def get(conn: sa.Connection, image_id: str, caller: str) -> Image | None:
     """Return an image, with whether it is shared with the caller's project."""
-    statement = _select(conn.dialect.name).where(images.c.id == sa.bindparam("image_id"))
-    row = conn.execute(statement, {"image_id": image_id, "caller": caller}).one_or_none()
+    row = conn.execute(_by_id(conn.dialect.name), {"image_id": image_id, "caller": caller}).one_or_none()
     return _image(row) if row is not None else None
 
 
