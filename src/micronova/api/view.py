@@ -42,9 +42,7 @@ class View:
         shape = self._at.get((minor, flags))
         if shape is None:
             fields = tuple(
-                field
-                for field in self.fields
-                if minor in field.versions and (not field.when or field.when in flags)
+                field for field in self.fields if minor in field.versions and (not field.when or field.when in flags)
             )
             shape = self._compiled.get(fields)
             if shape is None:

@@ -133,9 +133,7 @@ def event_finish(
         conn.execute(_FAILED, {"request": request_id, "instance": instance_uuid, "now": now})
 
 
-def finish(
-    conn: sa.Connection, instance_uuid: str, request_id: str, now: int, message: str | None = None
-) -> None:
+def finish(conn: sa.Connection, instance_uuid: str, request_id: str, now: int, message: str | None = None) -> None:
     """Record that an action ended; the message is "Error" when it failed."""
     row = {
         "request": request_id,
@@ -183,7 +181,5 @@ def get(conn: sa.Connection, instance_uuid: str, request_id: str) -> Row | None:
 
 def events(conn: sa.Connection, instance_uuid: str, request_id: str) -> Sequence[Row]:
     """Return the events of an action, the newest first."""
-    query = sa.select(instance_action_events).where(
-        _e.request_id == request_id, _e.instance_uuid == instance_uuid
-    )
+    query = sa.select(instance_action_events).where(_e.request_id == request_id, _e.instance_uuid == instance_uuid)
     return conn.execute(query.order_by(_e.sequence.desc())).all()

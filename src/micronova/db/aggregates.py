@@ -62,9 +62,7 @@ def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str
     return found
 
 
-def update(
-    conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int
-) -> Row:
+def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int) -> Row:
     """Rename an aggregate, or change its metadata (None takes a key away); NotFound, Conflict, Invalid."""
     found = get(conn, number, lock=True)
     if ZONE in metadata:

@@ -62,9 +62,7 @@ def get(conn: sa.Connection, user_id: str, name: str) -> Row:
     return found
 
 
-def list_(
-    conn: sa.Connection, user_id: str, *, marker: str | None = None, limit: int | None = None
-) -> Sequence[Row]:
+def list_(conn: sa.Connection, user_id: str, *, marker: str | None = None, limit: int | None = None) -> Sequence[Row]:
     """Return a user's key pairs by name, after the marker; raise Invalid when that is unknown."""
     query = sa.select(key_pairs).where(_k.user_id == user_id).order_by(_k.name)
     if marker is not None:

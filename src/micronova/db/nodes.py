@@ -63,9 +63,7 @@ def upsert(
     if old:
         conn.execute(_UPDATE, old)
     stock = [each for node in nodes for each in _inventory_rows(node, now, ratios)]
-    conn.execute(
-        _UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"]))
-    )
+    conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
 
 
 def _insert(conn: sa.Connection, host: str, rows: list[dict[str, Any]]) -> None:
@@ -75,9 +73,7 @@ def _insert(conn: sa.Connection, host: str, rows: list[dict[str, Any]]) -> None:
         taken = conn.execute(sa.select(_n.uuid, _n.hypervisor_hostname).where(_n.host == host)).all()
         for row in missing.values():
             if any(row["hypervisor_hostname"] == other.hypervisor_hostname for other in taken):
-                raise Conflict(
-                    f"Host {host} has a node {row['hypervisor_hostname']} already, with another uuid."
-                )
+                raise Conflict(f"Host {host} has a node {row['hypervisor_hostname']} already, with another uuid.")
         conn.execute(_INSERT.on(conn), [{**row, "id": first + n} for n, row in enumerate(missing.values())])
         for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
             del missing[uuid]
@@ -174,9 +170,7 @@ def list_(
     if pattern is not None:
         query = query.where(_n.hypervisor_hostname.contains(pattern, autoescape=True))
     if marker is not None:
-        last = conn.execute(
-            sa.select(_n.id).where(_n.uuid == marker if isinstance(marker, str) else _n.id == marker)
-        )
+        last = conn.execute(sa.select(_n.id).where(_n.uuid == marker if isinstance(marker, str) else _n.id == marker))
         after = last.scalar()
         if after is None:
             raise NotFound(f"Compute host {marker} could not be found.")

@@ -234,9 +234,7 @@ def _has_rows(conn: sa.Connection, project_id: str, user_id: str) -> bool:
     return conn.execute(query).first() is not None
 
 
-def limits_for(
-    conn: sa.Connection, project_id: str, defaults: Mapping[str, int], user_id: str = ""
-) -> Limits:
+def limits_for(conn: sa.Connection, project_id: str, defaults: Mapping[str, int], user_id: str = "") -> Limits:
     """Return the limits of a project: its own, else those of the default class, else the defaults."""
     own, of_class = quota_limits.c, quota_class_limits.c
     query = sa.union_all(

@@ -28,9 +28,7 @@ def get(conn: sa.Connection, uuid: str) -> Row:
     return found
 
 
-def list_(
-    conn: sa.Connection, project_id: str | None, *, offset: int = 0, limit: int | None = None
-) -> Sequence[Row]:
+def list_(conn: sa.Connection, project_id: str | None, *, offset: int = 0, limit: int | None = None) -> Sequence[Row]:
     """Return the groups of a project, or (None) of all, the oldest first."""
     query = sa.select(server_groups).order_by(_g.created_at, _g.uuid).offset(offset)
     if project_id is not None:

@@ -85,8 +85,7 @@ async def test_pages_and_times_since_2_58(cloud: Cloud):
     answer = await cloud.reader.get(f"{path}?limit=2", 58)
     assert answer.json()["links"][0]["href"].endswith(f"/servers/{server}/os-instance-actions?limit=2&marker=req-3")
     updated = {
-        each["request_id"]: each["updated_at"]
-        for each in (await cloud.reader.get(path, 66)).json()["instanceActions"]
+        each["request_id"]: each["updated_at"] for each in (await cloud.reader.get(path, 66)).json()["instanceActions"]
     }
     assert await ids(f"changes-since={updated['req-3']}") == ["req-4", "req-3"]
     assert await ids(f"changes-since={updated['req-1']}&changes-before={updated['req-2']}") == ["req-2", "req-1"]

@@ -47,9 +47,7 @@ async def test_the_message_names_one_resource(database):
     await database.write(quotas.charge, "p", {"instances": 10}, {"instances": 10})
     with pytest.raises(QuotaExceeded) as caught:
         await database.write(quotas.charge, "p", {"instances": 1}, {"instances": 10})
-    assert caught.value.message == (
-        "Quota exceeded for instances: Requested 1, but already used 10 of 10 instances"
-    )
+    assert caught.value.message == ("Quota exceeded for instances: Requested 1, but already used 10 of 10 instances")
 
 
 async def test_minus_one_is_no_limit_and_zero_is_nothing(database):

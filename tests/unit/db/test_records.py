@@ -71,15 +71,12 @@ async def test_flavors_are_paged_by_any_key_even_one_that_is_empty(database, des
         flavor = Flavor(id=f"f{number}", name=f"n{number}", ram=1, vcpus=1, disk=1, description=about)
         await database.write(flavors.insert, flavor, 1)
     everything = [
-        row.flavorid
-        for row in await database.read(flavors.list_, sort_key="description", descending=descending)
+        row.flavorid for row in await database.read(flavors.list_, sort_key="description", descending=descending)
     ]
     paged: list[str] = []
     while True:
         marker = paged[-1] if paged else None
-        page = await database.read(
-            flavors.list_, sort_key="description", descending=descending, marker=marker, limit=2
-        )
+        page = await database.read(flavors.list_, sort_key="description", descending=descending, marker=marker, limit=2)
         if not page:
             break
         paged += [row.flavorid for row in page]

@@ -159,9 +159,7 @@ class Aggregates:
     async def add_host(self, request: Request, id: str) -> dict[str, Any]:
         """Add a host."""
         number, host, now = _number(id), request.body.add_host.host, self._now()
-        found = await self._database.write(
-            lambda conn: _with_hosts(conn, aggregates.add_host(conn, number, host, now))
-        )
+        found = await self._database.write(lambda conn: _with_hosts(conn, aggregates.add_host(conn, number, host, now)))
         return self._shown(request, found)
 
     async def remove_host(self, request: Request, id: str) -> dict[str, Any]:

@@ -102,16 +102,8 @@ _EXACT: dict[str, Spec] = {
     "quota:cpu_shares": _COUNT,
     "vmware:hw_version": _ANY,
     "vmware:storage_policy": _ANY,
-    **{
-        f"quota:disk_{way}_{unit}_sec": _COUNT
-        for way in ("read", "write", "total")
-        for unit in ("bytes", "iops")
-    },
-    **{
-        f"quota:vif_{way}_{what}": _COUNT
-        for way in ("inbound", "outbound")
-        for what in ("average", "peak", "burst")
-    },
+    **{f"quota:disk_{way}_{unit}_sec": _COUNT for way in ("read", "write", "total") for unit in ("bytes", "iops")},
+    **{f"quota:vif_{way}_{what}": _COUNT for way in ("inbound", "outbound") for what in ("average", "peak", "burst")},
 }
 for _resource in ("cpu", "memory", "disk_io", "vif"):
     _EXACT[f"quota:{_resource}_limit"] = _COUNT

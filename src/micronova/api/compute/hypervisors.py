@@ -188,9 +188,7 @@ class Hypervisors:
             raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
         if isinstance(key, str) and not inputs.is_uuid(key):
             raise Invalid(f"Invalid uuid {id[:64]}")
-        found = await self._database.read(
-            lambda conn: self._with_hosts(conn, [nodes.get(conn, key)], servers)
-        )
+        found = await self._database.read(lambda conn: self._with_hosts(conn, [nodes.get(conn, key)], servers))
         if not found:
             raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
         return found[0]
@@ -266,9 +264,7 @@ def _servers_of(conn: sa.Connection, uuids: Sequence[str]) -> dict[str, list[dic
     return found
 
 
-def routes(
-    database: Database, clock: Clock, service_down_time: float = 20.0, max_limit: int = 1000
-) -> list[Route]:
+def routes(database: Database, clock: Clock, service_down_time: float = 20.0, max_limit: int = 1000) -> list[Route]:
     """Declare the routes of hypervisors."""
     handlers = Hypervisors(database, clock, service_down_time, max_limit)
     root, rule = "/os-hypervisors", "os_compute_api:os-hypervisors"

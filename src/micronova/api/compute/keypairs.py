@@ -91,9 +91,7 @@ def _named(value: str, request: Request) -> str:
 class KeyPairs:
     """The handlers."""
 
-    def __init__(
-        self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int) -> None:
         self._database = database
         self._clock = clock
         self._defaults = defaults
@@ -160,9 +158,7 @@ class KeyPairs:
         await self._database.write(keypairs.delete, user, id)
 
 
-def routes(
-    database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000
-) -> list[Route]:
+def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000) -> list[Route]:
     """Declare the routes of key pairs."""
     handlers = KeyPairs(database, clock, quota_defaults, max_limit)
     rule = "os_compute_api:os-keypairs"

@@ -99,9 +99,7 @@ class QuotaSets:
         """Set limits of a project, or of a user in it."""
         await self._checked(request, id)
         asked: Limits = request.body.quota_set
-        limits = await self._database.write(
-            self._set, id, request.query.user, asked.given(), flag(asked.force)
-        )
+        limits = await self._database.write(self._set, id, request.query.user, asked.given(), flag(asked.force))
         return {"quota_set": pick(shown(request.minor, NETWORK_UNTIL), limits)}
 
     def _set(

@@ -89,9 +89,7 @@ def _rules(asked: NewGroup, policy: str) -> dict[str, int]:
 class ServerGroups:
     """The handlers."""
 
-    def __init__(
-        self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int) -> None:
         self._database = database
         self._clock = clock
         self._defaults = defaults
@@ -121,9 +119,7 @@ class ServerGroups:
     def _authorize(request: Request, row: sa.Row[Any]) -> None:
         """A group of another project does not exist for whoever may not see it."""
         target = {"project_id": row.project_id}
-        if row.project_id != request.context.project_id and not request.allows(
-            request.route.policy or "", target
-        ):
+        if row.project_id != request.context.project_id and not request.allows(request.route.policy or "", target):
             raise NotFound(f"Instance group {row.uuid} could not be found.")
         request.authorize(target)
 
@@ -164,9 +160,7 @@ def _get(conn: sa.Connection, id: str) -> tuple[sa.Row[Any], list[str]]:
     return server_groups.get(conn, id), server_groups.members(conn, [id])[id]
 
 
-def routes(
-    database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000
-) -> list[Route]:
+def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000) -> list[Route]:
     """Declare the routes of server groups."""
     handlers = ServerGroups(database, clock, quota_defaults, max_limit)
     root, rule = "/os-server-groups", "os_compute_api:os-server-groups"

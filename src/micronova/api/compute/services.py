@@ -162,9 +162,7 @@ class Services:
         row, zones = await self._database.write(self._update, id, values)
         return {"service": VIEW.at(request.minor)(row, self._facts(zones))}
 
-    def _update(
-        self, conn: sa.Connection, service: str, values: dict[str, Any]
-    ) -> tuple[sa.Row[Any], dict[str, str]]:
+    def _update(self, conn: sa.Connection, service: str, values: dict[str, Any]) -> tuple[sa.Row[Any], dict[str, str]]:
         _only_compute(services.get(conn, service).binary)
         row = services.update(conn, service, values, micros(self._clock.now()))
         return row, aggregates.zones(conn, [row.host])
@@ -180,9 +178,7 @@ class Services:
 
 def _only_compute(binary: str) -> None:
     if binary != COMPUTE:
-        raise Invalid(
-            f"Updating a {binary} service is not supported. Only nova-compute services can be updated."
-        )
+        raise Invalid(f"Updating a {binary} service is not supported. Only nova-compute services can be updated.")
 
 
 def _delete(conn: sa.Connection, key: str | int) -> None:
@@ -191,8 +187,7 @@ def _delete(conn: sa.Connection, key: str | int) -> None:
         held = sa.select(instances.c.uuid).where(instances.c.host == found.host).limit(1)
         if conn.execute(held).first():
             raise Conflict(
-                "Unable to delete compute service that is hosting instances. "
-                "Migrate or delete the instances first."
+                "Unable to delete compute service that is hosting instances. Migrate or delete the instances first."
             )
         nodes.delete_of_host(conn, found.host)
         aggregates.forget_host(conn, found.host)

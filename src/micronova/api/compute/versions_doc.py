@@ -33,9 +33,7 @@ _ABOUT: dict[str, dict[str, Any]] = {
 
 async def index(request: Request) -> dict[str, Any]:
     """List the versions."""
-    return {
-        "versions": [{**about, "links": [_self(request, version)]} for version, about in _ABOUT.items()]
-    }
+    return {"versions": [{**about, "links": [_self(request, version)]} for version, about in _ABOUT.items()]}
 
 
 async def show_v20(request: Request) -> dict[str, Any]:
