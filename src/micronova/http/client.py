@@ -195,12 +195,21 @@ def error_message(answer: Answer) -> str:
     return str(document)[:300]
 
 
+def error_type(answer: Answer) -> str:
+    """Return the name that the network service gives an error, "" for others: one status can mean many things."""
+    try:
+        return str(json.loads(answer.body)["NeutronError"]["type"])
+    except (ValueError, UnicodeDecodeError, KeyError, TypeError):
+        return ""
+
+
 def raise_for(answer: Answer, method: str, url: str) -> None:
     """Raise the domain error that the answer's status means, if it is not a success."""
     if answer.status < 400:
         return
     kind = _ERRORS.get(answer.status, MicronovaError if answer.status < 500 else Unavailable)
-    raise kind(error_message(answer), status=answer.status, request=f"{method} {url.partition('?')[0]}")
+    request = f"{method} {url.partition('?')[0]}"
+    raise kind(error_message(answer), status=answer.status, request=request, type=error_type(answer))
 
 
 class ServiceClient:
