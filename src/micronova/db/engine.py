@@ -195,20 +195,26 @@ class SQLiteDatabase(Database):
 
 
 def _run_batch(conn: sa.Connection, batch: list[_Job]) -> None:
-    if len(batch) == 1:  # no savepoint needed
-        with conn.begin():
-            batch[0].result = batch[0].fn(conn)
-        return
     with conn.begin():
+        if len(batch) == 1:  # no savepoint needed
+            batch[0].result = batch[0].fn(conn)
+            return
+        # On the driver itself: SQLAlchemy's savepoints cost more than many of the transactions within them.
+        raw = _driver(conn)
         for job in batch:
-            savepoint = conn.begin_nested()
+            raw.execute("SAVEPOINT job")
             try:
                 job.result = job.fn(conn)
-                savepoint.commit()
             except BaseException as error:
-                if savepoint.is_active:
-                    savepoint.rollback()
+                raw.execute("ROLLBACK TO job")
                 job.error = error
+            raw.execute("RELEASE job")
+
+
+def _driver(conn: sa.Connection) -> sqlite3.Connection:
+    raw = conn.connection.dbapi_connection
+    assert isinstance(raw, sqlite3.Connection)
+    return raw
 
 
 def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -225,7 +231,7 @@ def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
 def _sqlite_begin(conn: sa.Connection) -> None:
     # IMMEDIATE takes the write lock at once, so that a transaction never fails half-way with "database is locked".
     reading = conn.get_execution_options().get("micronova_read")
-    conn.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+    _driver(conn).execute("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
 class PostgresDatabase(Database):

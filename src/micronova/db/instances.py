@@ -4,6 +4,7 @@ Every change of an instance says at which epoch it believes the instance to be; 
 matches no row and returns False. Statements of the hot paths are made once, at import.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,23 +93,20 @@ def update(
     values: dict[str, Any],
     *,
     epoch: int | None = None,
-    task_states: Iterable[str | None] | None = None,
-    vm_states: Iterable[str] | None = None,
 ) -> bool:
-    """Change an instance if it still is at this epoch and in one of these states; say whether it was."""
-    statement = instances.update().where(instances.c.uuid == bindparam("b_uuid"))
-    parameters: dict[str, Any] = {"b_uuid": uuid, "updated_at": now, **values}
+    """Change an instance if it still is at this epoch; say whether it was."""
+    parameters = {"b_uuid": uuid, "updated_at": now, **values}
     if epoch is not None:
-        statement = statement.where(instances.c.epoch == bindparam("b_epoch"))
         parameters["b_epoch"] = epoch
-    if task_states is not None:
-        wanted = list(task_states)
-        named = [state for state in wanted if state is not None]
-        clause = instances.c.task_state.in_(named)
-        statement = statement.where(sa.or_(clause, instances.c.task_state.is_(None)) if None in wanted else clause)
-    if vm_states is not None:
-        statement = statement.where(instances.c.vm_state.in_(list(vm_states)))
-    return conn.execute(statement, parameters).rowcount == 1
+    return conn.execute(_update(tuple(values), epoch is not None), parameters).rowcount == 1
+
+
+@functools.cache
+def _update(columns: tuple[str, ...], fenced: bool) -> sa.Update:
+    statement = instances.update().where(instances.c.uuid == bindparam("b_uuid"))
+    if fenced:
+        statement = statement.where(instances.c.epoch == bindparam("b_epoch"))
+    return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
 
 
 def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
