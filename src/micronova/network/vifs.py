@@ -1,0 +1,75 @@
+"""From the network API's ports to a server's interfaces."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from micronova.network.calls import Network
+from micronova.objects.network import VIF, FixedIP
+
+MARK = "micronova"  # our part of binding:profile: whether we made the port, and the device tag of the user
+_SUBNET_FIELDS = (
+    "id",
+    "name",
+    "cidr",
+    "ip_version",
+    "gateway_ip",
+    "dns_nameservers",
+    "host_routes",
+    "enable_dhcp",
+    "ipv6_address_mode",
+    "ipv6_ra_mode",
+)
+
+
+def vif_of(
+    port: Mapping[str, Any], network: Network | None, floating: Mapping[str, Iterable[str]] | None = None
+) -> VIF:
+    """Return a port as an interface; `floating` has the floating IPs of each of its addresses."""
+    subnets = {subnet["id"]: subnet for subnet in (network.subnets if network else ())}
+    used = [subnets[fixed["subnet_id"]] for fixed in port["fixed_ips"] if fixed["subnet_id"] in subnets]
+    mark = mark_of(port)
+    return VIF(
+        port_id=port["id"],
+        network_id=port["network_id"],
+        network_label=network.name if network else "",
+        mac_address=port["mac_address"],
+        fixed_ips=tuple(
+            FixedIP(
+                address=fixed["ip_address"],
+                version=6 if ":" in fixed["ip_address"] else 4,
+                subnet_id=fixed["subnet_id"],
+                floating=tuple((floating or {}).get(fixed["ip_address"], ())),
+            )
+            for fixed in port["fixed_ips"]
+        ),
+        vif_type=port.get("binding:vif_type") or "unbound",
+        vnic_type=port.get("binding:vnic_type") or "normal",
+        status=port["status"],
+        mtu=network.mtu if network else None,
+        tag=mark.get("tag"),
+        preserve_on_delete=not mark.get("created", False),
+        details=port.get("binding:vif_details") or {},
+        subnets=tuple(
+            {name: subnet.get(name) for name in _SUBNET_FIELDS}
+            for subnet in {subnet["id"]: subnet for subnet in used}.values()
+        ),
+    )
+
+
+def mark_of(port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what we noted on a port; empty for one that we never had."""
+    mark = (port.get("binding:profile") or {}).get(MARK)
+    return mark if isinstance(mark, dict) else {}
+
+
+def marked(port: Mapping[str, Any], created: bool, tag: str | None) -> dict[str, Any]:
+    """Return a port's profile with our note in it."""
+    mark: dict[str, Any] = {"created": created}
+    if tag:
+        mark["tag"] = tag
+    return {**(port.get("binding:profile") or {}), MARK: mark}
+
+
+def unmarked(port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a port's profile without our note."""
+    return {name: value for name, value in (port.get("binding:profile") or {}).items() if name != MARK}
