@@ -31,6 +31,7 @@ TOKENS = [
     Rule("identity:validate_token", f"{_READER} or rule:service_role or rule:owner", "Ask what a token says."),
     Rule("identity:check_token", f"{_READER} or rule:owner", "Ask whether a token is good."),
     Rule("identity:revoke_token", f"{_ADMIN} or rule:owner", "Void a token."),
+    Rule("identity:list_revoke_events", f"{_ADMIN} or rule:service_role", "List what was revoked."),
     Rule("identity:get_auth_catalog", _ANYBODY, "See the catalog for one's own token."),
     Rule("identity:get_auth_projects", _ANYBODY, "See the projects that one can get a token for."),
     Rule("identity:get_auth_domains", _ANYBODY, "See the domains that one can get a token for."),

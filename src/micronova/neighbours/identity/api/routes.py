@@ -13,6 +13,7 @@ from micronova.neighbours.identity.api.domains import DomainsAPI
 from micronova.neighbours.identity.api.grants import GrantsAPI
 from micronova.neighbours.identity.api.groups import GroupsAPI
 from micronova.neighbours.identity.api.projects import ProjectsAPI
+from micronova.neighbours.identity.api.revocations import RevocationsAPI
 from micronova.neighbours.identity.api.role_assignments import RoleAssignmentsAPI
 from micronova.neighbours.identity.api.roles import RolesAPI
 from micronova.neighbours.identity.api.users import UsersAPI
@@ -25,6 +26,7 @@ def all_routes(core: Core) -> list[Route]:
     resources = (
         AuthAPI, DomainsAPI, ProjectsAPI, UsersAPI, GroupsAPI, RolesAPI, GrantsAPI, RoleAssignmentsAPI,
         ApplicationCredentialsAPI, RegionsAPI, ServicesAPI, EndpointsAPI,
+        RevocationsAPI,
     )  # fmt: skip
     declared = DocumentsAPI().routes()
     for resource in resources:

@@ -1,5 +1,6 @@
 """The service catalog: regions, services, and the endpoints at which services answer."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from micronova.neighbours.identity.store import rows
 from micronova.neighbours.identity.store.rows import Listed, Page, Row
 from micronova.neighbours.identity.tables import endpoints, regions, services
 from micronova.objects.errors import Forbidden, Invalid, NotFound
+
+# What the URL of an endpoint may leave to be filled in, as $(NAME)s or %(NAME)s.
+PLACEHOLDERS = frozenset({"public_url", "project_id", "tenant_id", "user_id"})
 
 
 def entries(conn: sa.Connection) -> list[tuple[Row, list[Row]]]:
@@ -156,7 +160,7 @@ def create_endpoint(
         "service_id": _known_service(conn, wanted.service_id),
         "region_id": _known_region(conn, wanted.region_id, wanted.region, now),
         "interface": wanted.interface,
-        "url": wanted.url,
+        "url": _known_placeholders(wanted.url),
         "enabled": wanted.enabled,
         "extra": dict(extra),
         "created_at": now,
@@ -171,6 +175,7 @@ def change_endpoint(
     """Change an endpoint."""
     row = endpoint(conn, endpoint_id)
     values = given(wanted, "service_id", "interface", "url", "enabled")
+    _known_placeholders(values.get("url", ""))
     if "service_id" in values:
         _known_service(conn, values["service_id"])
     region_names = given(wanted, "region_id", "region")
@@ -184,6 +189,17 @@ def delete_endpoint(conn: sa.Connection, endpoint_id: str) -> None:
     """Delete an endpoint."""
     endpoint(conn, endpoint_id)
     conn.execute(endpoints.delete().where(endpoints.c.id == endpoint_id))
+
+
+def _known_placeholders(url: str) -> str:
+    """Refuse a URL that could never be filled in."""
+    unknown = set(re.findall(r"[$%]\((\w*)\)s?", url)) - PLACEHOLDERS
+    if unknown:
+        raise Invalid(
+            f"Invalid input for field/attribute endpoint.url: there is no {', '.join(sorted(unknown))} to fill in; "
+            f"there are {', '.join(sorted(PLACEHOLDERS))}."
+        )
+    return url
 
 
 def _known_service(conn: sa.Connection, service_id: str) -> str:
