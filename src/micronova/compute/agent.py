@@ -27,6 +27,7 @@ class HostAgent:
         self._conductor = conductor
         self._book = host.book
         self._stopping = False
+        self._synchronised_at: float | None = None
         self._departing: dict[str, asyncio.Task[None]] = {}
         self._leaving: dict[str, int] = {}  # instance -> epoch at which it left; its guest is to go
         self._departed: dict[str, int] = {}  # and is gone, which the conductor is to hear
@@ -36,6 +37,18 @@ class HostAgent:
         host.on_power_change = self._tell_at_once
 
     # --- orders ---
+
+    def receive(self, order: WorkOrder, context: Context) -> None:
+        """Take an order that was sent to this host, unless it is older than the first answer to a heartbeat.
+
+        A message that was sent, or that a broker delivers again, to an agent that has just started may be long
+        overtaken, and only the agent before knew. That answer brings all orders that count.
+        """
+        since = self._synchronised_at
+        if since is None or 0.0 < order.issued_at <= since:
+            log.info("host %s: order %s is older than this agent", self.host.name, order.operation_id)
+        else:
+            self.accept(order, context)
 
     def accept(self, order: WorkOrder, context: Context = NO_CONTEXT) -> None:
         """Take an order in hand and begin with it, unless it is a double or too old."""
@@ -64,7 +77,7 @@ class HostAgent:
             reply = await self._conductor.report(work.report(outcome, self.host.clock.now()), work.context)
             if outcome.outcome == "done":
                 self._book.acknowledged(work)
-                if reply.destroy and not reply.accepted and work.order.kind == "build":
+                if reply.destroy and work.order.kind == "build":
                     self._depart(Departed(work.order.instance.uuid, work.order.epoch))
 
     async def _carry_out(self, work: Work) -> Outcome | None:
@@ -78,9 +91,7 @@ class HostAgent:
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
         except Exception as error:
-            log.exception(
-                "host %s: %s of instance %s failed", self.host.name, order.kind, order.instance.uuid
-            )
+            log.exception("host %s: %s of instance %s failed", self.host.name, order.kind, order.instance.uuid)
             return Outcome(
                 outcome="error",
                 error_code=MicronovaError.code,
@@ -126,9 +137,7 @@ class HostAgent:
             if self._leaving.get(uuid) == epoch:
                 del self._leaving[uuid]
         except Exception as error:  # drivers may raise anything; the next beat tries again
-            log.warning(
-                "host %s: instance %s left, its guest cannot be removed: %s", self.host.name, uuid, error
-            )
+            log.warning("host %s: instance %s left, its guest cannot be removed: %s", self.host.name, uuid, error)
         finally:
             self._book.exit(uuid)
 
@@ -153,8 +162,10 @@ class HostAgent:
         """The beat was not heard: what it told is to be told again."""
         self._send_all_nodes = self._send_all_nodes or bool(beat.nodes)
 
-    def beat_heard(self, beat: HostBeat, reply: HostReply | None) -> None:
-        """Take the conductor's answer."""
+    def beat_heard(self, beat: HostBeat, reply: HostReply | None, now: float = 0.0) -> None:
+        """Take the conductor's answer, given at this time of its clock."""
+        if self._synchronised_at is None:
+            self._synchronised_at = now
         for gone in beat.departed:
             if self._departed.get(gone.instance_uuid) == gone.epoch:
                 del self._departed[gone.instance_uuid]
@@ -166,16 +177,17 @@ class HostAgent:
             work = self._book.find(operation_id)
             # Only what the beat listed: the same operation may have come again meanwhile. And not what is
             # being reported, because the answer to the report says what is to become of the guest.
-            if (
-                work is not None
-                and work is self._listed.get(operation_id)
-                and work.phase is not Phase.REPORTING
-            ):
+            if work is not None and work is self._listed.get(operation_id) and work.phase is not Phase.REPORTING:
                 work.cancel()
         for departure in reply.departures:
             self._depart(departure)
         for order in reply.orders:
             self.accept(order)
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether a conductor has said which orders are this host's."""
+        return self._synchronised_at is not None
 
     @property
     def wants_beat(self) -> bool:

@@ -109,9 +109,7 @@ async def _undo(host: Host, uuid: str) -> bool:
 def _driver_error(error: Exception) -> MicronovaError:
     if isinstance(error, MicronovaError):
         return error
-    return BuildFailed(
-        "The hypervisor failed to build the server.", details="".join(traceback.format_exception(error))
-    )
+    return BuildFailed("The hypervisor failed to build the server.", details="".join(traceback.format_exception(error)))
 
 
 def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:

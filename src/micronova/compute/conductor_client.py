@@ -57,6 +57,4 @@ class ConductorClient:
 
     async def heartbeat(self, beat: Heartbeat, timeout: float = CALL_TIMEOUT) -> HeartbeatReply:
         """Say what the hosts have in hand, and hear what they should have."""
-        return await self._bus.call(
-            HEARTBEAT.interface.target(), HEARTBEAT, beat, context=Context(), timeout=timeout
-        )
+        return await self._bus.call(HEARTBEAT.interface.target(), HEARTBEAT, beat, context=Context(), timeout=timeout)

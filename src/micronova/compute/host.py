@@ -53,9 +53,7 @@ class Host:
         self.book = WorkBook()
         self.plugs = PlugBoard(settings, clock)
         self.build_slots: AbstractAsyncContextManager[Any] = (
-            asyncio.Semaphore(settings.max_concurrent_builds)
-            if settings.max_concurrent_builds > 0
-            else nullcontext()
+            asyncio.Semaphore(settings.max_concurrent_builds) if settings.max_concurrent_builds > 0 else nullcontext()
         )
         self._trackers: dict[str, ResourceTracker] = {}
         self._guests: dict[str, _Known] = {}
@@ -157,13 +155,10 @@ class Host:
             if everything or tracker.changed:
                 tracker.changed = False
                 running = sum(
-                    known.power == power_state.RUNNING and known.node == tracker.node
-                    for known in self._guests.values()
+                    known.power == power_state.RUNNING and known.node == tracker.node for known in self._guests.values()
                 )
                 workload = len(self.book.busy())
-                found.append(
-                    msgspec.structs.replace(tracker.report(), running_vms=running, current_workload=workload)
-                )
+                found.append(msgspec.structs.replace(tracker.report(), running_vms=running, current_workload=workload))
         return tuple(found)
 
     def power_changes(self) -> tuple[PowerChange, ...]:

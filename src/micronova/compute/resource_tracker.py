@@ -40,10 +40,7 @@ class ResourceTracker:
 
     def used(self) -> dict[str, int]:
         """What is used, by resource class: by instances, also those being built, and by whatever else."""
-        return {
-            name: self._used.get(name, 0) + self._foreign.get(name, 0)
-            for name in ("VCPU", "MEMORY_MB", "DISK_GB")
-        }
+        return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in ("VCPU", "MEMORY_MB", "DISK_GB")}
 
     def instance_claim(self, order: WorkOrder) -> Claim:
         """Take what an instance needs, replacing what it holds, or raise InsufficientResources."""
@@ -72,9 +69,7 @@ class ResourceTracker:
         before = self.report()
         self._resources = resources
         total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
-        self._limits = {
-            name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()
-        }
+        self._limits = {name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()}
         ours = {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
         present = set()
         for guest in guests:

@@ -104,9 +104,7 @@ class ComputeAPI:
         """Pass on what a neighbour tells of an instance."""
         await self._bus.cast(COMPUTE.target(host), EXTERNAL_INSTANCE_EVENT, event, context=context)
 
-    async def get_console_output(
-        self, context: Context, host: str, uuid: str, length: int | None = None
-    ) -> str:
+    async def get_console_output(self, context: Context, host: str, uuid: str, length: int | None = None) -> str:
         """Read the end of a guest's console log."""
         request = ConsoleRequest(instance_uuid=uuid, length=length)
         answer = await self._bus.call(

@@ -16,9 +16,7 @@ async def destroy(host: Host, uuid: str) -> None:
         try:
             await host.driver.destroy(uuid)
         except Exception as error:
-            log.warning(
-                "host %s: instance %s cannot be removed (attempt %d): %s", host.name, uuid, attempt, error
-            )
+            log.warning("host %s: instance %s cannot be removed (attempt %d): %s", host.name, uuid, attempt, error)
             if attempt == ATTEMPTS:
                 raise
             await host.clock.sleep(FIRST_PAUSE * 2 ** (attempt - 1))

@@ -174,6 +174,5 @@ class WorkBook:
     def in_hand(self) -> tuple[InHand, ...]:
         """List it for a heartbeat."""
         return tuple(
-            InHand(operation_id, work.order.epoch, work.progress)
-            for operation_id, work in self._in_hand.items()
+            InHand(operation_id, work.order.epoch, work.progress) for operation_id, work in self._in_hand.items()
         )

@@ -52,6 +52,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     instance: InstanceSpec
     deadline: float = 0.0
+    issued_at: float = 0.0  # when it was read from the database, by the conductor's clock
     attempt: int = 1
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
@@ -174,3 +175,4 @@ class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a heartbeat."""
 
     hosts: tuple[HostReply, ...] = ()
+    now: float = 0.0  # by the conductor's clock, before it looked: later orders are not in this answer

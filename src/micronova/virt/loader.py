@@ -46,9 +46,7 @@ def load_compute_driver(name: str) -> DriverFactory:
     except Exception as error:
         raise Invalid(f"The compute driver {name!r} cannot be loaded: {_line(error)}") from error
     if not callable(factory):
-        raise Invalid(
-            f"The compute driver {name!r} is wrong: its entry point is not a function that makes drivers."
-        )
+        raise Invalid(f"The compute driver {name!r} is wrong: its entry point is not a function that makes drivers.")
     found: DriverFactory = factory
     return found
 
@@ -64,9 +62,7 @@ def create_drivers(name: str, setup: DriverSetup) -> dict[str, Driver]:
         raise Invalid(f"The compute driver {name!r} cannot be started: {_line(error)}") from error
     for driver in drivers.values():
         if not isinstance(driver, Driver):
-            raise Invalid(
-                f"The compute driver {name!r} is wrong: {type(driver).__name__} lacks methods of a driver."
-            )
+            raise Invalid(f"The compute driver {name!r} is wrong: {type(driver).__name__} lacks methods of a driver.")
     if not drivers:
         raise Invalid(f"The compute driver {name!r} is wrong: it made no host.")
     return drivers

@@ -31,9 +31,7 @@ async def test_faults_of_the_driver(world: World, kind: str, outcome: str, code:
     assert (await world.carry_out(order(epoch=4))).outcome == "done"
 
 
-async def test_an_unexpected_error_of_the_driver_is_rescheduled(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unexpected_error_of_the_driver_is_rescheduled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def spawn(plan: Any) -> None:
         raise RuntimeError("secret inside")
 

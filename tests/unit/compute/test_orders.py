@@ -105,9 +105,7 @@ async def test_a_delete_stops_a_running_build_first(world: World) -> None:
 
 
 async def test_a_delete_waits_until_the_build_is_undone(world: World) -> None:
-    await world.rules(
-        {"operation": "spawn", "kind": "hang"}, {"operation": "destroy", "kind": "delay", "delay": 3}
-    )
+    await world.rules({"operation": "spawn", "kind": "hang"}, {"operation": "destroy", "kind": "delay", "delay": 3})
     await world.send(order(epoch=2))
     await world.send(order("delete", epoch=3))
     await world.clock.advance(2)

@@ -1,6 +1,5 @@
 """Reports that are repeated, heartbeats, drops and departures."""
 
-
 from micronova.conductor.rpcapi import ReportReply
 from micronova.objects.orders import Departed, HostReply
 from tests.unit.compute.world import CONTEXT, World, again, order, settle
@@ -99,9 +98,7 @@ async def test_beats_list_what_is_in_hand(world: World) -> None:
     await world.send(build)
     world.manager._agents["host-1"].host.progress("i-1", 40)
     beat = await world.beat()
-    assert [(each.operation_id, each.epoch, each.progress) for each in beat.in_hand] == [
-        (build.operation_id, 7, 40)
-    ]
+    assert [(each.operation_id, each.epoch, each.progress) for each in beat.in_hand] == [(build.operation_id, 7, 40)]
 
 
 async def test_dropped_work_is_stopped_and_undone(world: World) -> None:
@@ -215,9 +212,7 @@ async def test_the_periodic_update_mends_drift(world: World) -> None:
     assert not tracker.holds("i-1")
     assert tracker.holds("i-2")
     assert tracker.holds("i-3")  # being built
-    assert any(
-        beat.hosts[0].nodes and beat.hosts[0].nodes[0].vcpus_used == 2 for beat in world.conductor.beats
-    )
+    assert any(beat.hosts[0].nodes and beat.hosts[0].nodes[0].vcpus_used == 2 for beat in world.conductor.beats)
 
 
 async def test_questions(world: World) -> None:
@@ -229,3 +224,15 @@ async def test_questions(world: World) -> None:
     assert "load average" in await world.compute.get_host_uptime(CONTEXT, "host-1")
     await world.rules({"operation": "spawn", "kind": "fail", "count": 0})
     assert (await world.compute.fault_rules(CONTEXT, "host-1"))[0]["kind"] == "fail"
+
+
+async def test_a_drop_does_not_interrupt_the_undoing(world: World) -> None:
+    await world.rules({"operation": "spawn", "kind": "fail"}, {"operation": "destroy", "kind": "delay", "delay": 8})
+    build = order()
+    await world.send(build)
+    await world.beat(reply=HostReply(host="host-1", drop=(build.operation_id,)))
+    assert await world.guest("i-1") is not None
+    await world.clock.advance(8)
+    assert await world.guest("i-1") is None
+    assert world.conductor.reports.empty()
+    assert world.in_hand() == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest_asyncio
 
 from micronova.objects.orders import HostReply
-from tests.unit.compute.world import World, again, order, settle
+from tests.unit.compute.world import CONTEXT, World, again, order, settle
 
 
 @pytest_asyncio.fixture
@@ -174,3 +174,35 @@ async def test_many_hosts_in_one_process() -> None:
         report = await world.carry_out(order(uuid=f"i-{number}", host=f"fake-{number}"))
         assert (report.outcome, report.host) == ("done", f"fake-{number}")
     await world.close()
+
+
+async def test_no_order_counts_before_the_first_heartbeat_is_answered(world: World) -> None:
+    """A broker gives a new agent what the old one had not acknowledged, however long it is overtaken."""
+    await world.carry_out(order(epoch=2))
+    stop = order("stop", epoch=3)
+    await world.carry_out(stop)
+    await world.carry_out(order("start", epoch=4))
+    await world.kill_agent()
+    await world.compute.send_order(CONTEXT, stop)
+    world.conductor.away = True
+    await world.start_agent()
+    guest = await world.guest("i-1")
+    assert guest is not None
+    assert guest.power_state == 1
+    world.conductor.away = False
+    await world.clock.advance(5)
+    assert (await world.carry_out(order("stop", epoch=5))).outcome == "done"
+
+
+async def test_an_order_from_before_the_agent_is_void_when_it_comes_by_itself(world: World) -> None:
+    late = order(epoch=2, issued_at=world.clock.now())
+    await world.clock.advance(1)
+    await world.kill_agent()
+    world.conductor.now = world.clock.now()
+    await world.start_agent()
+    await world.send(late)
+    assert await world.guest("i-1") is None
+    await world.beat(reply=HostReply(host="host-1", orders=(late,)))  # but not in a heartbeat's answer
+    assert (await world.conductor.next_report()).outcome == "done"
+    await world.clock.advance(1)
+    assert (await world.carry_out(order(uuid="i-2", issued_at=world.clock.now()))).outcome == "done"

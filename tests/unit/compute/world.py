@@ -85,6 +85,7 @@ class FakeConductor:
         self.replies: deque[HostReply] = deque()
         self.away = False
         self.failures = 0
+        self.now = 0.0
         self.judge: Callable[[Report], ReportReply] = lambda _: ReportReply(accepted=True)
 
     async def report(self, context: Context, params: Report) -> ReportReply:
@@ -95,7 +96,8 @@ class FakeConductor:
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         self._answering()
         self.beats.append(params)
-        return HeartbeatReply(hosts=(self.replies.popleft(),)) if self.replies else HeartbeatReply()
+        hosts = (self.replies.popleft(),) if self.replies else ()
+        return HeartbeatReply(hosts=hosts, now=self.now)
 
     async def guest_event(self, context: Context, params: GuestEvent) -> None:
         self.events.append(params)

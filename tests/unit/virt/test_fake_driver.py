@@ -35,13 +35,9 @@ class Events:
     def progress(self, uuid: str, percent: int) -> None: ...
 
 
-def make(
-    state_dir: Path | None = None, *, cloud: str = "cloud-1", host: str = "host-1", **options: Any
-) -> Any:
+def make(state_dir: Path | None = None, *, cloud: str = "cloud-1", host: str = "host-1", **options: Any) -> Any:
     clock = ManualClock()
-    setup = DriverSetup(
-        host=host, cloud_id=cloud, clock=clock, random=Random(1), state_dir=state_dir, options=options
-    )
+    setup = DriverSetup(host=host, cloud_id=cloud, clock=clock, random=Random(1), state_dir=state_dir, options=options)
     return next(iter(create_drivers("fake", setup).values()))
 
 
@@ -284,9 +280,7 @@ async def test_hosts_are_named_by_pattern(tmp_path: Path) -> None:
     assert make().host == "host-1"
 
 
-@pytest.mark.parametrize(
-    "options", [{"hosts": 0}, {"hosts": 2, "host_pattern": "same"}, {"vcpus": "many"}, {"x": 1}]
-)
+@pytest.mark.parametrize("options", [{"hosts": 0}, {"hosts": 2, "host_pattern": "same"}, {"vcpus": "many"}, {"x": 1}])
 async def test_bad_settings_are_one_clear_line(options: dict[str, Any]) -> None:
     with pytest.raises(Invalid) as caught:
         make(**options)

@@ -39,11 +39,7 @@ class _Rule:
 
     def __init__(self, rule: FaultRule) -> None:
         delays = rule.delay if isinstance(rule.delay, tuple) else (rule.delay,)
-        if (
-            not 0.0 <= rule.probability <= 1.0
-            or min(delays) < 0.0
-            or (rule.count is not None and rule.count < 0)
-        ):
+        if not 0.0 <= rule.probability <= 1.0 or min(delays) < 0.0 or (rule.count is not None and rule.count < 0):
             raise Invalid(
                 "A fault rule needs a probability between 0 and 1, a delay and a count that are not negative."
             )

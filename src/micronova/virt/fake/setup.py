@@ -21,9 +21,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     faults = FaultBook(setup.random, settings.rules)
     drivers = {}
     for name in _names(settings, setup.host):
-        path = (
-            None if setup.state_dir is None else setup.state_dir / "guests" / f"{quote(name, safe='')}.jsonl"
-        )
+        path = None if setup.state_dir is None else setup.state_dir / "guests" / f"{quote(name, safe='')}.jsonl"
         drivers[name] = FakeDriver(
             name,
             settings=settings,
@@ -41,10 +39,6 @@ def _names(settings: FakeSettings, host: str) -> list[str]:
     if settings.hosts == 1 and host:
         return [host]
     if settings.hosts > 1 and "{}" not in settings.host_pattern:
-        raise Invalid(
-            f"host_pattern {settings.host_pattern!r} gives all hosts one name: put {{}} for the number."
-        )
+        raise Invalid(f"host_pattern {settings.host_pattern!r} gives all hosts one name: put {{}} for the number.")
     first = settings.first_host
-    return [
-        settings.host_pattern.replace("{}", str(number)) for number in range(first, first + settings.hosts)
-    ]
+    return [settings.host_pattern.replace("{}", str(number)) for number in range(first, first + settings.hosts)]

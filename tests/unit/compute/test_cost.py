@@ -1,0 +1,83 @@
+"""What a host costs per order, counted in CPU time, both ends of the bus included."""
+
+import asyncio
+import time
+from pathlib import Path
+from random import Random
+
+from micronova.compute.manager import ComputeManager
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.compute.settings import ComputeSettings
+from micronova.conductor.rpcapi import HOST, GuestEvent, ReportReply
+from micronova.objects.clock import SystemClock
+from micronova.objects.orders import Heartbeat, HeartbeatReply, Report
+from micronova.rpc.bus import connect
+from micronova.rpc.contract import Context
+from micronova.virt.loader import DriverSetup, create_drivers
+from tests.unit.compute.world import CONTEXT, order
+
+ORDERS = 1_000
+BUDGET = 500e-6
+"""Seconds of CPU per boot for everything that a host does; measured: about 130e-6."""
+
+
+class Counting:
+    """A conductor that only counts."""
+
+    def __init__(self) -> None:
+        self.left = ORDERS
+        self.done = asyncio.Event()
+
+    async def report(self, context: Context, params: Report) -> ReportReply:
+        assert params.outcome == "done"
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+        return ReportReply(accepted=True)
+
+    async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
+        return HeartbeatReply()
+
+    async def guest_event(self, context: Context, params: GuestEvent) -> None: ...
+
+
+async def measure(state_dir: Path) -> dict[str, float]:
+    """Carry out many orders of each kind and give the CPU seconds of one."""
+    clock, random = SystemClock(), Random(1)
+    bus = connect("local://cost", clock=clock, random=random)
+    await bus.start()
+    conductor = Counting()
+    await bus.serve(HOST, conductor)
+    setup = DriverSetup(
+        host="",
+        cloud_id="c",
+        clock=clock,
+        random=random,
+        state_dir=state_dir,
+        options={"hosts": 10, "vcpus": 100_000, "memory_mb": 10**9, "local_gb": 10**7},
+    )
+    manager = ComputeManager(ComputeSettings(), create_drivers("fake", setup), bus, clock, random)
+    await manager.start()
+    while not manager.synchronised:
+        await asyncio.sleep(0)
+    compute, costs = ComputeAPI(bus), {}
+    for epoch, kind in enumerate(("build", "stop", "start", "reboot", "delete"), 2):
+        orders = [order(kind, f"i-{n}", epoch, host=f"fake-{n % 10 + 1}") for n in range(ORDERS)]
+        conductor.left = ORDERS
+        conductor.done.clear()
+        before = time.process_time()
+        for number, each in enumerate(orders):
+            await compute.send_order(CONTEXT, each)
+            if number % 20 == 0:
+                await asyncio.sleep(0)
+        await asyncio.wait_for(conductor.done.wait(), 60)
+        costs[kind] = (time.process_time() - before) / ORDERS
+    await manager.stop()
+    await bus.stop()
+    return costs
+
+
+async def test_a_boot_stays_within_its_budget(tmp_path: Path) -> None:
+    costs = await measure(tmp_path)
+    print({kind: f"{cost * 1e6:.0f} us" for kind, cost in costs.items()})
+    assert max(costs.values()) < BUDGET
