@@ -7,7 +7,6 @@ serves a real neighbour and an embedded one, and the embedded ones are proved co
 import asyncio
 import json
 import urllib.parse
-import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
