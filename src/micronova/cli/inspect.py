@@ -35,7 +35,9 @@ def status(directory: Path | None, as_json: bool) -> None:
     console.print(table)
     counts = ", ".join(f"{number} {state}" for state, number in found["servers"].items()) or "none"
     console.print(f"servers: {counts}")
-    console.print(f"open operations: {found['operations']['open']} (without an owner: {found['operations']['waiting']})")
+    console.print(
+        f"open operations: {found['operations']['open']} (without an owner: {found['operations']['waiting']})"
+    )
     bus = found["bus"]
     console.print(f"bus: {'connected' if bus['connected'] else 'NOT connected'}, dead letters: {bus['dead_letters']}")
 
@@ -121,9 +123,12 @@ async def run_audit(process: "Process") -> list[dict[str, Any]]:
 
     assert process.database is not None and process.bus is not None
     findings = await compare(
-        process.database, ComputeAPI(process.bus), process.clock,
-        service_down_time=process.settings.default.service_down_time, ports=process.neighbours.networks(),
-    )  # fmt: skip
+        process.database,
+        ComputeAPI(process.bus),
+        process.clock,
+        service_down_time=process.settings.default.service_down_time,
+        ports=process.neighbours.networks(),
+    )
     builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)
     return builtins
 
@@ -187,8 +192,13 @@ def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
         .order_by(instance_action_events.c.start_time)
     ).mappings()
     return {
-        "server": {"uuid": row["uuid"], "name": row["display_name"], "created_at": row["created_at"],
-                   "launched_at": row["launched_at"], "host": row["host"]},
+        "server": {
+            "uuid": row["uuid"],
+            "name": row["display_name"],
+            "created_at": row["created_at"],
+            "launched_at": row["launched_at"],
+            "host": row["host"],
+        },
         "actions": [dict(each) for each in actions],
         "events": [dict(each) for each in events],
-    }  # fmt: skip
+    }

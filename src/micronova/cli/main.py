@@ -24,9 +24,12 @@ class Friendly(click.Group):
 def directory_option(command: Any) -> Any:
     """Add --dir, which every command takes."""
     return click.option(
-        "--dir", "directory", type=click.Path(path_type=Path, file_okay=False), envvar="MICRONOVA_DIR",
+        "--dir",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="MICRONOVA_DIR",
         help="Directory of the cloud [default: /var/lib/micronova for root, else ~/.local/state/micronova].",
-    )(command)  # fmt: skip
+    )(command)
 
 
 @click.group(cls=Friendly, context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,8 +40,13 @@ def main() -> None:
 
 @main.command()
 @directory_option
-@click.option("--driver", type=click.Choice(["auto", "fake"]), default="auto", show_default=True,
-              help="Hypervisor: the fake driver simulates guests.")  # fmt: skip
+@click.option(
+    "--driver",
+    type=click.Choice(["auto", "fake"]),
+    default="auto",
+    show_default=True,
+    help="Hypervisor: the fake driver simulates guests.",
+)
 @click.option("--hosts", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Simulated hosts.")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of every API [default: 8774].")
@@ -118,7 +126,9 @@ def check(directory: Path | None, config: Path | None) -> None:
 
 @main.command()
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes.")
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
     """Compare what should be with what is; list every leak and contradiction. Exit 0 only when there is none."""
@@ -130,7 +140,9 @@ def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
 @main.command()
 @click.argument("server")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes.")
+@click.option(
+    "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
+)
 def timeline(server: str, directory: Path | None, config: Path | None) -> None:
     """Show how a server came to be, as a waterfall. SERVER is an id or a name."""
     from micronova.cli.inspect import timeline as run

@@ -45,7 +45,9 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
             metadata = importlib.import_module(tables).metadata
             await schema.upgrade(database, metadata, migrations, schema=process.schema_of(name))
             after = await database.read(schema.current)
-            click.echo(f"{name:<10} {before or 'empty'} → {after}" if before != after else f"{name:<10} {after} is current")
+            click.echo(
+                f"{name:<10} {before or 'empty'} → {after}" if before != after else f"{name:<10} {after} is current"
+            )
     finally:
         await process.stop()
 
@@ -109,7 +111,9 @@ async def _check_connections(settings: Settings, place: StateDirectory) -> list[
                 database = await process.open_database(name)
                 at, newest = await database.read(schema.current), schema.head(migrations)
                 behind = at not in (None, newest)
-                results.append((f"database {name}", f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None))
+                results.append(
+                    (f"database {name}", f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
+                )
             except MicronovaError as error:
                 results.append((f"database {name}", error.message))
         if settings.default.transport_url != "local://":

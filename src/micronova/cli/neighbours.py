@@ -2,11 +2,23 @@
 
 from typing import TYPE_CHECKING, Any
 
-from micronova.http.auth import NoAuth2
+from micronova.conf.settings import SettingsError
+from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
+from micronova.http.client import ASGITransport, HTTPTransport, ServiceClient, Transport
 from micronova.http.service import Authenticator
+from micronova.http.tickets import Tickets
+from micronova.http.tokens import Revocations, TokenVerifier
+from micronova.identity.client import IdentityClient, ServiceToken
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+
+ENDPOINTS = {
+    "identity": "/identity/v3",
+    "compute": "/compute/v2.1",
+    "image": "/image",
+    "network": "/network",
+}
 
 
 class Neighbours:
@@ -14,21 +26,137 @@ class Neighbours:
 
     def __init__(self, process: "Process") -> None:
         self._process = process
+        self._transports: list[Transport] = []
+        self._token: ServiceToken | None = None
+        self._networks: Any = None
+
+    @property
+    def _noauth(self) -> bool:
+        return self._process.settings.api.auth_strategy == "noauth2"
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        for transport in self._transports:
+            await transport.close()
+        self._transports.clear()
+
+    # --- identity --------------------------------------------------------------------------------------------
 
     def authenticator(self) -> Authenticator:
-        """Return what checks tokens."""
-        if self._process.settings.api.auth_strategy == "noauth2":
+        """Return what checks tokens: by signature where we can, by asking Keystone otherwise."""
+        process = self._process
+        if self._noauth:
             return NoAuth2()
-        raise NotImplementedError
+        identity = process.embedded.get("identity")
+        if identity is not None:
+            return SignedTokens(identity.verifier, process.clock.now)
+        asking = KeystoneTokens(
+            self._identity(), process.clock.now, remember=process.settings.identity.token_cache_time
+        )
+        key = process.settings.identity.public_key
+        if not key:
+            return asking
+        verifier = TokenVerifier(bytes.fromhex(key), Revocations())
+        return EitherTokens(SignedTokens(verifier, process.clock.now), asking)
 
-    def images(self) -> Any:
-        """Return the image client; None when there is no image service."""
-        return None
+    def _identity(self) -> IdentityClient:
+        return IdentityClient(self._transport("identity", self._process.settings.identity.auth_url), self.token())
 
-    def networks(self) -> Any:
-        """Return the network client; None when there is no network service."""
-        return None
+    def token(self) -> ServiceToken:
+        """Return the service user's token, which all clients share."""
+        if self._token is None:
+            process = self._process
+            settings = process.settings.identity
+            self._token = ServiceToken(
+                self._transport("identity", settings.auth_url),
+                username=settings.username,
+                password=settings.password or process.keys.service_password,
+                project_name=settings.project_name,
+                user_domain_name=settings.user_domain_name,
+                project_domain_name=settings.project_domain_name,
+                now=process.clock.now,
+            )
+        return self._token
 
     async def project_exists(self, project_id: str) -> bool:
         """Ask identity whether there is such a project; without identity every project does."""
-        return True
+        if self._noauth:
+            return True
+        return await self._identity().project_exists(project_id)
+
+    # --- image and network -----------------------------------------------------------------------------------
+
+    def images(self) -> Any:
+        """Return the image client; None when there is no image service."""
+        from micronova.image.client import ImageClient
+
+        process = self._process
+        if not self._has("image", process.settings.glance.endpoint_override):
+            return None
+        embedded = "image" in process.embedded
+        return ImageClient(
+            self._client("image", process.settings.glance.endpoint_override),
+            url=process.settings.glance.endpoint_override or f"{process.url}/image",
+            tickets=Tickets(bytes.fromhex(process.keys.ticket_key)) if embedded else None,
+            now=process.clock.now,
+        )
+
+    def networks(self) -> Any:
+        """Return the network client; None when there is no network service."""
+        from micronova.network.client import NetworkClient
+
+        override = self._process.settings.neutron.endpoint_override
+        if self._networks is None and self._has("network", override):
+            self._networks = NetworkClient(self._client("network", override))
+        return self._networks
+
+    def compute(self) -> ServiceClient | None:
+        """Return the compute client, for neighbours that tell it something; the API may start after them."""
+        if "api" not in self._process.roles:
+            return None
+        return self._client("compute", "")
+
+    def _has(self, name: str, override: str) -> bool:
+        if override or name in self._process.roles:
+            return True
+        return bool(self._process.settings.identity.auth_url) and not self._noauth
+
+    def _client(self, name: str, override: str) -> ServiceClient:
+        prefix = "" if name != "compute" else "/v2.1"
+        if self._noauth:
+            return ServiceClient(self._transport(name, override), _noauth_token, prefix=prefix)
+        token = self.token()
+        return ServiceClient(self._transport(name, override), token.get, prefix=prefix, renew=token.forget)
+
+    def _transport(self, name: str, url: str) -> Transport:
+        if url:
+            base = url.rstrip("/")
+            if name == "identity":
+                base = base.removesuffix("/v3")
+            made: Transport = HTTPTransport(base)
+            self._transports.append(made)
+            return made
+        if name not in self._process.roles and not (name == "compute" and "api" in self._process.roles):
+            section = {
+                "identity": "identity.auth_url",
+                "image": "glance.endpoint_override",
+                "network": "neutron.endpoint_override",
+            }[name]
+            raise SettingsError(f"Where is the {name} service? Set {section}, or run its role in this process.")
+        return ASGITransport(_Late(self._process, f"/{name}"))
+
+
+class _Late:
+    """A service of this process by its mount: looked up at each call, for it may start after us."""
+
+    def __init__(self, process: "Process", mount: str) -> None:
+        self._process = process
+        self._mount = mount
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand the request on."""
+        await self._process.apps[self._mount](scope, receive, send)
+
+
+async def _noauth_token() -> str:
+    return "admin:admin"

@@ -1,5 +1,6 @@
 """How each role is made from settings: one function each, called `make_ROLE`."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,105 @@ def _secret_box(process: "Process") -> SecretBox:
     return SecretBox(bytes.fromhex(process.settings.default.secret_key or process.keys.secret_key))
 
 
+async def make_identity(process: "Process") -> "Role":
+    """The embedded identity."""
+    from micronova.cli.neighbours import ENDPOINTS
+    from micronova.neighbours.identity.service import IdentityService
+
+    settings = process.settings
+    role = IdentityService(
+        database=await process.open_database("identity"),
+        clock=process.clock,
+        signing_key=bytes.fromhex(process.keys.token_key),
+        token_lifetime=settings.identity.token_lifetime,
+        region=settings.identity.region_name,
+        public_url=settings.api.public_url,
+        db_schema=process.schema_of("identity"),
+    )
+    process.embedded["identity"] = role
+    _mount(process, role.service)
+
+    async def bootstrap() -> None:
+        keys = process.keys
+        service = settings.identity.password or keys.service_password
+        await role.bootstrap(keys.admin_password, keys.demo_password, service, ENDPOINTS)
+
+    return _Then(role, bootstrap)
+
+
+async def make_image(process: "Process") -> "Role":
+    """The embedded image service."""
+    from micronova.neighbours.image.service import ImageService
+    from micronova.policies.enforcer import Enforcer
+    from micronova.policies.image import RULES
+
+    role = ImageService(
+        await process.open_database("image"),
+        process.directory.path / "images",
+        Enforcer(RULES),
+        process.neighbours.authenticator(),
+        process.clock,
+        bytes.fromhex(process.keys.ticket_key),
+        schema=process.schema_of("image"),
+        public_url=process.settings.api.public_url,
+    )
+    process.embedded["image"] = role
+    _mount(process, role.service)
+
+    async def bootstrap() -> None:
+        # A disk that any hypervisor can boot to nothing: enough for simulated guests.
+        await role.ensure_image("test-image", bytes(512 * 1024), owner="", min_disk=0, properties={"os_distro": "none"})
+
+    return _Then(role, bootstrap)
+
+
+async def make_network(process: "Process") -> "Role":
+    """The embedded network service."""
+    from micronova.neighbours.network.service import NetworkService
+    from micronova.policies.enforcer import Enforcer
+    from micronova.policies.network import RULES
+
+    role = NetworkService(
+        await process.open_database("network"),
+        Enforcer(RULES),
+        process.neighbours.authenticator(),
+        process.clock,
+        process.neighbours.compute(),
+        schema=process.schema_of("network"),
+        public_url=process.settings.api.public_url,
+    )
+    process.embedded["network"] = role
+    _mount(process, role.service)
+    return _Then(role, role.bootstrap)
+
+
+def _mount(process: "Process", service: Any) -> None:
+    process.services[service.name] = service
+    process.apps[service.mount] = service.app
+
+
+class _Then:
+    """A role that does something once it has started."""
+
+    def __init__(self, role: Any, then: Callable[[], Awaitable[Any]]) -> None:
+        self._role, self._then = role, then
+
+    async def start(self) -> None:
+        """Start, then do it."""
+        await self._role.start()
+        await self._then()
+
+    async def stop(self) -> None:
+        """Stop."""
+        await self._role.stop()
+
+
 async def make_scheduler(process: "Process") -> "Role":
     """The scheduler."""
     from micronova.scheduler.manager import SchedulerManager
 
     assert process.database is not None and process.bus is not None
-    return SchedulerManager(
-        process.settings, process.database, process.bus, process.clock, process.random
-    )
+    return SchedulerManager(process.settings, process.database, process.bus, process.clock, process.random)
 
 
 async def make_conductor(process: "Process") -> "Role":
@@ -48,8 +140,8 @@ async def make_conductor(process: "Process") -> "Role":
         engine=engine,
         compute=ComputeAPI(process.bus),
         secrets=_secret_box(process),
-        networks=None,
-        images=None,
+        networks=process.neighbours.networks(),
+        images=process.neighbours.images(),
         notifier=NoNotifications(),
         service_down_time=settings.default.service_down_time,
         access_network=settings.default.default_access_ip_network_name,
@@ -81,10 +173,14 @@ async def make_compute(process: "Process") -> "Role":
     drivers = create_drivers(
         compute.compute_driver,
         DriverSetup(
-            host=default.host, cloud_id=process.keys.cloud_id, clock=process.clock, random=process.random,
-            state_dir=Path(process.directory.path), options=options,
+            host=default.host,
+            cloud_id=process.keys.cloud_id,
+            clock=process.clock,
+            random=process.random,
+            state_dir=Path(process.directory.path),
+            options=options,
         ),
-    )  # fmt: skip
+    )
     settings = ComputeSettings(
         max_concurrent_builds=default.max_concurrent_builds,
         report_interval=default.report_interval,
@@ -161,9 +257,14 @@ async def make_api(process: "Process") -> "Role":
         request_id_headers=("x-openstack-request-id", "x-compute-request-id"),
     )
     above = Service(
-        "compute-versions", root_routes(), policy=service.policy, authenticator=service.authenticator,
-        fault_body=compute_fault, mount="/compute", public_url=settings.api.public_url,
-    )  # fmt: skip
+        "compute-versions",
+        root_routes(),
+        policy=service.policy,
+        authenticator=service.authenticator,
+        fault_body=compute_fault,
+        mount="/compute",
+        public_url=settings.api.public_url,
+    )
     process.services["compute"] = service
     process.services["compute-versions"] = above
     process.apps["/compute"] = compute_paths(service.app, above.app, roots(found))
@@ -193,8 +294,13 @@ def _first_flavors(conn: Any, now: int) -> None:
 
     if conn.execute(table.select().limit(1)).first() is not None:
         return
-    sizes = [("tiny", 512, 1, 1), ("small", 2048, 1, 20), ("medium", 4096, 2, 40), ("large", 8192, 4, 80),
-             ("xlarge", 16384, 8, 160)]  # fmt: skip
+    sizes = [
+        ("tiny", 512, 1, 1),
+        ("small", 2048, 1, 20),
+        ("medium", 4096, 2, 40),
+        ("large", 8192, 4, 80),
+        ("xlarge", 16384, 8, 160),
+    ]
     for number, (name, ram, vcpus, disk) in enumerate(sizes, 1):
         flavors.insert(conn, Flavor(id=str(number), name=f"m1.{name}", ram=ram, vcpus=vcpus, disk=disk), now)
 

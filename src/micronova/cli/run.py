@@ -47,7 +47,10 @@ def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
 
 
 async def _serve(
-    settings: Settings, roles: tuple[str, ...], place: StateDirectory, sock: socket.socket | None,
+    settings: Settings,
+    roles: tuple[str, ...],
+    place: StateDirectory,
+    sock: socket.socket | None,
     stopped: asyncio.Event,
 ) -> None:
     process = Process(settings, roles, place)
@@ -92,8 +95,18 @@ def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, 
     """Run several workers on one socket; a worker that dies is started again."""
     sock = listen(settings.api.listen, settings.api.port)
     os.set_inheritable(sock.fileno(), True)
-    command = [sys.executable, "-m", "micronova.cli.main", "run", *roles, "--fd", str(sock.fileno()),
-               "--dir", str(place.path), *(["--config", str(config)] if config else [])]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "micronova.cli.main",
+        "run",
+        *roles,
+        "--fd",
+        str(sock.fileno()),
+        "--dir",
+        str(place.path),
+        *(["--config", str(config)] if config else []),
+    ]
     workers = [subprocess.Popen(command, pass_fds=[sock.fileno()]) for _ in range(settings.api.workers)]
     stopping = False
 

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-
 import click
 
 from micronova.cli.state import StateDirectory, default_directory
@@ -18,7 +17,12 @@ from micronova.objects.errors import MicronovaError
 
 
 def up(
-    directory: Path | None, driver: str, hosts: int, listen: str | None, port: int | None, config: Path | None,
+    directory: Path | None,
+    driver: str,
+    hosts: int,
+    listen: str | None,
+    port: int | None,
+    config: Path | None,
     detach: bool,
 ) -> None:
     """Start a cloud and, unless detached, stay until Ctrl-C."""
@@ -95,8 +99,9 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
     logfile = place.path / "micronova.log"
     with logfile.open("ab") as stream:
         begin = stream.tell()
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream,
-                                 start_new_session=True)  # fmt: skip
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, start_new_session=True
+        )
     assert child.stdout is not None
     # The cloud greets when it answers; if it cannot start, its last words are in the log.
     greeting = []
@@ -136,6 +141,3 @@ def _alive(pid: int) -> bool:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-

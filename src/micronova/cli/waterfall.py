@@ -18,7 +18,13 @@ def draw(found: dict[str, Any], console: Console | None = None) -> None:
         for event in found["events"]:
             if event["request_id"] == action["request_id"]:
                 bars.append(
-                    (f"  {event['event']}", event["start_time"], event["finish_time"], event["host"] or "", event["result"])
+                    (
+                        f"  {event['event']}",
+                        event["start_time"],
+                        event["finish_time"],
+                        event["host"] or "",
+                        event["result"],
+                    )
                 )
     if not bars:
         console.print(f"Server {server['name']} has no recorded actions.")

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
+from micronova.cli.neighbours import Neighbours
 from micronova.cli.state import Keys, StateDirectory
 from micronova.conf.settings import Settings, SettingsError
 from micronova.db.engine import Database, open_database
-from micronova.cli.neighbours import Neighbours
 from micronova.http.mount import App, HTTPServer, Mounts
 from micronova.http.service import Service
 from micronova.objects.clock import Clock, SystemClock
@@ -64,6 +64,8 @@ class Process:
         self.bus: Bus | None = None
         self.apps: dict[str, App] = {}  # by mount path
         self.services: dict[str, Service] = {}  # by name: their routes are what the isolation tests walk
+        self.embedded: dict[str, Any] = {}  # the neighbours that run in this process
+        self.url = settings.api.public_url or f"http://{settings.api.listen}:{settings.api.port}"
         self.neighbours = Neighbours(self)
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
@@ -75,6 +77,8 @@ class Process:
         """Start the roles, neighbours first; what is started is stopped again if one fails."""
         self.directory.create()
         self.keys = self.directory.keys()
+        if sock is not None and self.settings.api.public_url is None:
+            self.url = f"http://{self.settings.api.listen}:{sock.getsockname()[1]}"
         try:
             await self._start_shared()
             from micronova.cli import roles
@@ -86,7 +90,9 @@ class Process:
                     self.started.append(role)
             if sock is not None and self.apps:
                 self._server = HTTPServer(
-                    self.application(), sock, certificate=self.settings.api.tls_certificate,
+                    self.application(),
+                    sock,
+                    certificate=self.settings.api.tls_certificate,
                     key=self.settings.api.tls_key,
                 )
                 await self._server.start()
@@ -105,6 +111,7 @@ class Process:
             except Exception:
                 log.exception("%s did not stop cleanly", type(role).__name__)
         self.started.clear()
+        await self.neighbours.close()
         if self.bus is not None:
             await self.bus.stop()
             self.bus = None

@@ -163,6 +163,7 @@ class Build(HostKind):
                 requests=candidate.networks,
                 security_groups=candidate.row["security_groups"],
                 hostname=candidate.row["hostname"],
+                fresh=candidate.operation.attempts == 1 and not candidate.payload.tried,
             )
         except Unavailable as error:
             # Only this server waits; its claim is replaced when it is tried again.

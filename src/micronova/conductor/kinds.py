@@ -37,8 +37,12 @@ class Networks(Protocol):
         requests: Any,
         security_groups: list[str],
         hostname: str,
+        fresh: bool,
     ) -> tuple[VIF, ...]:
-        """Make or take over the ports of an instance and bind them to its host; safe to repeat."""
+        """Make or take over the ports of an instance and bind them to its host; safe to repeat.
+
+        `fresh` says that nobody can have tried before.
+        """
 
     async def deallocate(self, *, instance_uuid: str) -> None:
         """Delete the ports that we made and unbind the user's own; safe to repeat."""
