@@ -47,33 +47,50 @@ def upsert(
     ratios: Mapping[str, float] = RATIOS,
     cell: str = "",
 ) -> None:
-    """Record what a host's nodes are and have: three statements, unless a node is new."""
-    if not nodes:
+    """Record what a host's nodes are and have; raise Conflict when a node is another host's."""
+    upsert_all(conn, {host: nodes}, now, ratios=ratios, cell=cell)
+
+
+def upsert_all(
+    conn: sa.Connection,
+    reports: Mapping[str, Sequence[NodeResources]],
+    now: int,
+    *,
+    ratios: Mapping[str, float] = RATIOS,
+    cell: str = "",
+) -> None:
+    """Record what the nodes of many hosts are and have: three statements, unless there are new ones."""
+    pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
+    if not pairs:
         return
-    query = sa.select(_n.uuid, _n.host).where(_n.uuid.in_([node.node_uuid for node in nodes]))
+    query = sa.select(_n.uuid, _n.host).where(_n.uuid.in_([node.node_uuid for _, node in pairs]))
     known = {row.uuid: row.host for row in conn.execute(query)}
-    for node in nodes:
+    for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
-    rows = [_node_row(host, node, now, cell) for node in nodes]
+    rows = [_node_row(host, node, now, cell) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
-        _insert(conn, host, new)
+        _insert(conn, new)
     old = [{**row, "key": row["uuid"]} for row in rows if row["uuid"] in known]
     if old:
         conn.execute(_UPDATE, old)
-    stock = [each for node in nodes for each in _inventory_rows(node, now, ratios)]
+    stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
 
 
-def _insert(conn: sa.Connection, host: str, rows: list[dict[str, Any]]) -> None:
+def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     missing = {row["uuid"]: row for row in rows}
+    hosts = sorted({row["host"] for row in rows})
     while missing:
         first = conn.execute(sa.select(sa.func.coalesce(sa.func.max(_n.id), 0))).scalar_one() + 1
-        taken = conn.execute(sa.select(_n.uuid, _n.hypervisor_hostname).where(_n.host == host)).all()
+        found = conn.execute(sa.select(_n.host, _n.hypervisor_hostname).where(_n.host.in_(hosts)))
+        taken = {(row.host, row.hypervisor_hostname) for row in found}
         for row in missing.values():
-            if any(row["hypervisor_hostname"] == other.hypervisor_hostname for other in taken):
-                raise Conflict(f"Host {host} has a node {row['hypervisor_hostname']} already, with another uuid.")
+            if (row["host"], row["hypervisor_hostname"]) in taken:
+                name = row["hypervisor_hostname"]
+                raise Conflict(f"Host {row['host']} has a node {name} already, with another uuid.")
+        # Numbers are unique: of two who come at the same moment one finds its own taken, and tries again.
         conn.execute(_INSERT.on(conn), [{**row, "id": first + n} for n, row in enumerate(missing.values())])
         for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
             del missing[uuid]

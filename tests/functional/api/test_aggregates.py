@@ -92,3 +92,11 @@ async def test_null_takes_metadata_away(cloud: Cloud):
 async def test_only_for_administrators(cloud: Cloud):
     assert (await cloud.member.get("/os-aggregates")).status == 403
     assert (await cloud.member.post("/os-aggregates", {"aggregate": {"name": "a"}})).status == 403
+
+
+async def test_caching_images_is_not_supported_and_says_so(cloud: Cloud):
+    number = await _made(cloud, "a")
+    body = {"cache": [{"id": "0b2a6c0e-8f36-4c0f-9d5e-1f2a3b4c5d6e"}]}
+    assert (await cloud.admin.post(f"/os-aggregates/{number}/images", body, 80)).status == 404
+    assert (await cloud.admin.post(f"/os-aggregates/{number}/images", body, 81)).status == 501
+    assert (await cloud.admin.post("/os-aggregates/99/images", body, 81)).status == 404

@@ -2,7 +2,9 @@
 
 import asyncio
 
+import msgspec
 import pytest
+import sqlalchemy as sa
 
 from micronova.db import actions, flavors, nodes, services
 from micronova.objects.errors import Conflict, NotFound
@@ -110,5 +112,27 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
     assert (first.vcpus_total, first.memory_mb_total, first.memory_mb_reserved) == (8, 8192, 512)
     with pytest.raises(Conflict):
         await database.write(nodes.upsert, "h2", [_node("n1")], 30)
+    with pytest.raises(Conflict):
+        await database.write(nodes.upsert, "h1", [msgspec.structs.replace(_node("n1"), node_uuid="another")], 30)
     await database.write(nodes.delete_of_host, "h1")
     assert await database.read(nodes.list_) == []
+
+
+async def test_the_nodes_of_many_hosts_take_few_statements(database):
+    reports = {f"h{number}": [_node(f"n{number}")] for number in range(50)}
+    counted = []
+    for now in (10, 20):
+
+        def upsert(conn, now=now):
+            statements = []
+            listener = lambda *args: statements.append(args[2])  # noqa: E731
+            sa.event.listen(conn, "before_cursor_execute", listener)
+            try:
+                nodes.upsert_all(conn, reports, now)
+            finally:
+                sa.event.remove(conn, "before_cursor_execute", listener)
+            return len(statements)
+
+        counted.append(await database.write(upsert))
+    assert counted == [6, 3]
+    assert sorted(row.id for row in await database.read(nodes.list_)) == list(range(1, 51))

@@ -16,7 +16,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Invalid
+from micronova.objects.errors import Invalid, NotSupported
 
 _BRIEF = (
     Field("id", "id"),
@@ -170,6 +170,11 @@ class Aggregates:
         )
         return self._shown(request, found)
 
+    async def cache_images(self, request: Request, id: str) -> None:
+        """Fetch images to hosts before they are needed: hosts of ours keep no cache yet."""
+        await self._database.read(aggregates.get, _number(id))
+        raise NotSupported("Images are not cached on hosts ahead of time.")
+
     async def delete(self, request: Request, id: str) -> None:
         """Remove an aggregate that has no hosts."""
         await self._database.write(aggregates.delete, _number(id))
@@ -202,5 +207,9 @@ def routes(database: Database, clock: Clock) -> list[Route]:
         Route(
             action="set_metadata", handler=handlers.set_metadata, policy=f"{rule}:set_metadata",
             body=SetMetadata, **act,
+        ),
+        Route(
+            method="POST", path=f"{one}/images", handler=handlers.cache_images, policy="compute:aggregates:images",
+            versions=since(81),
         ),
     ]  # fmt: skip

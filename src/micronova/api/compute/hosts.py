@@ -109,11 +109,11 @@ def _resources(conn: sa.Connection, host: str) -> tuple[list[dict[str, Any]], li
     totals = [
         {
             "project": f"({name})",
-            "cpu": sum(getattr(node, f"vcpus_{number}") for node in held),
-            "memory_mb": sum(getattr(node, f"memory_mb_{number}") for node in held),
-            "disk_gb": sum(getattr(node, f"local_gb_{number}") for node in held),
+            "cpu": sum(getattr(node, f"vcpus_{number}") for node in held for number in numbers),
+            "memory_mb": sum(getattr(node, f"memory_mb_{number}") for node in held for number in numbers),
+            "disk_gb": sum(getattr(node, f"local_gb_{number}") for node in held for number in numbers),
         }
-        for name, number in (("total", "total"), ("used_now", "claimed"))
+        for name, numbers in (("total", ("total",)), ("used_now", ("claimed", "reserved")))
     ]
     totals.append(_share("(used_max)", (row.flavor for row in each)))
     return totals, [_share(project, flavors) for project, flavors in projects.items()]
