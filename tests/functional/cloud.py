@@ -38,6 +38,9 @@ IMAGE = "11111111-1111-4111-8111-111111111111"
 PATIENCE = 30.0  # seconds; a test that has to wait longer has failed
 ON_CLUSTER = os.environ.get("MICRONOVA_TEST_CLOUD") == "cluster"
 
+# What a group prefers outweighs all else, so that a test can tell.
+GROUPS_FIRST = {"soft_affinity_weight_multiplier": 100.0, "soft_anti_affinity_weight_multiplier": 100.0}
+
 T = TypeVar("T")
 Probe = Callable[[], Awaitable[T | None]]
 
@@ -182,9 +185,14 @@ class Cloud:
     transport: Transport
     hosts: tuple[str, ...]
 
+    def __init__(self) -> None:
+        self.callers: list[Caller] = []
+
     def caller(self) -> Caller:
         """A member of a new project."""
-        return Caller(self, f"user-{uuid.uuid4().hex[:6]}", uuid.uuid4().hex)
+        made = Caller(self, f"user-{uuid.uuid4().hex[:6]}", uuid.uuid4().hex)
+        self.callers.append(made)
+        return made
 
     async def changed(self, since: Any, longest: float) -> None:
         """Return when something may have changed since `mark`, at the latest after so many seconds."""
@@ -227,6 +235,13 @@ class Cloud:
 
         await self.until(probe, lambda: f"the end of {[(row.kind, row.step, row.owner) for row in left]}")
 
+    async def delete_all(self) -> None:
+        """Delete every server of the callers so far, and wait until they are gone."""
+        for caller in self.callers:
+            ids = [server["id"] for server in (await caller.get("/servers"))["servers"]]
+            await asyncio.gather(*(caller.delete(f"/servers/{id}") for id in ids))
+            await asyncio.gather(*(caller.gone(id) for id in ids))
+
     async def assert_clean(self) -> None:
         """Wait until nothing is under way, then let the audit find nothing."""
         await self.settled()
@@ -261,11 +276,13 @@ class OneProcess(Cloud):
     """All roles in this process, on SQLite."""
 
     def __init__(self, directory: Path, wanted: Wanted) -> None:
+        super().__init__()
         sections: dict[str, dict[str, Any]] = {
             "default": {"report_interval": 0.5, "service_down_time": 6.0, "host": "controller"},
             "api": {"auth_strategy": "noauth2"},
             "conductor": {"lease": 6.0, "sweep_interval": 0.5},
-            "scheduler": {"refresh_interval": 0.1},
+            "scheduler": {"refresh_interval": 0.01},
+            "filter_scheduler": GROUPS_FIRST,
             "quota": {"instances": -1, "cores": -1, "ram": -1},
             "fake": {"hosts": wanted.hosts},
         }
@@ -317,6 +334,7 @@ class Apart(Cloud):
     """Separate processes on PostgreSQL and RabbitMQ; this process looks at them through both."""
 
     def __init__(self, cluster: Cluster, hosts: tuple[str, ...]) -> None:
+        super().__init__()
         self.cluster = cluster
         self.hosts = hosts
         place = StateDirectory(cluster.directory / "tests")
@@ -366,7 +384,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The run's cloud of separate processes: two conductors, two schedulers, two computes with two hosts each."""
     database = request.getfixturevalue("postgres").create_database("functional")
     bus = request.getfixturevalue("rabbitmq").add_vhost("functional")
-    made = Cluster(tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2}, api={"workers": 2})
+    made = Cluster(
+        tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2}, api={"workers": 2},
+        filter_scheduler=GROUPS_FIRST,
+    )  # fmt: skip
     made.add("api", "api")
     for number in (1, 2):
         made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}")
@@ -388,16 +409,20 @@ async def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     if not ON_CLUSTER:
         async with one_process(tmp_path_factory.mktemp("cloud"), wanted or Wanted()) as made:
             yield made
+            await made.assert_clean()
         return
     if wanted is not None:
         pytest.skip("needs a cloud of its own kind, in one process")
     apart = Apart(request.getfixturevalue("cluster"), ("a-1", "a-2", "b-1", "b-2"))
     await apart.start()
     yield apart
+    await apart.assert_clean()
     await apart.stop()
 
 
-@pytest.fixture
-def user(cloud: Cloud) -> Caller:
-    """A member of a project that is this test's own."""
-    return cloud.caller()
+@pytest_asyncio.fixture(loop_scope="module")
+async def user(cloud: Cloud) -> AsyncIterator[Caller]:
+    """A member of a project that is this test's own; servers that the test leaves behind are deleted."""
+    cloud.callers.clear()
+    yield cloud.caller()
+    await cloud.delete_all()

@@ -24,7 +24,7 @@ from micronova.conductor.operations import new_row
 from micronova.conductor.power import PowerPayload
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conductor.secrets import SecretBox, Secrets
-from micronova.db import actions, aggregates, flavors, instances, keypairs, quotas, server_groups, services
+from micronova.db import actions, aggregates, flavors, instances, keypairs, nodes, quotas, server_groups, services
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.http.context import RequestContext
@@ -215,8 +215,12 @@ class API:
         for host in hosts:
             if not services.list_(conn, binary="nova-compute", host=host):
                 raise Invalid(f"Compute host {host} could not be found.")
+        for node in {request.force_node, request.requested_node} - {None}:
+            found = [row.host for row in nodes.list_(conn, pattern=node) if row.hypervisor_hostname == node]
+            if not found or not hosts <= set(found):
+                raise Invalid(f"Compute host {node} could not be found.")
         wanted = request.availability_zone
-        if wanted is None or request.force_host is not None:
+        if wanted is None or request.force_host is not None or request.force_node is not None:
             return
         zones = aggregates.zones(conn)  # host -> zone
         now = self._clock.now()

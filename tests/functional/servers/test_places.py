@@ -1,0 +1,219 @@
+"""Where servers go: forced and requested hosts, availability zones, server groups."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.functional.cloud import Caller, Cloud
+
+
+async def _group(user: Caller, policy: str, rules: dict[str, int] | None = None) -> str:
+    body: dict[str, Any] = {"name": "g", "policy": policy}
+    if rules:
+        body["rules"] = rules
+    return str((await user.post("/os-server-groups", {"server_group": body}, 200))["server_group"]["id"])
+
+
+@contextlib.asynccontextmanager
+async def _zone(user: Caller, name: str, *hosts: str) -> AsyncIterator[None]:
+    """A zone of some hosts, for a while."""
+    admin = user.admin
+    made = await admin.post("/os-aggregates", {"aggregate": {"name": name, "availability_zone": name}}, 200)
+    path = f"/os-aggregates/{made['aggregate']['id']}"
+    for host in hosts:
+        await admin.post(f"{path}/action", {"add_host": {"host": host}}, 200)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            await admin.post(f"{path}/action", {"remove_host": {"host": host}}, 200)
+        await admin.delete(path, 200)
+
+
+# --- hosts ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_admin_forces_a_host(cloud: Cloud, user: Caller):
+    for host in cloud.hosts:
+        server = await user.admin.boot(availability_zone=f"nova:{host}")
+        assert server["OS-EXT-SRV-ATTR:host"] == host
+        server = await user.admin.boot(availability_zone=f":{host}:{host}")
+        assert server["OS-EXT-SRV-ATTR:hypervisor_hostname"] == host
+
+
+async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, user: Caller):
+    admin, host = user.admin, cloud.hosts[0]
+    service = (await admin.get(f"/os-services?binary=nova-compute&host={host}"))["services"][0]["id"]
+    await admin.put(f"/os-services/{service}", {"status": "disabled"})
+    try:
+        server = await admin.boot(availability_zone=f"nova:{host}")
+        assert server["OS-EXT-SRV-ATTR:host"] == host
+
+        async def refused() -> bool | None:
+            """A scheduler may be behind for a moment."""
+            asked = await user.wait_for(await admin.create(host=host), "ACTIVE", "ERROR")
+            return True if "not enough hosts" in asked.get("fault", {}).get("message", "") else None
+
+        await cloud.until(refused, "the scheduler to know")
+        others = [(await admin.boot())["OS-EXT-SRV-ATTR:host"] for _ in range(4)]
+        assert host not in others
+    finally:
+        await admin.put(f"/os-services/{service}", {"status": "enabled"})
+
+
+async def test_a_requested_host_is_filtered(cloud: Cloud, user: Caller):
+    host = cloud.hosts[1]
+    assert (await user.admin.boot(host=host))["OS-EXT-SRV-ATTR:host"] == host
+    assert (await user.admin.boot(hypervisor_hostname=host))["OS-EXT-SRV-ATTR:host"] == host
+    both = await user.admin.boot(host=host, hypervisor_hostname=host)
+    assert both["OS-EXT-SRV-ATTR:host"] == host
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"availability_zone": "nova:fake-1"}, {"availability_zone": "::fake-1"}, {"host": "x"},
+     {"hypervisor_hostname": "x"}],
+)  # fmt: skip
+async def test_members_may_not_choose_hosts(user: Caller, fields: dict[str, str]):
+    message = await user.refused(403, "POST", "/servers", user.body(**fields))
+    assert "Policy doesn't allow" in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"availability_zone": "nova:no-such"}, "host no-such could not be found"),
+        ({"host": "no-such"}, "host no-such could not be found"),
+        ({"hypervisor_hostname": "no-such"}, "no-such could not be found"),
+        ({"availability_zone": "nova::no-such"}, "no-such could not be found"),
+        ({"availability_zone": "a:b:c:d"}, "availability_zone"),
+        ({"availability_zone": "nova:{host}", "host": "{host}"}, "exclude each other"),
+    ],
+)
+async def test_wrong_hosts(cloud: Cloud, user: Caller, fields: dict[str, str], words: str):
+    named = {key: value.replace("{host}", cloud.hosts[0]) for key, value in fields.items()}
+    assert words in await user.admin.refused(400, "POST", "/servers", user.body(**named))
+
+
+# --- zones ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_zone_confines(cloud: Cloud, user: Caller):
+    one, two, *_ = cloud.hosts
+    name = f"z{user.project[:8]}"
+    async with _zone(user, name, one, two):
+        ids = await user.boot_many(4, availability_zone=name)
+        assert {await user.host_of(id) for id in ids} == {one, two}
+        server = await user.show(ids[0])
+        assert server["OS-EXT-AZ:availability_zone"] == name
+        assert server["pinned_availability_zone"] == name
+        anywhere = await user.boot()
+        assert anywhere["pinned_availability_zone"] is None
+        assert anywhere["OS-EXT-AZ:availability_zone"] in ("nova", name)
+        outside = await user.boot(availability_zone="nova")
+        assert await user.host_of(outside["id"]) not in (one, two)
+        await cloud.delete_all()
+
+
+async def test_a_zone_without_living_hosts_is_not_available(user: Caller):
+    name = f"z{user.project[:8]}"
+    async with _zone(user, name):
+        assert name in await user.refused(400, "POST", "/servers", user.body(availability_zone=name))
+
+
+# --- groups --------------------------------------------------------------------------------------------------------
+
+
+async def test_affinity_keeps_together(user: Caller):
+    group = await _group(user, "affinity")
+    ids = [(await user.boot(hints={"group": group}))["id"] for _ in range(3)]
+    ids += await user.boot_many(2, hints={"group": group})
+    assert len({await user.host_of(id) for id in ids}) == 1
+    shown = await user.show(ids[0])
+    assert shown["server_groups"] == [group]
+    members = (await user.get(f"/os-server-groups/{group}"))["server_group"]["members"]
+    assert sorted(members) == sorted(ids)
+
+
+async def test_anti_affinity_keeps_apart_until_there_are_no_more_hosts(cloud: Cloud, user: Caller):
+    group = await _group(user, "anti-affinity")
+    count = len(cloud.hosts)
+    ids = await user.boot_many(count, hints={"group": group})
+    assert sorted([await user.host_of(id) for id in ids]) == sorted(cloud.hosts)
+    late = await user.create(hints={"group": group})
+    assert "not enough hosts" in (await user.wait_for(late, "ERROR"))["fault"]["message"]
+    freed = await user.host_of(ids[0])
+    await user.delete(f"/servers/{ids[0]}")
+    await user.gone(ids[0])
+    again = await user.boot(hints={"group": group})
+    assert await user.host_of(again["id"]) == freed
+    await cloud.assert_clean()
+
+
+async def test_several_at_once_into_a_group_that_has_too_few_hosts(cloud: Cloud, user: Caller):
+    group = await _group(user, "anti-affinity")
+    count = len(cloud.hosts) + 1
+    answer = await user.post(
+        "/servers", user.body({"group": group}, min_count=count, max_count=count, return_reservation_id=True)
+    )
+    servers = (await user.admin.get(f"/servers?reservation_id={answer['reservation_id']}"))["servers"]
+    assert len(servers) == count
+    for server in servers:
+        await user.wait_for(server["id"], "ERROR")
+    await cloud.assert_clean()
+
+
+async def test_so_many_per_host(cloud: Cloud, user: Caller):
+    group = await _group(user, "anti-affinity", {"max_server_per_host": 2})
+    ids = await user.boot_many(2 * len(cloud.hosts), hints={"group": group})
+    hosts = [await user.host_of(id) for id in ids]
+    assert {hosts.count(host) for host in cloud.hosts} == {2}
+    late = await user.create(hints={"group": group})
+    await user.wait_for(late, "ERROR")
+
+
+async def test_racing_into_an_anti_affinity_group(cloud: Cloud, user: Caller):
+    """Each request is decided on its own; the claim counts the group's members."""
+    group = await _group(user, "anti-affinity")
+    ids = await asyncio.gather(*(user.create(hints={"group": group}) for _ in range(2 * len(cloud.hosts))))
+    ends = await asyncio.gather(*(user.wait_for(id, "ACTIVE", "ERROR") for id in ids))
+    active = [server["id"] for server in ends if server["status"] == "ACTIVE"]
+    assert sorted([await user.host_of(id) for id in active]) == sorted(cloud.hosts)
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("policy", ["soft-affinity", "soft-anti-affinity"])
+async def test_soft_policies_prefer(cloud: Cloud, user: Caller, policy: str):
+    group = await _group(user, policy)
+    ids = [(await user.boot(hints={"group": group}))["id"] for _ in range(len(cloud.hosts) + 1)]
+    hosts = {await user.host_of(id) for id in ids}
+    assert len(hosts) == (1 if policy == "soft-affinity" else len(cloud.hosts))
+
+
+async def test_a_full_group(user: Caller):
+    await user.admin.put(f"/os-quota-sets/{user.project}", {"quota_set": {"server_group_members": 2}})
+    group = await _group(user, "soft-anti-affinity")
+    await user.boot_many(2, hints={"group": group})
+    message = await user.refused(403, "POST", "/servers", user.body({"group": group}))
+    assert "too many servers in group" in message
+    other = await _group(user, "soft-anti-affinity")
+    await user.refused(403, "POST", "/servers", user.body({"group": other}, min_count=3))
+    await user.boot(hints={"group": other})
+
+
+async def test_groups_of_others_do_not_exist(cloud: Cloud, user: Caller):
+    foreign = await _group(cloud.caller(), "affinity")
+    message = await user.refused(400, "POST", "/servers", user.body({"group": foreign}))
+    assert f"Instance group {foreign} could not be found" in message
+    unknown = "99999999-9999-4999-8999-999999999999"
+    await user.refused(400, "POST", "/servers", user.body({"group": unknown}))
+    await user.refused(400, "POST", "/servers", user.body({"group": "by-name"}))
+
+
+async def test_hints_are_shown(user: Caller):
+    group = await _group(user, "affinity")
+    server = await user.boot(hints={"group": group, "custom": ["a", "b"]})
+    assert server["scheduler_hints"] == {"group": group, "custom": ["a", "b"]}
