@@ -33,7 +33,7 @@ BODIES: list[tuple[Any, int, str]] = [
     (b'{"min_disk": 1e999}', 400, ""),
     ({"name": 1}, 400, "name"),
     ({"name": "x" * 256}, 400, "name"),
-    ({"name": "a\0b"}, 400, "name"),
+    ({"name": "a\0b"}, 400, "U+0000"),
     ({"name": ["x"]}, 400, "name"),
     ({"id": "not-a-uuid"}, 400, "id"),
     ({"id": ""}, 400, "id"),
@@ -63,7 +63,7 @@ BODIES: list[tuple[Any, int, str]] = [
     ({"tags": "a"}, 400, "tags"),
     ({"tags": [1]}, 400, "tags"),
     ({"tags": ["x" * 256]}, 400, "tags"),
-    ({"tags": ["a\0"]}, 400, "tags"),
+    ({"tags": ["a\0"]}, 400, "U+0000"),
     ({"tags": {"a": 1}}, 400, "tags"),
     ({"tags": [f"t{n}" for n in range(129)]}, 413, "128"),
     ({"owner": 5}, 400, "owner"),
@@ -73,9 +73,9 @@ BODIES: list[tuple[Any, int, str]] = [
     ({"foo": {"a": "b"}}, 400, "foo"),
     ({"foo": ["a"]}, 400, "foo"),
     ({"foo": "x" * 65_536}, 400, "foo"),
-    ({"foo": "a\0b"}, 400, "foo"),
+    ({"foo": "a\0b"}, 400, "U+0000"),
     ({"": "x"}, 400, "name"),
-    ({"a\0b": "x"}, 400, "name"),
+    ({"a\0b": "x"}, 400, "U+0000"),
     ({"x" * 256: "x"}, 400, "name"),
     ({f"p{n}": "x" for n in range(129)}, 413, "128"),
     ({"kernel_id": "vmlinuz"}, 400, "kernel_id"),
@@ -227,8 +227,8 @@ async def test_bad_paths(cloud: World) -> None:
         assert (await cloud.call(method, path, {})).status == 405, (method, path)
     for path in (f"{good}/actions/explode", "/v3/images", "/v2/nothing", f"{good}/file/x", f"{good}/locations"):
         assert (await cloud.call("POST", path, {})).status == 404, path
-    for tag in ("\0", "x" * 256):
-        assert (await cloud.call("PUT", f"{good}/tags/{tag}")).status == 400
+    for tag, status in (("\0", 404), ("x" * 256, 400)):
+        assert (await cloud.call("PUT", f"{good}/tags/{tag}")).status == status
         assert (await cloud.call("DELETE", f"{good}/tags/{tag}")).status == 404
 
 

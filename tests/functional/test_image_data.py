@@ -313,7 +313,7 @@ async def test_a_ticket_opens_one_image_for_a_short_time(cloud: World) -> None:
     assert (await fetch(other["id"], ticket))[0] == 401
     forged = Tickets(b"another key of enough bytes").issue(image["id"], cloud.clock.time + 60)
     later = f"{int(cloud.clock.time) + 999}.{ticket.partition('.')[2]}"
-    for bad in ("", "x", forged, later, ticket + "A", ticket[:-1], "%00", "9" * 99 + "." + "A" * 43):
+    for bad in ("", "x", forged, later, ticket + "A", ticket[:-1], "9" * 99 + "." + "A" * 43):
         assert (await fetch(image["id"], bad))[0] == 401, bad
         assert (await fetch(image["id"], bad, token=BOB))[0] == 401  # a token does not mend it
     # It opens nothing else.

@@ -112,8 +112,6 @@ def check(name: str, value: Any, schema: Schema | None = None) -> Any:
         if len(value) > rules.get("maxLength", MAX_VALUE):
             longest = rules.get("maxLength", MAX_VALUE)
             raise Invalid(f"Invalid value for attribute '{shown}': it may have {longest} characters.")
-        if "\0" in value:
-            raise Invalid(f"Invalid value for attribute '{shown}': it must not contain a NUL character.")
         if "pattern" in rules and not re.fullmatch(rules["pattern"], value):
             raise Invalid(f"Invalid value for attribute '{shown}': it must be a UUID.")
     elif isinstance(value, list):
@@ -131,10 +129,8 @@ def check_writable(name: str) -> None:
         raise Forbidden(f"Attribute '{name}' is set by the service, not by clients.")
     if name == "locations" or name.startswith(RESERVED_PREFIX):
         raise Forbidden(f"Attribute '{name[:64]}' is reserved.")
-    if not name or len(name) > MAX_NAME or "\0" in name:
-        raise Invalid(
-            f"Invalid name of a property: it must have 1 to {MAX_NAME} characters, none of them NUL."
-        )
+    if not name or len(name) > MAX_NAME:
+        raise Invalid(f"Invalid name of a property: it must have 1 to {MAX_NAME} characters.")
 
 
 def check_amounts(tags: tuple[str, ...], properties: Mapping[str, Any]) -> None:

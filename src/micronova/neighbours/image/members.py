@@ -10,7 +10,7 @@ from micronova.http.service import Route
 from micronova.neighbours.image import attributes, member_queries, views
 from micronova.neighbours.image.catalog import Catalog
 from micronova.neighbours.image.model import Image, Member
-from micronova.objects.errors import Forbidden, Invalid, NotFound
+from micronova.objects.errors import Forbidden, NotFound
 
 
 class NewMember(msgspec.Struct):
@@ -46,8 +46,6 @@ class Members:
     async def add(self, request: Request, image_id: str) -> dict[str, Any]:
         """Share an image with a project."""
         body: NewMember = request.body
-        if "\0" in body.member:
-            raise Invalid("Invalid input for field/attribute member: it must not contain a NUL character.")
         await self._load(request, image_id, "add_member")
         member = await self._catalog.database.write(
             member_queries.add, image_id, body.member, self._catalog.now()
@@ -96,11 +94,7 @@ class Members:
         return image
 
     async def _get(self, image_id: str, member_id: str) -> Member:
-        found = (
-            await self._catalog.database.read(member_queries.get, image_id, member_id)
-            if len(member_id) <= attributes.MAX_NAME and "\0" not in member_id
-            else None
-        )
+        found = await self._catalog.database.read(member_queries.get, image_id, member_id)
         if found is None:
             raise self._not_found(image_id, member_id)
         return found

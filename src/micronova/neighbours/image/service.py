@@ -95,7 +95,7 @@ class ImageService:
         name: str,
         content: bytes,
         *,
-        owner: str,
+        owner: str | None = None,
         disk_format: str = "raw",
         container_format: str = "bare",
         visibility: str = "public",
@@ -108,8 +108,8 @@ class ImageService:
 
         The id follows from owner and name, so that a call after a crash or a restart finds the first's work.
         """
-        image_id = str(uuid.uuid5(_NAMESPACE, f"{owner}/{name}"))
-        image = await self._database.read(queries.get, image_id, owner)
+        image_id = str(uuid.uuid5(_NAMESPACE, f"{owner or ''}/{name}"))
+        image = await self._database.read(queries.get, image_id, owner or "")
         if image is None:
             now = self._catalog.now()
             image = Image(
@@ -117,7 +117,7 @@ class ImageService:
                 name=attributes.check("name", name),
                 status=QUEUED,
                 visibility=attributes.check("visibility", visibility),
-                owner=owner,
+                owner=owner or None,
                 disk_format=attributes.check("disk_format", disk_format),
                 container_format=attributes.check("container_format", container_format),
                 min_disk=min_disk,
