@@ -126,7 +126,7 @@ class ComputeManager:
         for agent in self._agents.values():
             await agent.host.start()
         for name, agent in self._agents.items():
-            self._servers.append(await self._bus.serve(COMPUTE, HostManager(agent), host=name))
+            self._servers.append(await self._bus.serve(COMPUTE, HostManager(agent), host=name, shared=False))
         self._loops = [
             asyncio.create_task(self._send_heartbeats(), name="compute-heartbeat"),
             asyncio.create_task(self._update_resources(), name="compute-resources"),

@@ -230,6 +230,7 @@ class Build(HostKind):
             row,
             kind=self.order_kind,
             host=row["host"],
+            now=self.engine.now(),
             devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
             secrets=self.tools.secrets.open(operation.secrets, operation.id),
             image_ticket=self.tools.images.ticket_url(image) if image and self.tools.images else None,
@@ -292,7 +293,7 @@ class Build(HostKind):
             nodes.note_failed_build(conn, row["node_uuid"], self.engine.now())
             spec = _spec_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
             if spec.force_host is None and len(payload.tried) < self._max_attempts:
-                return self._reschedule(conn, operation, row, payload, error.message)
+                return self._reschedule(conn, operation, row, payload, error.message, report.left_behind)
             error = MicronovaError(_exhausted(row["uuid"], payload.tried, error.message, self._max_attempts))
         return self._lost(conn, operation, row, error)
 
@@ -322,7 +323,13 @@ class Build(HostKind):
         return values
 
     def _reschedule(
-        self, conn: sa.Connection, operation: Operation, row: Any, payload: BuildPayload, reason: str
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: Any,
+        payload: BuildPayload,
+        reason: str,
+        left_behind: bool,
     ) -> Continue:
         now = self.engine.now()
         payload.last_error = reason
@@ -337,6 +344,8 @@ class Build(HostKind):
             host=row["host"],
             details=reason,
         )
+        if left_behind:
+            rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
         values = {
             "host": None,
             "node": None,

@@ -51,7 +51,9 @@ class Delete(HostKind):
     def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
         """Return the order to destroy the guest."""
         devices = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
-        return work_order(operation, row, kind=self.order_kind, host=row["host"], devices=devices)
+        return work_order(
+            operation, row, kind=self.order_kind, host=row["host"], now=self.engine.now(), devices=devices
+        )
 
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
         """The guest is gone; or the host could not, and tries again later."""

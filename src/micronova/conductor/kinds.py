@@ -44,6 +44,9 @@ class Networks(Protocol):
         `fresh` says that nobody can have tried before.
         """
 
+    async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
+        """Return the interfaces of an instance as they are now."""
+
     async def deallocate(self, *, instance_uuid: str) -> None:
         """Delete the ports that we made and unbind the user's own; safe to repeat."""
 
@@ -148,7 +151,7 @@ class HostKind(Kind):
             )
             # A build that ended too late: the guest goes only if the instance is not (any more) on this host.
             here = row is not None and row["host"] == report.host
-            return Ended(accepted=again, destroy=not again and not here and self.order_kind == "build")
+            return Ended(accepted=again, destroy=not here and self.order_kind == "build")
         return self.reported(conn, Operation.of(operation_row), row, report)
 
     async def hand_over(self, operation: Operation, row: Any, order: WorkOrder) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
+from micronova.compute import states
 from micronova.conductor.build import Build
 from micronova.conductor.delete import Delete
 from micronova.conductor.kinds import HOST, Continue, Ended, HostKind, Tools
@@ -123,8 +125,27 @@ class ConductorManager:
         """Renew the leases of what hosts have in hand; tell them what they should have and do not."""
         for beat in params.hosts:
             self._check(context, beat.host)
+        now = self.engine.clock.now()  # before the transaction looks: orders issued earlier are in the reply
         reply: HeartbeatReply = await self._database(self._heartbeat, params)
-        return reply
+        hosts = [await self._with_plugs(host) for host in reply.hosts]
+        return HeartbeatReply(hosts=tuple(hosts), now=now)
+
+    async def _with_plugs(self, reply: HostReply) -> HostReply:
+        """An agent that gets an order again may have missed events: wait only for what is not plugged yet."""
+        networks = self._tools.networks
+        if networks is None or not any(order.wait_for_plugs for order in reply.orders):
+            return reply
+        orders = []
+        for order in reply.orders:
+            if order.wait_for_plugs:
+                try:
+                    found = await networks.network_info(order.instance.uuid)
+                except Unavailable:
+                    continue  # the next heartbeat asks again
+                waiting = tuple(vif.port_id for vif in found if vif.status != "ACTIVE")
+                order = msgspec.structs.replace(order, wait_for_plugs=waiting, network_info=found)
+            orders.append(order)
+        return msgspec.structs.replace(reply, orders=tuple(orders))
 
     def _heartbeat(self, conn: sa.Connection, params: Heartbeat) -> HeartbeatReply:
         now, until = self.engine.now(), self.engine.until()
@@ -154,6 +175,8 @@ class ConductorManager:
             nodes.upsert(conn, beat.host, beat.nodes, self.engine.now(), ratios=self._ratios)
         for gone in beat.departed:
             rows.departed(conn, beat.host, gone.instance_uuid, gone.epoch)
+        for change in beat.power_changes:
+            self._power_change(conn, beat.host, change.instance_uuid, change.epoch, change.power_state)
         if beat.stopping:
             # The orders stay this host's: it gets them again when it comes back, or somebody takes over.
             return HostReply(host=beat.host)
@@ -183,17 +206,19 @@ class ConductorManager:
     async def guest_event(self, context: Context, params: GuestEvent) -> None:
         """A guest changed by itself: show it, unless an operation is at work on the server."""
         self._check(context, params.host)
-        await self._database(self._guest_event, params)
+        await self._database(self._power_change, params.host, params.instance_uuid, params.epoch, params.power_state)
 
-    def _guest_event(self, conn: sa.Connection, event: GuestEvent) -> None:
-        row = instances.lock(conn, event.instance_uuid)
-        if row is None or row["host"] != event.host or row["task_state"] is not None or row["epoch"] < event.epoch:
+    def _power_change(self, conn: sa.Connection, host: str, uuid: str, epoch: int, power_state: int) -> None:
+        row = instances.get(conn, uuid)
+        if row is None or row["host"] != host or row["task_state"] is not None or row["epoch"] < epoch:
             return
-        values: dict[str, Any] = {"power_state": event.power_state}
-        if row["vm_state"] == "active" and event.power_state in (4, 6):
-            values["vm_state"] = "stopped"
-        elif row["vm_state"] == "stopped" and event.power_state == 1:
-            values["vm_state"] = "active"
+        if row["power_state"] == power_state:
+            return
+        values: dict[str, Any] = {"power_state": power_state}
+        if row["vm_state"] == states.ACTIVE and power_state in (states.SHUTDOWN, states.CRASHED):
+            values["vm_state"] = states.STOPPED
+        elif row["vm_state"] == states.STOPPED and power_state == states.RUNNING:
+            values["vm_state"] = states.ACTIVE
         instances.update(conn, row["uuid"], self.engine.now(), values, epoch=row["epoch"])
 
     def _check(self, context: Context, host: str) -> None:

@@ -52,6 +52,7 @@ class Power(HostKind):
             row,
             kind=self.order_kind,
             host=row["host"],
+            now=self.engine.now(),
             devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
             parameters=payload.parameters,
         )

@@ -212,7 +212,7 @@ def _run_batch(conn: sa.Connection, batch: list[_Job]) -> None:
 
 
 def _driver(conn: sa.Connection) -> sqlite3.Connection:
-    raw = conn.connection.dbapi_connection
+    raw: Any = conn.connection.dbapi_connection
     assert isinstance(raw, sqlite3.Connection)
     return raw
 
