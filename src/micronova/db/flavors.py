@@ -35,17 +35,21 @@ _INSERT = PerDialect(lambda insert: insert(flavors).on_conflict_do_nothing())
 _GRANT = PerDialect(lambda insert: insert(flavor_access).on_conflict_do_nothing())
 
 
-def _visible(project_id: str) -> sa.ColumnElement[bool]:
+def _visible(project_id: Any) -> sa.ColumnElement[bool]:
     granted = sa.select(_access.flavorid).where(_access.project_id == project_id)
     return sa.or_(_f.is_public, _f.flavorid.in_(granted))
 
 
+_GET = sa.select(flavors).where(_f.flavorid == sa.bindparam("id"))
+_GET_VISIBLE = _GET.where(_visible(sa.bindparam("project")))
+
+
 def row(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Row:
     """Return a flavor's row; with a project, only when that may use it; raise NotFound."""
-    query = sa.select(flavors).where(_f.flavorid == flavorid)
-    if project_id is not None:
-        query = query.where(_visible(project_id))
-    found = conn.execute(query).first()
+    if project_id is None:
+        found = conn.execute(_GET, {"id": flavorid}).first()
+    else:
+        found = conn.execute(_GET_VISIBLE, {"id": flavorid, "project": project_id}).first()
     if found is None:
         raise NotFound(f"Flavor {flavorid} could not be found.")
     return found

@@ -6,7 +6,7 @@ project's; key pairs belong to a user alone and are kept under project "". A use
 of its own besides (old clients still set them): only then is there a usage row for the pair of both.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -153,16 +153,12 @@ def charge_up_to(
     """Charge as many units as there is room for, between `least` and `most`; return how many."""
     count = most
     if most > least:
-        owners = [(project_id, ""), (project_id, user_id)]
-        used = _usage_of(conn, owners, lock=True)  # rows stay locked: what was read is true until the charge
+        used = _usage_of(conn, project_id, ["", user_id], lock=True)  # what was read is true until the charge
         of_user = limits.of_user if isinstance(limits, Limits) else {}
         for resource, amount in each.items():
-            for owner, limit in (
-                (owners[0], limits.get(resource, -1)),
-                (owners[1], of_user.get(resource, -1)),
-            ):
+            for user, limit in (("", limits.get(resource, -1)), (user_id, of_user.get(resource, -1))):
                 if amount > 0 and limit >= 0:
-                    count = min(count, (limit - used.get((*owner, resource), 0)) // amount)
+                    count = min(count, (limit - used.get((user, resource), 0)) // amount)
         count = max(count, least)
     charge(conn, project_id, {name: amount * count for name, amount in each.items()}, limits, user_id)
     return count
@@ -190,10 +186,10 @@ def _exceeded(
     taken: Mapping[str, int],
 ) -> QuotaExceeded:
     """Say everything that there is no room for, not only what was tried first."""
-    used = _usage_of(conn, [(project, user)])
+    used = _usage_of(conn, project, [user])
     over: list[tuple[str, int, int, int]] = []
     for resource, amount in amounts.items():
-        limit, in_use = limits.get(resource, -1), used.get((project, user, resource), 0)
+        limit, in_use = limits.get(resource, -1), used.get((user, resource), 0)
         if resource not in taken and 0 <= limit < in_use + amount:
             over.append((resource, amount, in_use, limit))
     names, asked, already, most = (", ".join(map(str, column)) for column in zip(*over, strict=True))
@@ -203,21 +199,24 @@ def _exceeded(
     )
 
 
+_USAGE = sa.select(quota_usages).where(
+    _u.project_id == sa.bindparam("project"), _u.user_id.in_(sa.bindparam("users", expanding=True))
+)
+_LOCKED_USAGE = _USAGE.order_by(_u.project_id, _u.user_id, _u.resource).with_for_update()
+
+
 def _usage_of(
-    conn: sa.Connection, owners: Iterable[tuple[str, str]], lock: bool = False
-) -> dict[tuple[str, str, str], int]:
-    query = sa.select(quota_usages).where(
-        sa.or_(*(sa.and_(_u.project_id == project, _u.user_id == user) for project, user in owners))
-    )
-    if lock:
-        query = query.order_by(_u.project_id, _u.user_id, _u.resource).with_for_update()
-    return {(row.project_id, row.user_id, row.resource): row.in_use for row in conn.execute(query)}
+    conn: sa.Connection, project: str, users: Sequence[str], lock: bool = False
+) -> dict[tuple[str, str], int]:
+    """Return what is in use, by user ("" is the project) and resource."""
+    rows = conn.execute(_LOCKED_USAGE if lock else _USAGE, {"project": project, "users": list(users)})
+    return {(row.user_id, row.resource): row.in_use for row in rows}
 
 
 def usage(conn: sa.Connection, project_id: str, user_id: str = "") -> dict[str, int]:
     """Return what is in use, by resource: of a project, of a user in it, or (project "") of a user alone."""
     used = dict.fromkeys(COUNTED, 0)
-    recorded = {resource: n for (_, _, resource), n in _usage_of(conn, [(project_id, user_id)]).items()}
+    recorded = {resource: n for (_, resource), n in _usage_of(conn, project_id, [user_id]).items()}
     if project_id and user_id and not recorded:
         recorded = _actual_of_user(conn, project_id, user_id)
     return {**used, **recorded}
@@ -234,21 +233,26 @@ def _has_rows(conn: sa.Connection, project_id: str, user_id: str) -> bool:
     return conn.execute(query).first() is not None
 
 
+_of_class, _own = quota_class_limits.c, quota_limits.c
+_LIMITS = sa.union_all(
+    sa.select(sa.literal("class").label("owner"), _of_class.resource, _of_class.hard_limit).where(
+        _of_class.class_name == "default"
+    ),
+    sa.select(sa.literal("project").label("owner"), _own.resource, _own.hard_limit).where(
+        _own.project_id == sa.bindparam("project"), _own.user_id == ""
+    ),
+    sa.select(sa.literal("user").label("owner"), _own.resource, _own.hard_limit).where(
+        _own.project_id == sa.bindparam("project"), _own.user_id == sa.bindparam("user"), _own.user_id != ""
+    ),
+)
+
+
 def limits_for(conn: sa.Connection, project_id: str, defaults: Mapping[str, int], user_id: str = "") -> Limits:
     """Return the limits of a project: its own, else those of the default class, else the defaults."""
-    own, of_class = quota_limits.c, quota_class_limits.c
-    query = sa.union_all(
-        sa.select(sa.literal("class").label("owner"), of_class.resource, of_class.hard_limit).where(
-            of_class.class_name == "default"
-        ),
-        sa.select(own.user_id.label("owner"), own.resource, own.hard_limit).where(
-            own.project_id == project_id, own.user_id.in_(("", user_id))
-        ),
-    )
-    found: dict[str, dict[str, int]] = {"class": {}, "": {}, user_id: {}}
-    for row in conn.execute(query):
-        found[row.owner][row.resource] = row.hard_limit
-    return Limits({**defaults, **found["class"], **found[""]}, found[user_id] if user_id else {})
+    found: dict[str, dict[str, int]] = {"class": {}, "project": {}, "user": {}}
+    for owner, resource, limit in conn.execute(_LIMITS, {"project": project_id, "user": user_id}):
+        found[owner][resource] = limit
+    return Limits({**defaults, **found["class"], **found["project"]}, found["user"])
 
 
 def given_to_users(conn: sa.Connection, project_id: str, besides: str) -> dict[str, int]:
