@@ -71,25 +71,39 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
     """Register a host and print what its agent's settings need: a broker user of its own."""
     import time
 
-    from micronova.db.tables import hosts
-    from micronova.db.upsert import PerDialect
-
-    insert = PerDialect(lambda make: make(hosts).on_conflict_do_nothing())
+    from micronova.db import services
+    from micronova.rpc.amqp.permissions import for_host
 
     async def work(database: Database, settings: Settings) -> str:
-        row = {"name": name, "cell": "", "draining": False, "created_at": int(time.time() * 1e6)}
-        await database.write(lambda conn: conn.execute(insert.on(conn), row) and None)
+        if settings.default.transport_url.startswith("local:"):
+            raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
+        await database.write(services.register_host_user, name, int(time.time() * 1e6))
         return settings.default.transport_url
 
     url = urlsplit(_with_database(directory, config, work))
-    if url.scheme == "local":
-        raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
     password = secrets.token_urlsafe(18)
     vhost = url.path.lstrip("/") or "/"
-    pattern = rf"^micronova\.(compute[./]{name}|conductor.*|reply\..*)$|^micronova$"
+    allowed = for_host(name, name)
     click.echo("# On the broker:")
     click.echo(f"rabbitmqctl add_user {name} {password}")
-    click.echo(f"rabbitmqctl set_permissions -p '{vhost}' {name} '{pattern}' '{pattern}' '{pattern}'")
+    patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
+    click.echo(f"rabbitmqctl set_permissions -p '{vhost}' {name} {patterns}")
     click.echo(f"\n# On {name}, the settings of `micronova run compute --config FILE`:")
     place = f"{url.hostname}:{url.port or 5672}{url.path or '/'}"
     click.echo(f'[default]\nhost = "{name}"\ntransport_url = "amqp://{name}:{password}@{place}"')
+
+
+def drain(name: str, directory: Path | None, config: Path | None) -> None:
+    """Let a host take no new servers, and say which it still has: moving them away is not possible yet."""
+    from micronova.db.tables import instances
+
+    disable(name, "draining", directory, config)
+
+    async def work(database: Database, settings: Settings) -> list[Any]:
+        query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
+        return await database.read(lambda conn: list(conn.execute(query).mappings()))
+
+    rows = _with_database(directory, config, work)
+    click.echo(f"{len(rows)} servers are left on {name}; servers cannot be moved yet, so delete or wait for these:")
+    for row in rows:
+        click.echo(f"  {row['uuid']}  {row['display_name']}")

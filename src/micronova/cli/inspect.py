@@ -50,6 +50,7 @@ async def collect_status(process: "Process") -> dict[str, Any]:
     assert process.database is not None and process.bus is not None
     now = process.clock.now()
     found = await process.database.read(_status, now, process.settings.default.service_down_time)
+    dead = await process.bus.count_dead_letters()
     stats = process.bus.stats()
     return {
         "version": importlib.metadata.version("micronova"),
@@ -57,7 +58,7 @@ async def collect_status(process: "Process") -> dict[str, Any]:
         "roles": process.roles,
         "memory_mib": _memory(),
         **found,
-        "bus": {"connected": stats.connected, "dead_letters": stats.dead_letters, "sent": sum(stats.sent.values())},
+        "bus": {"connected": stats.connected, "dead_letters": dead, "sent": sum(stats.sent.values())},
     }
 
 

@@ -188,6 +188,17 @@ def host_disable(name: str, reason: str, directory: Path | None, config: Path | 
     disable(name, reason, directory, config)
 
 
+@host.command("drain")
+@click.argument("name")
+@directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
+    """Let a host take no new servers and list those that it still has."""
+    from micronova.cli.hosts import drain
+
+    drain(name, directory, config)
+
+
 @main.group()
 def policy() -> None:
     """Who may do what."""

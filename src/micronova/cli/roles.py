@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from micronova.compute.hooks import Hooks
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conductor.secrets import SecretBox
@@ -144,6 +145,7 @@ async def make_conductor(process: "Process") -> "Role":
         images=process.neighbours.images(),
         notifier=NoNotifications(),
         service_down_time=settings.default.service_down_time,
+        hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
     )
     return ConductorManager(
@@ -153,7 +155,7 @@ async def make_conductor(process: "Process") -> "Role":
         report_interval=settings.default.report_interval,
         ratios=allocation_ratios(settings),
         max_attempts=settings.scheduler.max_attempts,
-        check_sender=False,
+        require_host_users=settings.conductor.require_host_users,
     )
 
 
@@ -204,7 +206,6 @@ async def make_api(process: "Process") -> "Role":
     from micronova.api.compute.app import VERSIONS, Dependencies, roots, routes
     from micronova.api.compute.versions_doc import root_routes
     from micronova.compute.api import API
-    from micronova.compute.hooks import Hooks
     from micronova.http.faults import compute_fault
     from micronova.http.mount import compute_paths
     from micronova.http.service import Service
@@ -240,6 +241,7 @@ async def make_api(process: "Process") -> "Role":
             max_limit=settings.api.max_limit,
             service_down_time=settings.default.service_down_time,
             default_zone=settings.default.default_availability_zone,
+            fault_injection=settings.api.fault_injection,
         )
     )
     policy_file = settings.api.policy_file

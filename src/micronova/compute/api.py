@@ -488,7 +488,6 @@ class API:
             "access_ip_v6": request.access_ip_v6,
             "disk_config": request.disk_config,
             "root_device_name": "/dev/vda",
-            "ephemeral_key": None,
             "locked_by": None,
             "locked_reason": None,
             "metadata": request.metadata,
@@ -593,6 +592,14 @@ class API:
             raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
         return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
 
+    async def fault_rules(
+        self, context: RequestContext, host: str, rules: list[dict[str, Any]] | None
+    ) -> list[dict[str, Any]]:
+        """List, or replace, the fault rules of a simulated host's process."""
+        if not await self._database.read(services.list_, binary="nova-compute", host=host):
+            raise NotFound(f"Compute host {host} could not be found.")
+        return await self._compute.fault_rules(_rpc_context(context), host, rules)
+
     async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> bool:
         """Pass a neighbour's event on to the server's host; say whether it is on its way."""
         try:
@@ -639,4 +646,3 @@ def _hostname(name: str, id: str) -> str:
     text = re.sub(r"[\s_.]+", "-", name.strip().lower())
     text = re.sub(r"[^a-z0-9-]", "", text).strip("-")[:63].strip("-")
     return text or f"server-{id}"
-

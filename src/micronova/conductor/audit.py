@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.db import allocation_audit, quotas, services
+from micronova.db import allocations as allocation_rows
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, departures, instances, operations
 from micronova.objects.clock import Clock
@@ -132,6 +133,29 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
             )
         )
     return findings, busy, known
+
+
+def mend(conn: sa.Connection, now: int) -> list[str]:
+    """Put right what drifted in the database, leaving alone whatever an operation works on; say what it was.
+
+    Nothing that we do makes counters drift; a restored backup or a hand in the database can.
+    """
+    busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
+    mended = []
+    for drift in allocation_audit.audit(conn):
+        if drift.where in busy:
+            continue
+        if drift.kind == "orphan":
+            allocation_rows.release(conn, drift.where, now=now)
+        elif drift.kind == "used":
+            allocation_audit.mend(conn, [drift.where], now)
+        else:
+            continue
+        mended.append(f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}")
+    for project in sorted({usage.project_id for usage in quotas.drift(conn) if usage.project_id}):
+        quotas.recount(conn, project)
+        mended.append(f"quota usage of project {project}")
+    return mended
 
 
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:

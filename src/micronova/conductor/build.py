@@ -100,6 +100,7 @@ class Build(HostKind):
                 await self._lose(candidate.operation, self._final_error(candidate, error))
             return
         for candidate in candidates:
+            self.tools.hooks.pre("build_instance", candidate.operation.context, candidate.row)
             self.notify("create.start", candidate.operation, candidate.row)
         prepared = await asyncio.gather(*(self._prepare(candidate) for candidate in candidates))
         await self._dispatch([candidate for candidate in prepared if candidate is not None])
@@ -308,7 +309,7 @@ class Build(HostKind):
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         self.end(conn, operation, "success", host=report.host)
-        return Ended(events=[("create.end", {**row, **values}, None)])
+        return Ended(events=[("create.end", {**row, **values}, None)], built=True)
 
     def _access_addresses(self, row: Any) -> dict[str, Any]:
         """Take the access IPs from the network that the operator named, unless the user gave some."""

@@ -2,12 +2,13 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
+from micronova.compute.hooks import Hooks
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.operations import Engine, Kind, Operation
 from micronova.conductor.secrets import SecretBox
@@ -76,6 +77,7 @@ class Tools:
     images: Images | None
     notifier: Notifier
     service_down_time: float
+    hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
 
 
@@ -90,6 +92,7 @@ class Ended(msgspec.Struct):
 
     accepted: bool = True
     destroy: bool = False
+    built: bool = False  # a server is ACTIVE: what wants to come after a build is run
     events: Sequence[tuple[str, Any, dict[str, Any] | None]] = ()
 
 

@@ -8,6 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.compute import states
+from micronova.conductor import audit
 from micronova.conductor.build import Build
 from micronova.conductor.delete import Delete
 from micronova.conductor.kinds import HOST, Continue, Ended, HostKind, Tools
@@ -26,6 +27,7 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 
 log = logging.getLogger(__name__)
 
+MEND_INTERVAL = 300.0
 JUST_SENT = 1_000_000  # microseconds: an order this young is still on its way and is not sent again
 
 
@@ -41,7 +43,7 @@ class ConductorManager:
         report_interval: float,
         ratios: dict[str, float],
         max_attempts: int,
-        check_sender: bool,
+        require_host_users: bool,
     ) -> None:
         self._bus = bus
         self._tools = tools
@@ -49,9 +51,10 @@ class ConductorManager:
         self._host = host
         self._report_interval = report_interval
         self._ratios = ratios
-        self._check_sender = check_sender
+        self._require_host_users = require_host_users
+        self._host_users: frozenset[str] = frozenset()  # hosts that have a broker user of their own
         self._servers: list[Server] = []
-        self._beat: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._kinds: dict[str, HostKind] = {}
         for kind in (
             Build(tools, SchedulerAPI(bus), max_attempts),
@@ -65,14 +68,18 @@ class ConductorManager:
 
     async def start(self) -> None:
         """Serve messages and sweep."""
+        self._host_users = await self.engine.database.read(services.host_users)
         await self.engine.start()
         self._servers = [await self._bus.serve(TASKS, self), await self._bus.serve(HOST_INTERFACE, self)]
-        self._beat = asyncio.create_task(self._beat_forever(), name="conductor-heartbeat")
+        self._loops = [
+            asyncio.create_task(self._beat_forever(), name="conductor-heartbeat"),
+            asyncio.create_task(self._mend_forever(), name="conductor-mend"),
+        ]
 
     async def stop(self) -> None:
         """Stop serving and give the leases back."""
-        if self._beat is not None:
-            self._beat.cancel()
+        for loop in self._loops:
+            loop.cancel()
         for server in self._servers:
             await server.stop()
         await self.engine.stop()
@@ -82,9 +89,19 @@ class ConductorManager:
             try:
                 now = self.engine.now()
                 await self.engine.database.write(services.heartbeat, "nova-conductor", [self._host], now)
+                self._host_users = await self.engine.database.read(services.host_users)
             except Exception as error:
                 log.warning("heartbeat: %s", error)
             await self.engine.clock.sleep(self._report_interval)
+
+    async def _mend_forever(self) -> None:
+        while True:
+            await self.engine.clock.sleep(MEND_INTERVAL)
+            try:
+                for what in await self.engine.database.write(audit.mend, self.engine.now()):
+                    log.warning("mended: %s", what)
+            except Exception as error:
+                log.warning("mending: %s", error)
 
     # --- messages from the API -------------------------------------------------------------------------------
 
@@ -111,6 +128,8 @@ class ConductorManager:
             return ReportReply(accepted=True)
         for event, row, fault in result.events:
             kind.notify(event, operation, row, fault)
+            if result.built:
+                self._tools.hooks.post("build_instance", row, operation.context, row)
         return ReportReply(accepted=result.accepted, destroy=result.destroy)
 
     def _report(self, conn: sa.Connection, report: Report) -> tuple[HostKind, Operation, Continue | Ended] | None:
@@ -223,8 +242,9 @@ class ConductorManager:
 
     def _check(self, context: Context, host: str) -> None:
         """A host speaks only for itself: the broker says who really sent the message."""
-        if self._check_sender and context.sender not in (host, f"host-{host}"):
-            raise Forbidden(f"{context.sender} may not report for host {host}.")
+        sender = context.sender
+        if sender != host and (self._require_host_users or sender in self._host_users):
+            raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
 
     async def _database(self, fn: Any, *args: Any) -> Any:
         try:

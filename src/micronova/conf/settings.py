@@ -105,6 +105,9 @@ class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     lease: Annotated[float, Meta(gt=0, description="Seconds until another takes over work that is not renewed.")] = 20.0
     sweep_interval: Annotated[float, Meta(gt=0, description="Seconds between looks for work without an owner.")] = 2.0
+    require_host_users: Annotated[
+        bool, _doc("Whether every compute host must have a broker user of its own (micronova host add).")
+    ] = False
     keep_finished: Annotated[float, Meta(ge=0, description="Seconds that finished operations are kept for admins.")] = (
         86400.0
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db.tables import services
+from micronova.db.tables import hosts, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import NotFound
 
@@ -99,3 +99,17 @@ def delete(conn: sa.Connection, service: str) -> None:
 def is_up(service: Row, now: int, down_time: float) -> bool:
     """Say whether a service may be believed to live: heard of lately, and not declared dead by an operator."""
     return not service.forced_down and now - service.last_seen_at <= down_time * 1_000_000
+
+
+def host_users(conn: sa.Connection) -> frozenset[str]:
+    """Return the hosts that have a broker user of their own."""
+    return frozenset(conn.execute(sa.select(hosts.c.name)).scalars())
+
+
+def register_host_user(conn: sa.Connection, host: str, now: int) -> None:
+    """Record that a host has a broker user of its own: nobody else may speak for it from then on."""
+    row = {"name": host, "cell": "", "created_at": now}
+    conn.execute(_REGISTER.on(conn), row)
+
+
+_REGISTER = PerDialect(lambda insert: insert(hosts).on_conflict_do_nothing())

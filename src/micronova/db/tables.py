@@ -46,7 +46,6 @@ def _instance_columns() -> list[Column]:  # type: ignore[type-arg]
         Column("access_ip_v6", String(39)),
         Column("disk_config", String(16), nullable=False, default="MANUAL"),
         Column("root_device_name", String(255)),
-        Column("ephemeral_key", String(36)),
         Column("locked_by", String(16)),  # "owner" | "admin"
         Column("locked_reason", String(255)),
         Column("metadata", sa.JSON, nullable=False, default=dict),
@@ -367,6 +366,5 @@ hosts = sa.Table(
     metadata,
     Column("name", String(255), primary_key=True),
     Column("cell", String(64), nullable=False, default=""),
-    Column("draining", Boolean, nullable=False, default=False),
     Column("created_at", Time, nullable=False),
 )

@@ -30,6 +30,7 @@ _BASE = [
 
 # Noun -> operation -> who may; "" is the rule that has the noun's name alone.
 _OPERATIONS: dict[str, dict[str, str]] = {
+    "micronova:fault-rules": {"": ADMIN},  # ours: the fake driver's faults at run time
     "compute:aggregates": {"images": ADMIN},
     "compute:server": {"topology:host:index": ADMIN, "topology:index": READER},
     "compute:servers": {"create:requested_destination": ADMIN, "resize:cross_cell": NOBODY},

@@ -3,10 +3,12 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from micronova.api import plugins
 from micronova.api.compute import (
     aggregates,
     availability_zones,
     extensions,
+    fault_rules,
     flavor_access,
     flavor_extra_specs,
     flavors,
@@ -48,13 +50,14 @@ class Dependencies:
     max_limit: int
     service_down_time: float
     default_zone: str
+    fault_injection: bool = False
 
 
 def routes(needs: Dependencies) -> list[Route]:
     """Return every route of the compute API, relative to /v2.1; removed ones come last."""
     db, clock, api = needs.database, needs.clock, needs.api
     quotas, most, down = needs.quota_defaults, needs.max_limit, needs.service_down_time
-    return [
+    own = [
         *versions_doc.routes(),
         *extensions.routes(),
         *servers.routes(db, clock, api, most, down),
@@ -76,8 +79,10 @@ def routes(needs: Dependencies) -> list[Route]:
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),
         *aggregates.routes(db, clock),
+        *(fault_rules.routes(api) if needs.fault_injection else ()),
         *gone.routes(),
     ]
+    return plugins.add_routes(own, plugins.load(), needs)
 
 
 def roots(found: list[Route]) -> frozenset[str]:
