@@ -1,7 +1,6 @@
 """Fault rules of simulated hosts, at run time: for testing what clients do when a cloud misbehaves.
 
-Only there when the setting `api.fault_injection` is on, for admins. A rule says operation, what it matches, probability, kind
-and delay; docs/fake-driver.md explains them.
+Only there when the setting `api.fault_injection` is on, and for admins. docs/fake-driver.md explains the rules.
 """
 
 from typing import Any
