@@ -60,6 +60,9 @@ class Enforcer:
                 bool(context.project_id) and target.get(name) == context.project_id  # type: ignore[union-attr]
                 for name in _PROJECTS
             ),
+            # What the token is for: rules may ask that as well (`domain_id:None`).
+            bool(context.project_id),
+            context.domain_id is not None,
         )
         known = self._decided.get(key)
         if known is None:
