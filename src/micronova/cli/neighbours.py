@@ -93,11 +93,11 @@ class Neighbours:
         process = self._process
         if not self._has("image", process.settings.glance.endpoint_override):
             return None
-        embedded = "image" in process.embedded
+        key = process.settings.glance.ticket_key or ("image" in process.roles and process.keys.ticket_key)
         return ImageClient(
             self._client("image", process.settings.glance.endpoint_override),
             url=process.settings.glance.endpoint_override or f"{process.url}/image",
-            tickets=Tickets(bytes.fromhex(process.keys.ticket_key)) if embedded else None,
+            tickets=Tickets(bytes.fromhex(key)) if key else None,
             now=process.clock.now,
         )
 

@@ -56,7 +56,7 @@ async def make_image(process: "Process") -> "Role":
         Enforcer(RULES),
         process.neighbours.authenticator(),
         process.clock,
-        bytes.fromhex(process.keys.ticket_key),
+        bytes.fromhex(process.settings.glance.ticket_key or process.keys.ticket_key),
         schema=process.schema_of("image"),
         public_url=process.settings.api.public_url,
     )

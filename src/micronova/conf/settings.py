@@ -43,6 +43,7 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     transport_url: Annotated[str, _doc("The bus: local:// (one process) or amqp://USER:PASSWORD@HOST/VHOST.")] = (
         "local://"
     )
+    control_exchange: Annotated[str, _doc("The broker's exchange at which listeners wait for notifications.")] = "nova"
     report_interval: Annotated[float, Meta(gt=0, description="Seconds between heartbeats of a service.")] = 5.0
     service_down_time: Annotated[float, Meta(gt=0, description="A service not heard of for so long is down.")] = 20.0
     reserved_host_memory_mb: Annotated[int, Meta(ge=0, description="Memory of a host that guests never get.")] = 512
@@ -185,6 +186,18 @@ class Neighbour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     endpoint_override: Annotated[str, _doc("Its URL; empty: the embedded one, or the catalog's.")] = ""
 
 
+class Glance(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image service."""
+
+    ticket_key: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hex digits that an embedded image service shares with conductors in other processes.",
+        ),
+    ] = ""
+
+
 class Fake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The simulated hypervisor."""
 
@@ -242,7 +255,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     filter_scheduler: FilterScheduler = FilterScheduler()
     quota: Quota = Quota()
     identity: Identity = Identity()
-    glance: Neighbour = Neighbour()
+    glance: Glance = Glance()
     neutron: Neighbour = Neighbour()
     compute: Compute = Compute()
     fake: Fake = Fake()
