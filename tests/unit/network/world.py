@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -202,9 +203,10 @@ def error(answer: Answer) -> str:
 async def world(
     directory: Path, url: str | None = None, compute: Compute | None = None, clock: Any = None, **settings: Any
 ) -> AsyncIterator[World]:
-    """Run a network service on its own database: SQLite in the directory, or the PostgreSQL one that is named."""
-    database = open_database(url or f"sqlite:///{directory}/network.db", pool_size=20)
-    made = World(database, compute, clock or ManualClock(), **settings)
+    """Run a network service on its own database: SQLite in the directory, or a new schema of a PostgreSQL one."""
+    schema = settings.pop("schema", None) or (f"s{uuid.uuid4().hex[:12]}" if url else None)
+    database = open_database(url or f"sqlite:///{directory}/network.db", schema=schema, pool_size=20)
+    made = World(database, compute, clock or ManualClock(), schema=schema, **settings)
     await made.role.start()
     try:
         yield made

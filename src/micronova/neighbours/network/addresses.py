@@ -85,10 +85,19 @@ def _range(
 def ranges_of(conn: sa.Connection, network_ids: Iterable[str]) -> dict[str, list[Range]]:
     """Return the ranges of networks, oldest first."""
     found: dict[str, list[Range]] = {}
-    statement = sa.select(subnets).where(subnets.c.network_id.in_(list(network_ids)))
-    for row in conn.execute(statement.order_by(subnets.c.created_at, subnets.c.id)):
+    for row in conn.execute(_RANGES, {"ids": list(network_ids)}):
         found.setdefault(row.network_id, []).append(range_of(row))
     return found
+
+
+_RANGES = (
+    sa.select(
+        *(subnets.c[name] for name in ("id", "network_id", "cidr", "allocation_pools", "gateway_ip")),
+        *(subnets.c[name] for name in ("ipv6_address_mode", "service_types")),
+    )
+    .where(subnets.c.network_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(subnets.c.created_at, subnets.c.id)
+)
 
 
 def wishes(
@@ -230,9 +239,14 @@ def _insert(conn: sa.Connection, subnet: Range, address: Address, port_id: str, 
 def addresses_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[dict[str, str]]]:
     """Return the fixed IPs of ports, as clients see them."""
     found: dict[str, list[dict[str, str]]] = {}
-    a = addresses.c
     for start in range(0, len(port_ids), 500):
-        statement = sa.select(a.port_id, a.subnet_id, a.address).where(a.port_id.in_(port_ids[start : start + 500]))
-        for row in conn.execute(statement.order_by(a.port_id, a.position)):
+        for row in conn.execute(_OF_PORTS, {"ids": port_ids[start : start + 500]}):
             found.setdefault(row.port_id, []).append({"subnet_id": row.subnet_id, "ip_address": row.address})
     return found
+
+
+_OF_PORTS = (
+    sa.select(addresses.c.port_id, addresses.c.subnet_id, addresses.c.address)
+    .where(addresses.c.port_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(addresses.c.port_id, addresses.c.position)
+)

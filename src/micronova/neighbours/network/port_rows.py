@@ -71,7 +71,7 @@ def surroundings(
     since: int,
 ) -> Surroundings:
     """Read what there is around the ports of a request."""
-    rows = conn.execute(sa.select(networks).where(networks.c.id.in_(network_ids)))
+    rows = conn.execute(_NETWORKS, {"ids": network_ids})
     groups: dict[str, str] = {}
     if group_ids:
         statement = sa.select(security_groups.c.id, security_groups.c.project_id)
@@ -87,8 +87,15 @@ def surroundings(
 
 def watched_hosts(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[str]:
     """Return those of the hosts whose network agent was heard of lately."""
-    statement = sa.select(agents.c.host).where(agents.c.host.in_(hosts), agents.c.heartbeat_at >= since)
-    return set(conn.execute(statement).scalars())
+    return set(conn.execute(_WATCHED, {"hosts": hosts, "since": since}).scalars())
+
+
+_NETWORKS = sa.select(
+    *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled"))
+).where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
+_WATCHED = sa.select(agents.c.host).where(
+    agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
+)
 
 
 def heard_since(core: Core) -> int:
@@ -202,28 +209,34 @@ def remove(conn: sa.Connection, id: str, now: int, *, of_service: bool = False) 
 
     A port that a router or a floating IP lives on goes only with it (`of_service`).
     """
-    row = conn.execute(sa.select(ports).where(ports.c.id == id).with_for_update()).mappings().first()
+    row = conn.execute(_LOCK, {"id": id}).mappings().first()
     if row is None:
         raise Changed
     gone = dict(row)
     if not of_service:
         _check_free(conn, gone)
-    conn.execute(
-        floatingips.update()
-        .where(floatingips.c.port_id == id)
-        .values(
-            port_id=None,
-            fixed_ip_address=None,
-            router_id=None,
-            status="DOWN",
-            revision=floatingips.c.revision + 1,
-            updated_at=now,
-        )
-    )
-    conn.execute(tags.delete().where(tags.c.resource_id == id))
-    conn.execute(ports.delete().where(ports.c.id == id))  # addresses and memberships go with it
+    conn.execute(_DISASSOCIATE, {"port": id, "now": now})
+    conn.execute(_UNTAG, {"id": id})
+    conn.execute(_DELETE, {"id": id})  # addresses and memberships go with it
     give_back(conn, gone["project_id"], "port")
     return gone
+
+
+_LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
+_DELETE = ports.delete().where(ports.c.id == sa.bindparam("id"))
+_UNTAG = tags.delete().where(tags.c.resource_id == sa.bindparam("id"))
+_DISASSOCIATE = (
+    floatingips.update()
+    .where(floatingips.c.port_id == sa.bindparam("port"))
+    .values(
+        port_id=None,
+        fixed_ip_address=None,
+        router_id=None,
+        status="DOWN",
+        revision=floatingips.c.revision + 1,
+        updated_at=sa.bindparam("now"),
+    )
+)
 
 
 def _check_free(conn: sa.Connection, row: Mapping[str, Any]) -> None:

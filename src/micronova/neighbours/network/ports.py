@@ -340,12 +340,17 @@ def values_of(
 def groups_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the security groups of ports."""
     found: dict[str, list[str]] = {}
-    g = port_security_groups.c
     for part in chunks(port_ids):
-        statement = sa.select(g.port_id, g.security_group_id).where(g.port_id.in_(part))
-        for row in conn.execute(statement.order_by(g.port_id, g.security_group_id)):
+        for row in conn.execute(_GROUPS, {"ids": part}):
             found.setdefault(row.port_id, []).append(row.security_group_id)
     return found
+
+
+_GROUPS = (
+    sa.select(port_security_groups)
+    .where(port_security_groups.c.port_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(port_security_groups.c.port_id, port_security_groups.c.security_group_id)
+)
 
 
 def _chosen_groups(

@@ -191,9 +191,13 @@ def _target(row: Any) -> dict[str, Any]:
 
 def default_groups(conn: sa.Connection, projects: Sequence[str]) -> dict[str, str]:
     """Return the default groups of those of the projects that have one."""
-    s = security_groups.c
-    rows = conn.execute(sa.select(s.id, s.default_of).where(s.default_of.in_(projects)))
+    rows = conn.execute(_DEFAULTS, {"projects": projects})
     return {row.default_of: row.id for row in rows}
+
+
+_DEFAULTS = sa.select(security_groups.c.id, security_groups.c.default_of).where(
+    security_groups.c.default_of.in_(sa.bindparam("projects", expanding=True))
+)
 
 
 async def ensure_default(core: Core, project: str) -> str:

@@ -75,7 +75,7 @@ class NetworkService:
         self.core = Core(
             database,
             clock,
-            chance or random.SystemRandom(),
+            chance or random.Random(),  # seeded by the system; ids need not be secrets
             Settings(quotas={**QUOTAS, **(quotas or {})}, **settings),
             self.notifier,
         )
