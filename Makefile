@@ -22,6 +22,7 @@ help:  ## this list
 	@test -x $(BIN)/pip || { echo "Creating .venv"; $(PYTHON) -m venv .venv; }
 	@echo "Installing Micronova and what it needs into .venv"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 .PHONY: demo

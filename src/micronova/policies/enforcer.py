@@ -26,16 +26,33 @@ class Rule:
     description: str = ""
 
 
+class _LazyRules(oslo.Rules):
+    """Rules that are parsed when they are first asked for: a service has hundreds and uses few at its start."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def __missing__(self, key: str) -> Any:
+        if key not in self._texts:
+            return super().__missing__(key)
+        parsed = self[key] = oslo.RuleDefault(key, self._texts[key]).check
+        return parsed
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._texts
+
+
 class Enforcer:
     """Decides for one service."""
 
     def __init__(self, rules: Iterable[Rule], policy_file: Path | None = None) -> None:
         self.rules = {rule.name: rule for rule in rules}
-        checks = {rule.name: oslo.RuleDefault(rule.name, rule.check).check for rule in self.rules.values()}
+        checks = _LazyRules({rule.name: rule.check for rule in self.rules.values()})
         if policy_file is not None:
             checks.update(oslo.Rules.load(policy_file.read_text()))
         self._enforcer = oslo.Enforcer(cfg.ConfigOpts(), use_conf=False)
-        self._enforcer.set_rules(oslo.Rules(checks), overwrite=True, use_conf=False)
+        self._enforcer.rules = checks  # set_rules would copy, and so parse all of them
         self._decided: dict[tuple[Any, ...], bool] = {}
 
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
