@@ -42,6 +42,9 @@ class _LazyRules(oslo.Rules):
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self._texts
 
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
 
 class Enforcer:
     """Decides for one service."""
