@@ -1,0 +1,283 @@
+"""The clouds that are measured: one process on SQLite, and separate processes on PostgreSQL and RabbitMQ."""
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import yaml
+
+from tests.cluster import Cluster, _toml
+from tests.perf.client import BenchError, Client, Endpoint
+from tests.perf.phases import Bench, Sizes, Target
+from tests.perf.processes import cpu_seconds
+from tests.services.postgres import Postgres
+from tests.services.process import end, free_port, tail
+from tests.services.rabbitmq import RabbitMQ
+
+HOSTS = 20
+PATIENCE = 60.0
+UNLIMITED = {"instances": -1, "cores": -1, "ram": -1}
+
+
+class Start(msgspec.Struct, frozen=True):
+    """How long a cloud took from the start of its processes to the first server ACTIVE, and what it cost."""
+
+    seconds: float
+    cpu_s: float
+    answers_s: float  # until the API answered
+
+
+class Cloud(Protocol):
+    """What can be measured."""
+
+    title: str
+
+    def launch(self) -> None:
+        """Start the processes, and return without waiting for them."""
+
+    def roots(self) -> Mapping[int, str]:
+        """Return the processes whose trees are the cloud."""
+
+    async def target(self) -> Target:
+        """Find out, as a user would, what to boot; raises OSError while the cloud does not answer."""
+
+    def halt(self) -> None:
+        """Stop the processes; their state stays."""
+
+    def close(self) -> None:
+        """Stop everything and leave nothing behind."""
+
+
+async def start(cloud: Cloud) -> tuple[Start, Target]:
+    """Start a cloud and boot a server as soon as it lets us; the server is gone again at the end."""
+    begin = time.perf_counter()
+    cloud.launch()
+    before = sum(cpu_seconds(cloud.roots()).values())  # a database and a broker may run for long
+    target = await _answering(cloud, begin)
+    answers = time.perf_counter() - begin
+    control = Client(target.endpoint())
+    while True:
+        server = (await control.json("POST", "/servers", target.server("first")))["server"]["id"]
+        status = await _status(control, server)
+        if status == "ACTIVE":
+            break
+        await control.json("DELETE", f"/servers/{server}")  # no host was there yet
+        if time.perf_counter() - begin > PATIENCE:
+            raise BenchError(f"the first server ended in {status}")
+    seconds = time.perf_counter() - begin
+    took = Start(seconds, sum(cpu_seconds(cloud.roots()).values()) - before, answers)
+    await control.json("DELETE", f"/servers/{server}")
+    control.close()
+    await _all_hosts(target)
+    return took, target
+
+
+async def _answering(cloud: Cloud, begin: float) -> Target:
+    while True:
+        try:
+            return await cloud.target()
+        except (OSError, LookupError):
+            if time.perf_counter() - begin > PATIENCE:
+                raise
+            await asyncio.sleep(0.01)
+
+
+async def _status(control: Client, server: str) -> str:
+    while True:
+        status: str = (await control.json("GET", f"/servers/{server}"))["server"]["status"]
+        if status != "BUILD":
+            return status
+        await asyncio.sleep(0.005)
+
+
+async def _all_hosts(target: Target) -> None:
+    control = Client(target.endpoint())
+    deadline = time.perf_counter() + PATIENCE
+    while time.perf_counter() < deadline:
+        services = (await control.json("GET", "/os-services?binary=nova-compute"))["services"]
+        if sum(service["state"] == "up" for service in services) >= HOSTS:
+            control.close()
+            return
+        await asyncio.sleep(0.1)
+    raise BenchError(f"fewer than {HOSTS} hosts came up")
+
+
+async def measure(cloud: Cloud, sizes: Sizes) -> dict[str, Any]:
+    """Measure the starts and all phases of one cloud."""
+    first, _ = await start(cloud)
+    cloud.halt()
+    again, target = await start(cloud)
+    await asyncio.sleep(2.0)  # what a start leaves to do is no part of the memory and CPU of a cloud at rest
+    figures = await Bench(target, sizes).run()
+    return {"title": cloud.title, "start": msgspec.to_builtins(first), "restart": msgspec.to_builtins(again), **figures}
+
+
+class OneProcess:
+    """`micronova up --driver fake --hosts 20` on SQLite."""
+
+    def __init__(self, *, tokens: bool) -> None:
+        self.title = "one process" + (", tokens and a network" if tokens else "")
+        self._tokens = tokens
+        self._place = Path(tempfile.mkdtemp(prefix="micronova-bench-"))
+        self._port = free_port()
+        strategy = "keystone" if tokens else "noauth2"
+        self._config = self._place / "settings.toml"
+        self._config.write_text(_toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED}))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        """Start it."""
+        command = [str(Path(sys.executable).with_name("micronova")), "up", "--dir", str(self._place / "cloud")]
+        command += ["--driver", "fake", "--hosts", str(HOSTS), "--port", str(self._port), "--config", str(self._config)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def roots(self) -> Mapping[int, str]:
+        """Return the one process."""
+        assert self._process is not None
+        return {self._process.pid: "micronova"}
+
+    async def target(self) -> Target:
+        """Log in, if there is something to log in to, and look for the image and the network."""
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise BenchError(f"micronova up ended: {tail(self._log)}")
+        url = f"http://127.0.0.1:{self._port}"
+        token = await self._login(url) if self._tokens else "admin:admin"
+        return Target(
+            url=f"{url}/compute/v2.1",
+            token=token,
+            image=(await _get(f"{url}/image", token, "/v2/images"))["images"][0]["id"],
+            networks=await self._network(url, token) if self._tokens else "none",
+            floor=f"{url}/compute",
+            roots=self.roots(),
+        )
+
+    async def _network(self, url: str, token: str) -> str:
+        found = await _get(f"{url}/network", token, "/v2.0/networks?name=private")
+        network: str = found["networks"][0]["id"]
+        return network
+
+    async def _login(self, url: str) -> str:
+        file = self._place / "cloud" / "clouds.yaml"
+        auth = yaml.safe_load(file.read_text())["clouds"]["micronova"]["auth"]
+        domain = {"name": "Default"}
+        user = {"name": auth["username"], "password": auth["password"], "domain": domain}
+        body = {
+            "auth": {
+                "identity": {"methods": ["password"], "password": {"user": user}},
+                "scope": {"project": {"name": auth["project_name"], "domain": domain}},
+            }
+        }
+        client = Client(Endpoint(f"{url}/identity", {}))
+        await client.json("POST", "/v3/auth/tokens", body)
+        token = client.header("x-subject-token")
+        client.close()
+        return token
+
+    def halt(self) -> None:
+        """Stop it."""
+        end(self._process, signal.SIGTERM)
+
+    def close(self) -> None:
+        """Stop it and remove its directory."""
+        self.halt()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    @property
+    def _log(self) -> Path:
+        return self._place / "log"
+
+
+class Apart:
+    """2 API workers, 2 conductors, 2 schedulers, an agent with 20 hosts and the images, each a process of its own."""
+
+    title = "PostgreSQL and RabbitMQ"
+
+    def __init__(self) -> None:
+        self._place = Path(tempfile.mkdtemp(prefix="micronova-bench-"))
+        self._place.chmod(0o755)  # the user postgres has to get through
+        self._postgres = Postgres.start(self._place / "postgres", durable=True)
+        try:
+            self._rabbitmq = RabbitMQ.start(self._place / "rabbitmq")
+        except BaseException:
+            self._postgres.stop()
+            raise
+        images = free_port()
+        self._cluster = Cluster(
+            self._place / "cloud",
+            self._postgres.create_database("micronova"),
+            self._rabbitmq.url,
+            # As in production, where the tests are in more of a hurry.
+            default={"report_interval": 5.0, "service_down_time": 20.0},
+            database={"pool_size": 10},
+            conductor={"lease": 20.0, "sweep_interval": 2.0},
+            api={"workers": 2},
+            quota=UNLIMITED,
+            glance={"endpoint_override": f"http://127.0.0.1:{images}/image"},
+            fake={"hosts": HOSTS},
+        )
+        self._images = f"http://127.0.0.1:{images}/image"
+        self._cluster.add("image", "image", MICRONOVA__API__PORT=str(images), MICRONOVA__API__WORKERS="1")
+        self._cluster.add("api", "api")
+        for number in (1, 2):
+            for role in ("conductor", "scheduler"):
+                self._cluster.add(f"{role}{number}", role, MICRONOVA__DEFAULT__HOST=f"{role}{number}")
+        self._cluster.add("compute", "compute")
+
+    def launch(self) -> None:
+        """Start our processes; database and broker run already."""
+        self._cluster.start()
+
+    def roots(self) -> Mapping[int, str]:
+        """Return all processes, by role."""
+        assert self._postgres.process is not None and self._rabbitmq.process is not None
+        assert self._rabbitmq._epmd is not None
+        services = {
+            self._postgres.process.pid: "postgres",
+            self._rabbitmq.process.pid: "rabbitmq",
+            self._rabbitmq._epmd.pid: "rabbitmq",
+        }
+        return {pid: name.rstrip("12") for pid, name in self._cluster.pids().items()} | services
+
+    async def target(self) -> Target:
+        """Look for the image."""
+        for name, process in self._cluster.processes.items():
+            if process.poll() is not None:
+                raise BenchError(f"{name} ended: {self._cluster.log(name)[-2000:]}")
+        url, token = f"http://127.0.0.1:{self._cluster.port}/compute", "admin:admin"
+        image = (await _get(self._images, token, "/v2/images"))["images"][0]["id"]
+        await _get(url, token, "/v2.1/flavors/1")
+        return Target(url=f"{url}/v2.1", token=token, image=image, floor=url, roots=self.roots())
+
+    def halt(self) -> None:
+        """Stop our processes."""
+        self._cluster.stop()
+
+    def close(self) -> None:
+        """Stop everything and remove it."""
+        self._cluster.stop()
+        self._rabbitmq.stop()
+        self._postgres.stop()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+async def _get(url: str, token: str, path: str) -> Any:
+    """Ask once; what is not there yet is a LookupError."""
+    client = Client(Endpoint(url, {"X-Auth-Token": token}))
+    try:
+        status, body = await client.send(client.endpoint.encode("GET", path))
+    finally:
+        client.close()
+    if status != 200:
+        raise LookupError(f"GET {url}{path}: {status} {body[:200]!r}")
+    return json.loads(body)
