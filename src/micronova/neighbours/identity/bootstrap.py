@@ -132,13 +132,14 @@ def _catalog(conn: sa.Connection, wanted: Mapping[str, str], region: str, now: i
     """Put each service into the catalog; endpoints of ours follow what this version says, others are left alone."""
     if rows.find(conn, regions, region) is None:
         catalog.create_region(conn, region, RegionAttributes(), {}, now)
+    # Times that differ by microseconds keep the order in which lists show them.
     for order, (kind, path) in enumerate(wanted.items()):
         url = path if "://" in path else PUBLIC_URL + path
         service: Row | None = conn.execute(services.select().where(services.c.type == kind)).mappings().first()
         if service is None:
             attributes = ServiceAttributes(type=kind, name=NAMES.get(kind, kind))
             service = catalog.create_service(conn, next(fresh), attributes, {}, now + order)
-        for interface in ("public", "internal", "admin"):
+        for step, interface in enumerate(("public", "internal", "admin")):
             chosen = endpoints.select().where(
                 endpoints.c.service_id == service["id"],
                 endpoints.c.interface == interface,
@@ -151,7 +152,7 @@ def _catalog(conn: sa.Connection, wanted: Mapping[str, str], region: str, now: i
                     next(fresh),
                     EndpointAttributes(service_id=service["id"], interface=interface, url=url, region_id=region),
                     {},
-                    now,
+                    now + 3 * order + step,
                 )
             elif endpoint["url"] != url and endpoint["url"].startswith(PUBLIC_URL):
                 conn.execute(endpoints.update().where(endpoints.c.id == endpoint["id"]).values(url=url))

@@ -18,6 +18,28 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 DEFAULT_DOMAIN = "default"
+AHEAD = 200_000  # microseconds that a transaction of ours may take
+
+
+class Ticks:
+    """Microseconds that only ever grow, and are later than every revocation that we know of.
+
+    A token is void when it was issued up to the moment of a revocation. So no two of these moments may be the same,
+    whatever the clock does, and a token that is issued after a revocation must also say so.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = 0
+
+    def next(self) -> int:
+        """Return a moment of its own."""
+        self._last = max(micros(self._clock.now()), self._last + 1)
+        return self._last
+
+    def pass_by(self, moment: int) -> None:
+        """Let all further moments be after this one."""
+        self._last = max(self._last, moment)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +48,7 @@ class Core:
 
     database: Database
     clock: Clock
+    ticks: Ticks
     new_id: Callable[[], str]
     passwords: Passwords
     lockout: Lockout
@@ -41,9 +64,13 @@ class Core:
         return micros(self.clock.now())
 
     def moment(self) -> Moment:
-        """Return now, as revocations need it."""
-        now = self.now
-        return Moment(now, now + micros(self.token_lifetime))
+        """Return the moment of a revocation that a transaction is about to make.
+
+        It lies a little ahead, beyond the commit: a log-in that still reads what the transaction changes begins
+        before it, and so gets a token that is void.
+        """
+        at = self.ticks.next() + AHEAD
+        return Moment(at, at + micros(self.token_lifetime))
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a reading transaction."""
@@ -57,6 +84,7 @@ class Core:
             raise Conflict("The resource was changed by another request at the same moment: try again.") from None
 
     def apply(self, subjects: Iterable[str], moment: Moment) -> None:
-        """Void in memory what a committed transaction voided in the database."""
+        """Void in memory what a committed transaction voided in the database; tokens from now on are good."""
+        self.ticks.pass_by(moment.at)
         for subject in subjects:
             self.revocations.revoke_all(subject, moment.at / 1_000_000)

@@ -15,7 +15,7 @@ from micronova.http.service import Observer, Service
 from micronova.http.tokens import Revocations, TokenSigner, TokenVerifier
 from micronova.neighbours.identity import bootstrap, keys
 from micronova.neighbours.identity.api.routes import all_routes
-from micronova.neighbours.identity.core import Core
+from micronova.neighbours.identity.core import Core, Ticks
 from micronova.neighbours.identity.lockout import Lockout
 from micronova.neighbours.identity.passwords import Passwords
 from micronova.neighbours.identity.store import revocations as revocations_store
@@ -84,6 +84,7 @@ class IdentityService:
         self.core = Core(
             database=database,
             clock=self._clock,
+            ticks=Ticks(self._clock),
             new_id=new_id,
             passwords=passwords or Passwords(),
             lockout=Lockout(self._clock.monotonic, attempts=lockout_attempts, seconds=lockout_seconds),
@@ -142,6 +143,7 @@ class IdentityService:
                 self.revocations.revoke(each.subject.removeprefix("audit:"), each.expires_at / 1_000_000)
             else:
                 self.revocations.revoke_all(each.subject, each.at / 1_000_000)
+            self.core.ticks.pass_by(each.at)
         self._seen = now
 
     async def _maintain(self) -> None:

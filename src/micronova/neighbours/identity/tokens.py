@@ -4,7 +4,6 @@ import secrets
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 
@@ -38,15 +37,17 @@ class About(Struct):
     credential_name: str | None = None
 
 
-async def issue(core: Core, proven: Proven, scope: Scope | str | None, with_catalog: bool) -> tuple[str, Claims, About]:
-    """Make a token for a proven user; one that has no role on the scope is refused."""
+async def issue(
+    core: Core, proven: Proven, scope: Scope | str | None, with_catalog: bool, begun: int
+) -> tuple[str, Claims, About]:
+    """Make a token for a proven user; one that has no role on the scope is refused.
+
+    `begun` is the moment before the first look at the user: what was revoked since then voids the token.
+    """
     if proven.credential is not None and scope is not None:
         raise refused()
     granted, about = await core.read(_grant, proven, scope, with_catalog)
-    claims = _claims(core, proven, granted)
-    if core.revocations.covers(claims):
-        # Revoked in this very microsecond: a token of the next one is after it.
-        claims = msgspec.structs.replace(claims, issued_at=claims.issued_at + 0.000001)
+    claims = _claims(core, proven, granted, begun)
     return core.signer.sign(claims), claims, about
 
 
@@ -132,7 +133,7 @@ def _project(conn: sa.Connection, user_id: str, project: Row | None) -> Granted:
     return Granted(roles, project=project)
 
 
-def _claims(core: Core, proven: Proven, granted: Granted) -> Claims:
+def _claims(core: Core, proven: Proven, granted: Granted, begun: int) -> Claims:
     now = core.now
     expires = now + micros(core.token_lifetime)
     audit_ids = [secrets.token_urlsafe(16)]
@@ -147,7 +148,7 @@ def _claims(core: Core, proven: Proven, granted: Granted) -> Claims:
         user_id=proven.user["id"],
         user_name=proven.user["name"],
         user_domain_id=proven.user["domain_id"],
-        issued_at=now / 1_000_000,
+        issued_at=begun / 1_000_000,
         expires_at=expires / 1_000_000,
         audit_ids=tuple(audit_ids),
         methods=proven.methods,

@@ -45,8 +45,9 @@ class AuthAPI:
         """Give a token to whoever proves who it is."""
         auth: Auth = request.body.auth
         with_catalog = not flag(request.raw_query, "nocatalog")
+        begun = self._core.ticks.next()
         proven = await prove(self._core, auth.identity, request.context.remote_address)
-        token, claims, about = await tokens.issue(self._core, proven, auth.scope, with_catalog)
+        token, claims, about = await tokens.issue(self._core, proven, auth.scope, with_catalog, begun)
         return self._describe(request, token, claims, about, with_catalog)
 
     def _describe(
