@@ -209,30 +209,37 @@ class Apart:
         self._postgres = Postgres.start(self._place / "postgres", durable=True)
         try:
             self._rabbitmq = RabbitMQ.start(self._place / "rabbitmq")
+            try:
+                self._cluster = self._make_cluster()
+            except BaseException:
+                self._rabbitmq.stop()
+                raise
         except BaseException:
             self._postgres.stop()
             raise
+
+    def _make_cluster(self) -> Cluster:
         images = free_port()
-        self._cluster = Cluster(
+        self._images = f"http://127.0.0.1:{images}/image"
+        cluster = Cluster(
             self._place / "cloud",
             self._postgres.create_database("micronova"),
             self._rabbitmq.url,
             # As in production, where the tests are in more of a hurry.
             default={"report_interval": 5.0, "service_down_time": 20.0},
-            database={"pool_size": 10},
             conductor={"lease": 20.0, "sweep_interval": 2.0},
             api={"workers": 2},
             quota=UNLIMITED,
-            glance={"endpoint_override": f"http://127.0.0.1:{images}/image"},
+            glance={"endpoint_override": self._images},
             fake={"hosts": HOSTS},
         )
-        self._images = f"http://127.0.0.1:{images}/image"
-        self._cluster.add("image", "image", MICRONOVA__API__PORT=str(images), MICRONOVA__API__WORKERS="1")
-        self._cluster.add("api", "api")
+        cluster.add("image", "image", MICRONOVA__API__PORT=str(images), MICRONOVA__API__WORKERS="1")
+        cluster.add("api", "api")
         for number in (1, 2):
             for role in ("conductor", "scheduler"):
-                self._cluster.add(f"{role}{number}", role, MICRONOVA__DEFAULT__HOST=f"{role}{number}")
-        self._cluster.add("compute", "compute")
+                cluster.add(f"{role}{number}", role, MICRONOVA__DEFAULT__HOST=f"{role}{number}")
+        cluster.add("compute", "compute")
+        return cluster
 
     def launch(self) -> None:
         """Start our processes; database and broker run already."""
