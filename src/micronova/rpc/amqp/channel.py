@@ -121,6 +121,7 @@ class Channel:
         reply_to: bytes = b"",
         mandatory: bool = False,
         persistent: bool = False,
+        content_type: bytes = b"",
     ) -> asyncio.Future[None] | None:
         """Send a message; on a confirming channel gives the future of its confirmation."""
         place = (exchange, routing_key, mandatory)
@@ -137,6 +138,7 @@ class Channel:
             reply_to=reply_to,
             message_id=frames.shortstr(message_id) if message_id else b"",
             user_id=connection.user_id,
+            content_type=content_type,
         )
         self._send(start + header + frames.body_frames(self.number, body, connection.frame_max))
         if not self._confirming:

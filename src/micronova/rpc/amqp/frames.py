@@ -38,6 +38,8 @@ _CONTENT_TYPE, _ENCODING, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 14, 1 << 13, 
 _PRIORITY, _CORRELATION_ID, _REPLY_TO, _EXPIRATION = 1 << 11, 1 << 10, 1 << 9, 1 << 8
 _MESSAGE_ID, _TIMESTAMP, _TYPE, _USER_ID = 1 << 7, 1 << 6, 1 << 5, 1 << 4
 
+_UTF8 = b"\x05utf-8"
+
 method_index = _u32.unpack_from
 u64 = _u64.unpack_from
 
@@ -68,11 +70,21 @@ def publish_frame(channel: int, exchange: str, routing_key: str, *, mandatory: b
 
 
 def header_frame(
-    channel: int, size: int, *, persistent: bool, reply_to: bytes, message_id: bytes, user_id: bytes
+    channel: int,
+    size: int,
+    *,
+    persistent: bool,
+    reply_to: bytes,
+    message_id: bytes,
+    user_id: bytes,
+    content_type: bytes = b"",
 ) -> bytes:
-    """The content header; strings come encoded by shortstr, empty for none."""
+    """The content header; strings come encoded by shortstr, empty for none. Content with a type is text in UTF-8."""
     flags = _DELIVERY_MODE | _USER_ID
     middle = b"\x02" if persistent else b"\x01"
+    if content_type:
+        flags |= _CONTENT_TYPE | _ENCODING
+        middle = content_type + _UTF8 + middle
     if reply_to:
         flags |= _REPLY_TO
     if message_id:

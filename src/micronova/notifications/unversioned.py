@@ -1,0 +1,111 @@
+"""Payloads of unversioned ("legacy") notifications: the flat dictionaries that Ceilometer's meters are made from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from micronova.notifications.times import spaced, with_fraction
+from micronova.notifications.versioned import flavor_data
+from micronova.objects.scheduling import RequestSpec
+
+Row = Mapping[str, Any]
+
+
+def instance_payload(event: str, row: Row, fault: Row | None) -> dict[str, Any]:
+    """Tell of `compute.instance.EVENT`."""
+    flavor = row["flavor"]
+    image = row["image"] or {}
+    properties = image.get("properties") or {}
+    payload = {
+        "tenant_id": row["project_id"],
+        "user_id": row["user_id"],
+        "instance_id": row["uuid"],
+        "display_name": row["display_name"],
+        "reservation_id": row["reservation_id"],
+        "hostname": row["hostname"],
+        "instance_type": flavor["name"],
+        "instance_type_id": flavor["id"],
+        "instance_flavor_id": flavor["id"],
+        "architecture": properties.get("hw_architecture") or properties.get("architecture"),
+        "memory_mb": flavor["ram"],
+        "disk_gb": flavor["disk"] + flavor["ephemeral"],
+        "vcpus": flavor["vcpus"],
+        "root_gb": flavor["disk"],
+        "ephemeral_gb": flavor["ephemeral"],
+        "host": row["host"],
+        "node": row["node"],
+        "availability_zone": row["availability_zone"],
+        "cell_name": "",
+        "created_at": spaced(row["created_at"]),
+        "terminated_at": with_fraction(row["terminated_at"]),
+        "deleted_at": with_fraction(row.get("deleted_at")),
+        "launched_at": with_fraction(row["launched_at"]),
+        # As Nova does where it has no catalog: the id stands for the URL.
+        "image_ref_url": row["image_ref"] or "",
+        "os_type": properties.get("os_type"),
+        "kernel_id": properties.get("kernel_id") or "",
+        "ramdisk_id": properties.get("ramdisk_id") or "",
+        "state": row["vm_state"],
+        "state_description": row["task_state"] or "",
+        "progress": row["progress"] or "",
+        "access_ip_v4": row["access_ip_v4"],
+        "access_ip_v6": row["access_ip_v6"],
+        "image_meta": _image_meta(image, properties, row["image_ref"]),
+        "metadata": row["metadata"],
+    }
+    if event == "create.start":
+        payload["image_name"] = image.get("name")
+    elif event == "create.end":
+        payload["fixed_ips"] = _fixed_ips(row["network_info"])
+        payload["message"] = "Success"
+    if fault is not None:
+        payload |= {"message": fault["message"], "exception": fault["message"], "code": fault["code"]}
+    return payload
+
+
+def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[str, Any]:
+    """Tell what the scheduler was asked."""
+    flavor = flavor_data(msgspec.structs.asdict(spec.flavor))
+    wanted = {name: flavor[name] for name in ("root_gb", "ephemeral_gb", "memory_mb", "vcpus")}
+    return {
+        "request_spec": {
+            "num_instances": len(instances),
+            "image": {} if spec.image is None else msgspec.to_builtins(spec.image),
+            "instance_properties": {
+                "uuid": instances[0] if instances else None,
+                "project_id": spec.project_id,
+                "user_id": spec.user_id,
+                "availability_zone": spec.availability_zone,
+                "numa_topology": None,
+                "pci_requests": None,
+                **wanted,
+            },
+            "instance_type": flavor,
+        }
+    }
+
+
+def _image_meta(image: Row, properties: Row, image_ref: str | None) -> dict[str, str]:
+    found = {
+        name: str(image[name]) for name in ("min_disk", "min_ram", "disk_format", "container_format") if name in image
+    }
+    found.update((name, str(value)) for name, value in properties.items())
+    found["base_image_ref"] = image_ref or ""
+    return found
+
+
+def _fixed_ips(network_info: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "address": address["address"],
+            "version": address["version"],
+            "type": "fixed",
+            "meta": {},
+            "floating_ips": list(address.get("floating", ())),
+            "label": vif["network_label"],
+            "vif_mac": vif["mac_address"],
+        }
+        for vif in network_info
+        for address in vif["fixed_ips"]
+    ]

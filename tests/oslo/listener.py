@@ -1,0 +1,95 @@
+"""oslo.messaging as a listener, in a throw-away environment that is made once and kept in a cache."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+VERSION = "18.3.1"
+PATIENCE = 30.0
+
+
+def environment() -> Path:
+    """Return the Python that has oslo.messaging; make its environment when no run before us did."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova-tests"
+    place = cache / f"oslo.messaging-{VERSION}"
+    python = place / "bin" / "python"
+    if not python.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=cache))
+        subprocess.run([sys.executable, "-m", "venv", str(fresh)], check=True)
+        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"oslo.messaging=={VERSION}"]
+        subprocess.run([str(fresh / "bin" / "python"), *install], check=True)
+        try:
+            fresh.rename(place)  # another process may have been faster: its copy is as good
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return python
+
+
+class Listener:
+    """What a real listener has heard so far."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+        self._more = asyncio.Event()
+
+    def of(self, event: str, instance: str = "") -> list[dict[str, Any]]:
+        """Return the notifications of an event, of one instance if it is given."""
+        return [each for each in self.heard if each["event_type"] == event and instance in json.dumps(each["payload"])]
+
+    async def until(self, enough: Callable[[], bool]) -> None:
+        """Wait until it has heard enough."""
+        async with asyncio.timeout(PATIENCE):
+            while not enough():
+                self._more.clear()
+                await self._more.wait()
+
+    async def read(self, lines: asyncio.StreamReader) -> None:
+        """Take in what the listener prints."""
+        async for line in lines:
+            self.heard.append(json.loads(line))
+            self._more.set()
+
+
+@asynccontextmanager
+async def listening(url: str, exchange: str = "nova") -> AsyncIterator[Listener]:
+    """Listen at a broker with oslo.messaging."""
+    python = await asyncio.to_thread(environment)
+    script = Path(__file__).with_name("listen.py")
+    process = await asyncio.create_subprocess_exec(
+        str(python),
+        "-W",
+        "ignore",
+        str(script),
+        url.replace("amqp://", "rabbit://", 1),
+        exchange,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        limit=1 << 20,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    reader: asyncio.Task[None] | None = None
+    try:
+        async with asyncio.timeout(PATIENCE):
+            assert await process.stdout.readline() == b"ready\n"
+        listener = Listener()
+        reader = asyncio.create_task(listener.read(process.stdout))
+        yield listener
+    finally:
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if reader is not None:
+            reader.cancel()
