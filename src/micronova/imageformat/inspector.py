@@ -1,0 +1,113 @@
+"""Says what a disk image really is, from its headers alone, and whether it is safe to hand to any tool.
+
+Images come from users, and QEMU's formats can name other files on the host. So this runs before any tool sees a file;
+nothing is executed, a bounded number of bytes is read, and the file's own claims are believed only as
+far as they can be checked. Every format is looked for, not only the declared one: a file that could pass for two
+is refused, because the next reader might choose the other.
+"""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from micronova.imageformat import foreign, iso, qcow2, vdi, vhd, vhdx, vmdk
+from micronova.imageformat.reader import Format, Reader
+from micronova.imageformat.report import Finding, ImageInfo, Malformed, Report
+from micronova.objects.errors import Invalid
+
+_FORMATS: dict[str, Format] = {
+    "qcow2": qcow2,
+    "vmdk": vmdk,
+    "vhd": vhd,
+    "vhdx": vhdx,
+    "vdi": vdi,
+    "iso": iso,
+}
+
+# What may be declared, and what the content may then be. To QEMU and to a guest an ISO is a raw disk; the reverse
+# is not so, as someone who declares an ISO expects a CD.
+_ACCEPTED = {name: (name,) for name in _FORMATS} | dict.fromkeys(("raw", "ami"), ("raw", "iso"))
+_ACCEPTED |= {"aki": ("raw",), "ari": ("raw",)}  # a kernel and a ramdisk have no structure that we know
+
+
+def inspect(source: Path | str | BinaryIO) -> ImageInfo:
+    """Describe a file, or a stream that can seek; what is wrong with it is in the findings."""
+    if not isinstance(source, Path | str):
+        position = source.tell()
+        try:
+            return _inspect(Reader(source))
+        finally:
+            source.seek(position)
+    # Opening a FIFO, or a device, may wait for ever; a file never does.
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb", buffering=0) as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Invalid("The image is not a regular file.")
+        return _inspect(Reader(stream))
+
+
+def _inspect(reader: Reader) -> ImageInfo:
+    found = [name for name, each in _FORMATS.items() if each.matches(reader)]
+    strangers = foreign.names(reader)
+    report = Report()
+    if not found and not strangers:
+        report.virtual_size = reader.size
+    for name in found:
+        try:
+            _FORMATS[name].examine(reader, report)
+        except Malformed as error:
+            report.findings.append(error.finding)
+    if strangers:
+        report.refuse("unsupported", f"It is {_list(strangers)}, which is not supported here.")
+    if len(found) + len(strangers) > 1:
+        report.refuse("polyglot", f"It is {_list(found + strangers)} at once: one must be cut away.")
+        report.virtual_size = None
+    return ImageInfo(
+        format=(found + strangers + ["raw"])[0],
+        virtual_size=report.virtual_size,
+        file_size=reader.size,
+        partitions=_partitions(reader) if found in ([], ["iso"]) else None,
+        findings=tuple(dict.fromkeys(report.findings)),
+    )
+
+
+def check(source: Path | str | BinaryIO, declared_format: str, *, max_virtual_size: int | None = None) -> ImageInfo:
+    """Refuse a file that is not what it is declared to be, is unsafe, or has too large a disk inside."""
+    info = inspect(source)
+    refuse(info, declared_format, max_virtual_size=max_virtual_size)
+    return info
+
+
+def refuse(info: ImageInfo, declared_format: str, *, max_virtual_size: int | None = None) -> None:
+    """Raise Invalid if an image that was inspected must not be used as what it is declared to be."""
+    accepted = _ACCEPTED.get(declared_format)
+    if accepted is None:
+        raise Invalid(f"Images with disk_format {declared_format!r} are not supported: use {_list(list(_ACCEPTED))}.")
+    if any(finding.code == "polyglot" for finding in info.findings):
+        raise Invalid(f"The image is ambiguous. {_sentences(info.findings[-1:])}")
+    if info.format not in accepted:
+        raise Invalid(
+            f"The image's disk_format is declared as {declared_format!r}, but its content is {info.format}: "
+            f"declare what it is, or convert it."
+        )
+    if info.findings:
+        raise Invalid(f"The {info.format} image is refused as unsafe. {_sentences(info.findings)}")
+    if max_virtual_size is not None and (info.virtual_size or 0) > max_virtual_size:
+        raise Invalid(
+            f"The disk in the {info.format} image has {info.virtual_size} bytes: at most {max_virtual_size} may be."
+        )
+
+
+def _partitions(reader: Reader) -> str | None:
+    if any(reader.some(sector, 8) == b"EFI PART" for sector in (512, 4096)):
+        return "gpt"
+    return "mbr" if reader.some(510, 2) == b"\x55\xaa" else None
+
+
+def _list(names: list[str]) -> str:
+    return " and ".join(names) if len(names) < 3 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _sentences(findings: tuple[Finding, ...]) -> str:
+    return " ".join(finding.message for finding in findings[:3])
