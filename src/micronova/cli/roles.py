@@ -46,6 +46,8 @@ async def make_identity(process: "Process") -> "Role":
 
 async def make_image(process: "Process") -> "Role":
     """The embedded image service."""
+    from micronova.neighbours.image.data import accept_all
+    from micronova.neighbours.image.formats import check_format
     from micronova.neighbours.image.service import ImageService
     from micronova.policies.enforcer import Enforcer
     from micronova.policies.image import RULES
@@ -59,6 +61,7 @@ async def make_image(process: "Process") -> "Role":
         bytes.fromhex(process.settings.glance.ticket_key or process.keys.ticket_key),
         schema=process.schema_of("image"),
         public_url=process.settings.api.public_url,
+        check=check_format if process.settings.image_format.require_image_format_match else accept_all,
     )
     process.embedded["image"] = role
     _mount(process, role.service)

@@ -198,6 +198,14 @@ class Glance(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the embedded image service takes."""
+
+    require_image_format_match: Annotated[
+        bool, _doc("Whether an upload is refused if it is unsafe or not of its declared disk_format.")
+    ] = True
+
+
 class Fake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The simulated hypervisor."""
 
@@ -256,6 +264,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quota: Quota = Quota()
     identity: Identity = Identity()
     glance: Glance = Glance()
+    image_format: ImageFormat = ImageFormat()
     neutron: Neighbour = Neighbour()
     compute: Compute = Compute()
     fake: Fake = Fake()

@@ -11,8 +11,9 @@ from micronova.http.service import Authenticator, Observer, Policy, Service
 from micronova.http.tickets import Tickets
 from micronova.neighbours.image import attributes, queries
 from micronova.neighbours.image.catalog import Catalog
-from micronova.neighbours.image.data import Checker, ImageData, accept_all
+from micronova.neighbours.image.data import Checker, ImageData
 from micronova.neighbours.image.discovery import Discovery
+from micronova.neighbours.image.formats import check_format
 from micronova.neighbours.image.images import Images
 from micronova.neighbours.image.members import Members
 from micronova.neighbours.image.model import ACTIVE, QUEUED, SAVING, Image
@@ -43,7 +44,7 @@ class ImageService:
         schema: str | None = None,  # of PostgreSQL
         public_url: str | None = None,
         observer: Observer | None = None,
-        check: Checker = accept_all,
+        check: Checker = check_format,
         max_size: int = MAX_SIZE,
         project_limit: int | None = None,
         idle_timeout: float = 60.0,
