@@ -1,8 +1,8 @@
 """API extensions: what other packages add to the API, by entry points of the group `micronova.api_extensions`.
 
-An extension is a callable that gets the compute API's dependencies and returns `Route`s: a new resource, or an action on
-an existing one (a route with the same path and another `action`). What we have ourselves cannot be replaced. A faulty
-extension is reported and skipped; it never stops the API.
+An extension is a callable that gets the compute API's dependencies and returns `Route`s: a new resource, or an action
+on an existing one (a route with the same path and another `action`). What we have ourselves cannot be replaced.
+A faulty extension is reported and skipped; it never stops the API.
 """
 
 import importlib.metadata

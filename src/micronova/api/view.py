@@ -57,7 +57,7 @@ def _compile(fields: tuple[Field, ...], keyed: bool) -> Shape:
         raise ValueError(f"A field is declared twice for the same microversion: {names}.")
     scope: dict[str, Any] = {"OMIT": OMIT}
     parts: list[str] = []
-    checked = False
+    maybe: list[str] = []
     for number, field in enumerate(fields):
         if isinstance(field.get, str):
             if not field.get.isidentifier():
@@ -66,11 +66,11 @@ def _compile(fields: tuple[Field, ...], keyed: bool) -> Shape:
         else:
             scope[f"get{number}"] = field.get
             value = f"get{number}(row, context)"
-        checked = checked or field.optional
-        parts.append(f"{field.name!r}: {value}")
-    shown = "{" + ", ".join(parts) + "}"
-    if checked:
-        shown = f"{{name: value for name, value in {shown}.items() if value is not OMIT}}"
-    exec(f"def shape(row, context=None):\n    return {shown}\n", scope)  # noqa: S102 - made of our declarations only
+        if field.optional:
+            maybe += [f"value = {value}", "if value is not OMIT:", f"    shown[{field.name!r}] = value"]
+        else:
+            parts.append(f"{field.name!r}: {value}")
+    lines = ["shown = {" + ", ".join(parts) + "}", *maybe, "return shown"]
+    exec("def shape(row, context=None):\n    " + "\n    ".join(lines), scope)  # noqa: S102 - made of our declarations only
     shape: Shape = scope["shape"]
     return shape

@@ -134,10 +134,14 @@ class SQLiteDatabase(Database):
         if conn is None:
             conn = self._local.conn = self._engine.connect().execution_options(micronova_read=True)
             self._read_connections.append(conn)
+        # One snapshot for the whole function, also for what goes around SQLAlchemy (db.query).
+        raw = _driver(conn)
+        raw.execute("BEGIN")
         try:
             return fn(conn)
         finally:
             conn.rollback()
+            raw.rollback()
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         if self._closed:
@@ -230,8 +234,9 @@ def _sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
 
 def _sqlite_begin(conn: sa.Connection) -> None:
     # IMMEDIATE takes the write lock at once, so that a transaction never fails half-way with "database is locked".
-    reading = conn.get_execution_options().get("micronova_read")
-    _driver(conn).execute("BEGIN" if reading else "BEGIN IMMEDIATE")
+    # Readers have begun already.
+    if not conn.get_execution_options().get("micronova_read"):
+        _driver(conn).execute("BEGIN IMMEDIATE")
 
 
 class PostgresDatabase(Database):

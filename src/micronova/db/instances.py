@@ -5,22 +5,24 @@ matches no row and returns False. Statements of the hot paths are made once, at 
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db.query import Query
 from micronova.db.tables import block_devices, deleted_instances, instances, request_specs, server_groups
 
-Row = sa.RowMapping
+Row = Mapping[Any, Any]
 
 _INSERT = instances.insert()
 _INSERT_SPECS = request_specs.insert()
 _INSERT_DEVICES = block_devices.insert()
-_GET = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
-_LOCK = _GET.with_for_update()
-_GET_OF_PROJECT = _GET.where(instances.c.project_id == bindparam("project_id"))
+_BY_UUID = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
+_GET = Query(_BY_UUID)
+_LOCK = Query(_BY_UUID.with_for_update())
+_GET_OF_PROJECT = Query(_BY_UUID.where(instances.c.project_id == bindparam("project_id")))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
 _GET_MANY = sa.select(instances).where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
 _SPEC = sa.select(request_specs).where(request_specs.c.instance_uuid == bindparam("uuid"))
@@ -49,8 +51,8 @@ def insert(
 def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> Row | None:
     """Return an instance, or None; with a project only that project's."""
     if project_id is None:
-        return conn.execute(_GET, {"uuid": uuid}).mappings().first()
-    return conn.execute(_GET_OF_PROJECT, {"uuid": uuid, "project_id": project_id}).mappings().first()
+        return _GET.first(conn, uuid=uuid)
+    return _GET_OF_PROJECT.first(conn, uuid=uuid, project_id=project_id)
 
 
 def lock(conn: sa.Connection, uuid: str) -> Row | None:
@@ -58,7 +60,7 @@ def lock(conn: sa.Connection, uuid: str) -> Row | None:
 
     The order in which transactions lock: instance, operation, group, inventory, quota.
     """
-    return conn.execute(_LOCK, {"uuid": uuid}).mappings().first()
+    return _LOCK.first(conn, uuid=uuid)
 
 
 def get_deleted(conn: sa.Connection, uuid: str) -> Row | None:

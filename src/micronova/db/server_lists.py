@@ -1,7 +1,7 @@
 """Lists of servers: filters, order and keyset paging, over the living and, for those who may ask, the deleted."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from micronova.compute import states
 from micronova.db.tables import deleted_instances, instances
 from micronova.objects.errors import Invalid, NotFound
 
-Row = sa.RowMapping
+Row = Mapping[Any, Any]
 
 SORT_KEYS = {
     "created_at": "created_at",
@@ -102,7 +102,9 @@ def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
         key = table.c[column]
         # Nothing sorts before everything, on both databases.
         query = query.order_by(key.desc().nulls_last() if descending else key.asc().nulls_first())
-    return list(conn.execute(query.limit(filters.limit)).mappings())
+    result = conn.execute(query.limit(filters.limit))
+    columns = list(result.keys())
+    return [dict(zip(columns, row, strict=True)) for row in result]
 
 
 def _order(filters: Filters) -> list[tuple[str, bool]]:

@@ -1,5 +1,6 @@
 """Paging and links, alike in all services."""
 
+import functools
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,13 +19,15 @@ def next_link(url: str, query: Mapping[str, Sequence[str]], marker: str, limit: 
 
 def iso(micros: int | None) -> str | None:
     """Return a time as OpenStack writes it: 2026-11-15T12:00:00Z."""
-    if micros is None:
-        return None
-    return datetime.fromtimestamp(micros // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if micros is None else _second(micros // 1_000_000) + "Z"
 
 
 def iso_micros(micros: int | None) -> str | None:
     """Return a time as OpenStack's older resources write it: 2026-11-15T12:00:00.000000."""
-    if micros is None:
-        return None
-    return datetime.fromtimestamp(micros / 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+    return None if micros is None else f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}"
+
+
+@functools.lru_cache(maxsize=8192)
+def _second(seconds: int) -> str:
+    """Write a second; lists have few different ones."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

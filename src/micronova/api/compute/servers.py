@@ -24,6 +24,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Invalid
 
 ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
+SERVICES_REMEMBERED = 1.0  # seconds; heartbeats are further apart
 HOST_STATUS = "os_compute_api:servers:show:host_status"
 HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
 
@@ -66,6 +67,8 @@ class Servers:
         self._api = api
         self._max_limit = max_limit
         self._down_time = service_down_time
+        self._services: dict[str, Any] = {}
+        self._services_at = 0.0
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List servers by name."""
@@ -116,10 +119,11 @@ class Servers:
 
     async def _host_status(self, hosts: set[str], *, all_states: bool) -> dict[str, str]:
         now = self._clock.now()
+        if now - self._services_at > SERVICES_REMEMBERED:
+            listed = await self._database.read(services.list_, binary="nova-compute")
+            self._services, self._services_at = {service.host: service for service in listed}, now
         found = {}
-        for service in await self._database.read(services.list_, binary="nova-compute"):
-            if service.host not in hosts:
-                continue
+        for service in (self._services[host] for host in hosts if host in self._services):
             up = not service.forced_down and now - service.last_seen_at / 1e6 < self._down_time
             status = "MAINTENANCE" if service.disabled else "UP" if up else "UNKNOWN"
             if service.forced_down and not service.disabled:
