@@ -106,7 +106,7 @@ def list_(
     conn: sa.Connection,
     *,
     project_id: str | None = None,
-    is_public: bool | None = None,
+    is_public: bool | None = True,
     min_ram: int | None = None,
     min_disk: int | None = None,
     name: str | None = None,
@@ -115,12 +115,16 @@ def list_(
     marker: str | None = None,
     limit: int | None = None,
 ) -> Sequence[Row]:
-    """Return flavors after the marker: what a project may use, or (None) all; Invalid on a bad marker."""
+    """Return flavors after the marker; Invalid on a bad one.
+
+    `is_public` chooses among them: True means what a project may use (private ones that it was given as well),
+    False the private ones, None all.
+    """
     query = sa.select(flavors)
-    if project_id is not None:
+    if is_public:
         query = query.where(_visible(project_id))
-    if is_public is not None:
-        query = query.where(_f.is_public.is_(is_public))
+    elif is_public is not None:
+        query = query.where(_f.is_public.is_(False))
     if min_ram is not None:
         query = query.where(_f.memory_mb >= min_ram)
     if min_disk is not None:

@@ -125,7 +125,9 @@ async def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud:
     answer = await cloud.admin.post(action, {"addTenantAccess": {"tenant": "red"}})
     check("flavors_access", "add_remove_list_flavor_access", 1, answer.status, answer.json())
     assert (await cloud.member.get(path)).status == 200
+    assert [flavor["id"] for flavor in (await cloud.member.get("/flavors")).json()["flavors"]] == ["f"]
     assert (await cloud.stranger.get(path)).status == 404
+    assert (await cloud.stranger.get("/flavors")).json()["flavors"] == []
     assert (await cloud.admin.post(action, {"addTenantAccess": {"tenant": "red"}})).status == 409
     assert (await cloud.admin.post(action, {"addTenantAccess": {"tenant": "green"}})).status == 400
     answer = await cloud.admin.get(f"{path}/os-flavor-access")

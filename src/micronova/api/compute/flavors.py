@@ -129,7 +129,7 @@ class Flavors:
             name=None if isinstance(query.name, UnsetType) else query.name,
             sort_key=_sort_key(query, request.minor),
             descending=query.sort_dir == "desc",
-            project_id=None if admin else request.context.project_id,
+            project_id=request.context.project_id,
             marker=marker,
             limit=limit,
         )
