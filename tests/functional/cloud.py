@@ -136,7 +136,9 @@ class Caller:
 
     async def boot_many(self, count: int, **fields: Any) -> list[str]:
         """Ask for several servers in one request and wait until they run; ids in the order of launch."""
-        answer = await self.post("/servers", self.body(min_count=count, max_count=count, return_reservation_id=True, **fields))
+        answer = await self.post(
+            "/servers", self.body(min_count=count, max_count=count, return_reservation_id=True, **fields)
+        )
         listed = await self.admin.get(f"/servers/detail?reservation_id={answer['reservation_id']}")
         servers = sorted(listed["servers"], key=lambda server: server["OS-EXT-SRV-ATTR:launch_index"])
         await asyncio.gather(*(self.wait_for(server["id"], "ACTIVE") for server in servers))

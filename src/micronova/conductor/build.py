@@ -30,6 +30,10 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 log = logging.getLogger(__name__)
 
 
+# A server that never got as far as a host has this event instead of the host's.
+SCHEDULING_EVENT = "conductor_schedule_and_build_instances"
+
+
 class BuildPayload(msgspec.Struct, kw_only=True):
     """What a build remembers between its steps; the tried hosts belong to each server, not to the request."""
 
@@ -198,7 +202,7 @@ class Build(HostKind):
         for candidate in sorted(candidates, key=lambda c: c.row["uuid"]):
             assert candidate.placement is not None
             chosen = candidate.placement.selected
-            candidate.payload.tried = [*candidate.payload.tried, chosen.host]
+            payload = msgspec.structs.replace(candidate.payload, tried=[*candidate.payload.tried, chosen.host])
             values = {
                 "host": chosen.host,
                 "node": chosen.node,
@@ -214,7 +218,7 @@ class Build(HostKind):
                 candidate.row,
                 chosen.host,
                 values,
-                payload=msgspec.msgpack.encode(candidate.payload),
+                payload=msgspec.msgpack.encode(payload),
             )
             if order is not None and candidate.explanation is not None:
                 rows.explain(conn, candidate.operation.id, msgspec.to_builtins(candidate.explanation))
@@ -244,11 +248,10 @@ class Build(HostKind):
         """The server is being deleted: let go of what this build holds, quietly."""
         if self.tools.networks is not None and networks != "none":
             await self.tools.networks.deallocate(instance_uuid=operation.instance_uuid)
-        await self.engine.database.write(self._cancel, operation)
+        await self.cancel(operation)
 
-    def _cancel(self, conn: sa.Connection, operation: Operation) -> None:
-        row = instances.lock(conn, operation.instance_uuid)
-        self.end(conn, operation, "cancelled")
+    def let_go(self, conn: sa.Connection, operation: Operation, row: Any) -> None:
+        """Give the claim back."""
         if row is None or row["host"] is None:
             allocations.release(conn, operation.instance_uuid, now=self.engine.now())
 
@@ -265,7 +268,7 @@ class Build(HostKind):
                 host=row["host"],
                 outcome="reschedule",
                 error_code="host_down",
-                message=f"Host {row['host']} does not answer any more.",
+                message="The host does not answer any more.",
             )
             result = await self.engine.database.write(self._reschedule_from_dead, operation, report)
             self.engine.stepped(self.name, "rescheduled")
@@ -275,7 +278,7 @@ class Build(HostKind):
 
     def _reschedule_from_dead(self, conn: sa.Connection, operation: Operation, report: Report) -> Continue | Ended:
         row = instances.lock(conn, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch:
+        if row is None or row["epoch"] != operation.epoch or not self.owns(conn, operation):
             return Ended()
         rows.record_departure(conn, report.host, row["uuid"], operation.epoch, self.engine.now())
         return self.reported(conn, operation, row, report)
@@ -295,7 +298,7 @@ class Build(HostKind):
             spec = _spec_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
             if spec.force_host is None and len(payload.tried) < self._max_attempts:
                 return self._reschedule(conn, operation, row, payload, error.message, report.left_behind)
-            error = MicronovaError(_exhausted(row["uuid"], payload.tried, error.message, self._max_attempts))
+            error = _exhausted(row["uuid"], payload.tried, error.message)
         return self._lost(conn, operation, row, error)
 
     def _built(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Ended:
@@ -309,6 +312,7 @@ class Build(HostKind):
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         self.end(conn, operation, "success", host=report.host)
+        nodes.note_built(conn, row["node_uuid"], now)
         return Ended(events=[("create.end", {**row, **values}, None)], built=True)
 
     def _access_addresses(self, row: Any) -> dict[str, Any]:
@@ -368,24 +372,22 @@ class Build(HostKind):
             new_epoch=operation.epoch + 1,
         )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        operation.owner, operation.step, operation.payload = self.engine.owner, "schedule", encoded
-        operation.epoch += 1
         log.info("%s is rescheduled: %s", row["uuid"], reason)
-        return Continue(operation)
+        return Continue(self._taken(operation, "schedule", encoded))
+
+    def _taken(self, operation: Operation, step: str, payload: bytes) -> Operation:
+        """The operation as this conductor has it now, at the next epoch; a transaction may be tried again, so the
+        old one is left as it was."""
+        return msgspec.structs.replace(
+            operation, owner=self.engine.owner, step=step, payload=payload, epoch=operation.epoch + 1
+        )
 
     def _final_error(self, candidate: _Candidate, error: MicronovaError) -> MicronovaError:
         """Tell the user why the last host failed, if there was one, rather than that there are no more."""
         if not candidate.payload.tried:
             return error
-        return NoValidHost(
-            _exhausted(
-                candidate.row["uuid"],
-                candidate.payload.tried,
-                candidate.payload.last_error or error.message,
-                self._max_attempts,
-            ),
-            **error.details,
-        )
+        last = candidate.payload.last_error or error.message
+        return _exhausted(candidate.row["uuid"], candidate.payload.tried, last, **error.details)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give up: ERROR with a fault, everything cleaned up."""
@@ -394,17 +396,17 @@ class Build(HostKind):
     async def _lose(self, operation: Operation, error: Exception) -> None:
         result = await self.engine.database.write(self._lose_now, operation, error)
         self.engine.stepped(self.name, "lost")
+        for event, row, fault in result.events:
+            self.notify(event, operation, row, fault)
         if isinstance(result, Continue):
             await self._clean_up(result.operation)
-        for event, row, fault in result.events if isinstance(result, Ended) else ():
-            self.notify(event, operation, row, fault)
 
     def _lose_now(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | Ended:
         row = instances.lock(conn, operation.instance_uuid)
+        if not self.owns(conn, operation):
+            return Ended()
         if row is None or row["epoch"] != operation.epoch:
-            self.end(conn, operation, "cancelled")
-            if row is None or row["host"] is None:
-                allocations.release(conn, operation.instance_uuid, now=self.engine.now())
+            self.cancelled(conn, operation)
             return Ended()
         return self._lost(conn, operation, row, error)
 
@@ -427,18 +429,18 @@ class Build(HostKind):
             # Should the host have left something behind, this record lets it clean up.
             rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
         events = [("create.error", {**row, **values}, fault)]
+        event = self.event if row["host"] is not None else SCHEDULING_EVENT
         spec = instances.specs(conn, [row["uuid"]]).get(row["uuid"])
         if self.tools.networks is None or (spec is not None and spec["networks"] == "none"):
-            self.end(conn, operation, "error", host=row["host"], fault=fault)
+            self.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
             allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
             return Ended(events=events)
-        request_id = operation.context.request_id
         actions.event_finish(
             conn,
             row["uuid"],
-            request_id,
+            operation.context.request_id,
             operation.epoch,
-            self.event,
+            event,
             now,
             result="Error",
             host=row["host"],
@@ -456,21 +458,22 @@ class Build(HostKind):
             new_epoch=operation.epoch + 1,
         )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        operation.owner, operation.step = self.engine.owner, "cleanup"
-        operation.epoch += 1
-        self.notify(*events[0][:1], operation, events[0][1], fault)
-        return Continue(operation)
+        return Continue(self._taken(operation, "cleanup", operation.payload), events)
 
     async def _clean_up(self, operation: Operation) -> None:
         """Remove the ports of a build that was lost; the server may be deleted meanwhile, which does the same."""
         if self.tools.networks is not None:
             await self.tools.networks.deallocate(instance_uuid=operation.instance_uuid)
-        await self.engine.database.write(self._cleaned, operation)
+        waiting = await self.engine.database.write(self._cleaned, operation)
+        if waiting:
+            await self.engine.take(waiting)
 
-    def _cleaned(self, conn: sa.Connection, operation: Operation) -> None:
+    def _cleaned(self, conn: sa.Connection, operation: Operation) -> list[str]:
         now = self.engine.now()
-        rows.finish(conn, operation.id, now, "error")
+        if not rows.finish(conn, operation.id, now, "error", owner=operation.owner, epoch=operation.epoch):
+            return []
         actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
+        return rows.wake(conn, operation.instance_uuid)
 
 
 def _load(conn: sa.Connection, operations: list[Operation]) -> list[tuple[Operation, Any, Any, Any]]:
@@ -491,9 +494,11 @@ def _spec_of(row: Any) -> RequestSpec:
     return msgspec.msgpack.decode(row["spec"], type=RequestSpec)
 
 
-def _exhausted(uuid: str, tried: list[str], last: str, most: int) -> str:
-    hosts = ", ".join(tried)
-    return (
-        f"Exceeded maximum number of retries. Exhausted all hosts available for retrying build of instance {uuid} "
-        f"(tried {hosts}; {most} attempts). Last error: {last}"
+def _exhausted(uuid: str, tried: list[str], last: str, **details: Any) -> NoValidHost:
+    """What the user is told when no host is left to try; the hosts' names are for admins."""
+    return NoValidHost(
+        f"Exceeded maximum number of retries. Exhausted all hosts available for retrying build failures for "
+        f"instance {uuid}. Last error: {last}",
+        tried=", ".join(tried),
+        **details,
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.kinds import Continue, Ended, HostKind
@@ -80,8 +81,7 @@ class Delete(HostKind):
                 until=self.engine.until(),
                 new_owner=self.engine.owner,
             )
-            operation.owner, operation.step = self.engine.owner, "cleanup"
-            return Continue(operation)
+            return Continue(msgspec.structs.replace(operation, owner=self.engine.owner, step="cleanup"))
         self.remove(conn, operation, row)
         return Ended(events=[("delete.end", row, None)])
 

@@ -82,9 +82,10 @@ class Tools:
 
 
 class Continue(msgspec.Struct):
-    """After a report: this conductor goes on with the operation."""
+    """After a report: this conductor goes on with the operation, and these notifications are due."""
 
     operation: Operation
+    events: Sequence[tuple[str, Any, dict[str, Any] | None]] = ()
 
 
 class Ended(msgspec.Struct):
@@ -176,7 +177,8 @@ class HostKind(Kind):
         """Make the host the owner: the instance's new values, the operation's step, the event; None if overtaken."""
         now = self.engine.now()
         epoch = values.get("epoch", operation.epoch)
-        if values and not instances.update(conn, operation.instance_uuid, now, values, epoch=operation.epoch):
+        known = instances.lock(conn, operation.instance_uuid)
+        if known is None or known["epoch"] != operation.epoch:
             return None
         moved = rows.step(
             conn,
@@ -189,8 +191,10 @@ class HostKind(Kind):
             new_owner=HOST + host,
             new_epoch=epoch,
         )
-        if not moved:
+        if not moved:  # another conductor has taken over: the instance is its, too
             return None
+        if values:
+            instances.update(conn, operation.instance_uuid, now, values, epoch=operation.epoch)
         # An event is numbered by the epoch that it happens at: each try of a build has one of its own.
         actions.event_start(
             conn, operation.instance_uuid, operation.context.request_id, epoch, self.event, now, host=host
@@ -208,10 +212,12 @@ class HostKind(Kind):
         *,
         host: str | None = None,
         fault: dict[str, Any] | None = None,
-    ) -> None:
-        """End the operation, its event and its action."""
+        event: str | None = None,
+    ) -> bool:
+        """End the operation, its event and its action; say whether it was still in these hands."""
         now = self.engine.now()
-        rows.finish(conn, operation.id, now, result)
+        if not rows.finish(conn, operation.id, now, result, owner=operation.owner, epoch=operation.epoch):
+            return False
         request_id = operation.context.request_id
         failed = result == "error"
         actions.event_finish(
@@ -219,13 +225,41 @@ class HostKind(Kind):
             operation.instance_uuid,
             request_id,
             operation.epoch,
-            self.event,
+            event or self.event,
             now,
             result="Error" if failed else "Success",
             host=host,
             details=fault["message"] if fault else None,
         )
         actions.finish(conn, operation.instance_uuid, request_id, now, message="Error" if failed else None)
+        return True
+
+    async def cancel(self, operation: Operation) -> None:
+        """End an operation that was overtaken; who overtook it may wait for that, and goes on at once."""
+        waiting = await self.engine.database.write(self.cancelled, operation)
+        if waiting:
+            await self.engine.take(waiting)
+
+    def cancelled(self, conn: sa.Connection, operation: Operation) -> list[str]:
+        """End it and let go of what it holds, unless another conductor has taken it over; return who waits."""
+        row = instances.lock(conn, operation.instance_uuid)
+        if not self.end(conn, operation, "cancelled"):
+            return []
+        self.let_go(conn, operation, row)
+        return rows.wake(conn, operation.instance_uuid)
+
+    def let_go(self, conn: sa.Connection, operation: Operation, row: Any) -> None:
+        """Give back what an operation that was overtaken holds."""
+
+    def owns(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Lock the operation and say whether it is still in these hands; the instance is locked already."""
+        row = rows.get(conn, operation.id, lock=True)
+        return (
+            row is not None
+            and row["finished_at"] is None
+            and row["owner"] == operation.owner
+            and row["epoch"] == operation.epoch
+        )
 
     async def host_is_down(self, host: str) -> bool:
         """Say whether a host has not been heard of for too long (and we could have heard it)."""

@@ -122,13 +122,14 @@ class ConductorManager:
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found
+        for event, row, fault in result.events:
+            kind.notify(event, operation, row, fault)
         if isinstance(result, Continue):
             self.engine.stepped(kind.name, result.operation.step)
             self.engine.run([result.operation])
             return ReportReply(accepted=True)
-        for event, row, fault in result.events:
-            kind.notify(event, operation, row, fault)
-            if result.built:
+        if result.built:
+            for _, row, _ in result.events:
                 self._tools.hooks.post("build_instance", row, operation.context, row)
         return ReportReply(accepted=result.accepted, destroy=result.destroy)
 
@@ -201,7 +202,7 @@ class ConductorManager:
             return HostReply(host=beat.host)
         in_hand = {each.operation_id: each.epoch for each in beat.in_hand}
         mine = {row["id"]: row for row in owned}
-        rows.renew(conn, list(mine), HOST + beat.host, until)
+        rows.renew_of_host(conn, list(mine), HOST + beat.host, self.engine.now(), until)
         missing = [row for id, row in mine.items() if in_hand.get(id) != row["epoch"]]
         orders = [order for row in missing if (order := self._order_again(conn, row)) is not None]
         acknowledged = {(gone.instance_uuid, gone.epoch) for gone in beat.departed}
@@ -218,7 +219,7 @@ class ConductorManager:
         instance = instances.get(conn, operation.instance_uuid)
         if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
             return None
-        if instance["updated_at"] > self.engine.now() - JUST_SENT:
+        if operation.deadline < self.engine.now() or instance["updated_at"] > self.engine.now() - JUST_SENT:
             return None
         return self._kinds[operation.kind].order(conn, operation, instance)
 
@@ -257,4 +258,4 @@ class ConductorManager:
 def _overtaken(conn: sa.Connection, id: str, epoch: int) -> bool:
     """Say whether a host works on something that is no longer its own; one that just ended well is not that."""
     row = rows.get(conn, id)
-    return row is None or row["epoch"] != epoch or row["result"] == "cancelled"
+    return row is None or row["epoch"] != epoch or row["result"] in ("cancelled", "error")

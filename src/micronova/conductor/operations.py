@@ -14,7 +14,8 @@ its states in `compute/states.py`. CONTRIBUTING.md has the checklist.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -113,6 +114,24 @@ class Kind:
         raise NotImplementedError
 
 
+class Observer(Protocol):
+    """Telemetry's view of operations."""
+
+    def running(self, operation: Operation) -> AbstractContextManager[None]:
+        """Give what is entered while a conductor works on an operation."""
+
+    def ended(self, kind: str, result: str, seconds: float) -> None:
+        """Count an operation that is over, and the time since it was accepted."""
+
+
+class _Nobody:
+    def running(self, operation: Operation) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def ended(self, kind: str, result: str, seconds: float) -> None:
+        pass
+
+
 class Engine:
     """Leases operations, runs their kinds, and sweeps for those that nobody works on."""
 
@@ -127,6 +146,7 @@ class Engine:
         concurrency: int,
         keep_finished: float,
         after_step: Callable[[str, str], None] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self.database = database
         self.clock = clock
@@ -139,6 +159,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = asyncio.Semaphore(concurrency)
         self._after_step = after_step
+        self._observer = observer or _Nobody()
         self._loops: list[asyncio.Task[None]] = []
         self._stopping = False
         # Leases of hosts are believed to have run out only after we could have heard their heartbeats.
@@ -193,6 +214,10 @@ class Engine:
         if self._after_step is not None:
             self._after_step(kind, step)
 
+    def ended(self, operation: Operation, result: str) -> None:
+        """Called after the end of an operation is persisted."""
+        self._observer.ended(operation.kind, result, (self.now() - operation.created_at) / 1e6)
+
     async def take(self, ids: Sequence[str]) -> None:
         """Lease these operations and start to work on what was taken."""
         if self._stopping:
@@ -217,6 +242,10 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, group: list[Operation]) -> None:
+        with self._observer.running(group[0]):
+            await self._work(group)
+
+    async def _work(self, group: list[Operation]) -> None:
         kind = self._kinds[group[0].kind]
         try:
             async with self._limit:

@@ -34,15 +34,17 @@ class Power(HostKind):
         for operation in operations:
             row = await self.engine.database.read(instances.get, operation.instance_uuid)
             if row is None or row["epoch"] != operation.epoch or row["host"] is None:
-                await self.engine.database.write(self.end, operation, "cancelled")
+                await self.cancel(operation)
                 continue
             if operation.step == "dispatched" and await self.host_is_down(row["host"]):
                 raise Unavailable(f"Host {row['host']} does not answer.")
             order = await self.engine.database.write(self.dispatch, operation, row, row["host"], {})
             self.engine.stepped(self.name, "dispatched")
-            if order is not None:
-                self.notify(f"{self._event_name(operation)}.start", operation, row)
-                await self.hand_over(operation, row, order)
+            if order is None:
+                await self.cancel(operation)
+                continue
+            self.notify(f"{self._event_name(operation)}.start", operation, row)
+            await self.hand_over(operation, row, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
         """Return the order."""
@@ -82,6 +84,8 @@ class Power(HostKind):
     def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
+        if not self.owns(conn, operation):
+            return
         fault = fault_of(error, self.engine.now())
         if row is not None:
             self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})

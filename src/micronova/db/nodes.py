@@ -228,3 +228,13 @@ def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> N
             .where(_n.uuid == node_uuid)
             .values(failed_builds=_n.failed_builds + 1, changed_at=now)
         )
+
+
+def note_built(conn: sa.Connection, node_uuid: str | None, now: int) -> None:
+    """A build succeeded on a node: those that failed before it count no longer."""
+    if node_uuid is not None:
+        conn.execute(
+            sa.update(compute_nodes)
+            .where(_n.uuid == node_uuid, _n.failed_builds > 0)
+            .values(failed_builds=0, changed_at=now)
+        )

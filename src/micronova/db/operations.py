@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db.tables import departures, operations
+from micronova.db.tables import departures, instances, operations
 
 Row = sa.RowMapping
 
@@ -29,6 +29,12 @@ _RENEW = (
     .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.owner == bindparam("b_owner"))
     .values(lease_until=bindparam("until"))
 )
+# A host keeps what it has, unless the instance has gone on without it or time is up: then the lease runs out.
+_RENEW_HOST = _RENEW.where(
+    operations.c.deadline >= bindparam("now"),
+    operations.c.epoch
+    == sa.select(instances.c.epoch).where(instances.c.uuid == operations.c.instance_uuid).scalar_subquery(),
+)
 _GET = sa.select(operations).where(operations.c.id == bindparam("id"))
 _LOCK = _GET.with_for_update()
 _OWNED = sa.select(operations).where(_OPEN, operations.c.owner.in_(bindparam("owners", expanding=True)))
@@ -43,7 +49,12 @@ _CANCEL = (
 )
 _FINISH = (
     operations.update()
-    .where(operations.c.id == bindparam("b_id"), _OPEN)
+    .where(
+        operations.c.id == bindparam("b_id"),
+        _OPEN,
+        operations.c.owner == bindparam("b_owner"),
+        operations.c.epoch == bindparam("b_epoch"),
+    )
     .values(finished_at=bindparam("now"), result=bindparam("b_result"), secrets=None, step="done")
 )
 _STEP = (
@@ -64,6 +75,16 @@ _STEP = (
 )
 _GIVE_BACK = (
     operations.update().where(_OPEN, operations.c.owner == bindparam("b_owner")).values(lease_until=bindparam("until"))
+)
+_WAKE = (
+    operations.update()
+    .where(
+        operations.c.instance_uuid == bindparam("b_instance"),
+        _OPEN,
+        sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like("host:%")),
+    )
+    .values(lease_until=0)
+    .returning(operations.c.id)
 )
 _PURGE = operations.delete().where(operations.c.finished_at < bindparam("before"))
 _OPEN_OF = sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN)
@@ -91,6 +112,12 @@ def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> No
         conn.execute(_RENEW, {"ids": list(ids), "b_owner": owner, "until": until})
 
 
+def renew_of_host(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int) -> None:
+    """Prolong the leases of a host; not of work that was overtaken or is late, which the sweep then finds."""
+    if ids:
+        conn.execute(_RENEW_HOST, {"ids": list(ids), "b_owner": owner, "now": now, "until": until})
+
+
 def get(conn: sa.Connection, id: str, *, lock: bool = False) -> Row | None:
     """Return an operation; with `lock` nobody else changes it until this transaction ends."""
     return conn.execute(_LOCK if lock else _GET, {"id": id}).mappings().first()
@@ -114,9 +141,10 @@ def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> None:
     conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now})
 
 
-def finish(conn: sa.Connection, id: str, now: int, result: str) -> bool:
-    """End an operation; its secrets are erased. Say whether it was open."""
-    return conn.execute(_FINISH, {"b_id": id, "now": now, "b_result": result}).rowcount == 1
+def finish(conn: sa.Connection, id: str, now: int, result: str, *, owner: str, epoch: int) -> bool:
+    """End an operation, if it still is the owner's; its secrets are erased. Say whether it was."""
+    values = {"b_id": id, "now": now, "b_result": result, "b_owner": owner, "b_epoch": epoch}
+    return conn.execute(_FINISH, values).rowcount == 1
 
 
 def step(
@@ -151,6 +179,11 @@ def step(
 def give_back(conn: sa.Connection, owner: str) -> None:
     """Let everybody else take what the owner held: it stops."""
     conn.execute(_GIVE_BACK, {"b_owner": owner, "until": 0})
+
+
+def wake(conn: sa.Connection, instance_uuid: str) -> list[str]:
+    """Let the operations of an instance that wait for another to end be taken at once; return their ids."""
+    return list(conn.execute(_WAKE, {"b_instance": instance_uuid}).scalars())
 
 
 def purge(conn: sa.Connection, before: int) -> int:

@@ -168,7 +168,9 @@ async def test_descriptions_by_version(user: Caller):
 
 async def test_the_flavor_is_kept_as_it_was(user: Caller):
     admin = user.admin
-    flavor = (await admin.post("/flavors", {"flavor": {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}}, 200))["flavor"]
+    flavor = (await admin.post("/flavors", {"flavor": {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}}, 200))[
+        "flavor"
+    ]
     await admin.post(f"/flavors/{flavor['id']}/os-extra_specs", {"extra_specs": {"hw:cpu_policy": "shared"}}, 200)
     server = await user.boot(flavorRef=flavor["id"])
     await admin.delete(f"/flavors/{flavor['id']}", 202)
@@ -257,9 +259,7 @@ async def test_a_key_pair_of_somebody_else_does_not_exist(cloud: Cloud, user: Ca
 
 
 async def test_references_may_be_urls(user: Caller):
-    server = await user.boot(
-        imageRef=f"http://cloud/images/{IMAGE}", flavorRef="http://cloud/compute/v2.1/flavors/1"
-    )
+    server = await user.boot(imageRef=f"http://cloud/images/{IMAGE}", flavorRef="http://cloud/compute/v2.1/flavors/1")
     assert server["image"]["id"] == IMAGE
     assert server["flavor"]["original_name"] == "m1.tiny"
 

@@ -1,0 +1,108 @@
+"""The API refuses what the table of states refuses: every action in every state, and nothing else."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+
+from micronova.compute import states
+from micronova.conductor.operations import Engine
+from micronova.db.tables import instances, operations
+from tests.functional.cloud import Caller, Cloud, Wanted
+
+CLOUD = Wanted(hosts=2)  # servers are put into states by hand here
+
+BODIES: dict[str, Any] = {
+    "start": {"os-start": None},
+    "stop": {"os-stop": None},
+    "reboot": {"reboot": {"type": "SOFT"}},
+    "reboot_hard": {"reboot": {"type": "HARD"}},
+}
+TASKS = (None, *sorted({action.task_state for action in states.ACTIONS.values()} | {"spawning", "resize_prep"}))
+PLACES = list(itertools.product(states.VM_STATES, TASKS, ("a-host", None)))
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Call it to let the conductor rest: what is accepted from then on is not run."""
+
+    async def nothing(engine: Engine, ids: Sequence[str]) -> None:
+        """Leave them."""
+
+    return lambda: monkeypatch.setattr(Engine, "take", nothing)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(cloud: Cloud, user: Caller, idle: Callable[[], None]) -> AsyncIterator[str]:
+    """A server to be put into states; afterwards it is what it was, and can be deleted."""
+    id = (await user.boot())["id"]
+    home = await user.host_of(id)
+    idle()
+    yield id
+    await _put(cloud, id, "active", None, home)
+
+
+async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str | None) -> None:
+    values = {"vm_state": vm_state, "task_state": task, "host": host}
+    assert cloud.process.database is not None
+    await cloud.process.database.write(
+        lambda conn: conn.execute(sa.update(instances).where(instances.c.uuid == id).values(**values))
+    )
+
+
+async def test_the_table_covers_what_the_api_offers():
+    assert set(BODIES) == set(states.ACTIONS) - {"create", "delete"}
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: str, name: str):
+    action = states.ACTIONS[name]
+    for vm_state, task, host in PLACES:
+        await _put(cloud, server, vm_state, task, host)
+        answer = await user.request("POST", f"/servers/{server}/action", BODIES[name])
+        reason = states.refusal(action, vm_state, task, host is not None)
+        where = f"{name} in {vm_state}/{task} on {host}"
+        if reason is None:
+            assert answer.status == 202, where
+            [operation] = await cloud.open_operations()
+            assert (await user.show(server))["OS-EXT-STS:task_state"] == action.task_state, where
+            await _forget(cloud, operation.id)
+        else:
+            assert answer.status == 409, where
+            assert reason in answer.json()["conflictingRequest"]["message"], where
+            assert not await cloud.open_operations(), where
+
+
+async def test_delete_is_never_refused(cloud: Cloud, user: Caller, server: str):
+    for vm_state, task, host in PLACES:
+        await _put(cloud, server, vm_state, task, host)
+        await user.delete(f"/servers/{server}")
+        opened = await cloud.open_operations()
+        assert len(opened) == (0 if task == "deleting" else 1), "one that is being deleted is as asked"
+        for operation in opened:
+            await _forget(cloud, operation.id)
+
+
+@pytest.mark.parametrize("vm_state", states.VM_STATES)
+async def test_the_status_of_every_state_is_found_by_it(cloud: Cloud, user: Caller, server: str, vm_state: str):
+    """What the table shows is what a filter by status finds."""
+    for task in TASKS:
+        await _put(cloud, server, vm_state, task, "a-host")
+        status = (await user.show(server))["status"]
+        assert status == states.status(vm_state, task)
+        if status == "DELETED":
+            continue
+        for other in {"ACTIVE", "BUILD", "ERROR", "REBOOT", "HARD_REBOOT", "SHUTOFF", "RESIZE", status}:
+            found = (await user.get(f"/servers?status={other}"))["servers"]
+            assert [each["id"] for each in found] == ([server] if other == status else []), (vm_state, task, other)
+
+
+async def _forget(cloud: Cloud, id: str) -> None:
+    assert cloud.process.database is not None
+    values = {"finished_at": 1, "result": "cancelled"}
+    await cloud.process.database.write(
+        lambda conn: conn.execute(sa.update(operations).where(operations.c.id == id).values(**values))
+    )
