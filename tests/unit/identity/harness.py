@@ -69,7 +69,7 @@ class Caller:
     def roles(self) -> set[str]:
         return {role["name"] for role in self.body.get("roles", ())}
 
-    async def request(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    async def request(self, method: str, path: str, body: Any = None, **headers: Any) -> Answer:
         """Send a request with the caller's token; `subject=` is X-Subject-Token."""
         return await self._cloud.request(method, path, body, token=self.token, **headers)
 
@@ -125,7 +125,7 @@ class Cloud:
         return await self._mounted.request(method, prefix + path, sent, data)
 
     async def authenticate(
-        self, identity: dict[str, Any], scope: Any = None, query: str = "", **headers: str
+        self, identity: dict[str, Any], scope: Any = None, query: str = "", **headers: Any
     ) -> Answer:
         """Ask for a token."""
         auth: dict[str, Any] = {"identity": identity}

@@ -13,18 +13,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from micronova.objects.errors import Invalid
 
-# Neither database keeps U+0000 in text, and no name needs it.
-_TEXT = r"\A[^\x00]*\Z"
-_VISIBLE = r"\A[^\x00]*[^\x00\s][^\x00]*\Z"  # something that is not white space
+_VISIBLE = r"\S"  # something that is not white space
 
-Text = Annotated[str, Meta(pattern=_TEXT)]
-ID = Annotated[str, Meta(min_length=1, max_length=64, pattern=_TEXT)]
+ID = Annotated[str, Meta(min_length=1, max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_VISIBLE)]
 ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_VISIBLE)]
-RegionID = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^\x00/]+\Z")]
-Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^,/\x00]*\Z")]
+RegionID = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^/]+\Z")]
+Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^,/]*\Z")]
 Tags = Annotated[list[Tag], Meta(max_length=80)]
-URL = Annotated[str, Meta(max_length=2048, pattern=r"\A(\$\(public_url\)s|[a-zA-Z0-9+.-]+:)[^\x00\s]*\Z")]
+URL = Annotated[str, Meta(max_length=2048, pattern=r"\A(\$\(public_url\)s|[a-zA-Z0-9+.-]+:)\S*\Z")]
 Password = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 S = TypeVar("S", bound=Struct)
@@ -54,7 +51,7 @@ class DomainAttributes(Struct):
     """A domain to make."""
 
     name: ShortName
-    description: Text | None = ""
+    description: str | None = ""
     enabled: bool = True
     tags: Tags = []
     options: ResourceOptions = msgspec.field(default_factory=ResourceOptions)
@@ -64,7 +61,7 @@ class DomainChanges(Struct):
     """What may change in a domain."""
 
     name: ShortName | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
     options: ResourceOptions | UnsetType = UNSET
@@ -74,7 +71,7 @@ class ProjectAttributes(Struct):
     """A project to make."""
 
     name: ShortName
-    description: Text | None = ""
+    description: str | None = ""
     enabled: bool = True
     domain_id: ID | None = None
     parent_id: ID | None = None
@@ -87,7 +84,7 @@ class ProjectChanges(Struct):
     """What may change in a project."""
 
     name: ShortName | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
     domain_id: ID | None | UnsetType = UNSET
     parent_id: ID | None | UnsetType = UNSET
@@ -123,7 +120,7 @@ class GroupAttributes(Struct):
 
     name: ShortName
     domain_id: ID | None = None
-    description: Text | None = ""
+    description: str | None = ""
 
 
 class GroupChanges(Struct):
@@ -131,7 +128,7 @@ class GroupChanges(Struct):
 
     name: ShortName | UnsetType = UNSET
     domain_id: ID | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
 
 
 class RoleAttributes(Struct):
@@ -139,7 +136,7 @@ class RoleAttributes(Struct):
 
     name: Name
     domain_id: ID | None = None
-    description: Text | None = None
+    description: str | None = None
     options: ResourceOptions = msgspec.field(default_factory=ResourceOptions)
 
 
@@ -148,7 +145,7 @@ class RoleChanges(Struct):
 
     name: Name | UnsetType = UNSET
     domain_id: ID | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
     options: ResourceOptions | UnsetType = UNSET
 
 
@@ -156,7 +153,7 @@ class RegionAttributes(Struct):
     """A region to make."""
 
     id: RegionID | None = None
-    description: Text | None = ""
+    description: str | None = ""
     parent_region_id: RegionID | None = None
 
 
@@ -164,7 +161,7 @@ class RegionChanges(Struct):
     """What may change in a region."""
 
     id: RegionID | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
     parent_region_id: RegionID | None | UnsetType = UNSET
 
 
@@ -172,8 +169,8 @@ class ServiceAttributes(Struct):
     """A service of the catalog to make."""
 
     type: Name
-    name: Annotated[str, Meta(max_length=255, pattern=_TEXT)] | None = None
-    description: Text | None = None
+    name: Annotated[str, Meta(max_length=255)] | None = None
+    description: str | None = None
     enabled: bool = True
 
 
@@ -181,8 +178,8 @@ class ServiceChanges(Struct):
     """What may change in a service."""
 
     type: Name | UnsetType = UNSET
-    name: Annotated[str, Meta(max_length=255, pattern=_TEXT)] | None | UnsetType = UNSET
-    description: Text | None | UnsetType = UNSET
+    name: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
+    description: str | None | UnsetType = UNSET
     enabled: bool | UnsetType = UNSET
 
 

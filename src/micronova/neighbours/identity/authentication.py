@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from micronova.http.tokens import Claims
-from micronova.neighbours.identity.attributes import Text
 from micronova.neighbours.identity.core import Core
 from micronova.neighbours.identity.store import application_credentials, users
 from micronova.neighbours.identity.store.rows import Row
@@ -22,15 +21,15 @@ METHODS = ("password", "token", "application_credential")
 class DomainRef(Struct):
     """A domain, by id or by name."""
 
-    id: Text | None = None
-    name: Text | None = None
+    id: str | None = None
+    name: str | None = None
 
 
 class UserRef(Struct):
     """A user, by id, or by name and domain."""
 
-    id: Text | None = None
-    name: Text | None = None
+    id: str | None = None
+    name: str | None = None
     domain: DomainRef | None = None
 
 
@@ -55,8 +54,8 @@ class TokenProof(Struct):
 class CredentialProof(Struct):
     """The application credential method's part of the body."""
 
-    id: Text | None = None
-    name: Text | None = None
+    id: str | None = None
+    name: str | None = None
     user: UserRef | None = None
     secret: str | None = None
 
@@ -73,8 +72,8 @@ class Identity(Struct):
 class ProjectRef(Struct):
     """A project, by id, or by name and domain."""
 
-    id: Text | None = None
-    name: Text | None = None
+    id: str | None = None
+    name: str | None = None
     domain: DomainRef | None = None
 
 

@@ -11,7 +11,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.neighbours.identity.api import views
 from micronova.neighbours.identity.api.common import V3, collection, page
-from micronova.neighbours.identity.attributes import ID, Name, Text
+from micronova.neighbours.identity.attributes import ID, Name
 from micronova.neighbours.identity.core import Core
 from micronova.neighbours.identity.store import application_credentials, assignments, roles
 from micronova.neighbours.identity.store.rows import Listed, Page, Row
@@ -30,8 +30,8 @@ class CredentialAttributes(Struct, forbid_unknown_fields=True):
     """An application credential to make. The project is the token's, whatever is said."""
 
     name: Name
-    description: Text | None = None
-    secret: Text | None = None
+    description: str | None = None
+    secret: str | None = None
     roles: list[RoleRef] = []
     expires_at: str | None = None
     unrestricted: bool | None = None

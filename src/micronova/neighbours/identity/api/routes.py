@@ -1,10 +1,8 @@
 """All operations of the identity service, as one list."""
 
 import dataclasses
-from typing import Any
 
-from micronova.http.request import Request
-from micronova.http.service import Handler, Route
+from micronova.http.service import Route
 from micronova.neighbours.identity.api.application_credentials import ApplicationCredentialsAPI
 from micronova.neighbours.identity.api.auth import AuthAPI
 from micronova.neighbours.identity.api.catalog import EndpointsAPI, RegionsAPI, ServicesAPI
@@ -18,7 +16,6 @@ from micronova.neighbours.identity.api.role_assignments import RoleAssignmentsAP
 from micronova.neighbours.identity.api.roles import RolesAPI
 from micronova.neighbours.identity.api.users import UsersAPI
 from micronova.neighbours.identity.core import Core
-from micronova.objects.errors import Invalid, NotFound
 
 
 def all_routes(core: Core) -> list[Route]:
@@ -32,22 +29,5 @@ def all_routes(core: Core) -> list[Route]:
     for resource in resources:
         declared += resource(core).routes()
     with_head = {route.path for route in declared if route.method == "HEAD"}
-    declared += [
-        dataclasses.replace(route, method="HEAD")
-        for route in declared
-        if route.method == "GET" and route.path not in with_head
-    ]
-    return [dataclasses.replace(route, handler=_guarded(route.handler)) for route in declared]
-
-
-def _guarded(handler: Handler) -> Handler:
-    """Refuse U+0000, which PostgreSQL cannot even compare with, before it reaches a query."""
-
-    async def guarded(request: Request, **params: str) -> Any:
-        if any("\x00" in value for value in params.values()):
-            raise NotFound("The resource could not be found.")
-        if any("\x00" in text for name, values in request.raw_query.items() for text in (name, *values)):
-            raise Invalid("The query string is not valid: it must not contain U+0000.")
-        return await handler(request, **params)
-
-    return guarded
+    readable = [route for route in declared if route.method == "GET" and route.path not in with_head]
+    return declared + [dataclasses.replace(route, method="HEAD") for route in readable]
