@@ -13,6 +13,7 @@ from micronova.compute.work import Outcome, Phase, Slot, Work
 from micronova.objects.errors import MicronovaError, NotSupported
 from micronova.objects.orders import Departed, HostBeat, HostReply, PowerChange, WorkOrder
 from micronova.rpc.contract import Context
+from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class HostAgent:
 
     async def _run(self, work: Work, slot: Slot) -> None:
         async with slot.lock:
-            outcome = await self._carry_out(work)
+            with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
+                outcome = await self._carry_out(work)
             if outcome is None or work.cancelled:
                 return
             work.phase = Phase.REPORTING

@@ -18,6 +18,7 @@ from micronova.compute.host import Host
 from micronova.compute.undo import destroy
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError
+from micronova.telemetry.spans import span
 from micronova.virt import power_state
 from micronova.virt.driver import GuestPlan
 
@@ -80,7 +81,8 @@ async def _make(host: Host, work: Work) -> Outcome:
             begun = True
             host.present(uuid, order.epoch, tracker.node)
             try:
-                await host.driver.spawn(guest_plan(work))
+                with span("spawn", host=host.name, instance=uuid):
+                    await host.driver.spawn(guest_plan(work))
             except MicronovaError:
                 raise
             except Exception as error:

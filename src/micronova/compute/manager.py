@@ -158,6 +158,10 @@ class ComputeManager:
         """Whether a conductor has answered for every host: from then on orders are taken as they come."""
         return all(agent.synchronised for agent in self._agents.values())
 
+    def builds_in_flight(self) -> int:
+        """How many guests are being built on the hosts of this process."""
+        return sum(work.order.kind == "build" for agent in self._agents.values() for work in agent.host.book.all())
+
     async def beat(self) -> bool:
         """Send one heartbeat for all hosts; say whether it was heard."""
         heard = True

@@ -20,18 +20,32 @@ from micronova.conductor.operations import Operation
 from micronova.conductor.orders import work_order
 from micronova.db import actions, allocations, instances, nodes
 from micronova.db import operations as rows
+from micronova.objects.clock import micros
 from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.network import VIF
 from micronova.objects.orders import Report, WorkOrder
 from micronova.objects.scheduling import Placement, RequestSpec, Selection
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.scheduler.rpcapi import SchedulerAPI
+from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
 
 # A server that never got as far as a host has this event instead of the host's.
 SCHEDULING_EVENT = "conductor_schedule_and_build_instances"
+
+
+class Attempt(msgspec.Struct, array_like=True):
+    """How far one try of a build came, and when (microseconds since the epoch): what `micronova timeline` shows."""
+
+    begun: int
+    placed: int = 0  # a host was chosen and its resources were claimed
+    networked: int = 0
+    dispatched: int = 0
+    host: str = ""
+    started: int = 0  # by the host's clock, as is finished
+    finished: int = 0
 
 
 class BuildPayload(msgspec.Struct, kw_only=True):
@@ -42,6 +56,7 @@ class BuildPayload(msgspec.Struct, kw_only=True):
     wait_for_plugs: list[str] = []
     last_error: str = ""
     lost: bool = False  # the build is over; only its ports are left to clean up
+    attempts: list[Attempt] = []
 
 
 @dataclass(slots=True)
@@ -53,6 +68,7 @@ class _Candidate:
     row: Any
     spec: RequestSpec
     networks: Any
+    attempt: Attempt
     placement: Placement | None = None
     explanation: Any = None
     vifs: tuple[VIF, ...] = ()
@@ -86,16 +102,18 @@ class Build(HostKind):
 
     async def _schedule(self, operations: list[Operation]) -> None:
         candidates = []
+        begun = self.engine.now()
         for operation, row, spec, networks in await self.engine.database.read(_load, operations):
             if row is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
                 await self._overtaken(operation, row)
                 continue
             payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
-            candidates.append(_Candidate(operation, payload, row, spec, networks))
+            candidates.append(_Candidate(operation, payload, row, spec, networks, Attempt(begun)))
         if not candidates:
             return
         try:
-            candidates = await self._place(candidates)
+            with span("schedule", instances=len(candidates)):
+                candidates = await self._place(candidates)
         except Stale:  # one of them was deleted meanwhile: look again, and place the others
             await self._schedule([candidate.operation for candidate in candidates])
             return
@@ -103,7 +121,9 @@ class Build(HostKind):
             for candidate in candidates:
                 await self._lose(candidate.operation, self._final_error(candidate, error))
             return
+        placed = self.engine.now()
         for candidate in candidates:
+            candidate.attempt.placed = placed
             self.tools.hooks.pre("build_instance", candidate.operation.context, candidate.row)
             self.notify("create.start", candidate.operation, candidate.row)
         prepared = await asyncio.gather(*(self._prepare(candidate) for candidate in candidates))
@@ -160,16 +180,17 @@ class Build(HostKind):
         assert candidate.placement is not None
         chosen = candidate.placement.selected
         try:
-            candidate.vifs = await networks.allocate(
-                instance_uuid=candidate.row["uuid"],
-                project_id=candidate.row["project_id"],
-                host=chosen.host,
-                zone=chosen.zone,
-                requests=candidate.networks,
-                security_groups=candidate.row["security_groups"],
-                hostname=candidate.row["hostname"],
-                fresh=candidate.operation.attempts == 1 and not candidate.payload.tried,
-            )
+            with span("network", instance=candidate.row["uuid"]):
+                candidate.vifs = await networks.allocate(
+                    instance_uuid=candidate.row["uuid"],
+                    project_id=candidate.row["project_id"],
+                    host=chosen.host,
+                    zone=chosen.zone,
+                    requests=candidate.networks,
+                    security_groups=candidate.row["security_groups"],
+                    hostname=candidate.row["hostname"],
+                    fresh=candidate.operation.attempts == 1 and not candidate.payload.tried,
+                )
         except Unavailable as error:
             # Only this server waits; its claim is replaced when it is tried again.
             await self.engine._later([candidate.operation], error)
@@ -177,6 +198,7 @@ class Build(HostKind):
         except MicronovaError as error:
             await self._lose(candidate.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
             return None
+        candidate.attempt.networked = self.engine.now()
         candidate.payload.wait_for_plugs = [vif.port_id for vif in candidate.vifs if vif.status != "ACTIVE"]
         return candidate
 
@@ -184,6 +206,10 @@ class Build(HostKind):
         """Make the hosts the owners of all these builds in one transaction, then send the orders."""
         if not candidates:
             return
+        with span("dispatch", instances=len(candidates)):
+            await self._hand_out(candidates)
+
+    async def _hand_out(self, candidates: Sequence[_Candidate]) -> None:
         orders = await self.engine.database.write(self._dispatch_all, candidates)
         self.engine.stepped(self.name, "dispatched")
         for candidate, order in zip(candidates, orders, strict=True):
@@ -202,7 +228,14 @@ class Build(HostKind):
         for candidate in sorted(candidates, key=lambda c: c.row["uuid"]):
             assert candidate.placement is not None
             chosen = candidate.placement.selected
-            payload = msgspec.structs.replace(candidate.payload, tried=[*candidate.payload.tried, chosen.host])
+            payload = msgspec.structs.replace(
+                candidate.payload,
+                tried=[*candidate.payload.tried, chosen.host],
+                attempts=[
+                    *candidate.payload.attempts,
+                    msgspec.structs.replace(candidate.attempt, dispatched=self.engine.now(), host=chosen.host),
+                ],
+            )
             values = {
                 "host": chosen.host,
                 "node": chosen.node,
@@ -291,7 +324,7 @@ class Build(HostKind):
         """The host is done, or failed in one of the ways of the table in nova-flow section 5."""
         if report.outcome == "done":
             return self._built(conn, operation, row, report)
-        payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+        payload = _timed(operation, report)
         error = abort_error(report)
         if report.outcome == "reschedule":
             nodes.note_failed_build(conn, row["node_uuid"], self.engine.now())
@@ -311,7 +344,8 @@ class Build(HostKind):
             **self._access_addresses(row),
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
-        self.end(conn, operation, "success", host=report.host)
+        payload = msgspec.msgpack.encode(_timed(operation, report))
+        self.end(conn, operation, "success", host=report.host, payload=payload)
         nodes.note_built(conn, row["node_uuid"], now)
         return Ended(events=[("create.end", {**row, **values}, None)], built=True)
 
@@ -488,6 +522,15 @@ def _load(conn: sa.Connection, operations: list[Operation]) -> list[tuple[Operat
         else:
             loaded.append((operation, row, _spec_of(spec), spec["networks"]))
     return loaded
+
+
+def _timed(operation: Operation, report: Report) -> BuildPayload:
+    """The operation's payload, with when the host worked on it."""
+    payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+    if payload.attempts:
+        payload.attempts[-1].started = micros(report.started_at)
+        payload.attempts[-1].finished = micros(report.finished_at)
+    return payload
 
 
 def _spec_of(row: Any) -> RequestSpec:

@@ -213,10 +213,13 @@ class HostKind(Kind):
         host: str | None = None,
         fault: dict[str, Any] | None = None,
         event: str | None = None,
+        payload: bytes | None = None,
     ) -> bool:
         """End the operation, its event and its action; say whether it was still in these hands."""
         now = self.engine.now()
-        if not rows.finish(conn, operation.id, now, result, owner=operation.owner, epoch=operation.epoch):
+        if not rows.finish(
+            conn, operation.id, now, result, owner=operation.owner, epoch=operation.epoch, payload=payload
+        ):
             return False
         request_id = operation.context.request_id
         failed = result == "error"
@@ -237,6 +240,7 @@ class HostKind(Kind):
     async def cancel(self, operation: Operation) -> None:
         """End an operation that was overtaken; who overtook it may wait for that, and goes on at once."""
         waiting = await self.engine.database.write(self.cancelled, operation)
+        self.engine.ended(operation, "cancelled")
         if waiting:
             await self.engine.take(waiting)
 
@@ -284,8 +288,12 @@ class HostKind(Kind):
         )
 
     def notify(self, event: str, operation: Operation, row: Any, fault: dict[str, Any] | None = None) -> None:
-        """Send a notification."""
+        """Send a notification. Those of the end are due just once, when it is persisted: so it is counted here, too."""
         self.tools.notifier.instance(event, row, context=operation.context, fault=fault)
+        if event.endswith(".end"):
+            self.engine.ended(operation, "success")
+        elif event.endswith(".error"):
+            self.engine.ended(operation, "error")
 
 
 def abort_error(report: Report) -> MicronovaError:

@@ -57,6 +57,7 @@ _FINISH = (
     )
     .values(finished_at=bindparam("now"), result=bindparam("b_result"), secrets=None, step="done")
 )
+_FINISH_WITH_PAYLOAD = _FINISH.values(payload=bindparam("b_payload"))
 _STEP = (
     operations.update()
     .where(
@@ -141,10 +142,14 @@ def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> None:
     conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now})
 
 
-def finish(conn: sa.Connection, id: str, now: int, result: str, *, owner: str, epoch: int) -> bool:
+def finish(
+    conn: sa.Connection, id: str, now: int, result: str, *, owner: str, epoch: int, payload: bytes | None = None
+) -> bool:
     """End an operation, if it still is the owner's; its secrets are erased. Say whether it was."""
     values = {"b_id": id, "now": now, "b_result": result, "b_owner": owner, "b_epoch": epoch}
-    return conn.execute(_FINISH, values).rowcount == 1
+    if payload is None:
+        return conn.execute(_FINISH, values).rowcount == 1
+    return conn.execute(_FINISH_WITH_PAYLOAD, {**values, "b_payload": payload}).rowcount == 1
 
 
 def step(

@@ -137,17 +137,16 @@ class Service:
         request_id = f"req-{_request_uuid()}"
         for name in self.request_id_headers:
             answer.set_header(name, request_id)
-        span: Any = None
+        request.context = RequestContext(
+            request_id=request_id,
+            remote_address=http.remote_addr,
+            traceparent=_traceparent(http),
+        )
+        seen = self.observer.begin(request) if self.observer else None
         try:
-            request.context = RequestContext(
-                request_id=request_id,
-                remote_address=http.remote_addr,
-                traceparent=http.get_header("traceparent") or "",
-            )
             request.relaxed = http.scope.get("micronova.relaxed", False)
             if self.versions is not None:
                 self._negotiate(request, http, answer)
-            span = self.observer.begin(request) if self.observer else None
             ticket = routes[0].takes_ticket and http.get_param("ticket") is not None
             if not ticket and any(route.policy is not None for route in routes):
                 request.context = await self.authenticator.authenticate(
@@ -157,8 +156,9 @@ class Service:
             await self._run(routes, request, http, answer)
         except Exception as error:
             self._fault(request, answer, error)
-        if self.observer and span is not None:
-            self.observer.end(span, request, answer.status_code)
+        finally:
+            if self.observer:
+                self.observer.end(seen, request, answer.status_code)
 
     def _negotiate(self, request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response) -> None:
         versions = self.versions
@@ -334,6 +334,12 @@ _MEDIA_TYPES = (
     "application/openstack-images-v2.0-json-patch",
 )
 _encode = msgspec.json.Encoder(enc_hook=str).encode
+
+
+def _traceparent(http: falcon.asgi.Request) -> str:
+    """Return the caller's span (W3C trace context), which has just one length; it is stored and sent on."""
+    given = http.get_header("traceparent") or ""
+    return given if len(given) == 55 else ""
 
 
 def _request_uuid() -> str:

@@ -31,6 +31,10 @@ class NoNotifications:
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
         """Drop it."""
 
+    def counts(self) -> dict[str, int]:
+        """Say what became of notifications so far, for metrics."""
+        return {}
+
     async def start(self) -> None:
         """Nothing to do."""
 
@@ -75,6 +79,11 @@ class Notifier(NoNotifications):
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
         """Tell of a decision that begins or has ended."""
         self.publisher.put(partial(self._scheduler, context, event, request, micros(self._clock.now())))
+
+    def counts(self) -> dict[str, int]:
+        """Say what became of notifications so far: messages sent, and what was dropped or had no listener."""
+        made = self.publisher
+        return {"sent": made.sent, "dropped": made.dropped, "unheard": made.unheard}
 
     def _instance(
         self, event: str, row: Mapping[str, Any], context: Context, fault: dict[str, Any] | None, now: int

@@ -37,6 +37,7 @@ from micronova.rpc.errors import (
     is_coded,
     to_body,
 )
+from micronova.telemetry.logs import request_id
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Dispatcher:
             log.error("a message from %s cannot be read: %s", sender, error)
             return Verdict(dead=f"unreadable: {error}")
         context = msgspec.structs.replace(request.context, sender=sender)
+        request_id.set(context.request_id)
         timer = None
         try:
             if request.kind == CALL and context.deadline:
@@ -148,14 +150,13 @@ class Dispatcher:
 
     def _failed(self, request: Request, error: BaseException) -> Verdict:
         label = self._label(request)
-        request_id = request.context.request_id
         self._counters.failed[label] += 1
         if request.kind == CALL:
             if not is_coded(error):
-                log.error("%s failed [%s]", label, request_id, exc_info=error)
+                log.error("%s failed [%s]", label, request.context.request_id, exc_info=error)
             self._counters.sent[REPLY, label] += 1
             return Verdict(encode(OutgoingReply(request.id, to_body(error), None)))
-        log.error("%s failed [%s], %s", label, request_id, request.kind, exc_info=error)
+        log.error("%s failed [%s], %s", label, request.context.request_id, request.kind, exc_info=error)
         return Verdict(dead=f"{type(error).__name__}: {error}") if request.kind == CAST else DONE
 
     def _label(self, request: Request) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextvars
 from typing import Protocol
 
 from micronova.rpc.deadlines import Deadlines
@@ -51,7 +52,8 @@ class Server(abc.ABC):
 
     def take(self, delivery: Delivery) -> None:
         """Begin to handle a message."""
-        task = asyncio.get_running_loop().create_task(self._work(delivery))
+        # In a context of its own: nothing of whoever happens to hand it over (the request of its log lines, its trace).
+        task = asyncio.get_running_loop().create_task(self._work(delivery), context=contextvars.Context())
         self._running.add(task)
 
     async def stop(self, grace: float | None = None) -> None:

@@ -31,6 +31,7 @@ from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
 
+Timed = Callable[[float], None]
 Notify = Callable[[Context, str, SelectDestinations], None]
 
 # Each lost race means that somebody else got on, so that losing so often in a row does not happen by chance.
@@ -40,6 +41,10 @@ WIDEST_SPREAD = 64
 
 def no_notifications(context: Context, event: str, request: SelectDestinations) -> None:
     """Send nothing."""
+
+
+def not_timed(seconds: float) -> None:
+    """Count nothing."""
 
 
 class SchedulerManager:
@@ -53,12 +58,14 @@ class SchedulerManager:
         clock: Clock,
         random: random_module.Random,
         notify: Notify = no_notifications,
+        timed: Timed = not_timed,
     ) -> None:
         options = settings.filter_scheduler
         self._database = database
         self._bus = bus
         self._clock = clock
         self._notify = notify
+        self._timed = timed
         self._refresh_interval = settings.scheduler.refresh_interval
         self._feed = HostFeed(
             database,
@@ -143,9 +150,13 @@ class SchedulerManager:
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Decision:
-        return self._scheduler.select(
-            self._feed.table, spec, request.instance_uuids, now=self._clock.now(), held=held, spread=spread
-        )
+        begun = self._clock.monotonic()
+        try:
+            return self._scheduler.select(
+                self._feed.table, spec, request.instance_uuids, now=self._clock.now(), held=held, spread=spread
+            )
+        finally:
+            self._timed(self._clock.monotonic() - begun)
 
     async def _claim(
         self, spec: RequestSpec, request: SelectDestinations, decision: Decision, homeless: set[str]

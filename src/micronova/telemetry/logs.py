@@ -18,7 +18,7 @@ class _Text(logging.Formatter):
         name = record.name.removeprefix("micronova.")
         request = request_id.get()
         text = f"{when} {record.levelname:<7} {name}: {record.getMessage()}"
-        if request:
+        if request and request not in text:
             text += f" [{request}]"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
