@@ -77,7 +77,8 @@ BODIES: list[tuple[str, str, Any]] = [
         {}, {"prefixes": []}, {"prefixes": ["x"]}, {"prefixes": ["10.0.0.0/8", "fd00::/8"]}, {"prefixes": "10.0.0.0/8"},
         {"prefixes": ["10.0.0.0/8"], "min_prefixlen": 40}, {"prefixes": ["10.0.0.0/8"], "min_prefixlen": -1},
         {"prefixes": ["10.0.0.0/8"], "default_prefixlen": 4},
-        {"prefixes": ["10.0.0.0/8"], "max_prefixlen": 16, "min_prefixlen": 24}, {"prefixes": ["10.0.0.0/8"], "name": ""},
+        {"prefixes": ["10.0.0.0/8"], "max_prefixlen": 16, "min_prefixlen": 24},
+        {"prefixes": ["10.0.0.0/8"], "name": ""},
         {"prefixes": ["10.0.0.0/8"], "address_scope_id": "x"},
     )),
     ("PUT", f"/subnetpools/{POOL}", {"subnetpool": {"prefixes": ["192.168.0.0/16"]}}),
@@ -136,7 +137,8 @@ BODIES: list[tuple[str, str, Any]] = [
     # floating IPs
     *(("POST", "/floatingips", {"floatingip": body}) for body in (
         {}, {"floating_network_id": NET}, {"floating_network_id": "nothing"}, {"floating_network_id": None},
-        {"floating_network_id": "{public}", "port_id": "nothing"}, {"floating_network_id": "{public}", "subnet_id": SUB},
+        {"floating_network_id": "{public}", "port_id": "nothing"},
+        {"floating_network_id": "{public}", "subnet_id": SUB},
         {"floating_network_id": "{public}", "fixed_ip_address": "x"},
         {"floating_network_id": "{public}", "port_id": PORT, "fixed_ip_address": "x"},
     )),
@@ -164,7 +166,7 @@ ADMIN_BODIES: list[tuple[str, str, Any]] = [
         {"quota": []}, {"quota": {"port": None}},
     )),
     ("PUT", "/agents/nothing", {"agent": {"admin_state_up": False}}),
-    ("PUT", f"/ports/{PORT}", {"port": {"binding:profile": {}}}),
+    ("PUT", f"/ports/{PORT}", {"port": {"binding:profile": []}}),
 ]  # fmt: skip
 
 QUERIES = [
@@ -174,7 +176,8 @@ QUERIES = [
     "/networks?mtu=many", "/networks?name=%00", "/networks?%00=x", "/networks?name=%ff", "/networks?page_reverse=maybe",
     "/networks?limit=99999999999999999999&marker=x", "/networks?changed_since=yesterday",
     "/networks?" + "&".join(f"name={n}" for n in range(1100)), "/ports?fixed_ips=colour=blue", "/ports?fixed_ips=x",
-    "/ports?admin_state_up=", "/subnets?ip_version=four", "/subnets?ip_version=", "/security-group-rules?port_range_min=x",
+    "/ports?admin_state_up=", "/subnets?ip_version=four", "/subnets?ip_version=",
+    "/security-group-rules?port_range_min=x",
     "/networks/%00", "/networks/" + "x" * 5000, "/networks/a%2Fb", "/networks/%ff%fe", "/networks/nothing",
     "/subnets/nothing", "/ports/nothing", "/routers/nothing", "/floatingips/nothing", "/security-groups/nothing",
     "/security-group-rules/nothing", "/subnetpools/nothing", "/quotas/%00", "/auto-allocated-topology/%00",

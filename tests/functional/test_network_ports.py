@@ -18,7 +18,9 @@ async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         assert await made.database.read(drift) == []
 
 
-async def refused(cloud: World, method: str, path: str, body: dict, status: int, type_: str, token: str = ALICE) -> None:
+async def refused(
+    cloud: World, method: str, path: str, body: dict, status: int, type_: str, token: str = ALICE
+) -> None:
     answer = await cloud.call(method, path, body, token=token)
     assert (answer.status, error(answer)) == (status, type_), answer.body
 
@@ -118,7 +120,8 @@ async def test_mac_addresses_are_unique_on_a_network(cloud: World) -> None:
     body = {"port": {"network_id": network["id"], "mac_address": mac}}
     await refused(cloud, "POST", "/ports", body, 409, "MacAddressInUse")
     other = await cloud.make("port", network_id=network["id"])
-    await refused(cloud, "PUT", f"/ports/{other['id']}", {"port": {"mac_address": mac}}, 409, "MacAddressInUse", MANAGER)
+    body = {"port": {"mac_address": mac}}
+    await refused(cloud, "PUT", f"/ports/{other['id']}", body, 409, "MacAddressInUse", MANAGER)
     changed = await cloud.change("port", other["id"], MANAGER, mac_address="fa:16:3e:00:00:02")
     assert changed["mac_address"] == "fa:16:3e:00:00:02"
     await cloud.change("port", port["id"], SERVICE, binding__host_id="h")

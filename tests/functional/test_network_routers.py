@@ -41,7 +41,8 @@ async def test_a_router_lives(cloud: World) -> None:
         assert cleared["external_gateway_info"] is None
     assert await cloud.list("port", token=ADMIN) == []
     snat = {"network_id": public["id"], "enable_snat": False}
-    assert (await cloud.call("PUT", f"/routers/{router['id']}", {"router": {"external_gateway_info": snat}})).status == 403
+    body = {"router": {"external_gateway_info": snat}}
+    assert (await cloud.call("PUT", f"/routers/{router['id']}", body)).status == 403
     set_ = await cloud.change("router", router["id"], ADMIN, external_gateway_info=snat)
     assert set_["external_gateway_info"]["enable_snat"] is False
     await cloud.delete("router", router["id"])
@@ -57,7 +58,8 @@ async def test_gateways_need_an_external_network_with_room(cloud: World) -> None
     answer = await cloud.call("POST", "/routers", body)
     assert (answer.status, error(answer)) == (404, "NetworkNotFound")
     tiny, subnet = await outside(cloud, "203.0.113.0/30")
-    gateway = {"network_id": tiny["id"], "external_fixed_ips": [{"subnet_id": subnet["id"], "ip_address": "203.0.113.2"}]}
+    address = {"subnet_id": subnet["id"], "ip_address": "203.0.113.2"}
+    gateway = {"network_id": tiny["id"], "external_fixed_ips": [address]}
     router = await cloud.make("router", ADMIN, external_gateway_info=gateway)
     assert router["external_gateway_info"]["external_fixed_ips"][0]["ip_address"] == "203.0.113.2"
     answer = await cloud.call("POST", "/routers", {"router": {"external_gateway_info": {"network_id": tiny["id"]}}})
@@ -207,7 +209,8 @@ async def test_what_a_floating_ip_cannot_do(cloud: World) -> None:
         assert (answer.status, error(answer)) == (status, type_), fields
     assert await cloud.list("floatingip") == []
     assert await cloud.list("port", "device_owner=network:floatingip", ADMIN) == []
-    chosen = await cloud.make("floatingip", MANAGER, floating_network_id=public["id"], floating_ip_address="203.0.113.9")
+    asked = {"floating_network_id": public["id"], "floating_ip_address": "203.0.113.9"}
+    chosen = await cloud.make("floatingip", MANAGER, **asked)
     assert chosen["floating_ip_address"] == "203.0.113.9"
     body = {"floatingip": {"floating_network_id": public["id"], "floating_ip_address": "203.0.113.9"}}
     taken = await cloud.call("POST", "/floatingips", body, token=ADMIN)

@@ -1,6 +1,8 @@
 """Who may do what with networks: Neutron's rule names and its scoped-role defaults, as data.
 
-One default is stricter than Neutron's: a port on a shared network is made by a member, not by any reader.
+Where a default differs from Neutron's: a port on a shared network is made by a member, not by any reader; an admin
+may set what a driver is told (binding:profile); and the role `service` is all that compute's user needs, so it may
+also read security groups and floating IPs, and have a topology made for a project.
 """
 
 import re
@@ -135,7 +137,7 @@ _CHECKS: dict[str, str] = {
     "create_port:fixed_ips:subnet_id": f"{NETWORK_MEMBER} or rule:shared",
     "create_port:port_security_enabled": NETWORK_MEMBER,
     "create_port:binding:host_id": ADMIN_OR_SERVICE,
-    "create_port:binding:profile": SERVICE,
+    "create_port:binding:profile": ADMIN_OR_SERVICE,
     "create_port:binding:vnic_type": MEMBER_OR_SERVICE,
     "create_port:allowed_address_pairs": NETWORK_MEMBER,
     "create_port:allowed_address_pairs:mac_address": NETWORK_MEMBER,
@@ -156,7 +158,7 @@ _CHECKS: dict[str, str] = {
     "update_port:fixed_ips:subnet_id": f"{NETWORK_MEMBER} or rule:shared",
     "update_port:port_security_enabled": NETWORK_MEMBER,
     "update_port:binding:host_id": ADMIN_OR_SERVICE,
-    "update_port:binding:profile": SERVICE,
+    "update_port:binding:profile": ADMIN_OR_SERVICE,
     "update_port:binding:vnic_type": MEMBER_OR_SERVICE,
     "update_port:allowed_address_pairs": NETWORK_MEMBER,
     "update_port:allowed_address_pairs:mac_address": NETWORK_MEMBER,
@@ -168,15 +170,15 @@ _CHECKS: dict[str, str] = {
     # security groups and rules
     "create_security_group": MEMBER,
     "create_security_group:tags": MEMBER,
-    "get_security_group": f"{READER} or rule:shared_security_group",
-    "get_security_group:tags": f"{READER} or rule:shared_security_group",
+    "get_security_group": f"{READER} or {SERVICE} or rule:shared_security_group",
+    "get_security_group:tags": f"{READER} or {SERVICE} or rule:shared_security_group",
     "update_security_group": MEMBER,
     "update_security_group:tags": MEMBER,
     "delete_security_group": MEMBER,
     "delete_security_group:tags": MEMBER,
     "create_default_security_group": f"{ADMIN_OR_SERVICE} or (role:reader and project_id:%(project_id)s)",
     "create_security_group_rule": GROUP_MEMBER,
-    "get_security_group_rule": GROUP_READER,
+    "get_security_group_rule": f"{GROUP_READER} or {SERVICE}",
     "delete_security_group_rule": GROUP_MEMBER,
     # routers
     "create_router": MEMBER,
@@ -209,8 +211,8 @@ _CHECKS: dict[str, str] = {
     "create_floatingip": MEMBER,
     "create_floatingip:floating_ip_address": MANAGER,
     "create_floatingip:tags": MEMBER,
-    "get_floatingip": READER,
-    "get_floatingip:tags": READER,
+    "get_floatingip": f"{READER} or {SERVICE}",
+    "get_floatingip:tags": f"{READER} or {SERVICE}",
     "update_floatingip": MEMBER,
     "update_floatingip:tags": MEMBER,
     "delete_floatingip": MEMBER,
@@ -219,7 +221,7 @@ _CHECKS: dict[str, str] = {
     "get_quota": MANAGER,
     "update_quota": ADMIN,
     "delete_quota": ADMIN,
-    "get_auto_allocated_topology": READER,
+    "get_auto_allocated_topology": f"{READER} or {SERVICE}",
     "delete_auto_allocated_topology": MEMBER,
     "get_availability_zone": "role:reader",
     "get_agent": ADMIN,

@@ -8,7 +8,8 @@ sweeps next: a row belongs to the one who moved its `not_before` into the future
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -26,6 +27,7 @@ WINDOW = 0.02  # seconds that the first event waits for company, and for compute
 HOLD = 10.0  # seconds in which the sender must have finished, before a sweep takes its rows
 SWEEP = 2.0  # seconds between sweeps
 GIVE_UP = 600.0  # seconds after which compute is not told any more: it asks us itself by then
+PATIENCE = 5.0  # seconds that a stop waits for a request under way
 SLOWEST = 30.0  # seconds between attempts, at most
 
 
@@ -105,21 +107,24 @@ class Notifier:
             while self._queue:
                 batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
                 try:
-                    await self._deliver(batch)
+                    await _whole(self._deliver(batch))
                 except Exception:  # the rows are still there: a sweep takes them
                     log.exception("could not note what became of %d events", len(batch))
 
     async def _sweep_forever(self) -> None:
         while True:
             try:
-                now = micros(self._clock.now())
-                if await self._database.read(any_due, now):  # an idle cloud writes nothing
-                    self.hand_over(await self._database.write(claim_due, now, micros(HOLD)))
+                await _whole(self._sweep())
             except MicronovaError as error:
                 log.warning("the outbox cannot be read: %s", error)
             except Exception:
                 log.exception("the outbox cannot be read")
             await self._clock.sleep(SWEEP)
+
+    async def _sweep(self) -> None:
+        now = micros(self._clock.now())
+        if await self._database.read(any_due, now):  # an idle cloud writes nothing
+            self.hand_over(await self._database.write(claim_due, now, micros(HOLD)))
 
     async def _deliver(self, batch: list[Event]) -> None:
         assert self._compute is not None
@@ -148,6 +153,17 @@ class Notifier:
             log.error("compute could not be told of %d events, the first: %s", len(old), old[0])
         again = [event for event in retry if event not in old]
         await self._database.write(settle, [event.id for event in (*done, *old)], again, now)
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Do a piece of work to its end even when we are stopped meanwhile: half of it would only be done again."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(task, PATIENCE)
+        raise
 
 
 # network-changed carries no status in Neutron's messages.

@@ -113,7 +113,7 @@ class Rules(Collection):
 
     def scope(self, request: Request) -> Clause | None:
         """Rules of own groups."""
-        if request.allows("context_is_admin"):
+        if self.may_name_projects(request):
             return None
         return security_groups.c.project_id == request.context.project_id
 
