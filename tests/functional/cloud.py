@@ -10,6 +10,7 @@ Nothing sleeps: `Cloud.until` looks again whenever something was written to the 
 
 import asyncio
 import contextlib
+import functools
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ class Wanted:
     roles: tuple[str, ...] = ()  # besides those of compute
     wrap_bus: Callable[[Bus], Bus] | None = None
     after_step: Callable[[str, str], None] | None = None
+    retried: bool = False  # every transaction is run twice, and the first time it fails at its end
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
@@ -296,11 +298,14 @@ class OneProcess(Cloud):
             wrap_bus=wanted.wrap_bus, after_step=wanted.after_step,
         )  # fmt: skip
         self._waiters: set[asyncio.Future[None]] = set()
+        self._retried = wanted.retried
 
     async def start(self) -> None:
         """Start, and wait until all hosts are up."""
         await self.process.start()
         assert self.process.database is not None
+        if self._retried:
+            _retry_writes(self.process.database)
         self._notice_writes(self.process.database)
         self.transport = ASGITransport(self.process.application(), "cloud:8774")
         await _hosts_up(self)
@@ -354,6 +359,28 @@ class Apart(Cloud):
     async def stop(self) -> None:
         await self.transport.close()
         await self.process.stop()
+
+
+def _retry_writes(database: Any) -> None:
+    """Let every transaction fail at its end and be run again, as a serialisation failure would."""
+    write = database.write
+
+    def twice(fn: Callable[..., T]) -> Callable[..., T]:
+        @functools.wraps(fn)
+        def run(conn: sa.Connection, *args: Any, **kwargs: Any) -> T:
+            savepoint = conn.begin_nested()
+            try:
+                fn(conn, *args, **kwargs)
+            finally:
+                savepoint.rollback()
+            return fn(conn, *args, **kwargs)
+
+        return run
+
+    async def retried(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return await write(twice(fn), *args, **kwargs)
+
+    database.write = retried
 
 
 async def _hosts_up(cloud: Cloud) -> None:

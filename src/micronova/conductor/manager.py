@@ -18,6 +18,7 @@ from micronova.conductor.rpcapi import HOST as HOST_INTERFACE
 from micronova.conductor.rpcapi import TASKS, GuestEvent, Operations, ReportReply
 from micronova.db import instances, nodes, services
 from micronova.db import operations as rows
+from micronova.objects.clock import micros
 from micronova.objects.errors import Forbidden, Unavailable
 from micronova.objects.orders import Departed, Heartbeat, HeartbeatReply, HostBeat, HostReply, Report, WorkOrder
 from micronova.rpc.bus import Bus
@@ -172,6 +173,9 @@ class ConductorManager:
         names = [beat.host for beat in params.hosts]
         alive = [beat.host for beat in params.hosts if not beat.stopping]
         services.heartbeat(conn, "nova-compute", alive, now)
+        stopping = [beat.host for beat in params.hosts if beat.stopping]
+        # Who says goodbye is down at once: no scheduler need wait to find out.
+        services.heartbeat(conn, "nova-compute", stopping, now - micros(self._tools.service_down_time) - 1)
         owned: dict[str, list[Any]] = {}
         for row in rows.owned(conn, [HOST + name for name in names]):
             owned.setdefault(row["owner"], []).append(row)

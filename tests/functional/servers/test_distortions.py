@@ -1,0 +1,187 @@
+"""Every operation also comes to its end when messages are lost, doubled or late, when transactions have to be tried
+again, and when the conductor crashes after any step that it has persisted. The audit finds nothing afterwards."""
+
+import asyncio
+import dataclasses
+import uuid
+from random import Random
+from typing import Any
+
+import pytest
+
+from micronova.conductor import manager
+from micronova.conductor.operations import Crash
+from micronova.objects.clock import SystemClock
+from micronova.rpc.bus import Bus
+from micronova.rpc.distort import DistortedBus, Distortion
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
+
+pytestmark = pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process")
+
+QUICK = Wanted(
+    settings={
+        "default": {"report_interval": 0.1, "service_down_time": 5.0},
+        "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+    }
+)
+BUSES = {
+    "every cast is lost": Distortion(drop_casts=True, drop_fanouts=True),
+    "every message comes twice": Distortion(twice=True),
+    "messages are late and overtake each other": Distortion(longest_delay=0.15),
+    "messages come twice, late and in any order": Distortion(twice=True, longest_delay=0.15),
+}
+
+
+def _bus(distortion: Distortion) -> Any:
+    def wrap(bus: Bus) -> Bus:
+        return DistortedBus(bus, distortion, clock=SystemClock(), random=Random(7))
+
+    return wrap
+
+
+def _distorted(name: str) -> Wanted:
+    if name in BUSES:
+        return dataclasses.replace(QUICK, wrap_bus=_bus(BUSES[name]))
+    return dataclasses.replace(QUICK, retried=True)
+
+
+# --- what is done ----------------------------------------------------------------------------------------------------
+
+
+async def _whole_life(user: Caller) -> None:
+    id = (await user.boot())["id"]
+    await user.act(id, "os-stop")
+    await user.wait_for(id, "SHUTOFF")
+    await user.act(id, "os-start")
+    await user.wait_for(id, "ACTIVE")
+    for kind in ("SOFT", "HARD"):
+        await user.act(id, "reboot", {"type": kind})
+        await user.wait_for(id, "ACTIVE")
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+async def _several(user: Caller) -> None:
+    ids = await user.boot_many(5)
+    await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
+    await asyncio.gather(*(user.gone(id) for id in ids))
+
+
+async def _rescheduled(user: Caller) -> None:
+    server = await user.boot(name="fails-on-two-hosts")
+    assert await user.host_of(server["id"]) in user.cloud.hosts[2:]
+
+
+async def _exhausted(user: Caller) -> None:
+    id = await user.create(name="fails-everywhere")
+    assert "Exceeded maximum" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+
+
+async def _aborted(user: Caller) -> None:
+    id = await user.create(name="cannot-be")
+    await user.wait_for(id, "ERROR")
+
+
+async def _unplaceable(user: Caller) -> None:
+    wanted = {"name": uuid.uuid4().hex, "ram": 1 << 30, "vcpus": 1, "disk": 1}
+    flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
+    await user.wait_for(await user.create(flavorRef=flavor), "ERROR")
+
+
+async def _deleted_at_once(user: Caller) -> None:
+    for turns in range(4):
+        id = await user.create()
+        for _ in range(turns * 5):
+            await asyncio.sleep(0)
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+
+
+async def _deleted_while_it_is_built(user: Caller) -> None:
+    id = await user.create(name="never-ends")
+    await user.wait_for(id, "BUILD", task="spawning")
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+async def _fails_to_stop(user: Caller) -> None:
+    id = (await user.boot(name="does-not-stop"))["id"]
+    await user.act(id, "os-stop")
+    await user.wait_for(id, "ACTIVE")
+    await user.act(id, "reboot", {"type": "HARD"})
+    await user.wait_for(id, "ACTIVE")
+
+
+async def _fails_to_go(user: Caller) -> None:
+    id = (await user.boot(name="does-not-go"))["id"]
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
+STORIES = (
+    _whole_life, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
+    _deleted_while_it_is_built, _fails_to_stop, _fails_to_go,
+)  # fmt: skip
+
+
+async def _everything(cloud: Cloud) -> None:
+    """All stories at once, each in a project of its own; then nothing is wrong."""
+    one, two = cloud.hosts[:2]
+    rules = [
+        {"operation": "spawn", "kind": "fail", "name": "fails-on-two-hosts", "host": f"^({one}|{two})$"},
+        {"operation": "spawn", "kind": "fail", "name": "fails-everywhere"},
+        {"operation": "spawn", "kind": "abort", "name": "cannot-be"},
+        {"operation": "spawn", "kind": "hang", "name": "never-ends"},
+        {"operation": "power_off", "kind": "fail", "name": "does-not-stop"},
+        {"operation": "destroy", "kind": "fail", "name": "does-not-go", "count": 1},
+    ]
+    async with cloud.faults(*rules):
+        await asyncio.gather(*(story(cloud.caller()) for story in STORIES))
+    await cloud.delete_all()
+    await cloud.assert_clean()
+    cloud.callers.clear()
+
+
+# --- what happens meanwhile --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An order that was lost is sent again sooner than in a real cloud."""
+    monkeypatch.setattr(manager, "JUST_SENT", 100_000)
+
+
+@pytest.mark.parametrize("name", [*BUSES, "every transaction has to be tried again"])
+async def test_all_operations_end_when(name: str, tmp_path_factory: pytest.TempPathFactory):
+    async with one_process(tmp_path_factory.mktemp("cloud"), _distorted(name)) as cloud:
+        await _everything(cloud)
+        if name == "every cast is lost":
+            assert sum(cloud.process.bus.dropped.values()) > 20
+
+
+class Crashes:
+    """Crashes the conductor's work once after each of some steps; remembers the steps that there are."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+        self.due: set[tuple[str, str]] = set()
+
+    def __call__(self, kind: str, step: str) -> None:
+        self.seen.add((kind, step))
+        if (kind, step) in self.due:
+            self.due.discard((kind, step))
+            raise Crash(f"{kind} {step}")
+
+
+async def test_all_operations_end_when_the_conductor_crashes_after_a_step(tmp_path_factory: pytest.TempPathFactory):
+    crashes = Crashes()
+    wanted = dataclasses.replace(QUICK, after_step=crashes)
+    async with one_process(tmp_path_factory.mktemp("cloud"), wanted) as cloud:
+        await _everything(cloud)
+        assert crashes.seen >= {
+            ("build", "dispatched"), ("build", "schedule"), ("build", "lost"), ("delete", "dispatched"),
+            ("stop", "dispatched"), ("start", "dispatched"), ("reboot", "dispatched"),
+        }  # fmt: skip
+        crashes.due = set(crashes.seen)
+        await _everything(cloud)
+        assert not crashes.due, f"nothing came to {crashes.due}"

@@ -1,0 +1,230 @@
+"""Hosts that die: what they were building is built elsewhere, and what they held is removed when they return."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+
+from micronova.conductor import manager
+from micronova.conductor.operations import Crash
+from micronova.db.tables import departures
+from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
+from tests.functional.servers.mortal import MortalHost
+
+
+class Crashes:
+    """Crashes the conductor's work once after a step."""
+
+    next: tuple[str, str] | None = None
+
+    def __call__(self, kind: str, step: str) -> None:
+        if self.next == (kind, step):
+            self.next = None
+            raise Crash(f"{kind} {step}")
+
+
+crashes = Crashes()
+CLOUD = Wanted(
+    hosts=2,
+    after_step=crashes,
+    settings={
+        "default": {"report_interval": 0.1, "service_down_time": 1.0},
+        "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+    },
+)
+SLOW = {"operation": "spawn", "kind": "hang"}
+
+
+@pytest.fixture(autouse=True)
+def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "JUST_SENT", 100_000)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortal(cloud: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MortalHost]:
+    """A host with so much room that every server goes there first."""
+    name = f"mortal-{uuid.uuid4().hex[:6]}"
+    host = MortalHost(cloud, name, tmp_path_factory.mktemp(name), memory_mb=1 << 24, vcpus=4096, local_gb=1 << 20)
+    yield host
+    await cloud.delete_all()
+    await host.stop()
+
+
+async def _departures(cloud: Cloud, host: MortalHost) -> set[str]:
+    rows = await cloud.read(sa.select(departures).where(departures.c.host == host.name))
+    return {row.instance_uuid for row in rows}
+
+
+async def _building_on(user: Caller, host: MortalHost, **fields: Any) -> str:
+    id = await user.create(**fields)
+    await user.wait_for(id, "BUILD", task="spawning")
+    assert await user.host_of(id) == host.name
+
+    async def begun() -> bool | None:
+        return True if await host.has(id) else None
+
+    await user.cloud.until(begun, "the guest to be half built")
+    return id
+
+
+@pytest.mark.parametrize("crash", [None, ("build", "rescheduled")])
+async def test_a_build_that_dies_with_its_host_is_done_elsewhere(
+    cloud: Cloud, user: Caller, mortal: MortalHost, crash: tuple[str, str] | None
+):
+    await mortal.start(SLOW)
+    id = await _building_on(user, mortal)
+    crashes.next = crash
+    await mortal.kill()
+    server = await user.wait_for(id, "ACTIVE")
+    assert crashes.next is None
+    assert await user.host_of(id) in cloud.hosts
+    assert "fault" not in server
+    assert await mortal.has(id), "the dead host could not clean up"
+    assert await _departures(cloud, mortal) == {id}
+    [action] = (await user.admin.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+    shown = (await user.admin.get(f"/servers/{id}/os-instance-actions/{action['request_id']}"))["instanceAction"]
+    last, first = shown["events"]
+    assert (first["result"], first["host"]) == ("Error", mortal.name)
+    assert "does not answer" in first["details"]
+    assert last["result"] == "Success"
+    await cloud.assert_clean()
+    await mortal.start()
+    await mortal.rid_of(id)
+
+    async def forgotten() -> bool | None:
+        return None if await _departures(cloud, mortal) else True
+
+    await cloud.until(forgotten, "the record of the departure to be erased")
+    assert (await user.show(id))["status"] == "ACTIVE"
+    assert await user.host_of(id) in cloud.hosts
+    await cloud.assert_clean()
+
+
+async def test_a_host_that_comes_back_in_time_goes_on(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start(SLOW)
+    id = await _building_on(user, mortal)
+    await mortal.kill()
+    await mortal.start()
+    await user.wait_for(id, "ACTIVE")
+    assert await user.host_of(id) == mortal.name
+    assert await mortal.has(id)
+    await cloud.assert_clean()
+
+
+async def test_a_server_that_was_sent_to_this_host_only(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start(SLOW)
+    id = await user.admin.create(availability_zone=f"nova:{mortal.name}")
+    await user.wait_for(id, "BUILD", task="spawning")
+    await mortal.kill()
+    server = await user.wait_for(id, "ERROR")
+    assert "does not answer" in server["fault"]["message"]
+    assert mortal.name not in server["fault"]["message"]
+    await mortal.start()
+    await mortal.rid_of(id)
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("crash", [None, ("delete", "left")])
+async def test_a_server_on_a_dead_host_can_be_deleted(
+    cloud: Cloud, user: Caller, mortal: MortalHost, crash: tuple[str, str] | None
+):
+    await mortal.start()
+    id = (await user.boot())["id"]
+    assert await user.host_of(id) == mortal.name
+    await mortal.kill()
+    await mortal.is_down()
+    crashes.next = crash
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    assert crashes.next is None
+    assert await mortal.has(id)
+    await cloud.assert_clean()
+    await mortal.start()
+    await mortal.rid_of(id)
+    await cloud.assert_clean()
+
+
+async def test_a_host_that_dies_while_it_deletes(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start({"operation": "destroy", "kind": "hang"})
+    id = (await user.boot())["id"]
+    await user.delete(f"/servers/{id}")
+
+    async def dispatched() -> bool | None:
+        return True if any(row.owner == f"host:{mortal.name}" for row in await cloud.open_operations()) else None
+
+    await cloud.until(dispatched, "the order to be given")
+    await mortal.kill()
+    await user.gone(id)
+    await mortal.start()
+    await mortal.rid_of(id)
+    await cloud.assert_clean()
+
+
+async def test_deleted_while_its_host_is_dying(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start(SLOW)
+    id = await _building_on(user, mortal)
+    await mortal.kill()
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await mortal.start()
+    await mortal.rid_of(id)
+    await cloud.assert_clean()
+
+
+async def test_servers_of_a_host_that_was_away_are_as_they_were(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start()
+    ids = await user.boot_many(3)
+    assert {await user.host_of(id) for id in ids} == {mortal.name}
+    await mortal.kill()
+    await mortal.is_down()
+    shown = await user.admin.show(ids[0])
+    assert (shown["status"], shown["host_status"]) == ("ACTIVE", "UNKNOWN")
+    await mortal.start()
+    for id in ids:
+        assert (await user.show(id))["status"] == "ACTIVE"
+        assert await mortal.has(id)
+    await cloud.assert_clean()
+
+
+async def test_an_order_to_a_dead_host_waits_for_it(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start()
+    id = (await user.boot())["id"]
+    await mortal.kill()
+    await mortal.is_down()
+    await user.act(id, "os-stop")
+    assert (await user.show(id))["OS-EXT-STS:task_state"] == "powering-off"
+    await mortal.start()
+    await user.wait_for(id, "SHUTOFF")
+    await cloud.assert_clean()
+
+
+async def test_a_guest_that_stopped_while_nobody_looked(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start()
+    one, two = await user.boot_many(2)
+    mortal.driver.guest_stops(one)
+    await user.wait_for(one, "SHUTOFF")
+    await mortal.kill()
+    mortal.driver.guest_stops(two)
+    await mortal.start()
+    stopped = await user.wait_for(two, "SHUTOFF")
+    assert stopped["OS-EXT-STS:power_state"] == 4
+
+
+async def test_a_clean_stop_undoes_and_the_build_goes_on_elsewhere_or_later(
+    cloud: Cloud, user: Caller, mortal: MortalHost
+):
+    await mortal.start(SLOW)
+    ids = await asyncio.gather(*(user.create() for _ in range(3)))
+    await asyncio.gather(*(user.wait_for(id, "BUILD", task="spawning") for id in ids))
+    await mortal.stop()
+    for id in ids:
+        assert not await mortal.has(id)
+    next_one = await user.boot()
+    assert await user.host_of(next_one["id"]) in cloud.hosts, "nothing is sent to a host that said goodbye"
+    servers = await asyncio.gather(*(user.wait_for(id, "ACTIVE") for id in ids))
+    assert {await user.host_of(server["id"]) for server in servers} <= set(cloud.hosts)
+    await cloud.assert_clean()
