@@ -200,6 +200,23 @@ def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
 
 
 @main.group()
+def image() -> None:
+    """Images."""
+
+
+@image.command("build-test")
+@directory_option
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Only write the image to this file.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Where built images are kept.")
+@click.option("--name", default="micronova-test", show_default=True, help="The registered image's name.")
+def image_build_test(directory: Path | None, output: Path | None, cache: Path | None, name: str) -> None:
+    """Build a small Linux image from Debian packages, and register it with the cloud in DIR."""
+    from micronova.cli.image import build_test
+
+    build_test(output, cache, directory, name)
+
+
+@main.group()
 def policy() -> None:
     """Who may do what."""
 
