@@ -108,6 +108,8 @@ class Build(HostKind):
                 await self._overtaken(operation, row)
                 continue
             payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+            if payload.tried:
+                log.info("%s is rescheduled: %s", row["uuid"], payload.last_error)
             candidates.append(_Candidate(operation, payload, row, spec, networks, Attempt(begun)))
         if not candidates:
             return
@@ -394,19 +396,8 @@ class Build(HostKind):
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         encoded = msgspec.msgpack.encode(payload)
-        rows.step(
-            conn,
-            operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
-            step="schedule",
-            payload=encoded,
-            until=self.engine.until(),
-            new_owner=self.engine.owner,
-            new_epoch=operation.epoch + 1,
-        )
+        self.persist(conn, operation, "schedule", payload=encoded, epoch=operation.epoch + 1)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        log.info("%s is rescheduled: %s", row["uuid"], reason)
         return Continue(self._taken(operation, "schedule", encoded))
 
     def _taken(self, operation: Operation, step: str, payload: bytes) -> Operation:
@@ -480,17 +471,7 @@ class Build(HostKind):
             host=row["host"],
             details=fault["message"],
         )
-        rows.step(
-            conn,
-            operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
-            step="cleanup",
-            payload=operation.payload,
-            until=self.engine.until(),
-            new_owner=self.engine.owner,
-            new_epoch=operation.epoch + 1,
-        )
+        self.persist(conn, operation, "cleanup", epoch=operation.epoch + 1)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return Continue(self._taken(operation, "cleanup", operation.payload), events)
 

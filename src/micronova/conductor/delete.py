@@ -59,28 +59,10 @@ class Delete(HostKind):
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
         """The guest is gone; or the host could not, and tries again later."""
         if report.outcome != "done":
-            rows.step(
-                conn,
-                operation.id,
-                owner=operation.owner,
-                epoch=operation.epoch,
-                step="new",
-                payload=operation.payload,
-                until=self.engine.until(5.0),
-                new_owner=self.engine.owner,
-            )
+            self.persist(conn, operation, "new", seconds=5.0)
             return Ended()
         if row["network_info"] or self._others(conn, operation):
-            rows.step(
-                conn,
-                operation.id,
-                owner=operation.owner,
-                epoch=operation.epoch,
-                step="cleanup",
-                payload=operation.payload,
-                until=self.engine.until(),
-                new_owner=self.engine.owner,
-            )
+            self.persist(conn, operation, "cleanup")
             return Continue(msgspec.structs.replace(operation, owner=self.engine.owner, step="cleanup"))
         self.remove(conn, operation, row)
         return Ended(events=[("delete.end", row, None)])
@@ -100,15 +82,7 @@ class Delete(HostKind):
     def _leave(self, conn: sa.Connection, operation: Operation, row: Any) -> None:
         instances.lock(conn, row["uuid"])
         rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, self.engine.now())
-        rows.step(
-            conn,
-            operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
-            step="cleanup",
-            payload=operation.payload,
-            until=self.engine.until(),
-        )
+        self.persist(conn, operation, "cleanup")
 
     def _remove(self, conn: sa.Connection, operation: Operation) -> bool:
         row = instances.lock(conn, operation.instance_uuid)

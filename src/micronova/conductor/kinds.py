@@ -180,17 +180,7 @@ class HostKind(Kind):
         known = instances.lock(conn, operation.instance_uuid)
         if known is None or known["epoch"] != operation.epoch:
             return None
-        moved = rows.step(
-            conn,
-            operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
-            step="dispatched",
-            payload=operation.payload if payload is None else payload,
-            until=self.engine.until(),
-            new_owner=HOST + host,
-            new_epoch=epoch,
-        )
+        moved = self.persist(conn, operation, "dispatched", payload=payload, owner=HOST + host, epoch=epoch)
         if not moved:  # another conductor has taken over: the instance is its, too
             return None
         if values:
@@ -203,6 +193,33 @@ class HostKind(Kind):
         if payload is not None:
             sent.payload = payload
         return self.order(conn, sent, {**row, **values})
+
+    def persist(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        step: str,
+        *,
+        owner: str | None = None,
+        epoch: int | None = None,
+        payload: bytes | None = None,
+        seconds: float | None = None,
+    ) -> bool:
+        """Persist how far an operation is, for its next owner (this conductor, if none is named) to go on from.
+
+        Says whether it was still in these hands.
+        """
+        return rows.step(
+            conn,
+            operation.id,
+            owner=operation.owner,
+            epoch=operation.epoch,
+            step=step,
+            payload=operation.payload if payload is None else payload,
+            until=self.engine.until(seconds),
+            new_owner=owner or self.engine.owner,
+            new_epoch=epoch,
+        )
 
     def end(
         self,
@@ -276,16 +293,7 @@ class HostKind(Kind):
 
     def give_back_to_host(self, conn: sa.Connection, operation: Operation, host: str) -> None:
         """The host is alive after all: its next heartbeat takes the order up."""
-        rows.step(
-            conn,
-            operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
-            step="dispatched",
-            payload=operation.payload,
-            until=self.engine.until(),
-            new_owner=HOST + host,
-        )
+        self.persist(conn, operation, "dispatched", owner=HOST + host)
 
     def notify(self, event: str, operation: Operation, row: Any, fault: dict[str, Any] | None = None) -> None:
         """Send a notification. Those of the end are due just once, when it is persisted: so it is counted here, too."""
