@@ -17,8 +17,7 @@ def micronova(*arguments: str | Path, env: Mapping[str, str] | None = None, time
     """Run the command to its end."""
     return subprocess.run(
         [sys.executable, "-m", "micronova.cli.main", *map(str, arguments)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout,
-        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})},
     )  # fmt: skip
 
 

@@ -1,0 +1,467 @@
+"""Every route of every service, called by those who may not: nobody, a stranger from another project, a reader.
+
+The routes are those that the services declare; requests are good ones (`good_requests`), so that only who asks can be
+the reason to refuse. A route that is added without telling `good_requests` how to call it, or that answers a stranger
+without a line in `OPEN`, fails here.
+"""
+
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from micronova.http.client import Answer
+from micronova.http.context import RequestContext
+from micronova.http.service import Route, Service
+from micronova.http.tokens import TokenSigner, TokenVerifier
+from tests.functional import good_requests as good
+from tests.functional.full_cloud import FullCloud, Person, full_cloud
+from tests.functional.good_requests import SECRET, C, G, K, N, Things
+
+__all__ = ["full_cloud"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclasses.dataclass
+class World:
+    """A cloud, people, and what belongs to one of them."""
+
+    cloud: FullCloud
+    owner: Person
+    reader: Person  # in the owner's project
+    stranger: Person  # a member of another project
+    things: Things
+
+    async def call(self, who: Person, service: Service, route: Route) -> Answer:
+        """Call a route with a good request."""
+        path = good.path(service, route, self.things)
+        body, headers = good.body(route, self.things), good.headers(route, self.things)
+        return await who.request(route.method, path, body, headers, good.newest(route))
+
+    @property
+    def guarded(self) -> list[tuple[Service, Route]]:
+        return [(service, route) for service, route in self.cloud.routes() if route.policy is not None]
+
+    @property
+    def private(self) -> set[str]:
+        """What no answer to a stranger may have in it: the ids of the owner's things, and their name."""
+        shared = {
+            "region",
+            "service",
+            "endpoint",
+            "extensions",
+            "versions",
+            "public",
+            "os-hosts",
+            "os-quota-class-sets",
+        }
+        return {SECRET, *(id for kind, id in self.things.items() if kind not in shared and len(id) > 8)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(full_cloud: FullCloud) -> AsyncIterator[World]:
+    """One of everything."""
+    owner = await full_cloud.person("member")
+    project = await full_cloud.project_name(owner)
+    yield World(
+        full_cloud,
+        owner=owner,
+        reader=await full_cloud.person("reader", project=project),
+        stranger=await full_cloud.person("member"),
+        things=await good.make_things(full_cloud, owner),
+    )
+
+
+def name(service: Service, route: Route) -> str:
+    return f"{service.name} {route.label}"
+
+
+async def test_a_new_route_cannot_be_forgotten(world: World) -> None:
+    compute = world.cloud.process.services["compute"]
+    common: dict[str, Any] = {"handler": test_a_new_route_cannot_be_forgotten, "policy": "x"}
+    with pytest.raises(good.Unknown):
+        good.path(compute, Route(method="GET", path="/new-things/{id}", **common), world.things)
+    with pytest.raises(good.Unknown):
+        good.body(Route(method="POST", path="/new-things", body=dict, **common), world.things)
+
+
+# --- nobody --------------------------------------------------------------------------------------------------------
+
+# Routes that need no token: documents that say which versions there are, and logging in.
+WITHOUT_TOKEN = {
+    "identity GET /", "identity HEAD /", "identity GET /v3", "identity HEAD /v3",
+    "identity POST /v3/auth/tokens", "identity POST /v3/users/{user_id}/password",
+    "image versions", "image GET /versions", "image GET /v2", "network GET /",
+    "compute-versions GET ", "compute-versions GET /v2", "compute-versions GET /v2.1",
+}  # fmt: skip
+
+
+async def test_only_documents_and_logging_in_need_no_token(world: World) -> None:
+    open_ = {name(service, route) for service, route in world.cloud.routes() if route.policy is None}
+    assert open_ == WITHOUT_TOKEN
+    for service, route in world.cloud.routes():
+        if route.policy is None and route.method in ("GET", "HEAD"):
+            answer = await world.call(world.cloud.anybody, service, route)
+            assert answer.status in (200, 300), (name(service, route), answer)
+
+
+async def _bad_tokens(world: World) -> dict[str, str | None]:
+    signer = TokenSigner(bytes.fromhex(world.cloud.process.keys.token_key))
+    good_one = world.owner.token or ""
+    claims = TokenVerifier(signer.public_key, world.cloud.process.embedded["identity"].verifier.revocations).verify(
+        good_one, time.time()
+    )
+    expired = msgspec.structs.replace(claims, issued_at=time.time() - 7200, expires_at=time.time() - 1)
+    forged = TokenSigner(TokenSigner.generate()).sign(claims)
+    revoked = await world.cloud.person("member")
+    path, subject = f"{K}/auth/tokens", {"x-subject-token": revoked.token or ""}
+    await revoked.do("DELETE", path, headers=subject)
+    return {
+        "none": None, "empty": "", "garbage": "garbage", "of another form": "gAAAAABh", "forged": forged,
+        "changed": good_one[:-2] + ("AA" if good_one[-2:] != "AA" else "BB"), "cut": good_one[:40],
+        "expired": signer.sign(expired), "revoked": revoked.token, "very long": "mn1." + "A" * 100_000,
+    }  # fmt: skip
+
+
+async def test_without_a_good_token_every_route_says_401(world: World) -> None:
+    for kind, token in (await _bad_tokens(world)).items():
+        nobody = Person(world.cloud, token)
+        for service, route in world.guarded:
+            answer = await world.call(nobody, service, route)
+            assert answer.status == 401, (kind, name(service, route), answer)
+            assert "keystone uri=" in answer.headers["www-authenticate"].lower()
+            assert SECRET not in answer.body.decode()
+
+
+async def test_a_ticket_that_is_not_ours_opens_no_image(world: World) -> None:
+    path = f"{G}/images/{world.things['image']}/file"
+    for ticket in ("", "x", "0" * 64, f"{world.things['image']}.9999999999.{'0' * 64}"):
+        answer = await world.cloud.anybody.request("GET", f"{path}?ticket={ticket}")
+        assert answer.status in (401, 403), (ticket, answer)
+
+
+# --- strangers -----------------------------------------------------------------------------------------------------
+
+# Where a member of another project is answered, and why that is right.
+CATALOG = "what every catalog says"
+OWN = "about the caller's own project or user only"
+PUBLIC = "the same for everybody"
+NEW = "makes something of the caller's own"
+OPEN: dict[str, tuple[int, str]] = {
+    "identity GET /v3/auth/catalog": (200, CATALOG),
+    "identity GET /v3/regions": (200, CATALOG),
+    "identity GET /v3/regions/{region_id}": (200, CATALOG),
+    "identity GET /v3/auth/projects": (200, OWN),
+    "identity GET /v3/auth/domains": (200, OWN),
+    "identity GET /v3/auth/system": (200, OWN),
+    "identity GET /v3/limits": (200, OWN),
+    "identity GET /v3/limits/model": (200, PUBLIC),
+    "identity GET /v3/registered_limits": (200, PUBLIC),
+    "image GET /v2/schemas/{name}": (200, PUBLIC),
+    "image GET /v2/info/import": (200, PUBLIC),
+    "image GET /v2/info/stores": (200, PUBLIC),
+    "image GET /v2/info/usage": (200, OWN),
+    "image GET /v2/images": (200, OWN),
+    "image POST /v2/images": (201, NEW),
+    "network GET /v2.0": (200, PUBLIC),
+    "network GET /v2.0/extensions": (200, PUBLIC),
+    "network GET /v2.0/extensions/{alias}": (200, PUBLIC),
+    "network GET /v2.0/availability_zones": (200, PUBLIC),
+    "network GET /v2.0/service-providers": (200, PUBLIC),
+    "network GET /v2.0/agents": (200, "an empty list: Neutron leaves out what policy hides"),
+    **{f"network GET /v2.0/{kind}": (200, OWN) for kind in (
+        "networks", "subnets", "subnetpools", "ports", "security-groups", "security-group-rules", "routers",
+        "floatingips",
+    )},
+    **{f"network POST /v2.0/{kind}": (201, NEW) for kind in ("networks", "subnetpools", "security-groups", "routers")},
+    "compute GET /versions/{id}": (200, PUBLIC),
+    "compute GET /extensions": (200, PUBLIC),
+    "compute GET /extensions/{id}": (200, PUBLIC),
+    "compute GET /servers": (200, OWN),
+    "compute GET /servers/detail": (200, OWN),
+    "compute GET /os-volumes_boot": (200, OWN),
+    "compute GET /os-volumes_boot/detail": (200, OWN),
+    "compute GET /os-server-groups": (200, OWN),
+    "compute POST /os-server-groups": (200, NEW),
+    "compute GET /flavors": (200, PUBLIC),
+    "compute GET /flavors/detail": (200, PUBLIC),
+    "compute GET /os-keypairs": (200, OWN),
+    "compute POST /os-keypairs": (201, NEW),
+    "compute POST /os-keypairs to 2.1": (200, NEW),
+    "compute GET /limits": (200, OWN),
+    "compute GET /os-quota-sets/{id}/defaults": (200, PUBLIC),
+    "compute GET /os-availability-zone": (200, PUBLIC),
+}  # fmt: skip
+
+# Where the refusal is not the usual one: what policy refuses in the caller's own project as well is a 403,
+# somebody else's thing does not exist (404).
+REFUSED: dict[str, tuple[int, str]] = {
+    "compute POST /servers": (400, "the flavor in the body does not exist for it"),
+    "compute POST /os-volumes_boot": (400, "the flavor in the body does not exist for it"),
+    **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
+        "GET /os-quota-sets/{id}", "GET /os-quota-sets/{id}/detail",
+    )},
+    **{f"network {method} /v2.0/auto-allocated-topology/{{project}}": (403, "as for quotas")
+       for method in ("GET", "DELETE")},
+    **{f"network {route}": (404, "there are no agents") for route in (
+        "GET /v2.0/agents/{id}", "PUT /v2.0/agents/{id}", "DELETE /v2.0/agents/{id}",
+    )},
+    **{f"image {route}": (404, "it is looked up before policy is asked") for route in (
+        "POST /v2/images/{image_id}/actions/deactivate", "POST /v2/images/{image_id}/actions/reactivate",
+        "PUT /v2/images/{image_id}/members/{member_id}",
+    )},
+}  # fmt: skip
+
+
+def label(service: Service, route: Route) -> str:
+    """As `name`, but old versions of a route that has newer ones are told apart."""
+    text = name(service, route)
+    with_version = f"{text} to 2.{route.versions.until}"
+    return with_version if with_version in OPEN else text
+
+
+def expected(world: World, service: Service, route: Route) -> int:
+    if good.is_removed(route):
+        return 410
+    text = label(service, route)
+    text = text.replace(" HEAD ", " GET ") if service.name == "identity" else text
+    known = OPEN.get(text) or REFUSED.get(text)
+    if known:
+        return known[0]
+    if service.name == "identity":
+        return 403  # Keystone does not say whether what one may not see exists
+    own = RequestContext(
+        request_id="", user_id="u", project_id="p", roles=("member", "reader"), user_domain_id="default"
+    )
+    return 404 if not route.policy or service.policy.allows(route.policy, own, None) else 403
+
+
+async def test_strangers_get_no_data_and_change_nothing(world: World) -> None:
+    wrong = []
+    for service, route in world.guarded:
+        answer = await world.call(world.stranger, service, route)
+        wanted = expected(world, service, route)
+        if answer.status != wanted:
+            wrong.append(f"{name(service, route)}: {answer.status}, not {wanted}: {answer.body[:200]!r}")
+        if answer.status < 400:
+            asked = good.path(service, route, world.things)  # what the stranger wrote itself may come back
+            leaked = [word for word in world.private if word in answer.body.decode() and word not in asked]
+            assert not leaked, (name(service, route), leaked)
+    assert not wrong, "\n".join(wrong)
+    await _everything_is_as_it_was(world)
+
+
+async def _everything_is_as_it_was(world: World) -> None:
+    """The owner, or an admin, still finds every single thing."""
+    for service, route in world.guarded:
+        if route.method != "GET" or good.is_removed(route):
+            continue
+        for who in (world.owner, world.cloud.admin):
+            answer = await world.call(who, service, route)
+            if answer.status < 300:
+                break
+        else:
+            assert name(service, route) in NOT_EVEN_ADMINS, (name(service, route), answer)
+
+
+# What nobody can be shown.
+NOT_EVEN_ADMINS = {
+    "network GET /v2.0/agents/{id}",  # there are none
+    "compute GET /os-hypervisors/{id}/uptime",  # simulated hosts have none
+    "compute GET /os-hosts/{id}/startup",  # nor can any host be started, shut down, rebooted
+    "compute GET /os-hosts/{id}/shutdown",
+    "compute GET /os-hosts/{id}/reboot",
+}
+
+
+# --- readers -------------------------------------------------------------------------------------------------------
+
+READERS_MAY: dict[str, tuple[int, str]] = {
+    "compute POST /os-keypairs": (201, "a user's own key pairs belong to no project"),
+    "compute POST /os-keypairs to 2.1": (200, "a user's own key pairs belong to no project"),
+    "compute DELETE /os-keypairs/{id}": (404, "it is another user's"),
+    "network PUT /v2.0/agents/{id}": (404, "there are no agents"),
+    "network DELETE /v2.0/agents/{id}": (404, "there are no agents"),
+}
+
+
+async def test_readers_write_nothing(world: World) -> None:
+    wrong = []
+    writes = [(service, route) for service, route in world.guarded if route.method not in ("GET", "HEAD")]
+    assert len(writes) > 200
+    for service, route in writes:
+        answer = await world.call(world.reader, service, route)
+        wanted = 410 if good.is_removed(route) else READERS_MAY.get(label(service, route), (403, ""))[0]
+        if answer.status != wanted:
+            wrong.append(f"{name(service, route)}: {answer.status}, not {wanted}: {answer.body[:200]!r}")
+    assert not wrong, "\n".join(wrong)
+    await _everything_is_as_it_was(world)
+
+
+async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) -> None:
+    body = {"auth": {"identity": {"methods": ["token"], "token": {"id": world.stranger.token}}, "scope": "unscoped"}}
+    answer = await world.cloud.anybody.request("POST", f"{K}/auth/tokens", body)
+    unscoped = Person(world.cloud, answer.headers["x-subject-token"])
+    for service, route in world.guarded:
+        answer = await world.call(unscoped, service, route)
+        if answer.status < 400:
+            assert label(service, route).replace(" HEAD ", " GET ") in OPEN, (name(service, route), answer)
+            assert SECRET not in answer.body.decode()
+        else:
+            assert answer.status in (400, 401, 403, 404, 410), (name(service, route), answer)
+
+
+# --- other people's things inside one's own requests ---------------------------------------------------------------
+
+
+def server(**fields: Any) -> dict[str, Any]:
+    return {"server": {"name": "x", "flavorRef": "1", "imageRef": "{test-image}", "networks": "none", **fields}}
+
+
+# A stranger's request that names one thing of the owner's ({kind}), and the status that OpenStack gives.
+BORROWED: list[tuple[str, str, Any, int]] = [
+    ("POST", f"{C}/servers", server(imageRef="{image}"), 400),
+    ("POST", f"{C}/servers", server(flavorRef="{flavors}"), 400),
+    ("POST", f"{C}/servers", server(networks=[{"uuid": "{networks}"}]), 400),
+    ("POST", f"{C}/servers", server(networks=[{"port": "{ports}"}]), 400),
+    ("POST", f"{C}/servers", server(key_name=SECRET), 400),
+    ("POST", f"{C}/servers", server(
+        networks=[{"uuid": "{own network}"}], security_groups=[{"name": "{security-groups}"}]), 400),
+    ("POST", f"{C}/servers", {**server(), "os:scheduler_hints": {"group": "{os-server-groups}"}}, 400),
+    ("POST", f"{C}/servers", server(availability_zone="nova:fake-1"), 403),
+    ("POST", f"{C}/servers", server(host="fake-1"), 403),
+    ("GET", f"{C}/servers?all_tenants=1", None, 403),
+    ("GET", f"{C}/servers/detail?all_tenants=true", None, 403),
+    ("GET", f"{C}/limits?tenant_id={{project}}", None, 403),
+    ("GET", f"{C}/os-keypairs?user_id={{user}}", None, 403),
+    ("GET", f"{C}/os-keypairs/{SECRET}?user_id={{user}}", None, 403),
+    ("DELETE", f"{C}/os-keypairs/{SECRET}?user_id={{user}}", None, 403),
+    ("POST", f"{C}/os-keypairs", {"keypair": {
+        "name": "k", "public_key": good.KEY, "type": "ssh", "user_id": "{user}"}}, 403),
+    ("GET", "/compute/v2.1/{project}/servers", None, 400),
+    ("GET", "/compute/v2/{project}/servers/{servers}", None, 400),
+    ("POST", f"{N}/subnets", {"subnet": {"network_id": "{networks}", "cidr": "10.1.0.0/24", "ip_version": 4}}, 404),
+    ("POST", f"{N}/subnets", {"subnet": {
+        "network_id": "{own network}", "subnetpool_id": "{subnetpools}", "ip_version": 4}}, 404),
+    ("POST", f"{N}/ports", {"port": {"network_id": "{networks}"}}, 404),
+    ("POST", f"{N}/ports", {"port": {"network_id": "{own network}", "security_groups": ["{security-groups}"]}}, 404),
+    ("POST", f"{N}/ports", {"port": {"network_id": "{own network}", "fixed_ips": [{"subnet_id": "{subnets}"}]}}, 400),
+    ("POST", f"{N}/ports", {"port": {"network_id": "{own network}", "tenant_id": "{project}"}}, 400),
+    ("POST", f"{N}/networks", {"network": {"project_id": "{project}"}}, 400),
+    ("POST", f"{N}/networks", {"network": {"shared": True}}, 403),
+    ("POST", f"{N}/routers", {"router": {"external_gateway_info": {"network_id": "{networks}"}}}, 404),
+    ("PUT", f"{N}/routers/{{own router}}/add_router_interface", {"subnet_id": "{subnets}"}, 404),
+    ("PUT", f"{N}/routers/{{own router}}/add_router_interface", {"port_id": "{ports}"}, 404),
+    ("POST", f"{N}/floatingips", {"floatingip": {"floating_network_id": "{public}", "port_id": "{ports}"}}, 404),
+    ("POST", f"{N}/floatingips", {"floatingip": {"floating_network_id": "{networks}"}}, 404),
+    ("POST", f"{N}/security-group-rules", {"security_group_rule": {
+        "security_group_id": "{own group}", "direction": "ingress", "remote_group_id": "{security-groups}"}}, 404),
+    ("POST", f"{N}/security-group-rules", {"security_group_rule": {
+        "security_group_id": "{security-groups}", "direction": "ingress"}}, 404),
+    ("POST", f"{G}/images", {"name": "x", "owner": "{project}"}, 403),
+    ("POST", f"{G}/images", {"name": "x", "visibility": "public"}, 403),
+    ("POST", f"{G}/images", {"id": "{image}"}, 409),
+    ("POST", f"{K}/users/{{me}}/application_credentials", {
+        "application_credential": {"name": "x", "roles": [{"id": "{role}"}]}}, 400),
+    ("POST", f"{K}/auth/tokens", {"auth": {"identity": {"methods": ["token"], "token": {"id": "{my token}"}},
+                                  "scope": {"project": {"id": "{project}"}}}}, 401),
+    ("POST", f"{K}/auth/tokens", {"auth": {"identity": {"methods": ["token"], "token": {"id": "{my token}"}},
+                                  "scope": {"system": {"all": True}}}}, 401),
+]  # fmt: skip
+
+# Lists that name the owner in a filter: they are about the caller's own things all the same.
+FILTERED = [
+    f"{C}/servers?project_id={{project}}", f"{C}/servers/detail?tenant_id={{project}}", f"{C}/servers?user_id={{user}}",
+    f"{C}/servers?ip=10.7", f"{C}/servers?uuid={{servers}}", f"{C}/os-server-groups?all_projects=True",
+    f"{N}/networks?project_id={{project}}", f"{N}/networks?id={{networks}}", f"{N}/ports?device_id={{servers}}",
+    f"{N}/subnets?network_id={{networks}}", f"{N}/security-groups?tenant_id={{project}}", f"{N}/routers?name={SECRET}",
+    f"{N}/security-group-rules?security_group_id={{security-groups}}", f"{N}/floatingips?tenant_id={{project}}",
+    f"{G}/images?owner={{project}}", f"{G}/images?name={SECRET}", f"{G}/images?id=in:{{image}}",
+    f"{G}/images?visibility=all&member_status=all&tag={SECRET}", f"{G}/images?visibility=private",
+]  # fmt: skip
+
+
+def _filled(value: Any, known: Things) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, known) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, known) for item in value]
+    if not isinstance(value, str):
+        return value
+    for kind, id in known.items():
+        value = value.replace(f"{{{kind}}}", id)
+    assert "{" not in value, value
+    return value
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def known(world: World) -> Things:
+    """The owner's things, and some of the stranger's own."""
+    me = world.stranger
+    network = await me.make(f"{N}/networks", "network", name="mine")
+    await me.make(f"{N}/subnets", "subnet", network_id=network["id"], cidr="10.1.0.0/24", ip_version=4)
+    return {
+        **world.things,
+        "own network": network["id"],
+        "own router": (await me.make(f"{N}/routers", "router", name="mine"))["id"],
+        "own group": (await me.make(f"{N}/security-groups", "security_group", name="mine"))["id"],
+        "test-image": (await me.do("GET", f"{G}/images?name=test-image"))["images"][0]["id"],
+        "me": me.user_id,
+        "my token": me.token or "",
+    }
+
+
+@pytest.mark.parametrize("case", BORROWED, ids=lambda case: f"{case[0]} {case[1]} {case[2]}"[:100])
+async def test_nobody_can_use_what_belongs_to_others(
+    world: World, known: Things, case: tuple[str, str, Any, int]
+) -> None:
+    method, path, body, status = case
+    answer = await world.stranger.request(method, _filled(path, known), _filled(body, known))
+    assert answer.status == status, answer
+    assert "10.7.0" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("path", FILTERED)
+async def test_filters_find_nothing_of_others(world: World, known: Things, path: str) -> None:
+    answer = await world.stranger.request("GET", _filled(path, known))
+    assert answer.status == 200, answer
+    body = answer.body.decode()
+    asked = _filled(path, known)
+    assert not [word for word in world.private if word in body and word not in asked]
+    assert world.things["servers"] not in body.replace(asked, "")
+    found = msgspec.json.decode(answer.body)
+    for items in found.values():
+        if isinstance(items, list):
+            assert all(SECRET not in str(item) for item in items), items
+
+
+# --- and those who may ---------------------------------------------------------------------------------------------
+
+# What even an admin cannot do here, for a reason that is not who it is.
+BY_NATURE = {
+    "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
+    "network PUT /v2.0/agents/{id}": 404,  # there are no agents
+    "compute POST /os-aggregates/{id}/images": 501,  # images are not cached ahead of time
+}
+
+
+async def test_the_requests_were_good(world: World) -> None:
+    """The owner or an admin gets through with the same requests, or is told that the moment is wrong (409)."""
+    bodies = [pair for pair in world.guarded if pair[1].method in ("POST", "PUT", "PATCH")]
+    wrong = []
+    for service, route in sorted(bodies, key=lambda pair: pair[1].method):
+        if good.is_removed(route):
+            continue
+        for who in (world.owner, world.cloud.admin):
+            answer = await world.call(who, service, route)
+            if answer.status < 300 or answer.status == 409:
+                break
+        else:
+            if BY_NATURE.get(name(service, route)) != answer.status:
+                wrong.append(f"{name(service, route)}: {answer.status}: {answer.body[:200]!r}")
+    assert not wrong, "\n".join(wrong)
