@@ -113,7 +113,9 @@ class ApplicationCredentialsAPI:
         expires_at = _expiry(wanted.expires_at, self._core.now)
         held = await self._core.read(_chosen_roles, user_id, project_id, wanted.roles)
         # The caller's token is what it can hand on, even when the user has more roles than the token.
-        if not {row["name"] for row in held} <= set(request.context.roles):
+        if not wanted.roles:
+            held = [row for row in held if row["name"] in request.context.roles]
+        elif not {row["name"] for row in held} <= set(request.context.roles):
             raise Invalid(
                 "Invalid input for field/attribute application_credential.roles: the token has not all of them."
             )
