@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from micronova.compute.api import API, Created, CreateRequest
+from micronova.compute.api import API
+from micronova.compute.new_servers import Created, CreateRequest
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
