@@ -75,6 +75,8 @@ async def _rescheduled(user: Caller) -> None:
 async def _exhausted(user: Caller) -> None:
     id = await user.create(name="fails-everywhere")
     assert "Exceeded maximum" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    tried = (await user.admin.show(id))["fault"]["details"].split("tried: ")[1].split(";")[0].split(", ")
+    assert len(tried) == len(set(tried)) == 3
 
 
 async def _aborted(user: Caller) -> None:
@@ -142,7 +144,7 @@ async def _everything(cloud: Cloud) -> None:
     cloud.callers.clear()
 
 
-# --- what happens meanwhile --------------------------------------------------------------------------------------------
+# --- what happens meanwhile ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,127 @@
+"""Speed is a budget, and budgets are counted: transactions and messages of one request, to its very end.
+
+What goes on anyway (heartbeats, sweeps, the scheduler's reading) is told apart by its name.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.functional.cloud import Caller, Cloud, Wanted
+
+# Nothing else happens in this cloud: what goes on anyway does so rarely.
+CLOUD = Wanted(
+    settings={
+        "default": {"report_interval": 300.0, "service_down_time": 3600.0},
+        "conductor": {"lease": 600.0, "sweep_interval": 300.0},
+    }
+)
+
+
+class Cost:
+    """What something cost: transactions by function, messages by kind and method."""
+
+    def __init__(self) -> None:
+        self.transactions: Counter[str] = Counter()
+        self.messages: Counter[tuple[str, str]] = Counter()
+        self.writes = 0
+        self.reads = 0
+
+
+@contextlib.asynccontextmanager
+async def _counted(cloud: Cloud) -> AsyncIterator[Cost]:
+    database, bus = cloud.process.database, cloud.process.bus
+    assert database is not None and bus is not None
+    before = (database.statistics.writes, database.statistics.reads, Counter(database.statistics.by_function))
+    sent = Counter(bus.stats().sent)
+    cost = Cost()
+    yield cost
+    cost.writes = database.statistics.writes - before[0]
+    cost.transactions = Counter(database.statistics.by_function) - before[2]
+    looked = cost.transactions.pop("Cloud.read.<locals>.<lambda>", 0)  # that was us, waiting for the end
+    cost.reads = database.statistics.reads - before[1] - looked
+    cost.messages = Counter(bus.stats().sent) - sent
+
+
+async def test_a_boot(cloud: Cloud, user: Caller):
+    await user.boot()  # the first one of a project makes rows that later ones find
+    async with _counted(cloud) as cost:
+        await user.create()
+        await cloud.settled()
+    assert cost.writes == 5, cost.transactions
+    assert sum(cost.messages.values()) == 6, cost.messages
+    assert cost.reads == 3, cost.transactions
+
+
+async def test_fifty_in_one_request(cloud: Cloud, user: Caller):
+    """Accepted, leased, claimed and dispatched together; only the reports come one by one."""
+    async with _counted(cloud) as cost:
+        await user.post("/servers", user.body(min_count=50, max_count=50))
+        await cloud.settled()
+    assert cost.writes == 4 + 50, cost.transactions
+    assert sum(cost.messages.values()) == 3 + 3 * 50, cost.messages
+
+
+async def test_a_delete(cloud: Cloud, user: Caller):
+    id = (await user.boot())["id"]
+    async with _counted(cloud) as cost:
+        await user.delete(f"/servers/{id}")
+        await cloud.settled()
+    assert cost.writes == 4, cost.transactions
+    assert sum(cost.messages.values()) == 4, cost.messages
+    assert cost.reads == 2, cost.transactions
+
+
+@pytest.mark.parametrize(("action", "value"), [("os-stop", None), ("reboot", {"type": "SOFT"})])
+async def test_an_action(cloud: Cloud, user: Caller, action: str, value: object):
+    id = (await user.boot())["id"]
+    async with _counted(cloud) as cost:
+        await user.act(id, action, value)
+        await cloud.settled()
+    assert cost.writes == 4, cost.transactions
+    assert sum(cost.messages.values()) == 4, cost.messages
+    assert cost.reads == 2, cost.transactions
+
+
+async def test_a_reschedule_costs_one_more_claim_and_dispatch(cloud: Cloud, user: Caller):
+    name = user.project
+    rule = {"operation": "spawn", "kind": "fail", "name": name, "count": 1}
+    async with cloud.faults(rule):
+        async with _counted(cloud) as cost:
+            await user.create(name=name)
+            await cloud.settled()
+    assert cost.writes == 5 + 3, cost.transactions
+    assert sum(cost.messages.values()) == 6 + 3, cost.messages
+
+
+@pytest.mark.parametrize(
+    ("path", "reads"),
+    [
+        ("/servers", 1), ("/servers/detail", 1), ("/servers?limit=1", 1), ("/servers/{id}", 1),
+        ("/servers/{id}/metadata", 1), ("/servers/{id}/tags", 1), ("/servers/{id}/ips", 1),
+        ("/servers/{id}/os-instance-actions", 2),
+    ],
+)  # fmt: skip
+async def test_looking(cloud: Cloud, user: Caller, path: str, reads: int):
+    [id, *_] = await user.boot_many(3)
+    async with _counted(cloud) as cost:
+        await user.get(path.replace("{id}", id))
+    assert (cost.writes, cost.reads) == (0, reads), cost.transactions
+    assert not cost.messages
+
+
+async def test_an_admin_also_sees_whether_hosts_are_up(cloud: Cloud, user: Caller):
+    await user.boot_many(3)
+    async with _counted(cloud) as cost:
+        await user.admin.get("/servers/detail")
+    assert (cost.writes, cost.reads) == (0, 2), cost.transactions
+
+
+async def test_a_refusal_writes_nothing(cloud: Cloud, user: Caller):
+    async with _counted(cloud) as cost:
+        await user.refused(400, "POST", "/servers", user.body(flavorRef="no-such"))
+        await user.refused(400, "POST", "/servers", user.body(name=""))
+    assert cost.writes == 0, cost.transactions
+    assert not cost.messages
