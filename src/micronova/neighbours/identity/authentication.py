@@ -10,12 +10,13 @@ from msgspec import Struct
 
 from micronova.http.tokens import Claims
 from micronova.neighbours.identity.core import Core
-from micronova.neighbours.identity.store import application_credentials, users
+from micronova.neighbours.identity.store import application_credentials
 from micronova.neighbours.identity.store.rows import Row
-from micronova.neighbours.identity.tables import domains
+from micronova.neighbours.identity.tables import domains, users
 from micronova.objects.errors import Forbidden, Invalid, MicronovaError, Unauthorized
 
 METHODS = ("password", "token", "application_credential")
+_WITH_DOMAIN = sa.select(users, domains.c.enabled.label("domain_enabled")).where(domains.c.id == users.c.domain_id)
 
 
 class DomainRef(Struct):
@@ -120,26 +121,23 @@ def refused() -> MicronovaError:
 
 
 def domain_id_of(conn: sa.Connection, ref: DomainRef | None, inside: str) -> str | None:
-    """Return the id of a domain that is named; None when there is none."""
+    """Return the id of a domain that is named; whether there is one with an id that is given is not looked at."""
     if ref is None or (ref.id is None and ref.name is None):
         raise Invalid(f"Invalid input for field/attribute auth: name the domain in {inside}, by id or by name.")
-    chosen = domains.c.id == ref.id if ref.id is not None else domains.c.name == ref.name
-    return conn.execute(sa.select(domains.c.id).where(chosen)).scalar()
+    if ref.id is not None:
+        return ref.id
+    return conn.execute(sa.select(domains.c.id).where(domains.c.name == ref.name)).scalar()
 
 
 def _find_user(conn: sa.Connection, ref: UserRef) -> Row | None:
     """Return the user with its domain's state as `domain_enabled`."""
     if ref.id is not None:
-        user = users.find(conn, ref.id)
+        chosen = [users.c.id == ref.id]
     elif ref.name is not None:
-        domain_id = domain_id_of(conn, ref.domain, "user")
-        user = users.by_name(conn, domain_id, ref.name) if domain_id else None
+        chosen = [users.c.domain_id == domain_id_of(conn, ref.domain, "user"), users.c.name == ref.name]
     else:
         raise Invalid("Invalid input for field/attribute auth.identity: name the user, by id, or by name and domain.")
-    if user is None:
-        return None
-    enabled = conn.execute(sa.select(domains.c.enabled).where(domains.c.id == user["domain_id"])).scalar()
-    return {**user, "domain_enabled": bool(enabled)}
+    return conn.execute(_WITH_DOMAIN.where(*chosen)).mappings().first()
 
 
 def _find_credential(conn: sa.Connection, proof: CredentialProof) -> tuple[Row | None, Row | None]:

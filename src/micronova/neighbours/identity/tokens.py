@@ -111,12 +111,12 @@ def _scoped(conn: sa.Connection, proven: Proven, scope: Scope | str | None) -> G
         return _project(conn, user_id, projects.by_name(conn, domain_id or "", scope.project.name))
     if scope.domain is not None:
         domain = rows.find(conn, domains_table, domain_id_of(conn, scope.domain, "scope.domain"))
-        roles = assignments.effective_roles(conn, user_id, "domain", domain["id"]) if domain else []
+        roles = assignments.effective_roles(conn, user_id, domain["id"]) if domain else []
         if domain is None or not domain["enabled"] or not roles:
             raise refused()
         return Granted(roles, domain=domain)
     if scope.system is not None:
-        roles = assignments.effective_roles(conn, user_id, assignments.SYSTEM, assignments.SYSTEM)
+        roles = assignments.effective_roles(conn, user_id, assignments.SYSTEM)
         if not scope.system.all or not roles:
             raise refused()
         return Granted(roles, system=True)
@@ -127,7 +127,7 @@ def _project(conn: sa.Connection, user_id: str, project: Row | None) -> Granted:
     if project is None or not project["enabled"]:
         raise refused()
     domain = domains.get(conn, project["domain_id"])
-    roles = assignments.effective_roles(conn, user_id, "project", project["id"])
+    roles = assignments.effective_roles(conn, user_id, project["id"], project)
     if not domain["enabled"] or not roles:
         raise refused()
     return Granted(roles, project=project)

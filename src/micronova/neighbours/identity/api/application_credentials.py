@@ -13,10 +13,11 @@ from micronova.neighbours.identity.api import views
 from micronova.neighbours.identity.api.common import V3, collection, page
 from micronova.neighbours.identity.attributes import ID, Name
 from micronova.neighbours.identity.core import Core
-from micronova.neighbours.identity.store import application_credentials, assignments, roles
+from micronova.neighbours.identity.store import application_credentials, assignments, roles, rows
 from micronova.neighbours.identity.store.rows import Listed, Page, Row
+from micronova.neighbours.identity.tables import projects
 from micronova.objects.clock import micros
-from micronova.objects.errors import Forbidden, Invalid, NotFound
+from micronova.objects.errors import Forbidden, Invalid
 
 
 class RoleRef(Struct, forbid_unknown_fields=True):
@@ -162,10 +163,8 @@ def _expiry(text: str | None, now: int) -> int | None:
 
 def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: list[RoleRef]) -> list[Row]:
     """Return the roles asked for, all that the user has when none are; refuse one that it has not."""
-    try:
-        held = assignments.effective_roles(conn, user_id, "project", project_id)
-    except NotFound:
-        held = []
+    project = rows.find(conn, projects, project_id)
+    held = assignments.effective_roles(conn, user_id, project_id, project) if project else []
     if not wanted:
         return held
     chosen: list[Row] = []

@@ -110,17 +110,18 @@ def actors(conn: sa.Connection, user_id: str) -> list[str]:
     return [user_id, *in_groups]
 
 
-def effective_roles(conn: sa.Connection, user_id: str, target: str, target_id: str) -> list[Row]:
-    """Return the roles that a user has on a target, with all that they imply; roles of domains do not count."""
+def effective_roles(conn: sa.Connection, user_id: str, target_id: str, project: Row | None = None) -> list[Row]:
+    """Return the roles that a user has on a domain, the system or a `project`, with all that they imply.
+
+    Roles that belong to a domain do not count by themselves, only for what they imply.
+    """
     chosen = [sa.and_(assignments.c.target_id == target_id, assignments.c.inherited.is_(False))]
-    if target == "project":
-        project = projects_store.get(conn, target_id)
+    if project is not None:
         above = [project["domain_id"], *(row["id"] for row in projects_store.ancestors(conn, project))]
         chosen.append(sa.and_(assignments.c.target_id.in_(above), assignments.c.inherited.is_(True)))
-    found = conn.execute(
-        sa.select(assignments.c.role_id).where(assignments.c.actor_id.in_(actors(conn, user_id)), sa.or_(*chosen))
-    ).scalars()
-    direct = set(found)
+    in_groups = sa.select(memberships.c.group_id).where(memberships.c.user_id == user_id)
+    holder = (assignments.c.actor_id == user_id) | assignments.c.actor_id.in_(in_groups)
+    direct = set(conn.execute(sa.select(assignments.c.role_id).where(holder, sa.or_(*chosen))).scalars())
     if not direct:
         return []
     everything = roles_store.closure(roles_store.implications(conn), direct)
