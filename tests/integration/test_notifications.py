@@ -59,7 +59,7 @@ async def test_a_servers_life_is_heard_in_both_formats(tmp_path: Path, database_
 
 
 async def test_a_decision_and_a_failure_are_heard(tmp_path: Path, database_url: str, amqp_url: str) -> None:
-    wanted = Wanted(hosts=1, settings=_settings(database_url, amqp_url, fake={"memory_mb": 1024, "hosts": 1}))
+    wanted = Wanted(hosts=2, settings=_settings(database_url, amqp_url, fake={"memory_mb": 4096}))
     async with listening(amqp_url) as listener, one_process(tmp_path, wanted) as cloud:
         user = cloud.caller()
         id = await user.create(flavorRef="5")

@@ -1,37 +1,17 @@
-"""oslo.messaging as a listener, in a throw-away environment that is made once and kept in a cache."""
+"""oslo.messaging as a listener, in a throw-away environment."""
 
 import asyncio
 import json
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-VERSION = "18.3.1"
+from tests.peers import peer
+
+OSLO = "oslo.messaging==18.3.1"
 PATIENCE = 30.0
-
-
-def environment() -> Path:
-    """Return the Python that has oslo.messaging; make its environment when no run before us did."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova-tests"
-    place = cache / f"oslo.messaging-{VERSION}"
-    python = place / "bin" / "python"
-    if not python.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(dir=cache))
-        subprocess.run([sys.executable, "-m", "venv", str(fresh)], check=True)
-        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"oslo.messaging=={VERSION}"]
-        subprocess.run([str(fresh / "bin" / "python"), *install], check=True)
-        try:
-            fresh.rename(place)  # another process may have been faster: its copy is as good
-        except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)
-    return python
 
 
 class Listener:
@@ -62,7 +42,7 @@ class Listener:
 @asynccontextmanager
 async def listening(url: str, exchange: str = "nova") -> AsyncIterator[Listener]:
     """Listen at a broker with oslo.messaging."""
-    python = await asyncio.to_thread(environment)
+    python = (await asyncio.to_thread(peer, "oslo", OSLO)) / "bin" / "python"
     script = Path(__file__).with_name("listen.py")
     process = await asyncio.create_subprocess_exec(
         str(python),

@@ -174,7 +174,7 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
 
 def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
     """Return a server's actions with their events and the steps of their operations."""
-    from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, instances
+    from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, instances, operations
 
     row = None
     for table in (instances, deleted_instances):
@@ -199,7 +199,31 @@ def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
             "created_at": row["created_at"],
             "launched_at": row["launched_at"],
             "host": row["host"],
+            "fault": row["fault"],
         },
         "actions": [dict(each) for each in actions],
         "events": [dict(each) for each in events],
+        "operations": [
+            _operation(each)
+            for each in conn.execute(
+                sa.select(operations).where(operations.c.instance_uuid == row["uuid"]).order_by(operations.c.created_at)
+            ).mappings()
+        ],
+    }
+
+
+def _operation(row: sa.RowMapping) -> dict[str, Any]:
+    """Return of an operation what tells how it went; those that ended long ago are gone."""
+    from micronova.conductor.build import BuildPayload
+    from micronova.rpc.contract import Context
+
+    build = msgspec.msgpack.decode(row["payload"], type=BuildPayload) if row["kind"] == "build" else None
+    return {
+        "request_id": msgspec.msgpack.decode(row["context"], type=Context).request_id,
+        "kind": row["kind"],
+        "created_at": row["created_at"],
+        "finished_at": row["finished_at"],
+        "result": row["result"],
+        "attempts": [msgspec.structs.asdict(attempt) for attempt in build.attempts] if build is not None else [],
+        "explanation": row["explanation"],
     }

@@ -453,6 +453,9 @@ class Build(HostKind):
         if row["host"] is not None:
             # Should the host have left something behind, this record lets it clean up.
             rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
+        if isinstance(error, NoValidHost) and "reasons" in error.details:
+            decision = {"hosts": error.details.get("hosts", 0), "filters": error.details["reasons"]}
+            rows.explain(conn, operation.id, decision)
         events = [("create.error", {**row, **values}, fault)]
         event = self.event if row["host"] is not None else SCHEDULING_EVENT
         spec = instances.specs(conn, [row["uuid"]]).get(row["uuid"])

@@ -12,7 +12,9 @@ from micronova.conf.settings import Settings
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
-class _Text(logging.Formatter):
+class TextLines(logging.Formatter):
+    """Lines for people."""
+
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         name = record.name.removeprefix("micronova.")
@@ -25,7 +27,9 @@ class _Text(logging.Formatter):
         return text
 
 
-class _JSON(logging.Formatter):
+class JSONLines(logging.Formatter):
+    """Lines for programs: one JSON object each."""
+
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -42,7 +46,7 @@ class _JSON(logging.Formatter):
 def set_up_logging(settings: Settings) -> None:
     """Send logs to standard error, as the settings say."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_JSON() if settings.default.log_format == "json" else _Text())
+    handler.setFormatter(JSONLines() if settings.default.log_format == "json" else TextLines())
     logging.basicConfig(level=settings.default.log_level, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "aio_pika", "aiormq", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -42,6 +42,7 @@ def make_telemetry(settings: Settings, clock: Clock, host: str) -> Telemetry:
     endpoint = settings.telemetry.otlp_endpoint
     if not endpoint:
         return Telemetry(clock)
-    from micronova.telemetry.tracing import Tracing, otlp_exporter
+    from micronova.telemetry.otlp import OTLPExporter
+    from micronova.telemetry.tracing import Tracing
 
-    return Telemetry(clock, Tracing(otlp_exporter(endpoint), host=host))
+    return Telemetry(clock, Tracing(OTLPExporter(endpoint), host=host))

@@ -1,6 +1,5 @@
 """The entrances of traces: where one begins, or comes in from another process. Imported only when tracing is on."""
 
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.trace import Span, SpanKind, Tracer, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from micronova.conf.settings import SettingsError
 from micronova.telemetry import spans
 
 _propagator = TraceContextTextMapPropagator()
@@ -55,17 +53,3 @@ def goes_on_here(parent: str) -> str:
     """Return the span of now if it belongs to the same trace, else the one given: the nearer of two parents."""
     here = get_current_span().get_span_context()
     return spans.traceparent() if here.is_valid and f"{here.trace_id:032x}" == parent[3:35] else parent
-
-
-def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Return what sends spans to a collector; SettingsError if it is not installed."""
-    try:
-        module = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    except ImportError:
-        raise SettingsError(
-            "telemetry.otlp_endpoint needs the package opentelemetry-exporter-otlp-proto-http: "
-            "pip install micronova[otlp]."
-        ) from None
-    path = "" if endpoint.rstrip("/").endswith("/v1/traces") else "/v1/traces"
-    exporter: SpanExporter = module.OTLPSpanExporter(endpoint=endpoint.rstrip("/") + path)
-    return exporter

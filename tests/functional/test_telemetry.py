@@ -1,0 +1,224 @@
+"""What a cloud tells of itself: one trace across all roles, metrics, and a request's id in every line of its log."""
+
+import json
+import logging
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from micronova.cli.inspect import find_timeline
+from micronova.cli.waterfall import bars_of
+from micronova.objects.clock import SystemClock
+from micronova.rpc.bus import Bus
+from micronova.rpc.distort import DistortedBus, Distortion
+from micronova.telemetry.logs import JSONLines
+from micronova.telemetry.metrics import render
+from micronova.telemetry.telemetry import Telemetry
+from micronova.telemetry.tracing import Tracing
+from tests.functional.cloud import IMAGE, OneProcess, Wanted
+
+
+class Spans:
+    """The spans of a cloud, by trace and by name."""
+
+    def __init__(self) -> None:
+        self.exporter = InMemorySpanExporter()
+
+    def of(self, root: str) -> dict[str, ReadableSpan]:
+        """Return the spans of the trace that a request began, by name."""
+        spans = self.exporter.get_finished_spans()
+        [trace] = {span.context.trace_id for span in spans if span.name == root}
+        return {span.name: span for span in spans if span.context.trace_id == trace}
+
+
+@asynccontextmanager
+async def traced_cloud(directory: Path, wanted: Wanted | None = None) -> AsyncIterator[tuple[OneProcess, Spans]]:
+    spans = Spans()
+    cloud = OneProcess(directory, wanted or Wanted(hosts=2))
+    cloud.process.telemetry = Telemetry(SystemClock(), Tracing(spans.exporter, host="test", at_once=True))
+    await cloud.start()
+    try:
+        yield cloud, spans
+    finally:
+        await cloud.stop()
+
+
+def parent_of(span: ReadableSpan, spans: dict[str, ReadableSpan]) -> str:
+    assert span.parent is not None, f"{span.name} has no parent"
+    return next(each.name for each in spans.values() if each.context.span_id == span.parent.span_id)
+
+
+async def test_a_boot_is_one_trace_across_all_roles(tmp_path: Path) -> None:
+    async with traced_cloud(tmp_path) as (cloud, made):
+        user = cloud.caller()
+        server = await user.boot(name="traced")
+        await cloud.settled()
+    spans = made.of("compute POST /servers")
+    roles = {span.instrumentation_scope.name for span in spans.values() if span.instrumentation_scope}
+    assert roles == {"micronova.api", "micronova.conductor", "micronova.scheduler", "micronova.compute"}
+    assert spans["compute POST /servers"].parent is None
+    parents = {name: parent_of(span, spans) for name, span in spans.items() if span.parent is not None}
+    assert parents == {
+        "conductor.build_instances": "compute POST /servers",
+        "operation build": "conductor.build_instances",
+        "schedule": "operation build",
+        "scheduler.select_destinations": "schedule",
+        "dispatch": "operation build",
+        "compute.build_and_run_instance": "dispatch",
+        "build": "compute.build_and_run_instance",
+        "spawn": "build",
+        "conductor.report": "compute.build_and_run_instance",
+    }
+    attributes = spans["build"].attributes or {}
+    assert attributes["instance"] == server["id"]
+    assert str(attributes["host"]).startswith("fake-")
+    assert (spans["compute POST /servers"].attributes or {})["http.response.status_code"] == 202
+
+
+async def test_a_callers_trace_goes_on(tmp_path: Path) -> None:
+    trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    async with traced_cloud(tmp_path) as (cloud, made):
+        user = cloud.caller()
+        await user.request("GET", "/servers", headers={"traceparent": f"00-{trace}-{span}-01"})
+        await user.request("GET", "/flavors", headers={"traceparent": "nonsense" * 1000})
+    listed = made.of("compute GET /servers")["compute GET /servers"]
+    assert f"{listed.context.trace_id:032x}" == trace
+    assert listed.parent is not None and f"{listed.parent.span_id:016x}" == span
+    assert made.of("compute GET /flavors")["compute GET /flavors"].parent is None
+
+
+async def test_who_takes_an_operation_over_goes_on_with_its_trace(tmp_path: Path) -> None:
+    """The cast to the conductor is lost: the sweep finds the operation, and the trace in its row."""
+
+    def lose_hints(bus: Bus) -> Bus:
+        hints = Distortion(drop_casts=True, applies=lambda method: method.name == "build_instances")
+        return DistortedBus(bus, hints, clock=SystemClock(), random=random.Random(1))
+
+    async with traced_cloud(tmp_path, Wanted(hosts=2, wrap_bus=lose_hints)) as (cloud, made):
+        await cloud.caller().boot()
+        await cloud.settled()
+    spans = made.of("compute POST /servers")
+    assert "conductor.build_instances" not in spans
+    assert parent_of(spans["operation build"], spans) == "compute POST /servers"
+    assert parent_of(spans["spawn"], spans) == "build"
+
+
+async def test_heartbeats_begin_no_traces(tmp_path: Path) -> None:
+    async with traced_cloud(tmp_path) as (cloud, made):
+        before = cloud.process.bus.stats().handled.get("conductor.heartbeat", 0)  # type: ignore[union-attr]
+
+        async def beaten() -> bool | None:
+            now = cloud.process.bus.stats().handled["conductor.heartbeat"]  # type: ignore[union-attr]
+            return True if now > before + 1 else None
+
+        await cloud.until(beaten, "heartbeats")
+    assert not [span.name for span in made.exporter.get_finished_spans() if "heartbeat" in span.name]
+
+
+async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -> None:
+    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    await cloud.start()
+    try:
+        user = cloud.caller()
+        server = await user.boot()
+        await user.refused(404, "GET", "/servers/11111111-1111-4111-8111-111111111119")
+        await user.delete(f"/servers/{server['id']}")
+        await user.gone(server["id"])
+        await cloud.settled()
+        process = cloud.process
+        text = render(process.database, process.bus, process.telemetry.metrics).decode()
+    finally:
+        await cloud.stop()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("micronova_"))
+    request = 'micronova_http_requests_total{route="%s",service="compute",status="%d"}'
+    assert lines[request % ("POST /servers", 202)] == "1.0"
+    assert lines[request % ("GET /servers/{id}", 404)] >= "1.0"
+    assert lines['micronova_http_request_seconds_count{route="POST /servers",service="compute"}'] == "1.0"
+    for kind in ("build", "delete"):
+        assert lines[f'micronova_operation_seconds_count{{kind="{kind}",result="success"}}'] == "1.0"
+        assert float(lines[f'micronova_operation_seconds_sum{{kind="{kind}",result="success"}}']) > 0
+    assert float(lines["micronova_scheduler_decision_seconds_count"]) >= 1
+    assert lines["micronova_builds_in_flight"] == "0.0"
+    assert float(lines["micronova_db_writes_total"]) > 0
+    assert 'micronova_messages_handled_total{method="scheduler.select_destinations"}' in lines
+
+
+class Lines(logging.Handler):
+    """Keeps log lines as they are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JSONLines())
+        self.lines: list[dict[str, Any]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def lines() -> Any:
+    handler = Lines()
+    logger = logging.getLogger("micronova")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    yield handler.lines
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+async def test_every_line_of_a_requests_log_has_its_id(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    await cloud.start()
+    try:
+        user = cloud.caller()
+        rule = {"operation": "spawn", "name": "unlucky", "kind": "fail", "count": 1}
+        async with cloud.faults(rule):
+            body = {"server": {"name": "unlucky", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}}
+            answer = await user.request("POST", "/servers", body)
+            await user.wait_for(answer.json()["server"]["id"], "ACTIVE", "ERROR")
+        await cloud.settled()
+    finally:
+        await cloud.stop()
+    id = answer.json()["server"]["id"]
+    told = [line for line in lines if id in line["message"]]
+    loggers = {line["logger"].split(".")[1] for line in told}
+    assert {"compute", "conductor"} <= loggers, lines
+    assert {line["request_id"] for line in told} == {answer.headers["x-openstack-request-id"]}
+
+
+async def test_a_servers_timeline_has_every_try_and_the_schedulers_reasons(tmp_path: Path) -> None:
+    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    await cloud.start()
+    try:
+        user = cloud.caller()
+        async with cloud.faults({"operation": "spawn", "name": "unlucky", "kind": "fail", "count": 1}):
+            server = await user.boot(name="unlucky")
+        await user.admin.post("/flavors", {"flavor": {"name": "huge", "ram": 10**8, "vcpus": 1, "disk": 1}}, 200)
+        [huge] = [each["id"] for each in (await user.get("/flavors"))["flavors"] if each["name"] == "huge"]
+        lost = await user.create(flavorRef=huge)
+        await user.wait_for(lost, "ERROR")
+        assert cloud.process.database is not None
+        built = await cloud.process.database.read(find_timeline, "unlucky")
+        failed = await cloud.process.database.read(find_timeline, lost)
+    finally:
+        await cloud.stop()
+    assert built["server"]["uuid"] == server["id"]
+    [operation] = built["operations"]
+    first, second = operation["attempts"]
+    assert {first["host"], second["host"]} == {"fake-1", "fake-2"}
+    for attempt in (first, second):
+        times = [attempt[name] for name in ("begun", "placed", "dispatched", "started", "finished")]
+        assert times == sorted(times) and times[0] > 0
+    assert operation["explanation"]["hosts"] == 2
+    [operation] = failed["operations"]
+    assert operation["attempts"] == []
+    assert any(step["removed"] for step in operation["explanation"]["filters"])
+    names = [bar.name for bar in bars_of(built["actions"][0], built["events"], built["operations"][0])]
+    assert names.count("build on the host") == 2
