@@ -68,12 +68,25 @@ class Delete(HostKind):
         return Ended(events=[("delete.end", row, None)])
 
     async def _clean_up(self, operation: Operation, row: Any) -> None:
-        if await self.engine.database.read(self._others, operation):
-            raise Unavailable("Another operation on this server has not noticed yet that it is being deleted.")
-        if self.tools.networks is not None and await self.engine.database.read(_has_networks, row):
+        database = self.engine.database
+        if self.tools.networks is not None and await database.read(_has_networks, row):
+            if await database.write(self._waits, operation):
+                return
             await self.tools.networks.deallocate(instance_uuid=row["uuid"])
-        if await self.engine.database.write(self._remove, operation):
+        if await database.write(self._remove, operation):
             self.notify("delete.end", operation, row)
+
+    def _waits(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Say whether another operation has not noticed yet that the server is being deleted, and wait for it.
+
+        With the instance locked, so that the other one, which wakes us at its end, finds us waiting.
+        """
+        instances.lock(conn, operation.instance_uuid)
+        if not self._others(conn, operation):
+            return False
+        pause = min(30.0, 0.5 * 2 ** min(operation.attempts, 6))  # should it never wake us
+        self.persist(conn, operation, operation.step, seconds=pause)
+        return True
 
     def _others(self, conn: sa.Connection, operation: Operation) -> bool:
         """A build in a conductor's hands may still allocate; it lets go once it sees the new epoch."""
@@ -89,8 +102,8 @@ class Delete(HostKind):
         if row is None:
             self.end(conn, operation, "success")
             return False
-        if self._others(conn, operation):
-            raise Unavailable("Another operation on this server has not noticed yet that it is being deleted.")
+        if self._waits(conn, operation):
+            return False
         self.remove(conn, operation, row)
         return True
 

@@ -61,7 +61,7 @@ class ServerParts:
         items = (await access.server(self._database, request, id))["metadata"]
         if key not in items:
             raise NotFound(f"Metadata item {key[:64]} was not found")
-        return {"meta": {id: items[key]}}
+        return {"meta": {key: items[key]}}
 
     async def add_metadata(self, request: Request, id: str) -> dict[str, Any]:
         """Add or change items."""

@@ -1,0 +1,222 @@
+"""What hangs below a server: metadata, tags, addresses, its console; and changing the server itself."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.functional.cloud import Caller, Cloud
+
+# --- metadata ------------------------------------------------------------------------------------------------------
+
+
+async def test_metadata(user: Caller):
+    id = (await user.boot(metadata={"a": "1", "b": "2"}))["id"]
+    path = f"/servers/{id}/metadata"
+    assert await user.get(path) == {"metadata": {"a": "1", "b": "2"}}
+    assert await user.get(f"{path}/a") == {"meta": {"a": "1"}}
+    added = await user.post(path, {"metadata": {"b": "3", "c": "4"}}, 200)
+    assert added == {"metadata": {"a": "1", "b": "3", "c": "4"}}
+    assert await user.put(f"{path}/a", {"meta": {"a": "9"}}) == {"meta": {"a": "9"}}
+    assert (await user.show(id))["metadata"] == {"a": "9", "b": "3", "c": "4"}
+    await user.delete(f"{path}/b")
+    assert await user.get(path) == {"metadata": {"a": "9", "c": "4"}}
+    assert await user.put(path, {"metadata": {"z": ""}}) == {"metadata": {"z": ""}}
+    assert await user.put(path, {"metadata": {}}) == {"metadata": {}}
+    await user.refused(404, "GET", f"{path}/z")
+    await user.refused(404, "DELETE", f"{path}/z")
+
+
+async def test_items_of_metadata_have_limits(user: Caller):
+    await user.admin.put(f"/os-quota-sets/{user.project}", {"quota_set": {"metadata_items": 2}})
+    id = (await user.boot(metadata={"a": "1"}))["id"]
+    path = f"/servers/{id}/metadata"
+    await user.post(path, {"metadata": {"b": "1"}}, 200)
+    message = await user.refused(403, "POST", path, {"metadata": {"c": "1"}})
+    assert "metadata items exceeds 2" in message
+    await user.refused(403, "PUT", path, {"metadata": {"a": "1", "b": "1", "c": "1"}})
+    await user.put(f"{path}/b", {"meta": {"b": "2"}})  # no more than before
+
+
+async def test_items_of_metadata_at_the_same_time(user: Caller):
+    """Each change is made to what is there, not to what was read."""
+    id = (await user.boot())["id"]
+    path = f"/servers/{id}/metadata"
+    await asyncio.gather(*(user.put(f"{path}/k{n}", {"meta": {f"k{n}": str(n)}}) for n in range(10)))
+    assert (await user.get(path))["metadata"] == {f"k{n}": str(n) for n in range(10)}
+
+
+async def test_metadata_while_it_is_built(cloud: Cloud, user: Caller):
+    async with cloud.faults({"operation": "spawn", "kind": "delay", "delay": 0.2, "name": user.project}):
+        id = await user.create(name=user.project)
+        await user.post(f"/servers/{id}/metadata", {"metadata": {"a": "b"}}, 200)
+        server = await user.wait_for(id, "ACTIVE")
+    assert server["metadata"] == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "words"),
+    [
+        ("POST", "", {"metadata": {"a": 1}}, "metadata"),
+        ("POST", "", {"metadata": ["a"]}, "metadata"),
+        ("POST", "", {"metadata": {"": "x"}}, "metadata"),
+        ("POST", "", {"metadata": {"a" * 256: "x"}}, "metadata"),
+        ("POST", "", {"metadata": {"a": "x" * 256}}, "metadata"),
+        ("POST", "", {"metadata": {"a/b": "x"}}, "metadata"),
+        ("POST", "", {"metadata": {"a": None}}, "metadata"),
+        ("POST", "", {"meta": {"a": "b"}}, "meta"),
+        ("POST", "", {}, "metadata"),
+        ("POST", "", None, "body"),
+        ("PUT", "", {"metadata": {"a": "b"}, "more": 1}, "more"),
+        ("PUT", "/a", {"meta": {"b": "c"}}, "mismatch"),
+        ("PUT", "/a", {"meta": {"a": "b", "c": "d"}}, "meta"),
+        ("PUT", "/a", {"meta": {}}, "meta"),
+        ("PUT", "/a", {"metadata": {"a": "b"}}, "metadata"),
+    ],
+)
+async def test_bad_metadata(user: Caller, method: str, path: str, body: Any, words: str):
+    id = await user.create()
+    assert words in await user.refused(400, method, f"/servers/{id}/metadata{path}", body)
+
+
+# --- tags ----------------------------------------------------------------------------------------------------------
+
+
+async def test_tags(user: Caller):
+    id = (await user.boot(tags=["b", "a", "a"]))["id"]
+    path = f"/servers/{id}/tags"
+    assert sorted((await user.get(path))["tags"]) == ["a", "b"]
+    answer = await user.request("PUT", f"{path}/c")
+    assert answer.status == 201 and answer.headers["location"].endswith(f"{path}/c")
+    assert (await user.request("PUT", f"{path}/c")).status == 204
+    assert (await user.request("GET", f"{path}/c")).status == 204
+    await user.refused(404, "GET", f"{path}/d")
+    await user.delete(f"{path}/c")
+    await user.refused(404, "DELETE", f"{path}/c")
+    assert await user.put(path, {"tags": ["x", "y"]}) == {"tags": ["x", "y"]}
+    assert (await user.show(id))["tags"] == ["x", "y"]
+    await user.delete(path)
+    assert (await user.get(path)) == {"tags": []}
+    await user.at(25).refused(404, "GET", path)
+
+
+async def test_a_server_has_so_many_tags(user: Caller):
+    id = await user.create(tags=[f"t{n}" for n in range(50)])
+    await user.refused(400, "PUT", f"/servers/{id}/tags/one-more")
+    assert (await user.request("PUT", f"/servers/{id}/tags/t1")).status == 204
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"tags": ["a,b"]}, {"tags": ["a/b"]}, {"tags": [""]}, {"tags": ["a" * 61]}, {"tags": [1]}, {"tags": "a"},
+     {"tags": [f"t{n}" for n in range(51)]}, {"tag": []}, {}],
+)  # fmt: skip
+async def test_bad_tags(user: Caller, body: Any):
+    id = await user.create()
+    assert "tag" in await user.refused(400, "PUT", f"/servers/{id}/tags", body)
+
+
+async def test_bad_tags_in_the_url(user: Caller):
+    id = await user.create()
+    await user.refused(400, "PUT", f"/servers/{id}/tags/a,b")
+    await user.refused(400, "PUT", f"/servers/{id}/tags/{'a' * 61}")
+
+
+# --- addresses and the console -------------------------------------------------------------------------------------
+
+
+async def test_a_server_without_networks_has_no_addresses(user: Caller):
+    id = (await user.boot())["id"]
+    assert await user.get(f"/servers/{id}/ips") == {"addresses": {}}
+    await user.refused(404, "GET", f"/servers/{id}/ips/private")
+
+
+async def test_the_console(user: Caller):
+    id = (await user.boot(name="talks"))["id"]
+    whole = (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
+    assert "server talks is ready" in whole
+    for length, lines in ((3, 3), ("2", 2), (0, 0), (-1, len(whole.splitlines())), (10_000, len(whole.splitlines()))):
+        part = (await user.act(id, "os-getConsoleOutput", {"length": length}, 200))["output"]
+        assert len(part.splitlines()) == lines
+        assert whole.endswith(part)
+    assert (await user.act(id, "os-getConsoleOutput", {"length": None}, 200))["output"] == whole
+
+
+@pytest.mark.parametrize("length", ["many", -2, 1.5, [], {}, True, "1e3", 1 << 40])
+async def test_a_bad_length(user: Caller, length: Any):
+    id = (await user.boot())["id"]
+    body = {"os-getConsoleOutput": {"length": length}}
+    assert "length" in await user.refused(400, "POST", f"/servers/{id}/action", body)
+
+
+async def test_no_console_before_there_is_a_host(cloud: Cloud, user: Caller):
+    async with cloud.faults({"operation": "spawn", "kind": "abort", "name": user.project}):
+        id = await user.create(name=user.project)
+        await user.wait_for(id, "ERROR")
+    await user.refused(409, "POST", f"/servers/{id}/action", {"os-getConsoleOutput": {}})
+
+
+# --- the server itself ---------------------------------------------------------------------------------------------
+
+
+async def test_changing_a_server(user: Caller):
+    id = (await user.boot(name="old"))["id"]
+    changes = {
+        "name": "new", "description": "d", "accessIPv4": "192.0.2.1", "accessIPv6": "2001:DB8::1",
+        "OS-DCF:diskConfig": "AUTO", "hostname": "elsewhere",
+    }  # fmt: skip
+    shown = (await user.put(f"/servers/{id}", {"server": changes}))["server"]
+    assert (shown["name"], shown["description"]) == ("new", "d")
+    assert (shown["accessIPv4"], shown["accessIPv6"]) == ("192.0.2.1", "2001:db8::1")
+    assert shown["OS-DCF:diskConfig"] == "AUTO"
+    assert shown["OS-EXT-SRV-ATTR:hostname"] == "elsewhere"
+    now = await user.show(id)
+    assert now == shown
+    cleared = await user.put(f"/servers/{id}", {"server": {"description": None, "accessIPv4": "", "accessIPv6": ""}})
+    assert cleared["server"]["description"] is None
+    assert (cleared["server"]["accessIPv4"], cleared["server"]["accessIPv6"]) == ("", "")
+
+
+async def test_the_zone_that_a_server_is_pinned_to(user: Caller):
+    id = (await user.boot())["id"]
+    path = f"/servers/{id}"
+    pinned = await user.put(path, {"server": {"pinned_availability_zone": "nova"}})
+    assert pinned["server"]["pinned_availability_zone"] == "nova"
+    freed = await user.put(path, {"server": {"pinned_availability_zone": None}})
+    assert freed["server"]["pinned_availability_zone"] is None
+    await user.refused(409, "PUT", path, {"server": {"pinned_availability_zone": "other"}})
+    await user.at(103).refused(400, "PUT", path, {"server": {"pinned_availability_zone": "nova"}})
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"server": {}}, "server"),
+        ({}, "server"),
+        ({"server": {"name": ""}}, "name"),
+        ({"server": {"name": " x "}}, "name"),
+        ({"server": {"name": "x" * 256}}, "name"),
+        ({"server": {"name": None}}, "name"),
+        ({"server": {"name": 7}}, "name"),
+        ({"server": {"name": "a\u0001b"}}, "name"),
+        ({"server": {"accessIPv4": "1.2.3"}}, "accessIPv4"),
+        ({"server": {"accessIPv4": "::1"}}, "accessIPv4"),
+        ({"server": {"accessIPv6": "1.2.3.4"}}, "accessIPv6"),
+        ({"server": {"OS-DCF:diskConfig": "SOMETIMES"}}, "diskConfig"),
+        ({"server": {"description": "x" * 256}}, "description"),
+        ({"server": {"hostname": "not a host"}}, "hostname"),
+        ({"server": {"hostname": "-a"}}, "hostname"),
+        ({"server": {"flavorRef": "2"}}, "flavorRef"),
+        ({"server": []}, "server"),
+    ],
+)
+async def test_bad_changes(user: Caller, body: Any, words: str):
+    id = await user.create()
+    assert words in await user.refused(400, "PUT", f"/servers/{id}", body)
+
+
+async def test_a_change_of_somebody_elses_server(cloud: Cloud, user: Caller):
+    id = await user.create(name="mine")
+    await cloud.caller().refused(404, "PUT", f"/servers/{id}", {"server": {"name": "yours"}})
+    await user.admin.put(f"/servers/{id}", {"server": {"name": "admins"}})
+    assert (await user.show(id))["name"] == "admins"
