@@ -9,6 +9,7 @@ from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
 from micronova.http.tokens import Revocations, TokenVerifier
 from micronova.identity.client import IdentityClient, ServiceToken
+from micronova.identity.feed import RevocationFeed
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -29,13 +30,22 @@ class Neighbours:
         self._transports: list[Transport] = []
         self._token: ServiceToken | None = None
         self._networks: Any = None
+        self._feeds: list[RevocationFeed] = []  # what was revoked, told by an identity in another process
 
     @property
     def _noauth(self) -> bool:
         return self._process.settings.api.auth_strategy == "noauth2"
 
+    async def start(self) -> None:
+        """Begin to hear what is revoked elsewhere."""
+        for feed in self._feeds:
+            await feed.start()
+
     async def close(self) -> None:
         """Let go of all connections."""
+        for feed in self._feeds:
+            await feed.stop()
+        self._feeds.clear()
         for transport in self._transports:
             await transport.close()
         self._transports.clear()
@@ -56,7 +66,9 @@ class Neighbours:
         key = process.settings.identity.public_key
         if not key:
             return asking
-        verifier = TokenVerifier(bytes.fromhex(key), Revocations())
+        revocations = Revocations()
+        verifier = TokenVerifier(bytes.fromhex(key), revocations)
+        self._feeds.append(RevocationFeed(self._identity(), revocations, process.clock))
         return EitherTokens(SignedTokens(verifier, process.clock.now), asking)
 
     def _identity(self) -> IdentityClient:

@@ -88,6 +88,7 @@ class Process:
                     role = await getattr(roles, f"make_{name}")(self)
                     await role.start()
                     self.started.append(role)
+            await self.neighbours.start()
             if sock is not None and self.apps:
                 self._server = HTTPServer(
                     self.application(),
