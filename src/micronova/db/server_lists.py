@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.compute import states
 from micronova.db.tables import deleted_instances, instances
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import Invalid
 
 Row = Mapping[Any, Any]
 
@@ -55,8 +55,8 @@ class Filters:
     """What servers are wanted; None is no condition."""
 
     project_id: str | None = None
-    deleted: bool = False
-    changes_since: int | None = None  # then the deleted are listed as well
+    deleted: bool | None = None  # only those, or none of them; not said: with the changes of a time, else not
+    changes_since: int | None = None
     changes_before: int | None = None
     statuses: list[str] = field(default_factory=list)
     equal: dict[str, Any] = field(default_factory=dict)  # column -> value
@@ -78,7 +78,8 @@ class Filters:
 
 def list_(conn: sa.Connection, filters: Filters) -> list[Row]:
     """Return one page of servers."""
-    both = filters.changes_since is not None or filters.changes_before is not None
+    changes = filters.changes_since is not None or filters.changes_before is not None
+    both = changes and filters.deleted is None
     tables = [deleted_instances] if filters.deleted else [instances, deleted_instances] if both else [instances]
     if len(tables) == 1:
         return _page(conn, tables[0], filters)
@@ -123,7 +124,7 @@ def _marker_row(conn: sa.Connection, filters: Filters) -> Row:
         row = conn.execute(query).mappings().first()
         if row is not None:
             return row
-    raise NotFound(f"Marker {filters.marker} could not be found.")
+    raise Invalid(f"marker [{filters.marker}] not found")
 
 
 def _after(table: sa.Table, order: Sequence[tuple[str, bool]], last: Row) -> sa.ColumnElement[bool]:

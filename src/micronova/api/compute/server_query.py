@@ -214,9 +214,8 @@ def _order(query: ListQuery, filters: Filters) -> None:
 
 def _statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> bool:
     """Read status and deleted; say whether anything can match."""
-    deleted = asked.get("deleted")
-    if deleted is not None and inputs.boolean(deleted or "true", "deleted"):
-        filters.deleted = True
+    if "deleted" in asked:
+        filters.deleted = inputs.boolean(asked["deleted"] or "true", "deleted")
     wanted = [text.upper() for text in asked.get("status", ())]
     if not wanted:
         return True
