@@ -8,7 +8,6 @@ from micronova.compute.hooks import Hooks
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conductor.secrets import SecretBox
-from micronova.notifications.notifier import NoNotifications
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process, Role
@@ -32,6 +31,7 @@ async def make_identity(process: "Process") -> "Role":
         region=settings.identity.region_name,
         public_url=settings.api.public_url,
         db_schema=process.schema_of("identity"),
+        observer=process.telemetry.requests,
     )
     process.embedded["identity"] = role
     _mount(process, role.service)
@@ -60,6 +60,7 @@ async def make_image(process: "Process") -> "Role":
         process.clock,
         bytes.fromhex(process.settings.glance.ticket_key or process.keys.ticket_key),
         schema=process.schema_of("image"),
+        observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
         check=check_format if process.settings.image_format.require_image_format_match else accept_all,
     )
@@ -86,6 +87,7 @@ async def make_network(process: "Process") -> "Role":
         process.clock,
         process.neighbours.compute(),
         schema=process.schema_of("network"),
+        observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
     )
     process.embedded["network"] = role
@@ -119,7 +121,15 @@ async def make_scheduler(process: "Process") -> "Role":
     from micronova.scheduler.manager import SchedulerManager
 
     assert process.database is not None and process.bus is not None
-    return SchedulerManager(process.settings, process.database, process.bus, process.clock, process.random)
+    return SchedulerManager(
+        process.settings,
+        process.database,
+        process.bus,
+        process.clock,
+        process.random,
+        process.notifier.scheduler,
+        process.telemetry.metrics.decision,
+    )
 
 
 async def make_conductor(process: "Process") -> "Role":
@@ -139,6 +149,7 @@ async def make_conductor(process: "Process") -> "Role":
         concurrency=settings.conductor.concurrency,
         keep_finished=settings.conductor.keep_finished,
         after_step=process._after_step,
+        observer=process.telemetry.operations,
     )
     tools = Tools(
         engine=engine,
@@ -146,7 +157,7 @@ async def make_conductor(process: "Process") -> "Role":
         secrets=_secret_box(process),
         networks=process.neighbours.networks(),
         images=process.neighbours.images(),
-        notifier=NoNotifications(),
+        notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
@@ -201,7 +212,11 @@ async def make_compute(process: "Process") -> "Role":
         ram_allocation_ratio=default.ram_allocation_ratio,
         disk_allocation_ratio=default.disk_allocation_ratio,
     )
-    return ComputeManager(settings, drivers, process.bus, process.clock, process.random)
+    manager = ComputeManager(settings, drivers, process.bus, process.clock, process.random)
+    process.telemetry.metrics.gauge(
+        "micronova_builds_in_flight", "Builds that hosts of this process work on.", manager.builds_in_flight
+    )
+    return manager
 
 
 async def make_api(process: "Process") -> "Role":
@@ -260,6 +275,7 @@ async def make_api(process: "Process") -> "Role":
         public_url=settings.api.public_url,
         max_body=settings.api.max_request_body_size,
         request_id_headers=("x-openstack-request-id", "x-compute-request-id"),
+        observer=process.telemetry.requests,
     )
     above = Service(
         "compute-versions",

@@ -18,9 +18,11 @@ from micronova.conf.settings import Settings, SettingsError
 from micronova.db.engine import Database, open_database
 from micronova.http.mount import App, HTTPServer, Mounts
 from micronova.http.service import Service
+from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import MicronovaError
 from micronova.rpc.bus import Bus, connect
+from micronova.telemetry.telemetry import make_telemetry
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +69,11 @@ class Process:
         self.embedded: dict[str, Any] = {}  # the neighbours that run in this process
         self.url = settings.api.public_url or f"http://{settings.api.listen}:{settings.api.port}"
         self.neighbours = Neighbours(self)
+        self.telemetry = make_telemetry(settings, self.clock, self.host)
+        self.notifier = make_notifier(settings, host=self.host, clock=self.clock, random=self.random)
+        self.telemetry.metrics.counter(
+            "micronova_notifications", "Notifications by what became of them.", "outcome", self.notifier.counts
+        )
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
         self._server: HTTPServer | None = None
@@ -81,6 +88,7 @@ class Process:
             self.url = f"http://{self.settings.api.listen}:{sock.getsockname()[1]}"
         try:
             await self._start_shared()
+            await self.notifier.start()
             from micronova.cli import roles
 
             for name in ("identity", "image", "network", "scheduler", "conductor", "api", "compute"):
@@ -113,6 +121,7 @@ class Process:
                 log.exception("%s did not stop cleanly", type(role).__name__)
         self.started.clear()
         await self.neighbours.close()
+        await self.notifier.stop()
         if self.bus is not None:
             await self.bus.stop()
             self.bus = None
@@ -120,6 +129,7 @@ class Process:
             await database.close()
         self._databases.clear()
         self.database = None
+        await self.telemetry.close()
 
     async def connect(self) -> None:
         """Open the database and the bus without starting a role: for commands that look."""
@@ -180,7 +190,7 @@ class Process:
             await bus.start()
         except MicronovaError as error:
             raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
-        return self._wrap_bus(bus) if self._wrap_bus is not None else bus
+        return self.telemetry.bus(self._wrap_bus(bus) if self._wrap_bus is not None else bus)
 
 
 def _ping(conn: Any) -> None:
