@@ -23,7 +23,7 @@ _LOADER = "lib64/ld-linux-x86-64.so.2"
 def build(root: Path) -> bytes:
     """Make the archive out of unpacked packages."""
     archive = Archive()
-    for directory in ("dev", "proc", "sys", "run", "tmp", "mnt", "var/log"):
+    for directory in ("dev", "proc", "sys", "run", "tmp", "mnt", "var/log", "etc/dropbear"):
         archive.directory(directory)
     archive.directory("root/.ssh", 0o700)
     archive.device("dev/console", 5, 1)
