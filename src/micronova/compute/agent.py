@@ -13,11 +13,10 @@ from micronova.compute.work import Outcome, Phase, Slot, Work
 from micronova.objects.errors import MicronovaError, NotSupported
 from micronova.objects.orders import Departed, HostBeat, HostReply, PowerChange, WorkOrder
 from micronova.rpc.contract import Context
+from micronova.telemetry.logs import request_id
 from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
-
-NO_CONTEXT = Context()
 
 
 class HostAgent:
@@ -51,8 +50,10 @@ class HostAgent:
         else:
             self.accept(order, context)
 
-    def accept(self, order: WorkOrder, context: Context = NO_CONTEXT) -> None:
+    def accept(self, order: WorkOrder, context: Context | None = None) -> None:
         """Take an order in hand and begin with it, unless it is a double or too old."""
+        if context is None:
+            context = Context(request_id=order.request_id, traceparent=order.traceparent)
         host = self.host
         if self._stopping or order.host != host.name:
             log.info("host %s: order %s (%s) is not taken", host.name, order.operation_id, order.kind)
@@ -69,6 +70,7 @@ class HostAgent:
         work.task.add_done_callback(lambda _: self._finished(work))
 
     async def _run(self, work: Work, slot: Slot) -> None:
+        request_id.set(work.context.request_id)
         async with slot.lock:
             with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
                 outcome = await self._carry_out(work)

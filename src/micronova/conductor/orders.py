@@ -68,6 +68,8 @@ def work_order(
         deadline=operation.deadline / 1e6,
         attempt=operation.attempts,
         issued_at=now / 1e6,
+        request_id=operation.context.request_id,
+        traceparent=operation.context.traceparent,
         network_info=vifs(row),
         block_devices=tuple(msgspec.convert(device, BlockDevice) for device in devices),
         image_ticket=image_ticket,

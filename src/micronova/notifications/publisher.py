@@ -32,6 +32,7 @@ QUEUE_LIMIT = 2_000
 BATCH = 100
 LOOK_AGAIN = 1.0
 RETURN = 10.0
+WARN_AGAIN = 30.0
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 10.0
 LAST_WORDS = 2.0
@@ -60,7 +61,7 @@ class Publisher:
         self._unheard_before = False
         self._heard_before = False
         self._back_at: float | None = None  # when a broker came back at which somebody listened before
-        self._lost_since_warning = 0
+        self._warned_at: float | None = None
         self.sent = 0
         self.dropped = 0
         self.unheard = 0
@@ -98,9 +99,14 @@ class Publisher:
             self.unheard += 1
             return
         self.dropped += 1
-        if not self._lost_since_warning:
-            log.warning("the broker at %s does not take notifications: from now on the oldest are dropped", self._url)
-        self._lost_since_warning += 1
+        now = self._clock.monotonic()
+        if self._warned_at is None or now - self._warned_at > WARN_AGAIN:
+            self._warned_at = now
+            log.warning(
+                "the broker at %s takes no notifications, or too slowly: the oldest are dropped, %d so far",
+                self._url,
+                self.dropped,
+            )
 
     async def _run(self) -> None:
         while True:
@@ -117,20 +123,22 @@ class Publisher:
 
     async def _deliver(self, batch: list[Notification]) -> None:
         """Publish a batch, again and again if need be, unless nobody listens."""
-        encoded: list[Message] | None = None
+        messages: list[Message] | None = None
         delay = FIRST_DELAY
         while True:
             try:
                 channel = await self._find_channel()
                 if channel is not None:
-                    if encoded is None:
-                        encoded = [message for notification in batch for message in _encode(notification)]
-                    encoded = await self._publish(channel, encoded)
-                if channel is not None and not encoded:
-                    self._tell_losses()
-                    return
-                if not self._listeners_may_return():
-                    self.unheard += len(batch if encoded is None else encoded)
+                    if messages is None:
+                        messages = [message for notification in batch for message in _encode(notification)]
+                    number = len(messages)
+                    await self._publish(channel, messages)
+                    if not messages:
+                        return
+                    if len(messages) < number:
+                        self._back_at = None  # the others that are missing will not be waited for, but this once
+                elif not self._listeners_may_return():
+                    self.unheard += len(batch)
                     return
                 await self._clock.sleep(LOOK_AGAIN)
                 continue
@@ -147,8 +155,11 @@ class Publisher:
             await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
             delay = min(delay * 2, LONGEST_DELAY)
 
-    async def _publish(self, channel: Channel, encoded: list[Message]) -> list[Message]:
-        """Publish messages and wait until the broker has them; return those that no queue took, while that matters."""
+    async def _publish(self, channel: Channel, messages: list[Message]) -> None:
+        """Publish messages and wait until the broker has them; those that it has are taken off the list.
+
+        Just after the broker came back, those that no queue took are left on it: their listener may be on its way.
+        """
         mandatory = self._listeners_may_return()
         confirmations = [
             channel.publish(
@@ -160,20 +171,22 @@ class Publisher:
                 persistent=True,
                 content_type=JSON,
             )
-            for number, (key, body) in enumerate(encoded)
+            for number, (key, body) in enumerate(messages)
         ]
-        unheard = []
-        for message, confirmation in zip(encoded, confirmations, strict=True):
-            assert confirmation is not None
-            try:
-                await confirmation
-            except Refused:
-                self.dropped += 1
-            except Unroutable:
-                unheard.append(message)
-            else:
-                self.sent += 1
-        return unheard
+        done, unheard = 0, []
+        try:
+            for confirmation in confirmations:
+                assert confirmation is not None
+                try:
+                    await confirmation
+                    self.sent += 1
+                except Refused:
+                    self.dropped += 1
+                except Unroutable:
+                    unheard.append(messages[done])
+                done += 1
+        finally:
+            messages[:done] = unheard
 
     def _listeners_may_return(self) -> bool:
         """Say whether the broker is just back: then its listeners need a moment to come back as well."""
@@ -192,6 +205,7 @@ class Publisher:
             )
             if self._heard_before:
                 self._back_at = self._clock.monotonic()
+                log.warning("notifications: the broker is back; %d were dropped so far", self.dropped)
         if self._looked_at is not None:
             pause = self._looked_at + LOOK_AGAIN - self._clock.monotonic()
             if pause > 0:
@@ -218,11 +232,6 @@ class Publisher:
         for _ in range(min(number, len(self._waiting))):
             self._waiting.popleft()
             self.unheard += 1
-
-    def _tell_losses(self) -> None:
-        if self._lost_since_warning:
-            log.warning("notifications are sent again; %d were dropped meanwhile", self._lost_since_warning)
-            self._lost_since_warning = 0
 
 
 def _encode(notification: Notification) -> Sequence[Message]:

@@ -53,6 +53,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceSpec
     deadline: float = 0.0
     issued_at: float = 0.0  # when it was read from the database, by the conductor's clock
+    request_id: str = ""  # whose work it is, and its trace: an order may also come with the answer to a heartbeat
+    traceparent: str = ""
     attempt: int = 1
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
