@@ -322,7 +322,7 @@ class API:
         if row["task_state"] == states.DELETING:
             return None  # asked for already
         instances.update(conn, id, now, {"task_state": states.DELETING, "epoch": row["epoch"] + 1})
-        operation_rows.cancel_others(conn, id, now)
+        _overtake(conn, id, now)
         actions.start(conn, id, context.request_id, "delete", context.user_id, context.project_id, now)
         operation = new_row(
             id=str(uuid.uuid4()),
@@ -367,7 +367,7 @@ class API:
         if reason is not None:
             raise Conflict(f"Cannot '{kind}' instance {id} {reason}")
         epoch = row["epoch"] + 1
-        operation_rows.cancel_others(conn, id, now)
+        _overtake(conn, id, now)
         instances.update(conn, id, now, {"task_state": action.task_state, "epoch": epoch})
         actions.start(conn, id, context.request_id, kind, context.user_id, context.project_id, now)
         operation = new_row(
@@ -418,6 +418,12 @@ class API:
             await self._conductor.run_operations(rpc, (operation,))
         except BusUnavailable as error:
             log.warning("the bus did not take a hint (%s); the next sweep starts the work", error)
+
+
+def _overtake(conn: sa.Connection, id: str, now: int) -> None:
+    """End what is done to a server, in its history as well: something else is done now."""
+    for context in operation_rows.cancel_others(conn, id, now):
+        actions.cut_short(conn, id, msgspec.msgpack.decode(context, type=Context).request_id, now)
 
 
 def _rpc_context(context: RequestContext) -> Context:

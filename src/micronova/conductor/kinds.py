@@ -239,6 +239,9 @@ class HostKind(Kind):
         ):
             return False
         request_id = operation.context.request_id
+        if result == "cancelled":
+            actions.cut_short(conn, operation.instance_uuid, request_id, now)
+            return True
         failed = result == "error"
         actions.event_finish(
             conn,

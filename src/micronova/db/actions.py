@@ -47,6 +47,12 @@ _FINISH = (
         message=sa.func.coalesce(sa.bindparam("text", type_=sa.String), _a.message),
     )
 )
+_CUT_SHORT = (
+    sa.update(instance_action_events)
+    .where(_e.request_id == sa.bindparam("request"), _e.instance_uuid == sa.bindparam("instance"))
+    .where(_e.finish_time.is_(None))
+    .values(finish_time=sa.bindparam("now"), result="Error", details="Overtaken by a later request.")
+)
 _FAILED = (
     sa.update(instance_actions)
     .where(_a.request_id == sa.bindparam("request"), _a.instance_uuid == sa.bindparam("instance"))
@@ -141,6 +147,13 @@ def finish(conn: sa.Connection, instance_uuid: str, request_id: str, now: int, m
         "now": now,
         "text": message[:255] if message else None,
     }
+    conn.execute(_FINISH, row)
+
+
+def cut_short(conn: sa.Connection, instance_uuid: str, request_id: str, now: int) -> None:
+    """Record that an action, with what of it is under way, ended before its time: another one took its place."""
+    row = {"request": request_id, "instance": instance_uuid, "now": now, "text": "Error"}
+    conn.execute(_CUT_SHORT, row)
     conn.execute(_FINISH, row)
 
 

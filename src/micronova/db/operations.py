@@ -46,6 +46,7 @@ _CANCEL = (
         sa.or_(operations.c.owner.is_(None), operations.c.owner.like("host:%")),
     )
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
+    .returning(operations.c.context)
 )
 _FINISH = (
     operations.update()
@@ -134,12 +135,12 @@ def open_of(conn: sa.Connection, instance_uuid: str) -> list[Row]:
     return list(conn.execute(_OPEN_OF, {"uuid": instance_uuid}).mappings())
 
 
-def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> None:
-    """End the open operations of an instance that were overtaken.
+def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> list[bytes]:
+    """End the open operations of an instance that were overtaken; return their contexts.
 
     Not those in a conductor's hands: it may be allocating just now, so it must notice itself, let go and end them.
     """
-    conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now})
+    return list(conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars())
 
 
 def finish(

@@ -23,7 +23,9 @@ async def _three(user: Caller) -> dict[str, str]:
     """Three servers that differ; by name."""
     made = {
         "alpha": await user.create(name="alpha", metadata={"k": "1"}, tags=["x", "y"], accessIPv4="192.0.2.1"),
-        "beta": await user.create(name="beta", metadata={"k": "2"}, tags=["y"], imageRef=OTHER_IMAGE, config_drive=True),
+        "beta": await user.create(
+            name="beta", metadata={"k": "2"}, tags=["y"], imageRef=OTHER_IMAGE, config_drive=True
+        ),
         "gamma": await user.create(name="gamma", flavorRef="2", description="the third", hostname="third-host"),
     }  # fmt: skip
     await asyncio.gather(*(user.wait_for(id, "ACTIVE") for id in made.values()))
