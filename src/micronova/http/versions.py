@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from micronova.objects.errors import Invalid, NotAcceptable
 
-_FORM = re.compile(r"^([1-9]\d*)\.([1-9]\d*|0)$")
+_FORM = re.compile(r"([1-9][0-9]*)\.([1-9][0-9]*|0)")
+_LONGEST = 16  # no version has so many digits, and very long ones are not even numbers to Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +34,18 @@ class Versions:
             return self.least
         if wanted.lower() == "latest":
             return self.newest
-        found = _FORM.match(wanted)
+        found = _FORM.fullmatch(wanted)
         if not found:
             raise Invalid(
-                f"API Version String {wanted} is of invalid format. Must be of format MajorNum.MinorNum, or latest."
+                f"API Version String {wanted[:64]} is of invalid format. "
+                "Must be of format MajorNum.MinorNum, or latest."
             )
-        major, minor = int(found[1]), int(found[2])
-        if major != self.major or not self.least <= minor <= self.newest:
-            raise NotAcceptable(
-                f"Version {wanted} is not supported by the API. Minimum is {self.text(self.least)} and "
-                f"maximum is {self.text(self.newest)}."
-            )
-        return minor
+        if len(wanted) <= _LONGEST and int(found[1]) == self.major and self.least <= int(found[2]) <= self.newest:
+            return int(found[2])
+        raise NotAcceptable(
+            f"Version {wanted[:64]} is not supported by the API. Minimum is {self.text(self.least)} and "
+            f"maximum is {self.text(self.newest)}."
+        )
 
     def text(self, minor: int) -> str:
         """Return a minor version as clients write it."""

@@ -1,0 +1,273 @@
+"""Bad input to every route of every service: refused with a message that names what is wrong; never a 5xx.
+
+The bodies are made from the types that the routes declare, so that a new route or field is tried as well.
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from micronova.http.client import Answer, error_message
+from micronova.http.service import Route, Service
+from tests.functional import bad_bodies
+from tests.functional import good_requests as good
+from tests.functional.full_cloud import FullCloud, Person, full_cloud
+from tests.functional.good_requests import Things
+
+__all__ = ["full_cloud"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@dataclasses.dataclass
+class World:
+    cloud: FullCloud
+    owner: Person
+    things: Things
+
+    @property
+    def writes(self) -> list[tuple[Service, Route]]:
+        """The routes that take a body."""
+        return [
+            (service, route)
+            for service, route in self.cloud.routes()
+            if route.method in ("POST", "PUT", "PATCH") and not route.raw_body and not good.is_removed(route)
+        ]
+
+    async def send(self, service: Service, route: Route, body: Any, headers: dict[str, str] | None = None) -> Answer:
+        """Send a body to a route as an admin, whom policy lets through."""
+        path = good.path(service, route, self.things)
+        more = {**good.headers(route, self.things), **(headers or {})}
+        return await self.cloud.admin.request(route.method, path, body, more, good.newest(route))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def world(full_cloud: FullCloud) -> AsyncIterator[World]:
+    owner = await full_cloud.person("member")
+    yield World(full_cloud, owner, await good.make_things(full_cloud, owner))
+
+
+def explains(answer: Answer) -> bool:
+    """Say whether a refusal has a sentence for people, and not the inside of the service."""
+    message = error_message(answer)
+    return bool(message) and "Traceback" not in message and "Unexpected API Error" not in message
+
+
+# --- what is not the body ------------------------------------------------------------------------------------------
+
+QUERY_VALUES = (
+    "", "zork", "-1", "0", "1.5", "1e400", "9" * 40, "%00", "%ff", "%F0%9F%92%A9", "null", "True", "%27%20OR%201=1--",
+    "in:", "gt:x", "x" * 5000, "%25", "%", "%zz", "2020-01-01T00:00:00Z", "2020-13-45", "a,b,,c", "[", "*", "(",
+)  # fmt: skip
+QUERY_NAMES = (
+    "limit", "marker", "offset", "sort", "sort_key", "sort_dir", "sort_keys", "fields", "page_reverse", "name", "id",
+    "enabled", "status", "tags", "not-tags", "tag", "visibility", "owner", "created_at", "updated_at", "size_min",
+    "project_id", "tenant_id", "user", "scope.project.id", "effective", "include_names", "shared", "router:external",
+    "fixed_ips", "device_id", "ip_version", "cidr", "changes-since", "all_tenants", "zork", "name__contains", "zork[]",
+)  # fmt: skip
+
+
+async def test_query_strings(world: World) -> None:
+    tried, wrong = 0, []
+    for service, route in world.cloud.routes():
+        collection = route.method == "GET" and not route.path.endswith("}")
+        if not collection or good.is_removed(route):
+            continue
+        path = good.path(service, route, world.things)
+        names = set(QUERY_NAMES) if route.query is None else set(route.query.__struct_encode_fields__)
+        if service.name == "compute" and route.path.startswith("/os-volumes_boot"):
+            continue  # the same as /servers
+        for number, name in enumerate(sorted({*names, "limit", "marker", "sort_key", "zork"})):
+            # All values for what is declared; for what may be anything, each name with some of them.
+            values = QUERY_VALUES if route.query is not None else QUERY_VALUES[number % 8 :: 8]
+            for value in values:
+                tried += 1
+                answer = await world.cloud.admin.request("GET", f"{path}?{name}={value}", minor=good.newest(route))
+                if answer.status == 501 and service.name == "compute":
+                    continue  # an answer, not a failure: the hypervisor has no such thing
+                if answer.status >= 500 or (answer.status >= 400 and not explains(answer)):
+                    wrong.append(f"GET {path}?{name}={value[:60]}: {answer.status} {answer.body[:200]!r}")
+    assert not wrong, f"{len(wrong)} of {tried}:\n" + "\n".join(wrong[:100])
+    assert tried > 3000
+
+
+async def test_query_strings_that_are_wrong_as_a_whole(world: World) -> None:
+    for path in ("/compute/v2.1/servers", "/identity/v3/users", "/image/v2/images", "/network/v2.0/ports"):
+        many = "&".join(f"a{number}=1" for number in range(1001))
+        for query, status in (("name=%00", 400), ("name=%ff", 400), ("%ff=1", 400), (many, 400), ("limit=x", 400)):
+            answer = await world.cloud.admin.request("GET", f"{path}?{query}")
+            assert answer.status == status, (path, query[:50], answer)
+            assert explains(answer)
+
+
+IDS = (
+    "zork", "%00", "%ff", "%F0%9F%92%A9", "..", "%2e%2e", "a%2Fb", "-1", "0", "9" * 40, "x" * 5000, "%27", "%22%3B",
+    "null", " ", "%0a", "%", "%zz",
+)  # fmt: skip
+
+
+async def test_ids_in_paths(world: World) -> None:
+    tried, wrong = 0, []
+    for service, route in world.cloud.routes():
+        if "{" not in route.path or good.is_removed(route) or route.policy is None:
+            continue
+        body, headers = good.body(route, world.things), good.headers(route, world.things)
+        for id in IDS:
+            odd = dict.fromkeys(world.things, id) | {"token": world.things["token"]}
+            path = good.path(service, route, odd)
+            tried += 1
+            answer = await world.cloud.admin.request(route.method, path, body, headers, good.newest(route))
+            if answer.status >= 500 and answer.status != 501:
+                wrong.append(f"{route.method} {path[:100]}: {answer.status} {answer.body[:200]!r}")
+    assert not wrong, f"{len(wrong)} of {tried}:\n" + "\n".join(wrong[:100])
+    assert tried > 5000
+
+
+async def test_methods_that_a_path_does_not_have(world: World) -> None:
+    wrong = []
+    paths: dict[tuple[str, str], tuple[str, set[str]]] = {}
+    for service, route in world.cloud.routes():
+        filled = good.path(service, route, world.things)
+        paths.setdefault((service.name, route.path), (filled, set()))[1].add(route.method)
+    for path, methods in paths.values():
+        for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - methods:
+            answer = await world.cloud.admin.request(method, path)
+            if answer.status != 405 or not explains(answer):
+                wrong.append(f"{method} {path}: {answer.status} {answer.body[:100]!r}")
+        for method in ("TRACE", "CONNECT", "ZORK", "get"):
+            answer = await world.cloud.admin.request(method, path)
+            if not 400 <= answer.status < 500:
+                wrong.append(f"{method} {path}: {answer.status} {answer.body[:100]!r}")
+    assert not wrong, "\n".join(wrong[:100])
+
+
+# --- bodies --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_field_of_every_body(world: World) -> None:
+    tried, wrong = 0, []
+    for service, route in world.writes:
+        if route.body is None:
+            continue
+        for bad in bad_bodies.from_type(route.body, good.body(route, world.things)):
+            tried += 1
+            answer = await world.send(service, route, bad.body)
+            told = f"{service.name} {route.label}: {bad.what}: {answer.status} {answer.body[:200]!r}"
+            if answer.status >= 500 or (answer.status >= 400 and not explains(answer)):
+                wrong.append(told)
+            elif bad.invalid and (answer.status != 400 or not bad.named_in(error_message(answer))):
+                wrong.append(f"must be a 400 that names {bad.field}: {told}")
+    assert not wrong, f"{len(wrong)} of {tried}:\n" + "\n".join(wrong[:100])
+    assert tried > 5000
+
+
+# Attributes of the services that take objects of any shape.
+IDENTITY = (
+    "name", "description", "enabled", "domain_id", "parent_id", "is_domain", "tags", "options", "email", "password",
+    "default_project_id", "type", "url", "interface", "service_id", "region_id", "region", "parent_region_id", "id",
+    "links", "extra", "x" * 300, "", "zörk",
+)  # fmt: skip
+IMAGE = (
+    "name", "visibility", "protected", "os_hidden", "owner", "disk_format", "container_format", "min_disk", "min_ram",
+    "tags", "id", "status", "size", "checksum", "file", "schema", "locations", "hw_disk_bus", "kernel_id", "x" * 300,
+    "", "os_glance_import", "zörk",
+)  # fmt: skip
+
+
+async def test_attributes_that_no_type_declares(world: World) -> None:
+    tried, wrong = 0, []
+    for service, route in world.writes:
+        body = good.body(route, world.things) if route.body is not None else None
+        if service.name == "identity" and isinstance(body, dict) and isinstance(next(iter(body.values())), dict):
+            bad = bad_bodies.from_names(next(iter(body)), body, IDENTITY)
+        elif service.name == "image" and route.label == "POST /v2/images":
+            bad = bad_bodies.from_names("", body, IMAGE)
+        else:
+            continue
+        for each in bad:
+            tried += 1
+            answer = await world.send(service, route, each.body)
+            if answer.status >= 500 or (answer.status >= 400 and not explains(answer)):
+                wrong.append(f"{service.name} {route.label}: {each.what}: {answer.status} {answer.body[:200]!r}")
+    assert not wrong, f"{len(wrong)} of {tried}:\n" + "\n".join(wrong[:100])
+    assert tried > 3000
+
+
+async def test_image_patches(world: World) -> None:
+    [(service, route)] = [pair for pair in world.writes if pair[1].label == "PATCH /v2/images/{image_id}"]
+    operations = [
+        {"op": op, "path": path, "value": value}
+        for op in ("add", "replace", "remove", "move", "zork", None, 5)
+        for path in (
+            "/name",
+            "/tags",
+            "/tags/0",
+            "/min_disk",
+            "/id",
+            "/zork",
+            "name",
+            "/",
+            "",
+            "/a/b/c",
+            None,
+            5,
+            "/~2",
+        )
+        for value in (None, 5, "x", "", [], {}, bad_bodies.LONG, -1)
+    ]
+    for operation in operations:
+        answer = await world.send(service, route, [operation])
+        assert answer.status < 500, (operation, answer)
+        assert answer.status < 400 or explains(answer), (operation, answer)
+    for body in ([None], [5], ["x"], [[]], [{}], [{"op": "remove"}]):
+        assert 400 <= (await world.send(service, route, body)).status < 500, str(body)[:100]
+
+
+# An image needs no attribute, and a patch no operation.
+FINE = {("POST /v2/images", "an empty object"), ("PATCH /v2/images/{image_id}", "an array")}
+
+
+async def test_bodies_that_are_wrong_as_a_whole(world: World) -> None:
+    wrong = []
+    for service, route in world.writes:
+        if route.body is None:
+            continue
+        for what, body in bad_bodies.whole(good.body(route, world.things)):
+            answer = await world.send(service, route, body)
+            refused = 400 <= answer.status < 500 and explains(answer)
+            if not refused and (route.label, what) not in FINE:
+                wrong.append(f"{service.name} {route.label}: {what}: {answer.status} {answer.body[:200]!r}")
+    assert not wrong, "\n".join(wrong[:100])
+
+
+async def test_content_types(world: World) -> None:
+    for service, route in world.writes:
+        if route.body is None:
+            continue
+        for kind in ("application/xml", "application/x-www-form-urlencoded", "multipart/form-data", "zork", "a/b/c"):
+            answer = await world.send(service, route, good.body(route, world.things), {"content-type": kind})
+            assert answer.status == 415, (service.name, route.label, kind, answer)
+            assert explains(answer)
+
+
+@pytest.mark.parametrize(
+    ("version", "status"),
+    [("compute 2.105", 406), ("compute 2.0", 406), ("compute 3.1", 406), ("compute 1.1", 406), ("compute 2", 400),
+     ("compute two", 400), ("compute 2.1.1", 400), ("compute 2.01", 400), ("compute -2.1", 400), ("compute", 400),
+     ("compute 2." + "9" * 5000, 406), ("compute 2.1,compute 2.2", 200), ("network zork", 200), ("compute latest", 200),
+     ("compute \u0661.\u0661".encode().decode("latin-1"), 400)],
+)  # fmt: skip
+async def test_microversions(world: World, version: str, status: int) -> None:
+    answer = await world.cloud.admin.request("GET", "/compute/v2.1/servers", headers={"openstack-api-version": version})
+    assert answer.status == status, answer
+
+
+async def test_bodies_that_are_too_large(world: World) -> None:
+    for service, route in world.writes:
+        if route.body is not None:
+            answer = await world.send(service, route, b" " * (service.max_body + 1))
+            assert answer.status == 413, (service.name, route.label, answer)
+            assert explains(answer)
