@@ -1,9 +1,7 @@
 """A collector receives spans in the form that OTLP's own schema describes."""
 
-import http.server
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,46 +12,17 @@ from micronova.conf.settings import SettingsError, load
 from micronova.objects.clock import SystemClock
 from micronova.telemetry.spans import span
 from micronova.telemetry.telemetry import Telemetry, make_telemetry
+from tests.collector import Collector, collecting
 from tests.peers import peer
 
 PROTO = "opentelemetry-proto==1.45.1"
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-class Collector(http.server.BaseHTTPRequestHandler):
-    received: list[tuple[str, str, bytes]]
-    status: int
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.received.append((self.path, self.headers["content-type"], body))
-        self.send_response(self.status)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-class Collecting:
-    """A collector that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.received: list[tuple[str, str, bytes]] = []
-        self.handler = type("Own", (Collector,), {"received": self.received, "status": 200})
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-
 @pytest.fixture
-def collector() -> Iterator[Collecting]:
-    made = Collecting()
-    thread = threading.Thread(target=made.server.serve_forever)
-    thread.start()
-    yield made
-    made.server.shutdown()
-    thread.join()
-    made.server.server_close()
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
 
 
 def telemetry(url: str) -> Telemetry:
@@ -69,7 +38,7 @@ async def send(url: str) -> None:
     await made.close()
 
 
-async def test_a_collector_receives_the_spans(collector: Collecting) -> None:
+async def test_a_collector_receives_the_spans(collector: Collector) -> None:
     await send(collector.url)
     [(path, kind, body)] = collector.received
     assert (path, kind) == ("/v1/traces", "application/json")
@@ -87,7 +56,7 @@ async def test_a_collector_receives_the_spans(collector: Collecting) -> None:
     assert [event["name"] for event in step["events"]] == ["exception"]
 
 
-async def test_what_is_sent_fits_the_schema_of_otlp(collector: Collecting) -> None:
+async def test_what_is_sent_fits_the_schema_of_otlp(collector: Collector) -> None:
     await send(f"{collector.url}/v1/traces")
     [(path, _, body)] = collector.received
     assert path == "/v1/traces"
@@ -104,8 +73,8 @@ print(len(found.resource_spans[0].scope_spans[0].spans))
     assert done.stdout == b"2\n"
 
 
-async def test_a_collector_that_is_away_harms_nothing(collector: Collecting, caplog: pytest.LogCaptureFixture) -> None:
-    collector.handler.status = 503
+async def test_a_collector_that_is_away_harms_nothing(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    collector.status = 503
     await send(collector.url)
     assert "2 spans are lost" in caplog.text and "503" in caplog.text
     await send("http://127.0.0.1:1")
