@@ -68,8 +68,8 @@ async def test_looking_at_servers(owner: Caller, minor: int, role: str):
 @pytest.mark.parametrize("minor", SERVERS)
 async def test_what_admins_alone_see(owner: Caller, minor: int):
     id = await _id(owner, "runs")
-    admin = set((await owner.admin.at(minor).show(id)))
-    member = set((await owner.at(minor).show(id)))
+    admin = set(await owner.admin.at(minor).show(id))
+    member = set(await owner.at(minor).show(id))
     hidden = {"OS-EXT-SRV-ATTR:host", "OS-EXT-SRV-ATTR:hypervisor_hostname", "OS-EXT-SRV-ATTR:instance_name"}
     if minor >= 3:
         names = "reservation_id launch_index hostname kernel_id ramdisk_id root_device_name user_data"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from micronova.api import inputs
 from micronova.compute.api import API
 from micronova.compute.new_servers import Created, CreateRequest
 from micronova.http.request import Request, Response
@@ -19,11 +20,11 @@ from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest
 from micronova.objects.orders import InjectedFile
 
-UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}$"
+UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\Z"
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Id = Annotated[str, Meta(pattern=UUID)]
-Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*$")]
+Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
 Count = Annotated[int, Meta(ge=1)] | str
 Flag = bool | str | int
 
@@ -80,7 +81,7 @@ class Device(_Strict):
     volume_id: str | None = None
     snapshot_id: str | None = None
     volume_size: int | str | None = None
-    device_name: Annotated[str, Meta(max_length=255, pattern=r"^(/dev/)?[a-zA-Z0-9/_-]*$")] | None = None
+    device_name: Annotated[str, Meta(max_length=255, pattern=r"^(/dev/)?[a-zA-Z0-9/_-]*\Z")] | None = None
     disk_bus: str | None = None
     device_type: str | None = None
     guest_format: str | None = None
@@ -111,9 +112,7 @@ class NewServer(
     flavor_ref: str | int
     image_ref: str | UnsetType = UNSET
     admin_pass: str | UnsetType = UNSET
-    metadata: (
-        dict[Annotated[str, Meta(min_length=1, max_length=255)], Annotated[str, Meta(max_length=255)]] | UnsetType
-    ) = UNSET
+    metadata: dict[inputs.Key, Annotated[str, Meta(max_length=255)]] | UnsetType = UNSET
     networks: list[Network] | str | UnsetType = UNSET
     access_ip_v4: str | UnsetType = UNSET
     access_ip_v6: str | UnsetType = UNSET
@@ -135,8 +134,8 @@ class NewServer(
     trusted_image_certificates: (
         Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)] | None | UnsetType
     ) = UNSET
-    host: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
-    hypervisor_hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+    host: inputs.HostName | UnsetType = UNSET
+    hypervisor_hostname: inputs.HostName | UnsetType = UNSET
     hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
 
     versions = {
@@ -165,7 +164,9 @@ def routes(api: API) -> list[Route]:
         wanted = to_request(request)
         wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
         _authorize(request, wanted)
-        return _answer(request, await api.create(request.context, wanted))
+        asked = request.body.server.return_reservation_id
+        by_reservation = asked is not UNSET and boolean("return_reservation_id", asked)
+        return _answer(request, await api.create(request.context, wanted), by_reservation)
 
     policy = "os_compute_api:servers:create"
     common = {"method": "POST", "handler": create, "policy": policy, "status": 202, "body": Body}
@@ -186,9 +187,9 @@ def _authorize(request: Request, wanted: CreateRequest) -> None:
         request.authorize(rule="os_compute_api:servers:create:trusted_certs")
 
 
-def _answer(request: Request, created: Created) -> Response:
+def _answer(request: Request, created: Created, by_reservation: bool) -> Response:
     server = request.body.server
-    if server.return_reservation_id is not UNSET and boolean("return_reservation_id", server.return_reservation_id):
+    if by_reservation:
         return Response(body={"reservation_id": created.reservation_id})
     first = created.uuids[0]
     href = f"{request.base_url}/servers/{first}"
@@ -229,10 +230,10 @@ def to_request(request: Request) -> CreateRequest:
             "exclude each other."
         )
     return CreateRequest(
-        name=server.name.strip() or _blank_name(),
+        name=inputs.name(server.name, relaxed=request.relaxed),
         flavor_id=str(server.flavor_ref).rstrip("/").rpartition("/")[2],
         image_id=_image_id(server),
-        description=_unset(server.description) if minor >= 19 else server.name.strip(),
+        description=inputs.printable(_unset(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
         legacy_networks=minor < 37,
         security_groups=server_groups_asked(server) or ["default"],
@@ -255,7 +256,7 @@ def to_request(request: Request) -> CreateRequest:
         admin_password=_unset(server.admin_pass),
         disk_config=_disk_config(server.disk_config),
         tags=list(server.tags) if server.tags is not UNSET else [],
-        trusted_certs=_unset(server.trusted_image_certificates),
+        trusted_certs=_certificates(_unset(server.trusted_image_certificates)),
         hostname=_hostname(server, minor),
     )
 
@@ -264,8 +265,10 @@ def _unset(value: Any) -> Any:
     return None if value is UNSET else value
 
 
-def _blank_name() -> str:
-    raise Invalid("Invalid input for field/attribute name: it must not be blank.")
+def _certificates(ids: list[str] | None) -> list[str] | None:
+    if ids is not None and len(set(ids)) != len(ids):
+        raise Invalid("Invalid input for field/attribute trusted_image_certificates: each may be named once.")
+    return ids
 
 
 def boolean(field: str, value: Any) -> bool:
@@ -494,7 +497,7 @@ def _hostname(server: NewServer, minor: int) -> str | None:
     name = _unset(server.hostname)
     if name is None:
         return None
-    form = rf"^{_LABEL}(\.{_LABEL})*$" if minor >= 94 else rf"^{_LABEL}$"
-    if not re.match(form, name):
+    form = rf"{_LABEL}(\.{_LABEL})*" if minor >= 94 else _LABEL
+    if not re.fullmatch(form, name):
         raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
     return str(name)

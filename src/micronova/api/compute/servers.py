@@ -149,7 +149,7 @@ class Servers:
             raise Invalid("Invalid input for field/attribute server: say at least one thing to change.")
         values: dict[str, Any] = {}
         if asked.name is not UNSET:
-            values["display_name"] = inputs.name(asked.name, relaxed=request.relaxed or request.minor < 2)
+            values["display_name"] = inputs.name(asked.name, relaxed=request.relaxed)
         if asked.description is not UNSET:
             values["display_description"] = inputs.printable(asked.description, "description")
         if asked.access_ip_v4 is not UNSET:
@@ -178,8 +178,8 @@ class Servers:
 def _hostname(name: str, minor: int) -> str:
     import re
 
-    form = rf"^{_LABEL}(\.{_LABEL})*$" if minor >= 94 else rf"^{_LABEL}$"
-    if not re.match(form, name):
+    form = rf"{_LABEL}(\.{_LABEL})*" if minor >= 94 else _LABEL
+    if not re.fullmatch(form, name):
         raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
     return name
 
