@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from micronova.objects.errors import MicronovaError
 
@@ -114,17 +115,76 @@ async def _answer(send: Send, status: int, body: bytes, headers: list[tuple[byte
     await send({"type": "http.response.body", "body": body})
 
 
+class _Protocol(HttpToolsProtocol):
+    """HTTP, with limits on the head of a request: uvicorn would wait for its end for ever, and keep all of it."""
+
+    head_timeout = 30.0  # seconds
+    longest_head = 65_536  # bytes; some more, when they come with the end of it
+
+    _waiting: asyncio.TimerHandle | None = None
+    _in_head = False
+    _read = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._waiting = self.loop.call_later(self.head_timeout, self._give_up, 408)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Go on waiting if this was not the end of the head; a whole one, which is usual, costs no timer."""
+        super().data_received(data)
+        if self._in_head:
+            self._read += len(data)
+            if self._read > self.longest_head:
+                self._give_up(431)
+            elif self._waiting is None:
+                self._waiting = self.loop.call_later(self.head_timeout, self._give_up, 408)
+
+    def on_message_begin(self) -> None:
+        """Begin with a head."""
+        super().on_message_begin()
+        self._in_head, self._read = True, 0
+
+    def on_headers_complete(self) -> None:
+        """Stop waiting: the time of the body is the service's business."""
+        self._in_head = False
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self, status: int) -> None:
+        self._stop_waiting()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(b"HTTP/1.1 %d \r\nconnection: close\r\ncontent-length: 0\r\n\r\n" % status)
+        self.transport.close()
+
+
 class HTTPServer:
     """uvicorn in our event loop: no signal handlers, no access log, an orderly stop."""
 
     def __init__(
-        self, app: App, sock: socket.socket, *, certificate: str | None = None, key: str | None = None
+        self,
+        app: App,
+        sock: socket.socket,
+        *,
+        certificate: str | None = None,
+        key: str | None = None,
+        head_timeout: float = _Protocol.head_timeout,
     ) -> None:
         self._socket = sock
         self._server = _Quiet(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=type("_Protocol", (_Protocol,), {"head_timeout": head_timeout}),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -136,7 +196,6 @@ class HTTPServer:
                 timeout_graceful_shutdown=5,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
-                h11_max_incomplete_event_size=65536,
             )
         )
         self._task: asyncio.Task[None] | None = None

@@ -278,6 +278,8 @@ class Service:
                 request.context.request_id,
                 exc_info=error,
             )
+        if status == 408:
+            answer.set_header("connection", "close")  # or the rest of the body could go on trickling
         if isinstance(error, Unauthorized):
             answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
         self._write_fault(answer, status, error)
