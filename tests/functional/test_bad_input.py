@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -241,6 +242,108 @@ async def test_bodies_that_are_wrong_as_a_whole(world: World) -> None:
             if not refused and (route.label, what) not in FINE:
                 wrong.append(f"{service.name} {route.label}: {what}: {answer.status} {answer.body[:200]!r}")
     assert not wrong, "\n".join(wrong[:100])
+
+
+# --- servers, by hand: what a type cannot say ----------------------------------------------------------------------
+
+UUID = "00000000-0000-4000-8000-000000000000"
+IMAGE_DEVICE = {"uuid": UUID, "source_type": "image", "destination_type": "local", "boot_index": 0}
+# Fields of a server, a word that the message must have, and the microversion (the newest, if none is given).
+SERVERS: list[tuple[Any, ...]] = [
+    ({"name": ""}, "name"),
+    ({"name": "   "}, "name"),
+    ({"name": "x" * 256}, "name"),
+    ({"flavorRef": "nothing"}, "nothing"),
+    ({"flavorRef": ""}, "lavor"),
+    ({"flavorRef": -1}, "lavor"),
+    ({"imageRef": "not-a-uuid"}, "imageRef"),
+    ({"imageRef": UUID}, UUID),
+    ({"imageRef": ""}, "image"),
+    ({"networks": "zork"}, "networks"),
+    ({"networks": "auto"}, "networks", 36),
+    ({"networks": [{"uuid": "zork"}]}, "uuid"),
+    ({"networks": [{"uuid": UUID}]}, UUID),
+    ({"networks": [{"port": UUID}]}, UUID),
+    ({"networks": [{}]}, "network"),
+    ({"networks": [{"fixed_ip": "10.0.0.1"}]}, "network"),
+    ({"networks": [{"uuid": "{networks}", "fixed_ip": "300.1.1.1"}]}, "fixed_ip"),
+    ({"networks": [{"uuid": "{networks}", "fixed_ip": "192.0.2.1"}]}, "192.0.2.1"),
+    ({"networks": [{"uuid": "{networks}", "tag": "a/b"}]}, "tag"),
+    ({"networks": [{"uuid": "{networks}", "tag": "x" * 61}]}, "tag"),
+    ({"networks": [{"port": "{ports}"}, {"port": "{ports}"}]}, "{ports}"),
+    ({"security_groups": [{"name": "zork"}], "networks": [{"uuid": "{networks}"}]}, "zork"),
+    ({"security_groups": [{"name": ""}]}, "name"),
+    ({"security_groups": [{}]}, "name"),
+    ({"security_groups": ["default"]}, "security_groups"),
+    ({"key_name": "nobodys"}, "key_name"),
+    ({"key_name": "x" * 256}, "key_name"),
+    ({"metadata": {"": "x"}}, "metadata"),
+    ({"metadata": {"x" * 256: "x"}}, "metadata"),
+    ({"metadata": {"x": "x" * 256}}, "metadata"),
+    ({"metadata": {"x": 1}}, "metadata"),
+    ({"user_data": "not base64!"}, "user_data"),
+    ({"user_data": "x" * 65536}, "user_data"),
+    ({"accessIPv4": "::1"}, "accessIPv4"),
+    ({"accessIPv4": "1.2.3"}, "accessIPv4"),
+    ({"accessIPv6": "10.0.0.1"}, "accessIPv6"),
+    ({"OS-DCF:diskConfig": "SOMETIMES"}, "diskConfig"),
+    ({"config_drive": "perhaps"}, "config_drive"),
+    ({"return_reservation_id": "perhaps"}, "return_reservation_id"),
+    ({"availability_zone": "nowhere"}, "nowhere"),
+    ({"availability_zone": "a:b:c:d"}, "availability_zone"),
+    ({"availability_zone": "nova:nowhere"}, "nowhere"),
+    ({"availability_zone": "nova:fake-1", "host": "fake-1"}, "host"),
+    ({"host": "nowhere"}, "nowhere"),
+    ({"hypervisor_hostname": "nowhere"}, "nowhere"),
+    ({"host": "fake-1"}, "host", 73),
+    ({"min_count": 0}, "min_count"),
+    ({"max_count": 0}, "max_count"),
+    ({"min_count": -1}, "min_count"),
+    ({"min_count": "many"}, "min_count"),
+    ({"min_count": 3, "max_count": 2}, "min_count"),
+    ({"max_count": 10**9}, "max_count"),
+    ({"hostname": "under_score"}, "hostname"),
+    ({"hostname": "a" * 64}, "hostname"),
+    ({"hostname": "one", "max_count": 2}, "hostname", 93),
+    ({"hostname": "one"}, "hostname", 89),
+    ({"description": "x" * 256}, "description"),
+    ({"description": "x"}, "description", 18),
+    ({"tags": ["a", "b,c"]}, "tags"),
+    ({"tags": ["x"] * 51}, "tags"),
+    ({"tags": ["x"]}, "tags", 51),
+    ({"trusted_image_certificates": []}, "trusted_image_certificates"),
+    ({"trusted_image_certificates": ["x"]}, "trusted_image_certificates", 62),
+    ({"personality": [{"path": "/x", "contents": "eA=="}]}, "personality", 57),
+    ({"personality": [{"path": "/x", "contents": "!"}]}, "ontent", 56),
+    ({"block_device_mapping_v2": [{**IMAGE_DEVICE, "source_type": "zork"}]}, "source_type"),
+    ({"block_device_mapping_v2": [{**IMAGE_DEVICE, "boot_index": "first"}]}, "boot_index"),
+    ({"block_device_mapping_v2": [{**IMAGE_DEVICE, "device_name": "/dev/a b"}]}, "device_name"),
+    ({"block_device_mapping_v2": [IMAGE_DEVICE, IMAGE_DEVICE]}, "boot"),
+    ({"block_device_mapping_v2": [IMAGE_DEVICE], "block_device_mapping": [{"device_name": "vda"}]}, "block_device"),
+    ({"os:scheduler_hints": {"group": "zork"}}, "group"),
+    ({"os:scheduler_hints": {"group": UUID}}, UUID),
+    ({"zork": 1}, "zork"),
+]
+
+
+@pytest.mark.parametrize("case", SERVERS, ids=lambda case: str(case)[:80])
+async def test_servers(world: World, case: tuple[Any, ...]) -> None:
+    fields, word, minor = (*case, good.NEWEST)[:3]
+    [image] = (await world.cloud.admin.do("GET", "/image/v2/images?name=test-image"))["images"]
+    server = {
+        "name": "x",
+        "flavorRef": "1",
+        "imageRef": image["id"],
+        "networks": "none" if minor > 36 else [],
+        **fields,
+    }
+    text = msgspec.json.encode({"server": server}).decode()
+    for kind in ("networks", "ports"):
+        text = text.replace(f"{{{kind}}}", world.things[kind])
+        word = word.replace(f"{{{kind}}}", world.things[kind])
+    answer = await world.cloud.admin.request("POST", "/compute/v2.1/servers", text.encode(), minor=minor)
+    assert answer.status == 400, answer
+    assert word in error_message(answer), answer
 
 
 async def test_content_types(world: World) -> None:
