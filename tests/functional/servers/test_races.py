@@ -1,0 +1,67 @@
+"""Many at once in one process: several conductors and schedulers race for the last hosts and quotas."""
+
+import asyncio
+import collections
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from micronova.cli.roles import make_conductor, make_scheduler
+from tests.functional.cloud import Caller, OneProcess, Wanted
+from tests.functional.races import Client, fill, race_for_quota
+
+ROOM_PER_HOST = 10
+CLOUD = Wanted(hosts=4, settings={"default": {"cpu_allocation_ratio": 1.0}, "fake": {"vcpus": ROOM_PER_HOST}})
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def more(cloud: OneProcess) -> AsyncIterator[None]:
+    """Three more conductors and three more schedulers, which see the hosts each in its own time."""
+    roles: list[Any] = []
+    for _ in range(3):
+        roles += [await make_conductor(cloud.process), await make_scheduler(cloud.process)]
+    for role in roles:
+        await role.start()
+    yield
+    for role in roles:
+        await role.stop()
+
+
+def _client(user: Caller) -> Client:
+    return Client(user.cloud.transport.request, user.project)
+
+
+async def test_more_requests_than_there_is_room(cloud: OneProcess, user: Caller):
+    room = ROOM_PER_HOST * len(cloud.hosts)
+    servers = await fill(_client(user), room * 5 // 3, patience=60)
+    ends = collections.Counter(server["status"] for server in servers)
+    assert ends == {"ACTIVE": room, "ERROR": len(servers) - room}
+    hosts = collections.Counter(s["OS-EXT-SRV-ATTR:host"] for s in servers if s["status"] == "ACTIVE")
+    assert hosts == dict.fromkeys(cloud.hosts, ROOM_PER_HOST)
+    for server in servers:
+        if server["status"] == "ERROR":
+            assert server["fault"]["message"] == "No valid host was found. There are not enough hosts available."
+    await cloud.assert_clean()
+
+
+async def test_several_at_once_are_placed_whole_or_not_at_all(cloud: OneProcess, user: Caller):
+    """Requests for three servers each, into room that is no multiple of three."""
+    answers = await asyncio.gather(
+        *(user.post("/servers", user.body(min_count=3, return_reservation_id=True)) for _ in range(20))
+    )
+    await cloud.settled()
+    active = 0
+    for answer in answers:
+        listed = await user.get(f"/servers/detail?reservation_id={answer['reservation_id']}")
+        states = {server["status"] for server in listed["servers"]}
+        assert len(states) == 1
+        active += 3 * (states == {"ACTIVE"})
+    assert active == 39, "40 fit, in threes"
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("turn", range(2))
+async def test_more_requests_than_the_quota_allows(cloud: OneProcess, user: Caller, turn: int):
+    await race_for_quota(_client(user), 50, 10)
