@@ -1,0 +1,131 @@
+"""What must hold of a verb beyond the form of its fields."""
+
+import ipaddress
+from collections.abc import Iterable
+
+from micronova.privileged import verbs as v
+from micronova.privileged.names import METADATA_ADDRESS
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class Refused(Exception):
+    """The verb asks for something that the helper does not do."""
+
+
+def check(verb: v.Verb, prefix: str) -> None:
+    """Raise Refused unless all of the verb is well-formed and about this cloud."""
+    namespace = getattr(verb, "namespace", None)
+    if namespace is not None and namespace != prefix and not namespace.startswith(f"{prefix}-"):
+        raise Refused(f"{namespace} is not a namespace of this cloud.")
+    match verb:
+        case v.EnsureVeth() | v.LoadRouter() | v.StartDnsmasq() | v.StopDnsmasq() | v.ListenMetadata():
+            if verb.namespace == prefix:
+                raise Refused(f"{verb.namespace} is the namespace of bridges: it serves no network.")
+    match verb:
+        case v.EnsureVeth():
+            _unicast(verb.mac)
+        case v.SetAddresses():
+            for each in verb.addresses:
+                _usable(interface(each).ip)
+        case v.SetRoutes():
+            for route in verb.routes:
+                destination = network(route.destination)
+                if route.via is None and route.device is None:
+                    raise Refused("A route leads to a neighbour or to a device.")
+                if route.via is not None and _usable(address(route.via)).version != destination.version:
+                    raise Refused(f"The route to {destination} leads to a neighbour of another family.")
+        case v.LoadFirewall():
+            _firewall(verb)
+        case v.LoadRouter():
+            given = [each for pair in verb.floating for each in (pair.floating, pair.fixed)]
+            for each in (*given, *filter(None, [verb.source])):
+                if _usable(address(each)).version != 4:
+                    raise Refused("Only IPv4 addresses are translated.")
+            if verb.gateway is None and (verb.floating or verb.source):
+                raise Refused("A router without a gateway translates nothing.")
+        case v.StartDnsmasq():
+            _dhcp(verb)
+        case v.Connect():
+            _usable(address(verb.address))
+        case _:
+            pass
+
+
+def address(text: str) -> Address:
+    """Parse an address."""
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        raise Refused(f"{text!r} is no address.") from None
+
+
+def network(text: str) -> Network:
+    """Parse a range."""
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError:
+        raise Refused(f"{text!r} is no range of addresses.") from None
+
+
+def interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    """Parse an address with the length of its range."""
+    try:
+        return ipaddress.ip_interface(text)
+    except ValueError:
+        raise Refused(f"{text!r} is no address with a length.") from None
+
+
+def _usable(given: Address) -> Address:
+    linked = given.is_link_local and str(given) != METADATA_ADDRESS and given.version == 4
+    if given.is_loopback or given.is_multicast or given.is_unspecified or linked:
+        raise Refused(f"{given} is not an address of one device.")
+    return given
+
+
+def _unicast(mac: str) -> None:
+    if int(mac[:2], 16) & 1:
+        raise Refused(f"{mac} is not the address of one device.")
+
+
+def _distinct(names: Iterable[str]) -> None:
+    listed = list(names)
+    if len(set(listed)) != len(listed):
+        raise Refused("Something is named twice.")
+
+
+def _firewall(verb: v.LoadFirewall) -> None:
+    _distinct([*(port.tap for port in verb.guarded), *(each.device for each in verb.plain)])
+    _distinct(group.id for group in verb.groups)
+    known = {group.id for group in verb.groups}
+    for group in verb.groups:
+        for member in group.addresses:
+            network(member)
+    for port in verb.guarded:
+        for pair in port.pairs:
+            _unicast(pair.mac)
+            network(pair.prefix)
+        for rule in port.rules:
+            if rule.version == 5 or (rule.remote is not None and network(rule.remote).version != rule.version):
+                raise Refused("A rule's remote is of another family.")
+            if rule.remote_group is not None and rule.remote_group not in known:
+                raise Refused(f"A rule names the group {rule.remote_group}, which is not among the groups.")
+            if rule.protocol is None and (rule.low is not None or rule.high is not None):
+                raise Refused("A rule for ports needs a protocol.")
+
+
+def _dhcp(verb: v.StartDnsmasq) -> None:
+    for subnet in verb.subnets:
+        served = network(subnet.cidr)
+        for each in (*filter(None, [subnet.gateway]), *subnet.dns):
+            address(each)
+        for route in subnet.routes:
+            if network(route.destination).version != address(route.via).version:
+                raise Refused("A route leads to a neighbour of another family.")
+        if served.version == 4 and (subnet.advertise or subnet.stateless):
+            raise Refused("Routers are advertised in IPv6 only.")
+    _distinct(host.mac for host in verb.hosts)
+    for host in verb.hosts:
+        for each in host.addresses:
+            _usable(address(each))

@@ -1,0 +1,210 @@
+"""Devices, addresses and routes, by iproute2. Each function brings about what it names, whatever there was."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from micronova.privileged import verbs as v
+from micronova.privileged.kernel import NAMESPACES, Failed, inside, run, sysctl
+
+
+def namespaces(prefix: str) -> list[str]:
+    """List the namespaces of a cloud."""
+    if not NAMESPACES.is_dir():
+        return []
+    return sorted(e.name for e in NAMESPACES.iterdir() if e.name == prefix or e.name.startswith(f"{prefix}-"))
+
+
+def ensure_namespace(verb: v.EnsureNamespace) -> None:
+    """Make a namespace and set how it behaves."""
+    if not (NAMESPACES / verb.namespace).exists():
+        run(["ip", "netns", "add", verb.namespace])
+    with inside(verb.namespace):
+        run(["ip", "link", "set", "lo", "up"])
+        for family in ("ipv4", "ipv6"):
+            sysctl(f"{family}/conf/all/forwarding", "1" if verb.forward else "0")
+        sysctl("ipv6/conf/default/accept_dad", "0")
+        sysctl("ipv6/conf/default/accept_ra", "0")
+        # Bridged packets pass the inet family's chains, where connections are known.
+        sysctl("bridge/bridge-nf-call-iptables", "1")
+        sysctl("bridge/bridge-nf-call-ip6tables", "1")
+        sysctl("bridge/bridge-nf-call-arptables", "0")
+
+
+def delete_namespace(namespace: str) -> None:
+    """Delete a namespace with its devices, also if a process lives on in it."""
+    if not (NAMESPACES / namespace).exists():
+        return
+    with inside(namespace):
+        for name in links():
+            if name.startswith(("brq", "tap", "vth", "dev", "ifb")):
+                run(["ip", "link", "delete", name], quiet=True)
+    run(["ip", "netns", "delete", namespace])
+
+
+def links() -> dict[str, dict[str, Any]]:
+    """List the devices of the namespace that this thread is in."""
+    found = json.loads(run(["ip", "-json", "-details", "link", "show"]) or "[]")
+    return {link["ifname"]: link for link in found if "ifname" in link}
+
+
+def ensure_bridge(verb: v.EnsureBridge, namespace: str) -> None:
+    """Make a bridge that learns and floods, and has no voice of its own."""
+    with inside(namespace):
+        link = links().get(verb.bridge)
+        if link is None:
+            run(["ip", "link", "add", verb.bridge, "type", "bridge", "mcast_snooping", "0", "forward_delay", "0"])
+            sysctl(f"ipv6/conf/{verb.bridge}/disable_ipv6", "1")
+        if link is None or link.get("mtu") != verb.mtu or "UP" not in link.get("flags", ()):
+            run(["ip", "link", "set", verb.bridge, "mtu", str(verb.mtu), "up"])
+
+
+def ensure_tap(verb: v.EnsureTap, namespace: str) -> bool:
+    """Put a tap on its bridge; say whether there is one."""
+    with inside(namespace):
+        link = links().get(verb.tap)
+        if link is None:
+            if not verb.create:
+                return False
+            run(["ip", "tuntap", "add", "dev", verb.tap, "mode", "tap"])
+            link = {}
+        _on_bridge(verb.tap, verb.bridge, verb.mtu, link)
+    return True
+
+
+def _on_bridge(device: str, bridge: str, mtu: int, link: dict[str, Any]) -> None:
+    if link.get("master") == bridge and link.get("mtu") == mtu and "UP" in link.get("flags", ()):
+        return
+    sysctl(f"ipv6/conf/{device}/disable_ipv6", "1")
+    run(["ip", "link", "set", device, "mtu", str(mtu), "master", bridge, "up"])
+
+
+def ensure_veth(verb: v.EnsureVeth, namespace: str) -> None:
+    """Join a namespace to a bridge by a pair."""
+    with inside(verb.namespace):
+        inner = links().get(verb.inner)
+    with inside(namespace):
+        outer = links().get(verb.outer)
+        if (inner is None) != (outer is None):  # half of a pair is of no use
+            if outer is not None:
+                run(["ip", "link", "delete", verb.outer], quiet=True)
+            outer = inner = None
+        if outer is None:
+            pair = ["type", "veth", "peer", "name", verb.inner, "netns", verb.namespace, "address", verb.mac]
+            run(["ip", "link", "add", verb.outer, *pair])
+            outer = {}
+        _on_bridge(verb.outer, verb.bridge, verb.mtu, outer)
+    inner = inner or {}
+    same = inner.get("mtu") == verb.mtu and inner.get("address") == verb.mac and "UP" in inner.get("flags", ())
+    if not same:
+        with inside(verb.namespace):
+            run(["ip", "link", "set", verb.inner, "address", verb.mac, "mtu", str(verb.mtu), "up"])
+
+
+def delete_link(device: str, namespace: str) -> None:
+    """Delete a device."""
+    with inside(namespace):
+        if device in links():
+            run(["ip", "link", "delete", device])
+
+
+def set_addresses(verb: v.SetAddresses) -> None:
+    """Give a device its addresses and take others away, without disturbing those that stay."""
+    with inside(verb.namespace):
+        found = json.loads(run(["ip", "-json", "address", "show", "dev", verb.device]) or "[]")
+        held = {
+            f"{each['local']}/{each['prefixlen']}"
+            for link in found
+            for each in link.get("addr_info", ())
+            if each.get("scope") != "link" or each.get("family") == "inet"
+        }
+        for address in sorted(set(verb.addresses) - held):
+            if ":" in address:
+                sysctl(f"ipv6/conf/{verb.device}/disable_ipv6", "0")
+                run(["ip", "address", "replace", address, "dev", verb.device, "nodad"])
+            else:
+                run(["ip", "address", "replace", address, "dev", verb.device])
+        for address in sorted(held - set(verb.addresses)):
+            run(["ip", "address", "delete", address, "dev", verb.device], quiet=True)
+
+
+def set_routes(verb: v.SetRoutes) -> None:
+    """Set the static routes of a namespace."""
+    with inside(verb.namespace):
+        for family in ("-4", "-6"):
+            routes = [r for r in verb.routes if (":" in r.destination) == (family == "-6")]
+            _set_routes(family, routes)
+
+
+def _set_routes(family: str, routes: Sequence[v.Route]) -> None:
+    shown = json.loads(run(["ip", "-json", family, "route", "show", "proto", "static"]) or "[]")
+    held = {(_full(r["dst"], family), r.get("gateway"), r.get("dev")) for r in shown}
+    wanted = {(route.destination, route.via): route for route in routes}
+    for (destination, via), route in wanted.items():
+        if any((destination, via) == (d, g) and route.device in (None, dev) for d, g, dev in held):
+            continue
+        where = [*(["via", via] if via else []), *(["dev", route.device] if route.device else [])]
+        onlink = ["onlink"] if via and route.device else []
+        run(["ip", family, "route", "replace", destination, *where, *onlink, "proto", "static"])
+    for destination, via, device in held:
+        if destination not in {each for each, _ in wanted}:
+            where = [*(["via", via] if via else []), *(["dev", device] if device else [])]
+            run(["ip", family, "route", "delete", destination, *where, "proto", "static"], quiet=True)
+
+
+def _full(destination: str, family: str) -> str:
+    if destination == "default":
+        return "0.0.0.0/0" if family == "-4" else "::/0"
+    return destination if "/" in destination else f"{destination}/{32 if family == '-4' else 128}"
+
+
+def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
+    """Slow a guest down: what it receives at its tap, what it sends at a mirror of its tap."""
+    mirror = "ifb" + verb.tap[3:]
+    with inside(namespace):
+        present = links()
+        if verb.tap not in present:
+            return
+        run(["tc", "qdisc", "delete", "dev", verb.tap, "root"], quiet=True)
+        run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
+        if verb.receive:
+            run(["tc", "qdisc", "add", "dev", verb.tap, "root", *_bucket(verb.receive)])
+        if verb.send:
+            if mirror not in present:
+                run(["ip", "link", "add", mirror, "type", "ifb"])
+            run(["ip", "link", "set", mirror, "up"])
+            run(["tc", "qdisc", "replace", "dev", mirror, "root", *_bucket(verb.send)])
+            run(["tc", "qdisc", "add", "dev", verb.tap, "ingress"])
+            redirect = ["action", "mirred", "egress", "redirect", "dev", mirror]
+            run(["tc", "filter", "add", "dev", verb.tap, "parent", "ffff:", "matchall", *redirect])
+        elif mirror in present:
+            run(["ip", "link", "delete", mirror], quiet=True)
+
+
+def _bucket(rate: int) -> list[str]:
+    """A token bucket that holds a tenth of a second, and at least some full frames."""
+    burst = max(rate * 1000 // 8 // 10, 32_768)
+    return ["tbf", "rate", f"{rate}kbit", "burst", str(burst), "latency", "100ms"]
+
+
+def load(namespace: str, ruleset: str) -> None:
+    """Load a rule set, whole or not at all."""
+    with inside(namespace):
+        run(["nft", "-f", "-"], ruleset)
+
+
+def inventory(prefix: str) -> tuple[list[str], dict[str, v.Link]]:
+    """List a cloud's namespaces and the devices among its bridges."""
+    present = namespaces(prefix)
+    found: dict[str, v.Link] = {}
+    if prefix in present:
+        try:
+            with inside(prefix):
+                found = {
+                    name: v.Link(index=link["ifindex"], bridge=link.get("master", ""), up="UP" in link.get("flags", ()))
+                    for name, link in links().items()
+                    if name.startswith(("brq", "tap", "vth"))
+                }
+        except Failed:
+            found = {}
+    return present, found

@@ -1,0 +1,206 @@
+"""The privileged helper: a small process of root's that does what `verbs` lists, for one cloud, and nothing else.
+
+It listens on a Unix socket that only one user (and root) may use, checks each verb, and does one at a time. What it
+makes outlives it: guests and their traffic do not notice when it is started again. It ends when its standard input
+does, that is, with the process that started it.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from micronova.privileged import devices, dnsmasq, rulesets, sockets, wire
+from micronova.privileged import verbs as v
+from micronova.privileged.checks import Refused, check
+from micronova.privileged.kernel import Failed
+
+log = logging.getLogger(__name__)
+
+PREFIX = re.compile(r"\Amn-[0-9a-f]{8}\Z")
+_CREDENTIALS = struct.Struct("3i")
+
+Answer = tuple[v.Reply, socket.socket | None]
+
+
+class Helper:
+    """Does verbs for one cloud."""
+
+    def __init__(self, prefix: str, directory: Path) -> None:
+        """`prefix` is that of the cloud's names; `directory` is where the files of its servers are."""
+        if not PREFIX.match(prefix):
+            raise Refused(f"{prefix!r} is not a cloud's prefix.")
+        self.prefix = prefix
+        self.directory = directory
+        self._lock = threading.Lock()
+        self._verbs: dict[type[v.Verb], Callable[[Any], Answer | None]] = {
+            v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb),
+            v.DeleteNamespace: self._delete_namespace,
+            v.EnsureBridge: lambda verb: devices.ensure_bridge(verb, prefix),
+            v.EnsureTap: lambda verb: (v.Reply(present=devices.ensure_tap(verb, prefix)), None),
+            v.EnsureVeth: lambda verb: devices.ensure_veth(verb, prefix),
+            v.DeleteLink: lambda verb: devices.delete_link(verb.device, prefix),
+            v.SetAddresses: lambda verb: devices.set_addresses(verb),
+            v.SetRoutes: lambda verb: devices.set_routes(verb),
+            v.LoadFirewall: lambda verb: devices.load(prefix, rulesets.firewall(verb)),
+            v.LoadRouter: lambda verb: devices.load(verb.namespace, rulesets.router(verb)),
+            v.StartDnsmasq: lambda verb: dnsmasq.start(verb, directory),
+            v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),
+            v.SetBandwidth: lambda verb: devices.set_bandwidth(verb, prefix),
+            v.Inventory: lambda verb: (v.Reply(found=self.inventory()), None),
+            v.WatchLinks: lambda verb: (v.Reply(), sockets.watch_links(prefix)),
+            v.ListenMetadata: lambda verb: (v.Reply(), sockets.listen_metadata(verb.namespace)),
+            v.Connect: lambda verb: (v.Reply(), sockets.connect(verb, prefix)),
+            v.Cleanup: lambda verb: self.cleanup(),
+        }
+
+    def do(self, verb: v.Verb) -> Answer:
+        """Check a verb and do it."""
+        try:
+            check(verb, self.prefix)
+            if isinstance(verb, v.Connect):  # waits for others: not under the lock
+                return self._verbs[type(verb)](verb) or (v.Reply(), None)
+            with self._lock:
+                return self._verbs[type(verb)](verb) or (v.Reply(), None)
+        except Refused as error:
+            return v.Reply(error=f"refused: {error}"), None
+        except (Failed, OSError) as error:
+            return v.Reply(error=str(error) or type(error).__name__), None
+
+    def inventory(self) -> v.Found:
+        """List what there is of the cloud."""
+        namespaces, links = devices.inventory(self.prefix)
+        servers = [name for name in self._served() if dnsmasq.running(self.directory / name) is not None]
+        return v.Found(namespaces=tuple(namespaces), servers=tuple(servers), links=links)
+
+    def cleanup(self) -> None:
+        """Take away all that there is of the cloud."""
+        for name in self._served():
+            dnsmasq.stop(name, self.directory)
+        for name in reversed(devices.namespaces(self.prefix)):  # the one with the bridges last
+            devices.delete_namespace(name)
+
+    def _delete_namespace(self, verb: v.DeleteNamespace) -> None:
+        dnsmasq.stop(verb.namespace, self.directory)
+        devices.delete_namespace(verb.namespace)
+
+    def _served(self) -> list[str]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(e.name for e in self.directory.iterdir() if e.is_dir() and e.name.startswith(f"{self.prefix}-"))
+
+
+class Listener:
+    """Takes verbs from clients on a Unix socket."""
+
+    def __init__(self, helper: Helper, path: Path, uid: int) -> None:
+        self._helper = helper
+        self._uid = uid
+        path.unlink(missing_ok=True)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            self.socket.bind(str(path))
+        finally:
+            os.umask(before)
+        os.chown(path, uid, -1)
+        self.socket.listen(16)
+
+    def accept(self) -> None:
+        """Take one client, if it is who may."""
+        client, _ = self.socket.accept()
+        raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(raw)
+        if uid not in (0, self._uid):
+            client.close()
+            return
+        threading.Thread(target=serve, args=(self._helper, client), daemon=True).start()
+
+
+def serve(helper: Helper, client: socket.socket) -> None:
+    """Do what a client asks until it goes away."""
+    with client:
+        while (body := _receive(client)) is not None:
+            try:
+                answer, passed = helper.do(wire.verb(body))
+            except (msgspec.MsgspecError, RecursionError) as error:
+                answer, passed = v.Reply(error=f"refused: {error}"), None
+            except Exception as error:
+                log.exception("a verb failed")
+                answer, passed = v.Reply(error=f"{type(error).__name__}: {error}"), None
+            try:
+                if passed is None:
+                    client.sendall(wire.frame(answer))
+                else:
+                    with passed:
+                        socket.send_fds(client, [wire.frame(answer)], [passed.fileno()])
+            except OSError:
+                return
+
+
+def _receive(client: socket.socket) -> bytes | None:
+    header = _exactly(client, wire.HEADER.size)
+    if header is None:
+        return None
+    [length] = wire.HEADER.unpack(header)
+    return _exactly(client, length) if length <= wire.LIMIT else None
+
+
+def _exactly(client: socket.socket, count: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < count:
+        try:
+            part = client.recv(min(count - len(found), 1 << 16))
+        except OSError:
+            return None
+        if not part:
+            return None
+        found += part
+    return bytes(found)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the helper until its standard input ends."""
+    parser = argparse.ArgumentParser(prog="micronova-privileged", description=__doc__)
+    parser.add_argument("--prefix", required=True, help="of the cloud's names: mn- and eight hexadecimal digits")
+    parser.add_argument("--directory", required=True, type=Path, help="for the files of its servers")
+    parser.add_argument("--socket", required=True, type=Path, help="where it listens")
+    parser.add_argument("--uid", required=True, type=int, help="who may ask, besides root")
+    parser.add_argument("--cleanup", action="store_true", help="take all of the cloud away and end")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s privileged %(levelname)s %(message)s")
+    given.directory.mkdir(parents=True, exist_ok=True)
+    given.directory.chmod(0o755)  # DHCP servers read there as a user of their own
+    helper = Helper(given.prefix, given.directory)
+    if given.cleanup:
+        helper.cleanup()
+        return 0
+    listener = Listener(helper, given.socket, given.uid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us, which ends us in time
+    print("ready", flush=True)  # noqa: T201 - whoever started us waits for it
+    try:
+        while True:
+            ready, _, _ = select.select([listener.socket, sys.stdin], [], [])
+            if sys.stdin in ready and not os.read(sys.stdin.fileno(), 1):
+                return 0
+            if listener.socket in ready:
+                listener.accept()
+    finally:
+        with contextlib.suppress(OSError):
+            given.socket.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Sockets that are made inside a namespace and handed to a process that may not step into it."""
+
+import socket
+
+from micronova.privileged import verbs as v
+from micronova.privileged.kernel import inside
+from micronova.privileged.names import METADATA_ADDRESS
+
+_RTMGRP_LINK = 1
+
+
+def watch_links(namespace: str) -> socket.socket:
+    """Return a netlink socket that hears of devices; whoever holds it may not change any without being root."""
+    with inside(namespace):
+        made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+        made.bind((0, _RTMGRP_LINK))
+        return made
+
+
+def listen_metadata(namespace: str) -> socket.socket:
+    """Return a socket that listens where guests look for metadata."""
+    with inside(namespace):
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A second one may listen before the first has gone: no request is refused in between.
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind((METADATA_ADDRESS, 80))
+        made.listen(128)
+        return made
+
+
+def connect(verb: v.Connect, namespace: str) -> socket.socket:
+    """Return a connection from among the bridges."""
+    with inside(namespace):
+        made = socket.socket(socket.AF_INET6 if ":" in verb.address else socket.AF_INET, socket.SOCK_STREAM)
+    made.settimeout(verb.timeout)
+    try:
+        made.connect((verb.address, verb.port))
+    except BaseException:
+        made.close()
+        raise
+    made.settimeout(None)
+    return made
