@@ -77,9 +77,9 @@ class Calls:
         found = await self._extensions.get("all", lambda: self.get("/extensions"))
         return any(each["alias"] == alias for each in found["extensions"])
 
-    async def ports_of(self, device_id: str) -> list[dict[str, Any]]:
-        """Return the ports of a server."""
-        return await self.all_of("ports", ("device_id", device_id))
+    async def ports_of(self, device_id: str, *fields: str) -> list[dict[str, Any]]:
+        """Return the ports of a server; all about them, or only some fields."""
+        return await self.all_of("ports", ("device_id", device_id), *(("fields", field) for field in fields))
 
     async def create_ports(self, ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create ports in one request: all or none."""

@@ -104,7 +104,7 @@ class NetworkClient:
 
     async def deallocate(self, instance_uuid: str) -> None:
         """Delete the ports that we made for a server, and let go of the user's own."""
-        ports = await self.calls.ports_of(instance_uuid)
+        ports = await self.calls.ports_of(instance_uuid, "id", "binding:profile", "dns_name")
         await _all(
             [
                 self.calls.delete_port(port["id"]) if mark_of(port).get("created") else self._let_go(port)

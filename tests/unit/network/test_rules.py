@@ -11,7 +11,7 @@ RULES = st.fixed_dictionaries(
         "protocol": st.one_of(st.none(), st.integers(-1, 300), st.sampled_from([*PROTOCOLS, "any", "", "x", "TCP"])),
         "port_range_min": st.one_of(st.none(), st.integers(-2, 70_000)),
         "port_range_max": st.one_of(st.none(), st.integers(-2, 70_000)),
-        "remote_ip_prefix": st.sampled_from([None, "", "10.0.0.1", "10.0.0.9/8", "0.0.0.0/0", "::/0", "fd00::1/9", "y"]),
+        "remote_ip_prefix": st.sampled_from([None, "", "10.0.0.1", "10.0.0.9/8", "0.0.0.0/0", "::/0", "fd::1/9", "y"]),
     },
 )
 

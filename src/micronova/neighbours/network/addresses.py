@@ -25,7 +25,8 @@ from micronova.neighbours.network.tables import addresses, subnets
 from micronova.neighbours.network.wire import ip_address
 
 MOST_PER_PORT = 5
-_SCAN = 512  # taken addresses that are read at once in the search for a gap
+_SCAN = 512  # taken addresses that are read at once in the search for a free one
+_SPREAD = 16  # free addresses among which one is chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,40 +187,54 @@ def take(conn: sa.Connection, wish: Wish, port_id: str, position: int, mac: str)
 def _take_any(
     conn: sa.Connection, subnet: Range, port_id: str, position: int, hint: int | None
 ) -> Address | None:
+    if hint is not None and any(first <= hint <= last for first, last in subnet.pools):
+        address = address_of(hint, subnet.version)
+        if str(address) != subnet.gateway and _insert(conn, subnet, address, port_id, position):
+            return address
+    count = 1
     for first, last in from_hint(subnet.pools, hint):
-        at: int | None = first
-        while at is not None and at <= last:
-            address = address_of(at, subnet.version)
-            if str(address) != subnet.gateway and _insert(conn, subnet, address, port_id, position):
+        while free := _free(conn, subnet, first, last, count):
+            address = address_of(free[int(port_id[:8], 16) % len(free)], subnet.version)
+            if _insert(conn, subnet, address, port_id, position):
                 return address
-            at = _gap(conn, subnet, at + 1, last)
+            # Somebody else took it, and the next look sees that, so this ends. But others are looking too at this
+            # moment: the port's id says which of several free addresses is tried next.
+            count = _SPREAD
     return None
 
 
-def _gap(conn: sa.Connection, subnet: Range, first: int, last: int) -> int | None:
-    """Return the first number from `first` to `last` that no port has."""
+def _free(conn: sa.Connection, subnet: Range, first: int, last: int, count: int) -> list[int]:
+    """Return the lowest numbers from `first` to `last` that no port has; at most so many."""
+    found: list[int] = []
     at = first
-    end = number_of(address_of(last, subnet.version))
-    while at <= last:
-        taken = conn.execute(
-            sa.select(addresses.c.number)
-            .where(
-                addresses.c.subnet_id == subnet.id,
-                addresses.c.number >= number_of(address_of(at, subnet.version)),
-                addresses.c.number <= end,
-            )
-            .order_by(addresses.c.number)
-            .limit(_SCAN)
-        ).scalars()
-        count = 0
-        for number in taken:
-            count += 1
-            if int(number, 16) != at:
-                return at
+    while at <= last and len(found) < count:
+        span = {
+            "subnet": subnet.id,
+            "first": number_of(address_of(at, subnet.version)),
+            "last": number_of(address_of(last, subnet.version)),
+            "scan": _SCAN,
+        }
+        taken = [int(number, 16) for number in conn.execute(_TAKEN, span).scalars()]
+        beyond = taken[-1] if len(taken) == _SCAN else last + 1
+        held = set(taken)
+        while at < beyond and len(found) < count:
+            if at not in held and str(address_of(at, subnet.version)) != subnet.gateway:
+                found.append(at)
             at += 1
-        if count < _SCAN:
-            return at if at <= last else None
-    return None
+        at = beyond + 1
+    return found
+
+
+_TAKEN = (
+    sa.select(addresses.c.number)
+    .where(
+        addresses.c.subnet_id == sa.bindparam("subnet"),
+        addresses.c.number >= sa.bindparam("first"),
+        addresses.c.number <= sa.bindparam("last"),
+    )
+    .order_by(addresses.c.number)
+    .limit(sa.bindparam("scan", type_=sa.Integer))
+)
 
 
 def _insert(conn: sa.Connection, subnet: Range, address: Address, port_id: str, position: int) -> bool:

@@ -1,6 +1,6 @@
 """What all kinds of things share: list, show, the policy of fields, tags, and the routes of all these."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -133,7 +133,7 @@ class Collection:
             # A filter on what the caller may not see would tell it.
             conditions.append(sa.false())
         scope = self.scope(request)
-        found = await self.core.database.read(self._page, listing, conditions, scope)
+        found = await self.core.database.read(self.page, listing, conditions, scope)
         if found is None:
             raise not_found(self.singular, listing.marker)
         shown = self.view_all(request, found)
@@ -143,14 +143,21 @@ class Collection:
             body[f"{self.plural}_links"] = links
         return body
 
-    def _page(
+    def page(
         self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
-    ) -> Any:
+    ) -> list[Thing] | None:
+        """Return a page of things; None when its marker does not exist."""
+        rows = self.rows(conn, listing, conditions, scope)
+        return None if rows is None else self.things(conn, rows)
+
+    def rows(
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+    ) -> list[Any] | None:
+        """Return the rows of a page."""
         statement = self.select().where(*conditions)
         if scope is not None:
             statement = statement.where(scope)
-        rows = listing.page(conn, statement)
-        return None if rows is None else self.things(conn, rows)
+        return listing.page(conn, statement)
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """GET of one."""
@@ -160,9 +167,11 @@ class Collection:
 
     # --- finding, and who may see what ---
 
-    async def find(self, request: Request, id: str, rule: str | None = None) -> Thing:
+    async def find(
+        self, request: Request, id: str, rule: str | None = None, load: Callable[..., Thing | None] | None = None
+    ) -> Thing:
         """Load one for a request; 404 for strangers, 403 for those who may see it but not do this."""
-        thing = await self.core.database.read(self.load, id) if _plausible(id) else None
+        thing = await self.core.database.read(load or self.load, id) if _plausible(id) else None
         if thing is None or not request.allows(f"get_{self.singular}", thing.target):
             raise not_found(self.singular, id)
         if rule is not None:

@@ -25,7 +25,7 @@ from micronova.neighbours.network.networks import bump
 from micronova.neighbours.network.networks import target as network_target
 from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.port_rows import Made, Plan, heard_since, insert, learn, remove, surroundings
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.router_ports import service_port
 from micronova.neighbours.network.tables import (
     addresses,
@@ -162,8 +162,7 @@ class FloatingIPs(Collection):
         ports_made: list[Made] = []
         news: list[Event] = []
         for row, given, plan in wanted:
-            charge(conn, row["project_id"], "floatingip", self.core.settings.quotas)
-            made = insert(conn, plan, self.core.settings.quotas)
+            made = insert(conn, plan)
             ports_made.append(made)
             row["floating_port_id"] = made.row["id"]
             row["floating_ip_address"] = made.fixed_ips[0]["ip_address"]
@@ -180,6 +179,7 @@ class FloatingIPs(Collection):
             thing = self.load(conn, row["id"])
             assert thing is not None
             found.append(thing)
+        charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), news
 
     async def update_now(self, request: Request, id: str) -> Any:

@@ -11,7 +11,7 @@ from micronova.neighbours.network.collection import Collection, Thing, check_rev
 from micronova.neighbours.network.core import Changed, Settings, insert_unless_there
 from micronova.neighbours.network.errors import conflict, invalid
 from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back_all
 from micronova.neighbours.network.tables import (
     addresses,
     networks,
@@ -196,12 +196,12 @@ class Networks(Collection):
     def insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
         """Make networks."""
         for row, tagged in wanted:
-            charge(conn, row["project_id"], "network", self.core.settings.quotas)
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
             _take_segment(conn, row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "network", self.core.settings.quotas)
         return self._load_all(conn, [row["id"] for row, _ in wanted])
 
     def _load_all(self, conn: sa.Connection, ids: list[str]) -> list[Thing]:
@@ -267,11 +267,8 @@ class Networks(Collection):
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
         conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below))])))
-        for each in gone:
-            give_back(conn, each.project_id, "port")
-        for each in below:
-            give_back(conn, each.project_id, "subnet")
-        give_back(conn, row.project_id, "network")
+        freed = [(row.project_id, "network"), *((each.project_id, "port") for each in gone)]
+        give_back_all(conn, freed + [(each.project_id, "subnet") for each in below])
 
 
 def _values(row: Any, below: list[str], tagged: dict[str, list[str]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from micronova.neighbours.network.addresses import Range, Wish, ranges_of, take
 from micronova.neighbours.network.core import Changed, Core, insert_unless_there
 from micronova.neighbours.network.errors import conflict
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import give_back
 from micronova.neighbours.network.security_groups import default_groups
 from micronova.neighbours.network.tables import (
     agents,
@@ -161,10 +161,9 @@ def learn(core: Core, made: Sequence[Made]) -> None:
             core.hints.learn(subnet_id, hint, number)
 
 
-def insert(conn: sa.Connection, plan: Plan, quotas: Mapping[str, int]) -> Made:
-    """Make a port: quota, MAC address, addresses and groups, or nothing at all."""
+def insert(conn: sa.Connection, plan: Plan) -> Made:
+    """Make a port: MAC address, addresses and groups. The quota is for the caller to charge, in the end."""
     row = plan.row
-    charge(conn, row["project_id"], "port", quotas)
     pairs = row["allowed_address_pairs"]
     for mac in plan.macs:
         row["mac_address"] = mac
@@ -209,7 +208,7 @@ def remove(conn: sa.Connection, id: str, now: int, *, of_service: bool = False) 
 
     A port that a router or a floating IP lives on goes only with it (`of_service`).
     """
-    row = conn.execute(_LOCK, {"id": id}).mappings().first()
+    row = conn.execute(LOCK, {"id": id}).mappings().first()
     if row is None:
         raise Changed
     gone = dict(row)
@@ -222,7 +221,7 @@ def remove(conn: sa.Connection, id: str, now: int, *, of_service: bool = False) 
     return gone
 
 
-_LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
+LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
 _DELETE = ports.delete().where(ports.c.id == sa.bindparam("id"))
 _UNTAG = tags.delete().where(tags.c.resource_id == sa.bindparam("id"))
 _DISASSOCIATE = (

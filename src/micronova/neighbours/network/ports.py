@@ -1,6 +1,6 @@
 """Ports: where a device meets a network. One request makes a port, gives it addresses and binds it to a host."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -9,41 +9,34 @@ from msgspec import UNSET, Meta
 
 from micronova.http.request import Request
 from micronova.neighbours.network.addresses import Wish, addresses_of, wishes
-from micronova.neighbours.network.binding import bound, news_of, status_of
+from micronova.neighbours.network.binding import bound, status_of
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
     check_revision,
-    chunks,
     standard,
     tags_of,
 )
-from micronova.neighbours.network.core import Changed, Core
-from micronova.neighbours.network.errors import conflict, not_found
-from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.networks import NETWORK_LABELS, bump, on_network
+from micronova.neighbours.network.errors import not_found
+from micronova.neighbours.network.listing import Attributes, Clause, Listing
+from micronova.neighbours.network.networks import NETWORK_LABELS, on_network
 from micronova.neighbours.network.networks import target as network_target
-from micronova.neighbours.network.notifier import Event
+from micronova.neighbours.network.port_changes import change, check_security, delete, groups_of, insert_all
 from micronova.neighbours.network.port_filters import FILTERS
 from micronova.neighbours.network.port_input import checked_values
 from micronova.neighbours.network.port_rows import (
     Made,
     Plan,
     Surroundings,
-    belongs_to_service,
     blank,
     heard_since,
-    insert,
     learn,
-    mac_in_use,
     random_macs,
-    remove,
     surroundings,
-    take_all,
     with_hints,
 )
 from micronova.neighbours.network.security_groups import ensure_default
-from micronova.neighbours.network.tables import addresses, networks, port_security_groups, ports
+from micronova.neighbours.network.tables import networks, ports
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -160,16 +153,32 @@ class Ports(Collection):
 
     def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
         """Ports with addresses and groups."""
+        return self._things(conn, rows, [])
+
+    def _things(self, conn: sa.Connection, rows: Sequence[Any], fields: Sequence[str]) -> list[Thing]:
+        """Ports, without what none of the fields needs (no fields: all of them)."""
         ids = [row.id for row in rows]
-        fixed, groups, tagged = addresses_of(conn, ids), groups_of(conn, ids), tags_of(conn, ids)
+        addressed = not fields or not _ADDRESS_FIELDS.isdisjoint(fields)
+        fixed = addresses_of(conn, ids) if addressed else {}
+        groups = groups_of(conn, ids) if not fields or "security_groups" in fields else {}
+        tagged = tags_of(conn, ids) if not fields or "tags" in fields else {}
         suffix = self.core.settings.dns_domain
         return [
-            Thing(
-                values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix),
-                {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **on_network(row)},
-            )
+            Thing(values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix), _target(row))
             for row in rows
         ]
+
+    def page(
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+    ) -> list[Thing] | None:
+        """Compute lists ports often, and mostly asks for a few fields."""
+        rows = self.rows(conn, listing, conditions, scope)
+        return None if rows is None else self._things(conn, rows, listing.fields)
+
+    def _bare(self, conn: sa.Connection, id: str) -> Thing | None:
+        """Load only what a decision about deleting needs."""
+        row = conn.execute(_BARE, {"id": id}).first()
+        return None if row is None else Thing({"id": row.id, "revision_number": row.revision}, _target(row))
 
     # --- create ---
 
@@ -198,7 +207,7 @@ class Ports(Collection):
             self.check_fields(request, "create", given, target)
             plans.append(await self._plan(given, project, network, around, may_name))
             targets.append(target)
-        made = await self.core.change(_insert_all, self.core, plans)
+        made = await self.core.change(insert_all, self.core, plans)
         learn(self.core, made)
         things = [self._thing(each, target) for each, target in zip(made, targets, strict=True)]
         return self.answer(request, things)
@@ -228,7 +237,7 @@ class Ports(Collection):
             groups = []
             if row["port_security_enabled"] and not row["device_owner"].startswith("network:"):
                 groups = [around.defaults.get(project) or await ensure_default(self.core, project)]
-        _check_security(row, groups)
+        check_security(row, groups)
         mac = given.get("mac_address")
         return Plan(
             row=row,
@@ -268,9 +277,8 @@ class Ports(Collection):
             ranges = around.ranges.get(old["network_id"], [])
             wanted = with_hints(self.core, wishes(old["network_id"], ranges, given["fixed_ips"] or [], owner_))
         mac = mac_address(given["mac_address"]) if given.get("mac_address") else None
-        await self.core.change(
-            _change, self.core, id, old["revision_number"], given, groups, wanted, mac, around.watched
-        )
+        revision = old["revision_number"] if request.header("if-match") else None
+        await self.core.change(change, self.core, id, revision, given, groups, wanted, mac, around.watched)
         changed = await self.core.database.read(self.load, id)
         if changed is None:
             raise not_found("port", id)
@@ -278,12 +286,22 @@ class Ports(Collection):
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Delete a port that neither a router nor a floating IP lives on."""
-        thing = await self.find(request, id, "delete_port")
+        thing = await self.find(request, id, "delete_port", self._bare)
         check_revision(request, thing)
-        await self.core.change(_delete, self.core, id)
+        await self.core.change(delete, self.core, id)
 
 
+_ADDRESS_FIELDS = frozenset({"fixed_ips", "dns_assignment", "ip_allocation"})
+_BARE = (
+    sa.select(ports.c.id, ports.c.project_id, ports.c.device_owner, ports.c.revision, *NETWORK_LABELS)
+    .join(networks, networks.c.id == ports.c.network_id)
+    .where(ports.c.id == sa.bindparam("id"))
+)
 _SELECT = sa.select(ports, *NETWORK_LABELS).join(networks, networks.c.id == ports.c.network_id)
+
+
+def _target(row: Any) -> dict[str, Any]:
+    return {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **on_network(row)}
 
 
 def owner_class(device_owner: str) -> str:
@@ -337,22 +355,6 @@ def values_of(
     }
 
 
-def groups_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the security groups of ports."""
-    found: dict[str, list[str]] = {}
-    for part in chunks(port_ids):
-        for row in conn.execute(_GROUPS, {"ids": part}):
-            found.setdefault(row.port_id, []).append(row.security_group_id)
-    return found
-
-
-_GROUPS = (
-    sa.select(port_security_groups)
-    .where(port_security_groups.c.port_id.in_(sa.bindparam("ids", expanding=True)))
-    .order_by(port_security_groups.c.port_id, port_security_groups.c.security_group_id)
-)
-
-
 def _chosen_groups(
     given: Mapping[str, Any], project: str, around: Surroundings, any_group: bool
 ) -> list[str] | None:
@@ -364,126 +366,3 @@ def _chosen_groups(
         if group not in around.groups or (around.groups[group] != project and not any_group):
             raise not_found("security_group", group)
     return chosen
-
-
-def _check_security(row: Mapping[str, Any], groups: Sequence[str]) -> None:
-    if row["port_security_enabled"]:
-        return
-    if groups:
-        raise conflict(
-            "Port has security group associated. Cannot disable port security or ip address until security group "
-            "is removed.",
-            "PortSecurityPortHasSecurityGroup",
-        )
-    if row["allowed_address_pairs"]:
-        raise conflict(
-            "Port Security must be enabled in order to have allowed address pairs on a port.",
-            "AddressPairAndPortSecurityRequired",
-        )
-
-
-def _insert_all(conn: sa.Connection, core: Core, plans: Sequence[Plan]) -> tuple[list[Made], list[Event]]:
-    made, news = [], []
-    for plan in plans:
-        each = insert(conn, plan, core.settings.quotas)
-        made.append(each)
-        news += news_of(core, None, each.row)
-    return made, news
-
-
-def _change(
-    conn: sa.Connection,
-    core: Core,
-    id: str,
-    revision: int,
-    given: Mapping[str, Any],
-    groups: list[str] | None,
-    wanted: list[Wish] | None,
-    mac: str | None,
-    watched: set[str],
-) -> tuple[None, list[Event]]:
-    found = conn.execute(sa.select(ports).where(ports.c.id == id).with_for_update()).mappings().first()
-    if found is None or found["revision"] != revision:
-        raise Changed
-    before = dict(found)
-    after = {**before, **checked_values(given, before)}
-    _check_service_port(conn, before, after)
-    if mac is not None and mac != before["mac_address"]:
-        _check_mac(conn, before, mac)
-        after["mac_address"] = mac
-    rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
-    if rebound or after["port_security_enabled"] != before["port_security_enabled"]:
-        after.update(bound(after["network_id"], after["host"], after["vnic_type"], after["port_security_enabled"]))
-    switched = rebound or after["admin_state_up"] != before["admin_state_up"]
-    if switched and not after["device_owner"].startswith("network:"):
-        after["status"] = status_of(after, after["host"] in watched)
-    current = groups if groups is not None else groups_of(conn, [id]).get(id, [])
-    _check_security(after, current)
-    moved = wanted is not None and _readdress(conn, id, after["mac_address"], wanted)
-    if groups is not None:
-        conn.execute(port_security_groups.delete().where(port_security_groups.c.port_id == id))
-        if groups:
-            rows = [{"port_id": id, "security_group_id": group} for group in groups]
-            conn.execute(port_security_groups.insert(), rows)
-    changes = {name: value for name, value in after.items() if value != before[name]}
-    bump(conn, ports, id, revision, core.now(), changes)
-    # A server that lets its port go (device_id "" in the same request) is told under its old name.
-    subject = after if after["device_id"] else {**after, **{n: before[n] for n in ("device_id", "device_owner")}}
-    return None, news_of(core, before, subject, moved)
-
-
-def _check_service_port(conn: sa.Connection, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    same = all(before[name] == after[name] for name in ("device_id", "device_owner"))
-    if same or not before["device_owner"].startswith("network:"):
-        return
-    if belongs_to_service(conn, before["id"]):
-        raise conflict(
-            f"Operation update is not supported for device_owner {before['device_owner']} on port {before['id']}.",
-            "UnsupportedPortDeviceOwner",
-        )
-
-
-def _check_mac(conn: sa.Connection, before: Mapping[str, Any], mac: str) -> None:
-    if before["host"] and before["vif_type"] not in ("unbound", "binding_failed"):
-        raise conflict(
-            f"Unable to complete operation on port {before['id']}, port is already bound, port type: "
-            f"{before['vif_type']}, old_mac {before['mac_address']}, new_mac {mac}.",
-            "PortBound",
-        )
-    same = sa.select(ports.c.id).where(ports.c.network_id == before["network_id"], ports.c.mac_address == mac)
-    if conn.execute(same).first() is not None:
-        raise mac_in_use(before["network_id"], mac)
-
-
-def _readdress(conn: sa.Connection, id: str, mac: str, wanted: Sequence[Wish]) -> bool:
-    """Give a port the addresses that it is to have from now on; what it has already of them it keeps."""
-    a = addresses.c
-    held = list(conn.execute(sa.select(a.subnet_id, a.address).where(a.port_id == id).order_by(a.position)))
-    keep: set[tuple[str, str]] = set()
-    new: list[Wish] = []
-    for wish in sorted(wanted, key=lambda w: w.address is None):  # those that name an address have the first word
-        subnet = wish.choices[0]
-        kept = next(
-            (
-                (row.subnet_id, row.address)
-                for row in held
-                if row.subnet_id == subnet.id
-                and (wish.address is None or row.address == str(wish.address))
-                and (row.subnet_id, row.address) not in keep
-            ),
-            None,
-        )
-        if kept is not None:
-            keep.add(kept)
-        else:
-            new.append(wish)
-    gone = [row for row in held if (row.subnet_id, row.address) not in keep]
-    for row in gone:
-        conn.execute(addresses.delete().where(a.subnet_id == row.subnet_id, a.address == row.address))
-    take_all(conn, new, id, mac, start=len(held))
-    return bool(gone or new)
-
-
-def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
-    gone = remove(conn, id, core.now())
-    return None, news_of(core, gone, None)

@@ -2,9 +2,13 @@
 
 A create charges the usage row in its own transaction by a conditional update, so that concurrent creates cannot pass
 the limit together; a delete gives back in its own. Nothing is ever counted to decide.
+
+Usage comes last in every transaction, in the order of project and resource. Whoever holds a usage row then waits for
+nothing else, so that nobody waits in a circle; and the row that a whole project contends for is held shortly.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -56,6 +60,12 @@ def charge(
         raise conflict(f"Quota exceeded for resources: ['{resource}'].", "OverQuota")
 
 
+def charge_all(conn: sa.Connection, projects: Iterable[str], resource: str, defaults: Mapping[str, int]) -> None:
+    """Take several things of one kind: one for each time that a project is named."""
+    for project_id, amount in sorted(Counter(projects).items()):
+        charge(conn, project_id, resource, defaults, amount)
+
+
 def add(conn: sa.Connection, project_id: str, resource: str, amount: int) -> None:
     """Count what the service makes by itself for a project, whatever the limit says."""
     values = {"project": project_id, "kind": resource, "amount": -amount}
@@ -68,6 +78,12 @@ def give_back(conn: sa.Connection, project_id: str, resource: str, amount: int =
     """Return to a project's quota what was deleted."""
     if project_id and amount:
         conn.execute(_GIVE_BACK, {"project": project_id, "kind": resource, "amount": amount})
+
+
+def give_back_all(conn: sa.Connection, gone: Iterable[tuple[str, str]]) -> None:
+    """Return several things, of several projects perhaps: each is a project and a resource."""
+    for (project_id, resource), amount in sorted(Counter(gone).items()):
+        give_back(conn, project_id, resource, amount)
 
 
 _u = usages.c

@@ -22,6 +22,7 @@ from micronova.neighbours.network.port_rows import (
     surroundings,
     with_hints,
 )
+from micronova.neighbours.network.quotas import charge
 from micronova.neighbours.network.tables import (
     addresses,
     floatingips,
@@ -96,7 +97,7 @@ def service_port(
 def set_gateway(conn: sa.Connection, core: Core, router_id: str, plan: GatewayPlan) -> None:
     """Make a router's gateway port."""
     try:
-        plan.made = [insert(conn, plan.port, core.settings.quotas)]
+        plan.made = [insert(conn, plan.port)]
     except Conflict as error:
         if error.details.get("type") == "IpAddressGenerationFailure":
             raise invalid(
@@ -206,13 +207,15 @@ def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan
                     "BadRequest",
                 )
     if plan.port is not None:
-        port_id = insert(conn, plan.port, core.settings.quotas).row["id"]
+        port_id = insert(conn, plan.port).row["id"]
     else:
         assert plan.port_id is not None
         port_id = plan.port_id
         _adopt(conn, core, router_id, port_id)
     rows = [{"port_id": port_id, "router_id": router_id, "subnet_id": each.id} for each in plan.ranges]
     conn.execute(router_interfaces.insert(), rows)
+    if plan.port is not None:
+        charge(conn, plan.port.row["project_id"], "port", core.settings.quotas)
     return _described(port_id, plan.ranges)
 
 

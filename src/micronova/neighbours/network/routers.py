@@ -22,7 +22,7 @@ from micronova.neighbours.network.errors import conflict, invalid
 from micronova.neighbours.network.listing import Attributes
 from micronova.neighbours.network.networks import bump
 from micronova.neighbours.network.port_rows import learn
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.router_ports import (
     check_routes,
     clear_gateway,
@@ -204,7 +204,6 @@ class Routers(Collection):
         """Make routers with their gateways and routes."""
         found = []
         for row, given, plan in wanted:
-            charge(conn, row["project_id"], "router", self.core.settings.quotas)
             conn.execute(routers.insert(), row)
             if plan is not None:
                 set_gateway(conn, self.core, row["id"], plan)
@@ -216,6 +215,7 @@ class Routers(Collection):
             thing = self.load(conn, row["id"])
             assert thing is not None
             found.append(thing)
+        charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
     async def update_now(self, request: Request, id: str) -> Any:

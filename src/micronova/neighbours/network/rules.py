@@ -13,7 +13,7 @@ from micronova.neighbours.network.collection import Collection, Thing, check_rev
 from micronova.neighbours.network.core import Changed, insert_unless_there
 from micronova.neighbours.network.errors import conflict, invalid, not_found
 from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.tables import security_group_rules, security_groups
 from micronova.neighbours.network.wire import (
     Body,
@@ -171,7 +171,6 @@ class Rules(Collection):
 
     def _insert(self, conn: sa.Connection, wanted: list[dict[str, Any]]) -> list[Thing]:
         for row in wanted:
-            charge(conn, row["project_id"], "security_group_rule", self.core.settings.quotas)
             if not insert_unless_there(conn, security_group_rules, row):
                 r = security_group_rules.c
                 same = sa.and_(
@@ -181,7 +180,9 @@ class Rules(Collection):
                 raise conflict(
                     f"Security group rule already exists. Rule id is {found}.", "SecurityGroupRuleExists"
                 )
-            touch_group(conn, row["security_group_id"], row["created_at"])
+        for group in sorted({row["security_group_id"] for row in wanted}):
+            touch_group(conn, group, wanted[0]["created_at"])
+        charge_all(conn, (row["project_id"] for row in wanted), "security_group_rule", self.core.settings.quotas)
         ids = [row["id"] for row in wanted]
         rows = {row.id: row for row in conn.execute(self.select().where(security_group_rules.c.id.in_(ids)))}
         return self.things(conn, [rows[id] for id in ids])
@@ -370,5 +371,5 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
     ).first()
     if gone is None:
         raise Changed
-    give_back(conn, gone.project_id, "security_group_rule")
     touch_group(conn, gone.security_group_id, now)
+    give_back(conn, gone.project_id, "security_group_rule")

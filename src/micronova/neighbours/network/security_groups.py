@@ -1,5 +1,6 @@
 """Security groups: named sets of rules. Every project has a default one, made when it is first needed."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from micronova.neighbours.network.core import Changed, Core, again, insert_unles
 from micronova.neighbours.network.errors import conflict
 from micronova.neighbours.network.listing import Attributes
 from micronova.neighbours.network.networks import bump
-from micronova.neighbours.network.quotas import add, charge, give_back
+from micronova.neighbours.network.quotas import add, charge, give_back_all
 from micronova.neighbours.network.rules import fingerprint, rule_values
 from micronova.neighbours.network.tables import port_security_groups, security_group_rules, security_groups, tags
 from micronova.neighbours.network.wire import (
@@ -125,13 +126,14 @@ class SecurityGroups(Collection):
 
     def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[dict[str, Any], Sequence[str]]]) -> Sequence[Thing]:
         for row, tagged in wanted:
-            charge(conn, row["project_id"], "security_group", self.core.settings.quotas)
             conn.execute(security_groups.insert(), row)
             rules = [rule_row(self.core, row, "egress", ethertype) for ethertype in ("IPv4", "IPv6")]
-            charge(conn, row["project_id"], "security_group_rule", self.core.settings.quotas, len(rules))
             conn.execute(security_group_rules.insert(), rules)
             if tagged:
                 set_tags(conn, row["id"], tagged)
+        for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
+            charge(conn, project, "security_group", self.core.settings.quotas, count)
+            charge(conn, project, "security_group_rule", self.core.settings.quotas, 2 * count)
         ids = [row["id"] for row, _ in wanted]
         rows = {row.id: row for row in conn.execute(self.select().where(security_groups.c.id.in_(ids)))}
         return self.things(conn, [rows[id] for id in ids])
@@ -281,11 +283,7 @@ def _delete(conn: sa.Connection, id: str) -> None:
         .where(sa.or_(r.security_group_id == id, r.remote_group_id == id))
         .returning(r.project_id)
     ).scalars()
-    counts: dict[str, int] = {}
-    for project in gone:
-        counts[project] = counts.get(project, 0) + 1
-    for project, count in sorted(counts.items()):
-        give_back(conn, project, "security_group_rule", count)
+    freed = [(row.project_id, "security_group"), *((project, "security_group_rule") for project in gone)]
     conn.execute(security_groups.delete().where(security_groups.c.id == id))
     conn.execute(tags.delete().where(tags.c.resource_id == id))
-    give_back(conn, row.project_id, "security_group")
+    give_back_all(conn, freed)

@@ -10,6 +10,7 @@ from micronova.db.engine import Database
 from micronova.db.schema import upgrade
 from micronova.http.client import ServiceClient
 from micronova.http.service import Authenticator, Observer, Policy, Route, Service
+from micronova.neighbours.network.agent_api import AgentRoutes, Changes, Watched
 from micronova.neighbours.network.collection import Collection
 from micronova.neighbours.network.core import QUOTAS, Core, Settings
 from micronova.neighbours.network.documents import Agents, Availability, Documents
@@ -72,8 +73,9 @@ class NetworkService:
         self.database = database
         self._schema = schema
         self.notifier = Notifier(database, clock, compute)
+        changes = Changes()
         self.core = Core(
-            database,
+            Watched(database, changes),
             clock,
             chance or random.Random(),  # seeded by the system; ids need not be secrets
             Settings(quotas={**QUOTAS, **(quotas or {})}, **settings),
@@ -81,7 +83,7 @@ class NetworkService:
         )
         self.service = Service(
             "network",
-            routes(self.core),
+            routes(self.core) + AgentRoutes(self.core, changes).routes(),
             policy=policy,
             authenticator=authenticator,
             fault_body=fault_body,

@@ -14,7 +14,7 @@ from micronova.neighbours.network.core import Changed
 from micronova.neighbours.network.errors import invalid, not_found
 from micronova.neighbours.network.listing import Attributes, Clause
 from micronova.neighbours.network.networks import bump
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.tables import subnetpools, subnets, tags
 from micronova.neighbours.network.wire import (
     Body,
@@ -120,13 +120,13 @@ class SubnetPools(Collection):
     def _insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
         made = []
         for row, tagged in wanted:
-            charge(conn, row["project_id"], "subnetpool", self.core.settings.quotas)
             if row["is_default"]:
                 _check_only_default(conn, row["ip_version"], row["id"])
             conn.execute(subnetpools.insert(), row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
             made.append(self.load(conn, row["id"]))
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "subnetpool", self.core.settings.quotas)
         return [thing for thing in made if thing is not None]
 
     async def update_now(self, request: Request, id: str) -> Any:

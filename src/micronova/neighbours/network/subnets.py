@@ -22,7 +22,7 @@ from micronova.neighbours.network.errors import conflict, invalid, not_found
 from micronova.neighbours.network.listing import Attributes, Clause
 from micronova.neighbours.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, bump, on_network
 from micronova.neighbours.network.networks import target as network_target
-from micronova.neighbours.network.quotas import charge, give_back
+from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.subnetpools import take_prefix
 from micronova.neighbours.network.tables import addresses, networks, ports, router_interfaces, subnets, tags
 from micronova.neighbours.network.wire import (
@@ -214,11 +214,11 @@ class Subnets(Collection):
                 row["ip_version"] = cidr.version
                 _settle_range(row, given, cidr)
             _check_overlap(conn, row["network_id"], ipaddress.ip_network(row["cidr"]))
-            charge(conn, row["project_id"], "subnet", self.core.settings.quotas)
             conn.execute(subnets.insert(), row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             made.append(row["id"])
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "subnet", self.core.settings.quotas)
         rows = {row.id: row for row in conn.execute(self.select().where(subnets.c.id.in_(made)))}
         return self.things(conn, [rows[id] for id in made])
 

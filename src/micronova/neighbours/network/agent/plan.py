@@ -1,0 +1,197 @@
+"""From what a host should be like, and what there is, to what is to be done: pure functions.
+
+A plan is a list of verbs that may each be done twice. It names everything that should be, in an order in which it
+can be made, and then what is there and should not be.
+"""
+
+import ipaddress
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from micronova.neighbours.network.agent.dhcp import serve
+from micronova.neighbours.network.agent.groups import firewall
+from micronova.neighbours.network.agent.state import HostState, Network, Port, Router, Subnet
+from micronova.privileged import verbs as v
+from micronova.privileged.names import (
+    METADATA_ADDRESS,
+    bridge_name,
+    inner_name,
+    network_namespace,
+    outer_name,
+    router_namespace,
+    tap_name,
+)
+
+DHCP_OWNER = "network:dhcp"
+
+
+@dataclass
+class Plan:
+    """What is to be done on a host."""
+
+    verbs: list[v.Verb] = field(default_factory=list)
+    served: dict[str, str] = field(default_factory=dict)  # namespaces that answer metadata -> network
+
+
+def plan(prefix: str, host: str, state: HostState, found: v.Found, domain: str = "") -> Plan:
+    """Say what is to be done so that the host is as it should be."""
+    made = Plan()
+    by_id = {port.id: port for port in state.ports}
+    networks = {network.id: network for network in state.networks}
+    zones = zones_of(networks)
+    made.verbs.append(v.EnsureNamespace(namespace=prefix))
+    made.verbs.append(firewall(state, zones))
+    for network in state.networks:
+        made.verbs.append(v.EnsureBridge(bridge=bridge_name(network.id), mtu=network.mtu))
+        made.verbs += _outside(prefix, network, state.ports)
+    for port in state.ports:
+        if port.is_guest and port.host == host and tap_name(port.id) in found.links:
+            mtu = networks[port.network_id].mtu
+            made.verbs.append(v.EnsureTap(tap=tap_name(port.id), bridge=bridge_name(port.network_id), mtu=mtu))
+    for port in state.ports:
+        if port.device_owner == DHCP_OWNER and port.host == host:
+            _serve(made, prefix, networks[port.network_id], port, state, domain)
+    for router in state.routers:
+        _route(made, prefix, networks, router, by_id)
+    made.verbs += leftovers(prefix, made.verbs, found)
+    return made
+
+
+def zones_of(networks: Iterable[str]) -> dict[str, int]:
+    """Give each network a zone of connections: the same after a restart, whatever other networks there are."""
+    taken: dict[int, str] = {}
+    for id in sorted(networks):
+        zone = zlib.crc32(id.encode()) % 65535 + 1
+        while zone in taken:
+            zone = zone % 65535 + 1
+        taken[zone] = id
+    return {id: zone for zone, id in taken.items()}
+
+
+def needs_dhcp(network: Network) -> bool:
+    """Say whether guests of a network are served."""
+    return any(subnet.enable_dhcp for subnet in network.subnets)
+
+
+def _outside(prefix: str, network: Network, ports: Iterable[Port]) -> list[v.Verb]:
+    """An external network's gateway is the namespace of bridges itself, unless a port has that address."""
+    if not network.external:
+        return []
+    held = {each.ip_address for port in ports if port.network_id == network.id for each in port.fixed_ips}
+    addresses = tuple(
+        _with_length(subnet.gateway_ip, subnet)
+        for subnet in network.subnets
+        if subnet.gateway_ip and subnet.gateway_ip not in held
+    )
+    return [v.SetAddresses(namespace=prefix, device=bridge_name(network.id), addresses=addresses)]
+
+
+def _with_length(address: str, subnet: Subnet) -> str:
+    return f"{address}/{ipaddress.ip_network(subnet.cidr).prefixlen}"
+
+
+def _addresses(port: Port, network: Network) -> tuple[str, ...]:
+    subnets = {subnet.id: subnet for subnet in network.subnets}
+    return tuple(
+        _with_length(each.ip_address, subnets[each.subnet_id]) for each in port.fixed_ips if each.subnet_id in subnets
+    )
+
+
+def _join(namespace: str, port: Port, network: Network) -> v.Verb:
+    return v.EnsureVeth(
+        outer=outer_name(port.id),
+        bridge=bridge_name(network.id),
+        namespace=namespace,
+        inner=inner_name(port.id),
+        mac=port.mac_address,
+        mtu=network.mtu,
+    )
+
+
+def _serve(made: Plan, prefix: str, network: Network, port: Port, state: HostState, domain: str) -> None:
+    namespace = network_namespace(prefix, network.id)
+    device = inner_name(port.id)
+    addresses = (*_addresses(port, network), f"{METADATA_ADDRESS}/32")
+    gateways = {subnet.gateway_ip for subnet in network.subnets if subnet.ip_version == 4} - {None}
+    default = [v.Route(destination="0.0.0.0/0", via=min(filter(None, gateways)), device=device)] if gateways else []
+    made.verbs += [
+        v.EnsureNamespace(namespace=namespace),
+        _join(namespace, port, network),
+        v.SetAddresses(namespace=namespace, device=device, addresses=addresses),
+        v.SetRoutes(namespace=namespace, routes=tuple(default)),
+        serve(namespace, network, port, state.ports, domain),
+    ]
+    made.served[namespace] = network.id
+
+
+def _route(made: Plan, prefix: str, networks: Mapping[str, Network], router: Router, ports: Mapping[str, Port]) -> None:
+    if not router.admin_state_up:
+        return
+    namespace = router_namespace(prefix, router.id)
+    made.verbs.append(v.EnsureNamespace(namespace=namespace, forward=True))
+    routes: list[v.Route] = []
+    for id in router.ports:
+        port = ports.get(id)
+        if port is not None and port.network_id in networks:
+            network = networks[port.network_id]
+            made.verbs.append(_join(namespace, port, network))
+            made.verbs.append(
+                v.SetAddresses(namespace=namespace, device=inner_name(id), addresses=_addresses(port, network))
+            )
+    gateway = ports.get(router.gateway_port or "")
+    source = None
+    if gateway is not None and gateway.network_id in networks:
+        network, device = networks[gateway.network_id], inner_name(gateway.id)
+        own = _addresses(gateway, network)
+        made.verbs.append(_join(namespace, gateway, network))
+        floating = tuple(f"{each.floating}/32" for each in router.floating)
+        made.verbs.append(v.SetAddresses(namespace=namespace, device=device, addresses=(*own, *floating)))
+        reached = {each.subnet_id for each in gateway.fixed_ips}
+        for subnet in network.subnets:
+            if subnet.id in reached and subnet.gateway_ip:
+                everywhere = "0.0.0.0/0" if subnet.ip_version == 4 else "::/0"
+                routes.append(v.Route(destination=everywhere, via=subnet.gateway_ip, device=device))
+        if router.enable_snat:
+            source = next((each.ip_address for each in gateway.fixed_ips if ":" not in each.ip_address), None)
+    routes += [v.Route(destination=each.destination, via=each.nexthop) for each in router.routes]
+    made.verbs.append(v.SetRoutes(namespace=namespace, routes=tuple(routes)))
+    made.verbs.append(
+        v.LoadRouter(
+            namespace=namespace,
+            gateway=inner_name(gateway.id) if gateway is not None else None,
+            source=source,
+            floating=tuple(v.Floating(floating=each.floating, fixed=each.fixed) for each in router.floating)
+            if gateway is not None
+            else (),
+        )
+    )
+
+
+def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.Verb]:
+    """Say what is there and should not be. Taps are left alone: they are their guests' own."""
+    names: set[str] = set()
+    for verb in wanted:
+        match verb:
+            case v.EnsureNamespace():
+                names.add(verb.namespace)
+            case v.EnsureBridge():
+                names.add(verb.bridge)
+            case v.EnsureVeth():
+                names.add(verb.outer)
+            case v.StartDnsmasq():
+                names.add(f"dnsmasq {verb.namespace}")
+            case _:
+                pass
+    gone: list[v.Verb] = [v.DeleteNamespace(namespace=each) for each in found.namespaces if each not in names]
+    gone += [
+        v.StopDnsmasq(namespace=each)
+        for each in found.servers
+        if each in names and f"dnsmasq {each}" not in names
+    ]
+    # A bridge goes when the last guest has left it, however it left.
+    used = {link.bridge for name, link in found.links.items() if name.startswith("tap")}
+    for name in sorted(found.links, key=lambda each: (each.startswith("brq"), each)):
+        if name.startswith(("vth", "brq")) and name not in names and name not in used:
+            gone.append(v.DeleteLink(device=name))
+    return gone

@@ -1,0 +1,123 @@
+"""What one host should be like, as the network service says it."""
+
+import msgspec
+
+
+class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
+    """An address of a port."""
+
+    subnet_id: str
+    ip_address: str
+
+
+class AddressPair(msgspec.Struct, frozen=True, kw_only=True):
+    """A further address, or range, that a port may send from."""
+
+    ip_address: str
+    mac_address: str = ""
+
+
+class ExtraOption(msgspec.Struct, frozen=True, kw_only=True):
+    """A DHCP option of a port."""
+
+    opt_name: str
+    opt_value: str | None = None
+    ip_version: int = 4
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """A port that is bound to the host, or of a router that the host has."""
+
+    id: str
+    network_id: str
+    mac_address: str
+    project_id: str = ""
+    status: str = "DOWN"
+    admin_state_up: bool = True
+    device_id: str = ""
+    device_owner: str = ""
+    host: str = ""
+    port_security_enabled: bool = True
+    fixed_ips: tuple[FixedIP, ...] = ()
+    security_groups: tuple[str, ...] = ()
+    allowed_address_pairs: tuple[AddressPair, ...] = ()
+    extra_dhcp_opts: tuple[ExtraOption, ...] = ()
+    dns_name: str = ""
+
+    @property
+    def is_guest(self) -> bool:
+        """Whether a guest's tap belongs to it."""
+        return not self.device_owner.startswith("network:")
+
+
+class HostRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """A route of a subnet or of a router."""
+
+    destination: str
+    nexthop: str
+
+
+class Subnet(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of addresses of a network."""
+
+    id: str
+    cidr: str
+    ip_version: int = 4
+    gateway_ip: str | None = None
+    enable_dhcp: bool = True
+    ipv6_ra_mode: str | None = None
+    ipv6_address_mode: str | None = None
+    dns_nameservers: tuple[str, ...] = ()
+    host_routes: tuple[HostRoute, ...] = ()
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """A network that has ports on the host."""
+
+    id: str
+    mtu: int = 1500
+    external: bool = False
+    dns_domain: str = ""
+    admin_state_up: bool = True
+    subnets: tuple[Subnet, ...] = ()
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule of a security group; protocols are numbers."""
+
+    direction: str
+    ethertype: str
+    protocol: int | None = None
+    port_range_min: int | None = None
+    port_range_max: int | None = None
+    remote_ip_prefix: str | None = None
+    remote_group_id: str | None = None
+
+
+class FloatingIP(msgspec.Struct, frozen=True, kw_only=True):
+    """A floating IP of a router."""
+
+    floating: str
+    fixed: str
+
+
+class Router(msgspec.Struct, frozen=True, kw_only=True):
+    """A router that the host has."""
+
+    id: str
+    admin_state_up: bool = True
+    gateway_port: str | None = None
+    enable_snat: bool = True
+    routes: tuple[HostRoute, ...] = ()
+    ports: tuple[str, ...] = ()
+    floating: tuple[FloatingIP, ...] = ()
+
+
+class HostState(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one host should be like."""
+
+    networks: tuple[Network, ...] = ()
+    ports: tuple[Port, ...] = ()
+    rules: dict[str, tuple[Rule, ...]] = {}  # by security group
+    members: dict[str, tuple[str, ...]] = {}  # addresses, by security group that a rule names
+    routers: tuple[Router, ...] = ()
