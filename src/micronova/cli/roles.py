@@ -285,6 +285,7 @@ async def make_api(process: "Process") -> "Role":
         fault_body=compute_fault,
         mount="/compute",
         public_url=settings.api.public_url,
+        observer=process.telemetry.requests,
     )
     process.services["compute"] = service
     process.services["compute-versions"] = above

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 import pytest
@@ -92,19 +91,3 @@ async def test_a_request_that_is_cancelled_lets_go_of_its_id() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert sum(metrics.requests.values()) == 1
-
-
-async def test_being_observed_costs_less_than_ten_microseconds() -> None:
-    requests = []
-
-    async def keep(request: Any) -> None:
-        requests.append(request)
-
-    metrics = Metrics()
-    transport = service(metrics, Route(method="GET", path="/", handler=keep, policy=None))
-    await transport.request("GET", "/", {}, None)
-    observer = RequestObserver(metrics, SystemClock())
-    begun = time.process_time()
-    for _ in range(20_000):
-        observer.end(observer.begin(requests[0]), requests[0], 200)
-    assert (time.process_time() - begun) / 20_000 < 10e-6

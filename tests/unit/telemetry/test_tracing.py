@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -52,11 +51,6 @@ def tracing(exporter: InMemorySpanExporter) -> Tracing:
 def test_without_a_trace_a_step_is_nothing() -> None:
     with span("step", instance="i"):
         assert traceparent() == ""
-    begun = time.process_time()
-    for _ in range(20_000):
-        with span("step", instance="i"):
-            pass
-    assert (time.process_time() - begun) / 20_000 < 2e-6
 
 
 def test_steps_are_below_what_they_happen_in(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
