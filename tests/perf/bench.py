@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.perf import report, scheduler
+from tests.perf.client import BenchError
 from tests.perf.clouds import Apart, Cloud, OneProcess, measure, start
 from tests.perf.phases import QUICK, Bench, Sizes, Target, progress
 
@@ -32,7 +33,10 @@ CLOUDS["both"] = CLOUDS["one"] + CLOUDS["apart"]
 async def main() -> int:
     """Measure what the arguments say; exit 0 only if every server came to be what it should."""
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the clouds are stopped then, too
+    this = asyncio.current_task()
+    assert this is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, this.cancel)  # our clouds are stopped, too
     sizes = QUICK if arguments.quick else Sizes()
     if arguments.serve:
         await _serve(CLOUDS[arguments.topology][0]())
@@ -55,6 +59,8 @@ async def _own(make: Callable[[], Cloud], sizes: Sizes) -> dict[str, Any]:
     try:
         progress(f"--- {cloud.title}")
         return {"loadavg": os.getloadavg(), **await measure(cloud, sizes)}
+    except (BenchError, OSError) as error:
+        raise SystemExit(f"{cloud.title}: {error}\n{cloud.logs()}") from error
     finally:
         cloud.close()
 
@@ -136,5 +142,5 @@ def _arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
-    except KeyboardInterrupt:
+    except asyncio.CancelledError:
         sys.exit(130)

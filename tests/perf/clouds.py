@@ -53,6 +53,9 @@ class Cloud(Protocol):
     def halt(self) -> None:
         """Stop the processes; their state stays."""
 
+    def logs(self) -> str:
+        """Return the last words of all processes."""
+
     def close(self) -> None:
         """Stop everything and leave nothing behind."""
 
@@ -188,6 +191,10 @@ class OneProcess:
         """Stop it."""
         end(self._process, signal.SIGTERM)
 
+    def logs(self) -> str:
+        """Return the end of its log."""
+        return tail(self._log)
+
     def close(self) -> None:
         """Stop it and remove its directory."""
         self.halt()
@@ -269,6 +276,10 @@ class Apart:
     def halt(self) -> None:
         """Stop our processes."""
         self._cluster.stop()
+
+    def logs(self) -> str:
+        """Return the end of each log."""
+        return "\n".join(f"--- {name}\n{self._cluster.log(name)[-2000:]}" for name in self._cluster.processes)
 
     def close(self) -> None:
         """Stop everything and remove it."""
