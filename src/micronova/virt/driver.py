@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
+import msgspec
+
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import MicronovaError
 from micronova.objects.network import VIF
@@ -120,6 +122,143 @@ class HostUptime(Protocol):
 
 
 @runtime_checkable
+class Pause(Protocol):
+    """Stops a guest where it is, in memory."""
+
+    async def pause(self, uuid: str) -> None:
+        """Let the guest run no further."""
+
+    async def unpause(self, uuid: str) -> None:
+        """Let it go on."""
+
+
+@runtime_checkable
+class Suspend(Protocol):
+    """Puts a guest's memory away on disk."""
+
+    async def suspend(self, uuid: str) -> None:
+        """Save the guest's memory and free it."""
+
+    async def resume(self, plan: GuestPlan) -> None:
+        """Go on where it was suspended."""
+
+
+@runtime_checkable
+class HotPlug(Protocol):
+    """Plugs interfaces while a guest runs; into one that does not run too, for its next start."""
+
+    async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
+        """Plug one more interface; the plan's `plugged` is awaited before it carries anything."""
+
+    async def detach_interface(self, uuid: str, vif: VIF) -> None:
+        """Unplug an interface; one that is not there is not an error."""
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guest's screen shows."""
+
+    mime_type: str
+    data: bytes
+
+
+@runtime_checkable
+class Screenshot(Protocol):
+    """Sees what guests show on their screens."""
+
+    async def get_screenshot(self, uuid: str) -> Picture:
+        """Take a picture."""
+
+
+class CpuDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtual CPU; the time is in nanoseconds."""
+
+    id: int | None = None
+    time: int | None = None
+    utilisation: int | None = None
+
+
+class NicDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface, as the guest sees it."""
+
+    mac_address: str
+    rx_octets: int | None = None
+    rx_packets: int | None = None
+    rx_errors: int | None = None
+    rx_drop: int | None = None
+    rx_rate: int | None = None
+    tx_octets: int | None = None
+    tx_packets: int | None = None
+    tx_errors: int | None = None
+    tx_drop: int | None = None
+    tx_rate: int | None = None
+
+
+class DiskDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk."""
+
+    device: str = ""
+    read_bytes: int | None = None
+    read_requests: int | None = None
+    write_bytes: int | None = None
+    write_requests: int | None = None
+    errors_count: int | None = None
+
+
+class MemoryDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory in MiB."""
+
+    maximum: int | None = None
+    used: int | None = None
+
+
+class GuestDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a guest, with the names that the API has since 2.48."""
+
+    state: str  # pending | running | paused | shutdown | crashed | suspended
+    driver: str
+    hypervisor: str | None = None
+    hypervisor_os: str | None = None
+    uptime: int | None = None  # seconds
+    num_cpus: int = 0
+    cpu_details: tuple[CpuDiagnostics, ...] = ()
+    nic_details: tuple[NicDiagnostics, ...] = ()
+    disk_details: tuple[DiskDiagnostics, ...] = ()
+    memory_details: MemoryDiagnostics = MemoryDiagnostics()
+
+
+@runtime_checkable
+class Diagnostics(Protocol):
+    """Measures guests."""
+
+    async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
+        """Give the figures of one guest."""
+
+
+class ConsoleEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a console can be reached from this host: a Unix socket, or an address and a port."""
+
+    path: str = ""
+    host: str = ""
+    port: int = 0
+
+
+@runtime_checkable
+class VncConsole(Protocol):
+    """Shows guests' screens by VNC."""
+
+    async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
+        """Say where."""
+
+
+@runtime_checkable
+class SerialConsole(Protocol):
+    """Lets one talk to guests by their serial ports."""
+
+    async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
+        """Say where the port with this number is."""
+
+
+@runtime_checkable
 class FaultInjection(Protocol):
     """Fails on request; only a simulator should."""
 
@@ -133,6 +272,13 @@ class FaultInjection(Protocol):
 CAPABILITIES: Final[dict[str, type]] = {
     "console_log": ConsoleLog,
     "host_uptime": HostUptime,
+    "pause": Pause,
+    "suspend": Suspend,
+    "hot_plug": HotPlug,
+    "screenshot": Screenshot,
+    "diagnostics": Diagnostics,
+    "vnc_console": VncConsole,
+    "serial_console": SerialConsole,
     "fault_injection": FaultInjection,
 }
 

@@ -13,7 +13,10 @@ from micronova.objects.errors import Invalid, MicronovaError
 from micronova.virt.driver import Driver
 
 GROUP: Final = "micronova.drivers"
-BUILT_IN: Final = {"fake": "micronova.virt.fake.setup:create"}
+BUILT_IN: Final = {
+    "fake": "micronova.virt.fake.setup:create",
+    "libvirt": "micronova.virt.libvirt.setup:create",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from micronova.objects.errors import (
 )
 from micronova.objects.network import VIF, FixedIP
 from micronova.virt import power_state
-from micronova.virt.driver import CAPABILITIES, Driver, DriverFailed, GuestPlan, Lifecycle
+from micronova.virt.driver import CAPABILITIES, Driver, DriverFailed, GuestPlan, Lifecycle, implemented
 from micronova.virt.fake import guests as guests_module
 from micronova.virt.fake.faults import FaultBook, FaultRule
 from micronova.virt.fake.guests import FakeGuest, GuestStore
@@ -56,10 +56,11 @@ def plan(uuid: str = "i-1", epoch: int = 1, **fields: Any) -> GuestPlan:
     return GuestPlan(instance=an_order.instance, epoch=epoch, plugged=plugged, network_info=(vif,))
 
 
-async def test_it_is_a_driver_with_all_capabilities() -> None:
+async def test_it_is_a_driver_with_all_that_it_implements() -> None:
     driver = make()
     assert isinstance(driver, Driver)
-    assert driver.capabilities() == frozenset(CAPABILITIES)
+    assert driver.capabilities() == implemented(driver)
+    assert {"console_log", "host_uptime", "fault_injection"} <= driver.capabilities() <= frozenset(CAPABILITIES)
 
 
 async def test_the_life_of_a_guest() -> None:

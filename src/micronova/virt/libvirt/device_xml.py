@@ -1,0 +1,133 @@
+"""Devices of a guest as libvirt's XML. Nothing is decided here; see `compose`."""
+
+from micronova.virt.libvirt.definition import Definition, Disk, Interface, Serial, Vnc
+from micronova.virt.libvirt.xmltree import Element, child, element
+
+
+def devices(guest: Definition) -> Element:
+    """All devices."""
+    found = element("devices")
+    if guest.emulator:
+        child(found, "emulator", guest.emulator)
+    found.extend(disk(each, guest.virt_type) for each in guest.disks)
+    _controllers(found, guest)
+    found.extend(interface(each, guest.virt_type) for each in guest.interfaces)
+    for number, port in enumerate(guest.serials):
+        found.append(serial(port, number))
+    if guest.os_type != "hvm":
+        child(child(found, "console", type="pty"), "target", type="xen")
+    if guest.guest_agent:
+        channel = child(found, "channel", type="unix")
+        child(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
+    if guest.tablet:
+        child(found, "input", type="tablet", bus=guest.tablet)
+    if guest.vnc:
+        found.append(vnc(guest.vnc))
+    if guest.video:
+        video = child(found, "video")
+        child(video, "model", type=guest.video.model, vram=guest.video.vram_kib, heads=1)
+    if guest.watchdog:
+        child(found, "watchdog", model=guest.watchdog_model, action=guest.watchdog)
+    if guest.rng:
+        rng = child(found, "rng", model="virtio")
+        if guest.rng.bytes:
+            child(rng, "rate", bytes=guest.rng.bytes, period=guest.rng.period_ms)
+        child(rng, "backend", guest.rng.device, model="random")
+    _balloon(found, guest)
+    return found
+
+
+def disk(disk: Disk, virt_type: str = "qemu") -> Element:
+    """One disk."""
+    found = element("disk", type="file", device=disk.device)
+    if virt_type in ("kvm", "qemu"):
+        io = "native" if disk.cache in ("none", "directsync") else None
+        discard = "unmap" if disk.device == "disk" else None
+        child(found, "driver", name="qemu", type=disk.format, cache=disk.cache, io=io, discard=discard)
+    else:
+        child(found, "driver", name="qemu", type=disk.format)
+    child(found, "source", file=disk.file)
+    # The whole chain is named, so that libvirt has no reason to guess it from the files' headers.
+    if disk.backing is not None:
+        backing = child(found, "backingStore", type="file")
+        child(backing, "format", type="raw")
+        child(backing, "source", file=disk.backing)
+        child(backing, "backingStore")
+    elif virt_type in ("kvm", "qemu"):
+        child(found, "backingStore")
+    child(found, "target", dev=disk.target, bus=disk.bus)
+    if disk.device == "cdrom":
+        child(found, "readonly")
+    if disk.serial:
+        child(found, "serial", disk.serial)
+    if disk.boot_order is not None:
+        child(found, "boot", order=disk.boot_order)
+    if disk.limits:
+        tune = child(found, "iotune")
+        for name, value in disk.limits:
+            child(tune, name, str(value))
+    return found
+
+
+def interface(interface: Interface, virt_type: str = "qemu") -> Element:
+    """One network interface."""
+    found = element("interface", type="bridge")
+    child(found, "mac", address=interface.mac)
+    child(found, "source", bridge=interface.bridge)
+    child(found, "target", dev=interface.device)
+    if interface.script:
+        child(found, "script", path=interface.script)
+    if interface.model:
+        child(found, "model", type=interface.model)
+    if virt_type in ("kvm", "qemu") and interface.queues > 1:
+        child(found, "driver", name="vhost" if virt_type == "kvm" else "qemu", queues=interface.queues)
+    if interface.mtu:
+        child(found, "mtu", size=interface.mtu)
+    if not interface.connected:
+        child(found, "link", state="down")
+    if interface.boot_order is not None:
+        child(found, "boot", order=interface.boot_order)
+    return found
+
+
+def serial(port: Serial, number: int) -> Element:
+    """One serial port."""
+    found = element("serial", type="unix" if port.socket else "pty")
+    if port.socket:
+        child(found, "source", mode="bind", path=port.socket)
+    if port.log:
+        child(found, "log", file=port.log, append="on")
+    child(found, "target", port=number)
+    return found
+
+
+def vnc(screen: Vnc) -> Element:
+    """The VNC server: without a password, which is the console proxy's business; nobody else can reach it."""
+    if screen.socket:
+        found = element("graphics", type="vnc")
+        child(found, "listen", type="socket", socket=screen.socket)
+        return found
+    found = element("graphics", type="vnc", autoport="yes", listen=screen.address)
+    child(found, "listen", type="address", address=screen.address)
+    return found
+
+
+def _controllers(devices: Element, guest: Definition) -> None:
+    if any(disk.bus == "scsi" for disk in guest.disks):
+        child(devices, "controller", type="scsi", index=0, model=guest.scsi_model)
+    if guest.virt_type in ("kvm", "qemu"):
+        usb = guest.tablet == "usb" or any(disk.bus == "usb" for disk in guest.disks)
+        if not usb:
+            # Without it libvirt adds one, which the firmware and the guest spend time on.
+            child(devices, "controller", type="usb", model="none")
+        for _ in range(guest.pcie_ports):
+            child(devices, "controller", type="pci", model="pcie-root-port")
+
+
+def _balloon(devices: Element, guest: Definition) -> None:
+    if guest.virt_type not in ("kvm", "qemu"):
+        return
+    if guest.balloon_period is None:
+        child(devices, "memballoon", model="none")
+    else:
+        child(child(devices, "memballoon", model="virtio"), "stats", period=guest.balloon_period)

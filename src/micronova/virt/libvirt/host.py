@@ -1,0 +1,245 @@
+"""What this host and its hypervisor can do, asked once at start."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from micronova.objects.errors import NotSupported
+from micronova.virt.libvirt.library import LibvirtMissing
+from micronova.virt.libvirt.settings import LibvirtSettings
+from micronova.virt.libvirt.xmltree import Element, parse
+
+HARDWARE_FLAGS: Final = frozenset({"vmx", "svm"})
+DEFAULT_URIS: Final = {"xen": "xen:///system", "parallels": "parallels:///system"}
+_OPEN_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A NUMA node of the host."""
+
+    id: int
+    memory_mb: int
+    cpus: tuple[int, ...]
+    siblings: tuple[tuple[int, ...], ...] = ()  # hardware threads of the same core
+    pages: dict[int, int] = field(default_factory=dict)  # KiB -> how many there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What the driver decides by."""
+
+    virt_type: str  # kvm | qemu | xen | parallels
+    hypervisor: str  # QEMU, Xen…
+    version: int
+    arch: str
+    os_type: str = "hvm"
+    emulator: str = ""
+    machines: frozenset[str] = frozenset()
+    cpu_model: str = ""
+    cpu_vendor: str = ""
+    cpu_features: tuple[str, ...] = ()
+    cpu_topology: dict[str, int] = field(default_factory=dict)
+    usable_models: frozenset[str] = frozenset()
+    cpu_modes: frozenset[str] = frozenset()
+    disk_buses: frozenset[str] = frozenset()
+    video_models: frozenset[str] = frozenset()
+    graphics: frozenset[str] = frozenset()
+    rng: bool = True
+    uefi: bool = False
+    secure_boot: bool = False
+    cells: tuple[Cell, ...] = ()
+    supported: tuple[tuple[str, str, str], ...] = ()
+    cgroups: bool = True  # whether shares and limits of CPU and disk can be set
+    direct_io: bool = True  # whether the file system can do without the page cache
+
+    @property
+    def is_qemu(self) -> bool:
+        """Whether QEMU runs the guests, with or without the help of the CPU."""
+        return self.virt_type in ("kvm", "qemu")
+
+
+def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cgroups: bool, folder: Path) -> HostFacts:
+    """Ask libvirt for everything. Blocks."""
+    capabilities = parse(connection.getCapabilities())
+    arch = capabilities.findtext("./host/cpu/arch") or os.uname().machine
+    offered = _domain_types(capabilities, arch)
+    virt_type = choose_virt_type(settings.virt_type, flags, frozenset(offered))
+    os_type, emulator = offered[virt_type]
+    machine = settings.hw_machine_type or ("pc" if arch in ("x86_64", "i686") else "virt")
+    domain = Element("domainCapabilities")
+    if virt_type in ("kvm", "qemu"):
+        # Xen and the others know few of these questions, and their guests few of these choices.
+        domain = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
+    return facts(
+        capabilities,
+        domain,
+        virt_type=virt_type,
+        os_type=os_type,
+        emulator=emulator,
+        hypervisor=connection.getType(),
+        version=connection.getVersion(),
+        cgroups=cgroups,
+        direct_io=can_bypass_cache(folder),
+    )
+
+
+def facts(
+    capabilities: Element,
+    domain: Element,
+    *,
+    virt_type: str,
+    hypervisor: str,
+    version: int,
+    os_type: str = "hvm",
+    emulator: str = "",
+    cgroups: bool = True,
+    direct_io: bool = True,
+) -> HostFacts:
+    """Read the answers."""
+    cpu = capabilities.find("./host/cpu")
+    cpu = Element("cpu") if cpu is None else cpu
+    arch = cpu.findtext("arch") or os.uname().machine
+    topology = cpu.find("topology")
+    firmware = _values(domain, "./os/enum[@name='firmware']")
+    return HostFacts(
+        virt_type=virt_type,
+        hypervisor=hypervisor,
+        version=version,
+        arch=arch,
+        os_type=os_type,
+        emulator=domain.findtext("path") or emulator,
+        machines=frozenset(
+            machine.text or "" for machine in capabilities.iterfind(f"./guest/arch[@name='{arch}']/machine")
+        ),
+        cpu_model=cpu.findtext("model") or "",
+        cpu_vendor=cpu.findtext("vendor") or "",
+        cpu_features=tuple(sorted(feature.get("name", "") for feature in cpu.iterfind("feature"))),
+        cpu_topology={} if topology is None else {name: int(value) for name, value in topology.items()},
+        usable_models=frozenset(
+            model.text or ""
+            for model in domain.iterfind("./cpu/mode[@name='custom']/model")
+            if model.get("usable") == "yes"
+        ),
+        cpu_modes=frozenset(
+            mode.get("name", "") for mode in domain.iterfind("./cpu/mode") if mode.get("supported") == "yes"
+        ),
+        disk_buses=_values(domain, "./devices/disk/enum[@name='bus']"),
+        video_models=_values(domain, "./devices/video/enum[@name='modelType']"),
+        graphics=_values(domain, "./devices/graphics/enum[@name='type']"),
+        rng=(rng := domain.find("./devices/rng")) is not None and rng.get("supported") == "yes",
+        uefi="efi" in firmware,
+        secure_boot="efi" in firmware and "yes" in _values(domain, "./os/loader/enum[@name='secure']"),
+        cells=tuple(_cell(cell) for cell in capabilities.iterfind("./host/topology/cells/cell")),
+        supported=_supported(capabilities),
+        cgroups=cgroups,
+        direct_io=direct_io,
+    )
+
+
+def choose_virt_type(wanted: str, flags: frozenset[str], offered: frozenset[str]) -> str:
+    """Decide between the CPU's help and emulation.
+
+    A device /dev/kvm that opens proves nothing: nested under some hypervisors it is there, and no guest ever boots.
+    What counts is that the CPU has the instructions.
+    """
+    if wanted == "auto":
+        if "kvm" in offered and flags & HARDWARE_FLAGS:
+            return "kvm"
+        wanted = "qemu" if "qemu" in offered else next(iter(sorted(offered)), "qemu")
+    if wanted not in offered:
+        found = ", ".join(sorted(offered)) or "nothing"
+        raise LibvirtMissing(f"This host's libvirt cannot run {wanted} guests, only {found}: install qemu-system-x86.")
+    return wanted
+
+
+def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Read what the CPU can do."""
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def can_bypass_cache(folder: Path) -> bool:
+    """Say whether files here can be opened for direct I/O, which cache mode "none" needs."""
+    if not _OPEN_DIRECT:
+        return False
+    file = folder / ".direct"
+    try:
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY | _OPEN_DIRECT, 0o600))
+    except OSError:
+        return False
+    finally:
+        file.unlink(missing_ok=True)
+    return True
+
+
+def require(condition: bool, reason: str) -> None:
+    """Refuse early what this host cannot do."""
+    if not condition:
+        raise NotSupported(f"This host cannot do that: {reason}.")
+
+
+def _domain_types(capabilities: Element, arch: str) -> dict[str, tuple[str, str]]:
+    """What kinds of guests there can be: kind -> type of operating system, emulator."""
+    found: dict[str, tuple[str, str]] = {}
+    for guest in capabilities.iterfind("guest"):
+        os_type = guest.findtext("os_type") or "hvm"
+        for architecture in guest.iterfind(f"arch[@name='{arch}']"):
+            emulator = architecture.findtext("emulator") or ""
+            for domain in architecture.iterfind("domain"):
+                kind = domain.get("type", "")
+                if kind not in found or os_type == "hvm":
+                    found[kind] = (os_type, domain.findtext("emulator") or emulator)
+    return found
+
+
+def _supported(capabilities: Element) -> tuple[tuple[str, str, str], ...]:
+    found = [
+        (arch.get("name", ""), domain.get("type", ""), guest.findtext("os_type") or "hvm")
+        for guest in capabilities.iterfind("guest")
+        for arch in guest.iterfind("arch")
+        for domain in arch.iterfind("domain")
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def _values(root: Element, path: str) -> frozenset[str]:
+    return frozenset(value.text or "" for value in root.iterfind(f"{path}/value"))
+
+
+def _cell(cell: Element) -> Cell:
+    cpus = [cpu for cpu in cell.iterfind("./cpus/cpu") if cpu.get("id")]
+    return Cell(
+        id=int(cell.get("id", "0")),
+        memory_mb=int(cell.findtext("memory") or 0) // 1024,
+        cpus=tuple(int(cpu.get("id", "0")) for cpu in cpus),
+        siblings=tuple(dict.fromkeys(parse_cpus(cpu.get("siblings", cpu.get("id", "0"))) for cpu in cpus)),
+        pages={int(pages.get("size", "0")): int(pages.text or 0) for pages in cell.iterfind("pages")},
+    )
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Read a set of CPUs such as "0-3,^2,8"."""
+    wanted: set[int] = set()
+    excluded: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        if not part:
+            continue
+        target = excluded if part.startswith("^") else wanted
+        first, _, last = part.removeprefix("^").partition("-")
+        if not first.isdigit() or (last and not last.isdigit()):
+            raise ValueError(f"{text!r} is not a set of CPUs such as 0-3,^2,8")
+        target.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(wanted - excluded))
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """Write a set of CPUs."""
+    return ",".join(str(cpu) for cpu in cpus)

@@ -1,0 +1,55 @@
+"""From a port of the network service to an interface of the guest."""
+
+import re
+from collections.abc import Collection
+
+from micronova.objects.errors import BuildAborted, BuildFailed, NotSupported
+from micronova.objects.network import VIF
+from micronova.virt.libvirt.definition import Interface
+
+MODELS = ("virtio", "e1000", "e1000e", "rtl8139", "ne2k_pci", "pcnet", "vmxnet3", "netfront")
+_DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
+_MAC = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
+
+
+def tap_name(port_id: str) -> str:
+    """Name the host's end of an interface; the network's agent knows it by the same rule."""
+    return f"tap{port_id[:11]}"
+
+
+def interface(vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: str = "qemu") -> Interface:
+    """Describe how a port is plugged, or say why it cannot be."""
+    if vif.vif_type in ("unbound", "binding_failed"):
+        raise BuildFailed(f"The network service did not bind the port {vif.port_id} to this host.")
+    if vif.vif_type != "bridge":
+        raise NotSupported(
+            f"The port {vif.port_id} is of the kind {vif.vif_type}; this host plugs into Linux bridges only."
+        )
+    if vif.vnic_type not in ("normal", "virtio-forwarder"):
+        raise NotSupported(f"The port {vif.port_id} is of the kind {vif.vnic_type}; this host has no such devices.")
+    bridge = str(vif.details.get("bridge_name") or "")
+    device = tap_name(vif.port_id)
+    if not _DEVICE.match(bridge) or not _DEVICE.match(device):
+        raise BuildFailed(f"The network service names no usable bridge for the port {vif.port_id}.")
+    mac = vif.mac_address.lower()
+    if not _MAC.match(mac):
+        raise BuildFailed(f"The port {vif.port_id} has no usable MAC address.")
+    return Interface(
+        mac=mac,
+        bridge=bridge,
+        device=device,
+        model="" if virt_type == "parallels" else model,
+        mtu=vif.mtu or None,
+        queues=queues,
+        script="vif-bridge" if virt_type == "xen" else "",
+    )
+
+
+def interfaces(
+    vifs: Collection[VIF], *, model: str | None, queues: int = 1, virt_type: str = "qemu"
+) -> tuple[Interface, ...]:
+    """Describe all interfaces of a guest, in the order in which it sees them."""
+    if model is not None and model not in MODELS:
+        raise BuildAborted(f"hw_vif_model is {model!r}: it should be one of {', '.join(MODELS)}.")
+    chosen = model or ("netfront" if virt_type == "xen" else "virtio")
+    return tuple(interface(vif, model=chosen, queues=queues, virt_type=virt_type) for vif in vifs)

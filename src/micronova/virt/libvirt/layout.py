@@ -1,0 +1,186 @@
+"""Where a host keeps its guests' files, and under which names the hypervisor sees them.
+
+ROOT/instances/UUID/   one guest: its record and its disks
+ROOT/base/             images as they were fetched, shared by all guests of the host
+ROOT/sockets/          consoles of running guests
+
+The record is the first thing made of a guest and the last that goes: so whatever an agent that was killed has left is
+found again, with its epoch, also when libvirt never heard of it.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+
+from micronova.objects.errors import Invalid
+
+log = logging.getLogger(__name__)
+
+RECORD = "guest.json"
+
+
+class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk of a guest."""
+
+    file: str  # in the guest's directory
+    format: str  # raw | qcow2
+    role: str  # root | ephemeral | swap | blank | config
+    device: str = "disk"  # disk | cdrom
+    bus: str | None = None  # as the user asked
+    backing: str | None = None  # the name of the cached image that it stands on
+    serial: str = ""
+    boot_index: int = -1
+
+
+class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a guest was placed on the host's CPUs and memory; it keeps that over restarts."""
+
+    vcpus: dict[int, int] = {}  # of the guest -> of the host
+    emulator: tuple[int, ...] = ()
+
+
+class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a guest besides what libvirt knows."""
+
+    uuid: str
+    cloud: str
+    host: str
+    node: str
+    epoch: int
+    name: str = ""
+    vcpus: int = 0
+    memory_mb: int = 0
+    local_gb: int = 0
+    complete: bool = False  # it has run: from then on its owner may have data on it
+    disks: tuple[DiskRecord, ...] = ()
+    pins: PinRecord = PinRecord()
+
+
+class Layout:
+    """The files of one host."""
+
+    def __init__(self, root: Path, *, seen_as: Path | None = None, gid: int | None = None) -> None:
+        self.root = root
+        self._seen_as = seen_as or root
+        self._gid = gid  # of the hypervisor, if files do not change hands by themselves
+        self.instances = root / "instances"
+        self.base = root / "base"
+        self.sockets = root / "sockets"
+        self.private = gid is not None
+        self.folder_mode = 0o2750 if self.private else 0o711
+
+    def seen(self, path: Path) -> str:
+        """Give a file's name as the hypervisor sees it."""
+        return str(self._seen_as / path.relative_to(self.root))
+
+    def prepare(self) -> None:
+        """Make the directories, and remove what was half made or half removed."""
+        # New files inherit the group of their directory: the hypervisor may read and write, and not replace, them.
+        for folder in (self.instances, self.base, self.sockets):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.grant(folder, self.folder_mode)
+        if self._gid is not None:
+            self.sockets.chmod(0o2770)  # QEMU makes those itself
+        for leftover in self.instances.glob(".*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def guest(self, uuid: str) -> Path:
+        """Give a guest's directory."""
+        try:
+            return self.instances / str(UUID(uuid))
+        except ValueError:
+            raise Invalid(f"{uuid!r} is not the id of a server.") from None
+
+    def socket(self, uuid: str, name: str) -> Path:
+        """Give a socket of a guest."""
+        return self.sockets / f"{UUID(uuid)}.{name}"
+
+    def grant(self, path: Path, mode: int = 0o660) -> None:
+        """Let the hypervisor use a file that was made for it."""
+        self._give(path)
+        path.chmod(mode)
+
+    def _give(self, path: Path) -> None:
+        if self._gid is not None and path.stat().st_gid != self._gid:
+            os.chown(path, -1, self._gid)
+
+
+class GuestStore:
+    """The records of a host's guests. Methods block."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def create(self, record: GuestRecord) -> None:
+        """Make a guest's directory with its record, at once; FileExistsError if there is one."""
+        folder = self._layout.guest(record.uuid)
+        if folder.exists():
+            raise FileExistsError(folder)
+        fresh = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        self._layout.grant(fresh, self._layout.folder_mode)
+        _write(fresh / RECORD, record)
+        fresh.rename(folder)
+
+    def save(self, record: GuestRecord) -> None:
+        """Replace a record."""
+        _write(self._layout.guest(record.uuid) / RECORD, record)
+
+    def load(self, uuid: str) -> GuestRecord | None:
+        """Find a guest's record."""
+        return _read(self._layout.guest(uuid) / RECORD)
+
+    def __iter__(self) -> Iterator[GuestRecord]:
+        """List all records, also of other clouds and hosts if they share the directory."""
+        for folder in self._layout.instances.iterdir():
+            if not folder.name.startswith("."):
+                record = _read(folder / RECORD)
+                if record is not None and record.uuid == folder.name:
+                    yield record
+
+    def all(self) -> list[GuestRecord]:
+        """List all records at once."""
+        return list(self)
+
+    def remove(self, uuid: str) -> None:
+        """Remove a guest's directory with all that is in it."""
+        folder = self._layout.guest(uuid)
+        gone = folder.with_name(f".{folder.name}.gone")
+        try:
+            # At once, so that nobody ever sees a guest without its record.
+            if not gone.exists():
+                folder.rename(gone)
+        except FileNotFoundError:
+            pass
+        if gone.exists():
+            shutil.rmtree(gone)
+        if folder.exists():
+            self.remove(uuid)
+        for socket in self._layout.sockets.glob(f"{folder.name}.*"):
+            socket.unlink(missing_ok=True)
+
+
+def _write(file: Path, record: GuestRecord) -> None:
+    fresh = file.with_name(f".{file.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(msgspec.json.encode(record))
+        stream.flush()
+        os.fsync(descriptor)
+    fresh.replace(file)
+
+
+def _read(file: Path) -> GuestRecord | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=GuestRecord)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        log.error("%s is damaged, its guest is left alone: %s", file, error)
+        return None

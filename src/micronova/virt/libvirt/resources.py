@@ -1,0 +1,129 @@
+"""What this host has, and what is used of it.
+
+Memory comes from /proc/meminfo: libvirt adds up NUMA nodes, which some machines misreport. Disk is the file system that
+the guests' disks are on; what lies there besides guests counts as used.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID, uuid5
+
+from micronova.objects.orders import NodeResources
+from micronova.virt.libvirt.host import HostFacts, parse_cpus
+from micronova.virt.libvirt.layout import GuestRecord, Layout
+from micronova.virt.libvirt.settings import LibvirtSettings
+
+GIB: Final = 1024**3
+_NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
+"""Namespace of node uuids: the same host of the same cloud has the same uuid after every restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A file system, in bytes."""
+
+    total: int
+    used: int
+    free: int
+
+
+def node_resources(
+    host: str,
+    cloud: str,
+    facts: HostFacts,
+    settings: LibvirtSettings,
+    layout: Layout,
+    *,
+    records: Iterable[GuestRecord],
+    running: Mapping[str, tuple[int, int]],
+    proc: Path = Path("/proc"),
+) -> NodeResources:
+    """Describe the host; `running` has vCPUs and MiB of every guest that runs, whoever made it. Blocks."""
+    records = list(records)
+    ours = {record.uuid: record for record in records if record.cloud == cloud and record.host == host}
+    foreign = [amounts for uuid, amounts in running.items() if uuid not in ours]
+    disk = file_system(layout.root)
+    other = max(0, disk.used - sum(_taken(layout.guest(record.uuid)) for record in ours.values()))
+    cpus = host_cpus(settings)
+    return NodeResources(
+        node=host,
+        node_uuid=str(uuid5(_NODES, f"{cloud}/{host}")),
+        hypervisor_type=facts.hypervisor,
+        hypervisor_version=facts.version,
+        vcpus=len(cpus),
+        memory_mb=memory_mb(proc),
+        local_gb=disk.total // GIB,
+        vcpus_used=sum(record.vcpus for record in ours.values()) + sum(vcpus for vcpus, _ in foreign),
+        memory_mb_used=sum(record.memory_mb for record in ours.values()) + sum(memory for _, memory in foreign),
+        local_gb_used=sum(record.local_gb for record in ours.values()) + -(-other // GIB),
+        disk_available_gb=disk.free // GIB,
+        running_vms=len(running),
+        cpu_info=cpu_info(facts),
+        supported=facts.supported,
+        capabilities={
+            "virt_type": facts.virt_type,
+            "uefi": str(facts.uefi).lower(),
+            "secure_boot": str(facts.secure_boot).lower(),
+        },
+    )
+
+
+def cpu_info(facts: HostFacts) -> dict[str, object]:
+    """Describe the CPU in the terms that flavors and filters use."""
+    topology: dict[str, Any] = {"cells": max(1, len(facts.cells)), **facts.cpu_topology}
+    return {
+        "arch": facts.arch,
+        "model": facts.cpu_model,
+        "vendor": facts.cpu_vendor,
+        "features": list(facts.cpu_features),
+        "topology": topology,
+    }
+
+
+def host_cpus(settings: LibvirtSettings) -> tuple[int, ...]:
+    """Give the CPUs that guests may have."""
+    chosen = (*parse_cpus(settings.cpu_shared_set), *parse_cpus(settings.cpu_dedicated_set))
+    online = tuple(range(os.cpu_count() or 1))
+    if not settings.cpu_shared_set and not settings.cpu_dedicated_set:
+        return online
+    return tuple(sorted({cpu for cpu in chosen if cpu in online}))
+
+
+def memory_mb(proc: Path = Path("/proc")) -> int:
+    """Give the machine's memory."""
+    for line in (proc / "meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) // 1024
+    return 0
+
+
+def file_system(folder: Path) -> Disk:
+    """Measure the file system of a directory."""
+    numbers = os.statvfs(folder)
+    size = numbers.f_frsize
+    return Disk(
+        total=numbers.f_blocks * size,
+        used=(numbers.f_blocks - numbers.f_bfree) * size,
+        free=numbers.f_bavail * size,
+    )
+
+
+def uptime(proc: Path = Path("/proc")) -> str:
+    """Tell how long the host is up, as uptime(1) does."""
+    minutes = int(float((proc / "uptime").read_text().split()[0])) // 60
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    load = ", ".join((proc / "loadavg").read_text().split()[:3])
+    return f"up {days} days, {hours}:{minutes:02d}, 0 users, load average: {load}"
+
+
+def _taken(folder: Path) -> int:
+    """Give what a directory really takes."""
+    try:
+        return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder))
+    except FileNotFoundError:
+        return 0

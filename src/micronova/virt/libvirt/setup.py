@@ -1,0 +1,118 @@
+"""From settings to a driver; and whether this machine can have one."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid5
+
+import msgspec
+
+from micronova.objects.errors import Invalid
+from micronova.virt.libvirt.driver import LibvirtDriver, state_root
+from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags, parse_cpus
+from micronova.virt.libvirt.layout import Layout
+from micronova.virt.libvirt.library import LibvirtMissing, load
+from micronova.virt.libvirt.private import (
+    PROGRAMS,
+    SEEN_AS,
+    PrivateLibvirtd,
+    find_qemu_user,
+    missing_directories,
+)
+from micronova.virt.libvirt.settings import LibvirtSettings
+from micronova.virt.loader import DriverSetup
+
+_HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")
+"""Namespace of the uuids by which libvirts tell each other apart."""
+
+TOOLS = {"qemu-img": "qemu-utils", "genisoimage": "genisoimage", "prlimit": "util-linux", "setpriv": "util-linux"}
+EMULATORS = {"qemu-system-x86_64": "qemu-system-x86"}
+
+
+def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
+    """Make the driver of this host."""
+    settings = _settings(setup.options)
+    host = setup.host or os.uname().nodename
+    if setup.state_dir is None:
+        raise Invalid("The libvirt driver needs a directory for its guests.")
+    uri = settings.connection_uri or DEFAULT_URIS.get(settings.virt_type, "")
+    root = state_root(setup.state_dir, settings)
+    if uri:
+        layout, daemon = Layout(root), None
+    else:
+        if settings.instances_path:
+            raise Invalid("libvirt.instances_path is for a libvirt that runs already: set libvirt.connection_uri too.")
+        daemon = private_libvirtd(setup.state_dir, setup.cloud_id, host, settings)
+        layout = Layout(root, seen_as=SEEN_AS, gid=daemon.user.gid)
+        uri = daemon.uri
+    driver = LibvirtDriver(
+        host,
+        settings=settings,
+        layout=layout,
+        uri=uri,
+        daemon=daemon,
+        cloud_id=setup.cloud_id,
+        clock=setup.clock,
+    )
+    return {host: driver}
+
+
+def private_libvirtd(state_dir: Path, cloud_id: str, host: str, settings: LibvirtSettings) -> PrivateLibvirtd:
+    """Describe the private libvirtd of a cloud's host; nothing is started."""
+    return PrivateLibvirtd(
+        state_root(state_dir, settings).absolute(),
+        host_uuid=str(uuid5(_HOSTS, f"{cloud_id}/{host}")),
+        namespace=settings.network_namespace,
+        user=find_qemu_user(settings.qemu_user, settings.qemu_group),
+        kvm=settings.virt_type == "kvm" or (settings.virt_type == "auto" and bool(cpu_flags() & HARDWARE_FLAGS)),
+    )
+
+
+def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> None:
+    """End the private libvirtd of a directory and its guests, as switching a machine off would. Disks stay. Blocks."""
+    directory = state_root(state_dir, _settings(options or {})).absolute()
+    if (directory / "run").is_dir():
+        PrivateLibvirtd(directory, host_uuid=str(UUID(int=0)), user=find_qemu_user()).stop()
+
+
+def probe(options: Mapping[str, Any] | None = None) -> str | None:
+    """Say why this machine cannot run guests, and what to install; None when it can."""
+    settings = _settings(options or {})
+    packages = [package for program, package in TOOLS.items() if shutil.which(program) is None]
+    packages += [package for program, package in EMULATORS.items() if shutil.which(program) is None]
+    private = not settings.connection_uri and settings.virt_type not in DEFAULT_URIS
+    if private:
+        packages += [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+        if missing_directories():
+            packages.append("libvirt-daemon-system")
+        try:
+            find_qemu_user(settings.qemu_user, settings.qemu_group)
+        except LibvirtMissing as error:
+            if settings.qemu_user or settings.qemu_group:
+                return str(error)
+            packages.append("libvirt-daemon-system")
+    binding = None
+    try:
+        load()
+    except LibvirtMissing as error:
+        binding = str(error)
+    if packages:
+        wanted = " ".join(sorted({*packages, *(("libvirt-dev", "pkg-config", "gcc") if binding else ())}))
+        return f"Packages are missing: apt-get install --no-install-recommends {wanted}"
+    if binding:
+        return binding
+    if private and os.geteuid() != 0:
+        return "A private libvirtd is started by root: run as root, or set libvirt.connection_uri."
+    return None
+
+
+def _settings(options: Mapping[str, Any]) -> LibvirtSettings:
+    try:
+        settings = msgspec.convert(dict(options), LibvirtSettings)
+        parse_cpus(settings.cpu_shared_set)
+        parse_cpus(settings.cpu_dedicated_set)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Invalid(f"The settings of the libvirt driver are wrong: {error}") from error
+    return settings
