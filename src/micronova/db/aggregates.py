@@ -5,6 +5,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.db.host_states import touch_hosts
 from micronova.db.tables import aggregate_hosts, aggregates, instances, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -65,8 +66,9 @@ def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str
 def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int) -> Row:
     """Rename an aggregate, or change its metadata (None takes a key away); NotFound, Conflict, Invalid."""
     found = get(conn, number, lock=True)
+    members = hosts(conn, [number]).get(number, [])
     if ZONE in metadata:
-        _check_zone(conn, found, metadata[ZONE], hosts(conn, [number]).get(number, []))
+        _check_zone(conn, found, metadata[ZONE], members)
     merged = {**found.metadata, **metadata}
     kept = {key: value for key, value in merged.items() if value is not None}
     values: dict[str, Any] = {"metadata": kept, "updated_at": now}
@@ -75,6 +77,7 @@ def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping
             raise Conflict(f"Aggregate {name} already exists.")
         values["name"] = name
     conn.execute(sa.update(aggregates).where(_a.id == number).values(**values))
+    touch_hosts(conn, members, now)
     return get(conn, number)
 
 
@@ -127,6 +130,7 @@ def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
     if conn.execute(_ADD.on(conn), {"aggregate_id": number, "host": host}).rowcount != 1:
         raise Conflict(f"Aggregate {number} already has host {host}.")
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
+    touch_hosts(conn, [host], now)
     return get(conn, number)
 
 
@@ -140,6 +144,7 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
     if conn.execute(leave).rowcount != 1:
         raise NotFound(f"Cannot remove host {host} in aggregate {number}")
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
+    touch_hosts(conn, [host], now)
     return get(conn, number)
 
 

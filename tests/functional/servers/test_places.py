@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from micronova.db.tables import compute_nodes
 from tests.functional.cloud import Caller, Cloud
 
 
@@ -116,6 +118,33 @@ async def test_a_zone_confines(cloud: Cloud, user: Caller):
         outside = await user.boot(availability_zone="nova")
         assert await user.host_of(outside["id"]) not in (one, two)
         await cloud.delete_all()
+
+
+async def test_a_change_of_a_zone_counts_at_once(cloud: Cloud, user: Caller):
+    """Also for a scheduler that has just read all hosts, because it had to refuse somebody."""
+    first, *others = cloud.hosts
+    name = f"z{user.project[:8]}"
+    async with _zone(user, name, first):
+        group = await _group(user, "anti-affinity")
+        await user.boot({"group": group}, availability_zone=name)
+        aggregates = (await user.admin.get("/os-aggregates"))["aggregates"]
+        path = next(f"/os-aggregates/{each['id']}/action" for each in aggregates if each["name"] == name)
+        for host in others:
+            refused = await user.create({"group": group}, availability_zone=name)
+            await user.wait_for(refused, "ERROR")
+            before = await _changed_at(cloud, host)
+            await user.admin.post(path, {"add_host": {"host": host}}, 200)
+            assert await _changed_at(cloud, host) > before, "schedulers read what has changed"
+            accepted = await user.boot({"group": group}, availability_zone=name)
+            assert await user.host_of(accepted["id"]) == host
+        await cloud.delete_all()
+        for host in others:
+            await user.admin.post(path, {"remove_host": {"host": host}}, 200)
+
+
+async def _changed_at(cloud: Cloud, host: str) -> int:
+    [row] = await cloud.read(sa.select(compute_nodes.c.changed_at).where(compute_nodes.c.host == host))
+    return int(row.changed_at)
 
 
 async def test_a_zone_without_living_hosts_is_not_available(user: Caller):
