@@ -60,11 +60,10 @@ class Hints:
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
 
-    def take(self, subnet_id: str) -> int | None:
-        """Return a place that no other request of this process is looking at."""
-        found = self._next.get(subnet_id)
-        if found is not None:
-            self._next[subnet_id] = found + 1
+    def take(self, subnet_id: str, first: int) -> int:
+        """Return a place that no other request of this process is looking at; at the beginning, the first address."""
+        found = self._next.get(subnet_id, first)
+        self._next[subnet_id] = found + 1
         return found
 
     def learn(self, subnet_id: str, hint: int | None, number: int) -> None:

@@ -149,7 +149,7 @@ def with_hints(core: Core, wishes: list[Wish]) -> list[Wish]:
     return [
         wish
         if wish.address is not None
-        else replace(wish, hints={r.id: core.hints.take(r.id) for r in wish.choices[:1]})
+        else replace(wish, hints={r.id: core.hints.take(r.id, r.pools[0][0]) for r in wish.choices[:1] if r.pools})
         for wish in wishes
     ]
 
