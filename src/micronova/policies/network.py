@@ -227,6 +227,8 @@ _CHECKS: dict[str, str] = {
     "get_agent": ADMIN,
     "update_agent": ADMIN,
     "delete_agent": ADMIN,
+    "get_agent_state": ADMIN_OR_SERVICE,
+    "report_agent": ADMIN_OR_SERVICE,
     "get_network_ip_availability": ADMIN_OR_SERVICE,
     "get_service_provider": "role:reader",
 }

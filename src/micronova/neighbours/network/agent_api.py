@@ -1,9 +1,9 @@
 """What network agents ask of the service: all that one host should be like, in one answer, and what they tell it.
 
-`GET /v2.0/agent-states/{host}` answers with the whole desired state of a host and its fingerprint. With `fingerprint` in
-the query it waits until the state is another one, for at most `wait` seconds. Changes that this process makes are noticed
-at once; those of other processes within `LOOK` seconds. `POST /v2.0/agent-reports` is an agent's heartbeat and tells which
-ports are wired. Both are for service users only.
+`GET /v2.0/agent-states/HOST` answers with the whole desired state of a host and its fingerprint. With `fingerprint` in
+the query it waits until the state is another one, for at most `wait` seconds. Changes that this process makes are
+noticed at once; those of other processes within `LOOK` seconds. `POST /v2.0/agent-reports` is an agent's heartbeat and
+tells which ports are wired. Both are for service users only.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ class AgentRoutes:
         """Declare the operations."""
         return [
             Route(
-                method="GET", path="/v2.0/agent-states/{host}", handler=self.state, policy="get_agent_state",
+                method="GET", path="/v2.0/agent-states/{id}", handler=self.state, policy="get_agent_state",
                 query=StateQuery,
             ),
             Route(
@@ -133,13 +133,13 @@ class AgentRoutes:
             ),
         ]  # fmt: skip
 
-    async def state(self, request: Request, host: str) -> dict[str, Any]:
-        """GET /v2.0/agent-states/{host}."""
-        refuse_nul(host, "host")
+    async def state(self, request: Request, id: str) -> dict[str, Any]:
+        """GET /v2.0/agent-states/{id}: the id is the host's name."""
+        refuse_nul(id, "host")
         query: StateQuery = request.query
         deadline = asyncio.get_running_loop().time() + query.wait
         while True:
-            found = await self.core.database.read(host_state, host, heard_since(self.core))
+            found = await self.core.database.read(host_state, id, heard_since(self.core))
             fingerprint = hashlib.blake2b(msgspec.json.encode(found), digest_size=16).hexdigest()
             left = deadline - asyncio.get_running_loop().time()
             if fingerprint != query.fingerprint:
@@ -199,7 +199,8 @@ def _wired(conn: sa.Connection, core: Core, report: Report) -> tuple[None, list[
                     continue
                 after = {"status": status, "updated_at": core.now(), "revision": row["revision"] + 1}
                 conn.execute(ports.update().where(p.id == row["id"]).values(**after))
-                news += news_of(core, row, {**row, **after})
+                before = dict(row)
+                news += news_of(core, before, {**before, **after})
     return None, news
 
 
@@ -257,15 +258,17 @@ def _port(row: Any, fixed: Sequence[dict[str, str]], groups: Sequence[str]) -> d
 
 
 def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
-    found = []
+    found: list[dict[str, Any]] = []
     for part in chunks(list(ids)):
         n, s = networks.c, subnets.c
         below: dict[str, list[dict[str, Any]]] = {}
         for row in conn.execute(sa.select(subnets).where(s.network_id.in_(part)).order_by(s.id)):
             shown = {name: getattr(row, name) for name in _SUBNET}
             below.setdefault(row.network_id, []).append(shown)
-        for row in conn.execute(sa.select(networks).where(n.id.in_(part)).order_by(n.id)):
-            found.append({**{name: getattr(row, name) for name in _NETWORK}, "subnets": below.get(row.id, [])})
+        found += [
+            {**{name: getattr(row, name) for name in _NETWORK}, "subnets": below.get(row.id, [])}
+            for row in conn.execute(sa.select(networks).where(n.id.in_(part)).order_by(n.id))
+        ]
     return found
 
 

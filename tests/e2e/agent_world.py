@@ -1,0 +1,176 @@
+"""A network service with a real agent and helper, and namespaces that stand in for guests."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import subprocess
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from micronova.http.client import ASGITransport, ServiceClient
+from micronova.neighbours.network.agent.agent import NetworkAgent
+from micronova.neighbours.network.agent.service import NetworkServiceClient
+from micronova.objects.clock import SystemClock
+from micronova.privileged.client import HelperProcess, PrivilegedClient
+from micronova.privileged.names import prefix_of, tap_name
+from tests.unit.network.world import ALICE, SERVICE, Compute, World, world
+
+HOST = "h1"
+
+_LEASE = """#!/bin/sh
+[ "$1" = bound ] || [ "$1" = renew ] || exit 0
+ip address replace "$ip/$mask" dev "$interface"
+[ -n "$mtu" ] && ip link set "$interface" mtu "$mtu"
+[ -n "$router" ] && ip route replace default via "${router%% *}"
+set -- $staticroutes
+while [ $# -ge 2 ]; do ip route replace "$1" via "$2"; shift 2; done
+env > "$LEASE"
+"""
+
+
+def run(*command: str, check: bool = True, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
+    return done
+
+
+async def arun(*command: str, check: bool = True, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(run, *command, check=check, timeout=timeout)
+
+
+@dataclass
+class Guest:
+    """A namespace that stands in for a guest."""
+
+    namespace: str
+    port: dict[str, Any]
+    directory: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.port["fixed_ips"][0]["ip_address"])
+
+    async def do(self, *command: str, check: bool = True, timeout: float = 30) -> subprocess.CompletedProcess[str]:
+        return await arun("ip", "netns", "exec", self.namespace, *command, check=check, timeout=timeout)
+
+    async def dhcp(self) -> dict[str, str]:
+        """Get an address, and return what the server said."""
+        script, lease = self.directory / "lease.sh", self.directory / f"{self.namespace}.lease"
+        script.write_text(_LEASE)
+        script.chmod(0o755)
+        lease.unlink(missing_ok=True)
+        await self.do(
+            "env", f"LEASE={lease}", "busybox", "udhcpc", "-i", "eth0", "-n", "-q", "-f", "-t", "8", "-T", "1",
+            "-O", "staticroutes", "-O", "mtu", "-O", "dns", "-s", str(script),
+        )  # fmt: skip
+        return dict(line.split("=", 1) for line in lease.read_text().splitlines() if "=" in line)
+
+    async def pings(self, address: str) -> bool:
+        return (await self.do("ping", "-c", "1", "-W", "1", address, check=False)).returncode == 0
+
+    async def reaches(self, address: str, port: int) -> bool:
+        done = await self.do("busybox", "nc", "-w", "1", address, str(port), "-e", "true", check=False, timeout=10)
+        return done.returncode == 0
+
+    def listens(self, port: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.namespace, "busybox", "nc", "-lk", "-p", str(port), "-e", "cat"]
+        )
+
+
+class AgentWorld:
+    """A cloud of one host."""
+
+    def __init__(self, network: World, directory: Path) -> None:
+        self.network = network
+        self.directory = directory
+        self.prefix = prefix_of(str(uuid.uuid4()))
+        self._guests: list[Guest] = []
+        self._mark = secrets.token_hex(3)
+        self.helper = HelperProcess(self.prefix, directory / "helper.sock")
+        self.agent: NetworkAgent
+
+    async def start_agent(self) -> None:
+        async def token() -> str:
+            return SERVICE
+
+        client = ServiceClient(ASGITransport(self.network.role.service.app), token)
+        self.agent = NetworkAgent(
+            NetworkServiceClient(client, HOST), PrivilegedClient(self.directory / "helper.sock"), SystemClock(),
+            prefix=self.prefix, domain="openstacklocal",
+        )  # fmt: skip
+        await self.agent.start()
+
+    async def guest(self, network: dict[str, Any], token: str = ALICE, **fields: Any) -> Guest:
+        """Bind a port and plug a namespace into it, as a hypervisor does with a guest."""
+        project = token.partition("@")[2].partition("/")[0]
+        port = await self.network.make("port", token, network_id=network["id"], **fields)
+        port = await self.network.change(
+            "port", port["id"], SERVICE, binding__host_id=HOST, device_id=str(uuid.uuid4()),
+            device_owner="compute:nova",
+        )  # fmt: skip
+        assert port["project_id"] == project
+        guest = Guest(f"mnguest-{self._mark}-{len(self._guests)}", port, self.directory)
+        self._guests.append(guest)
+        assert port["status"] == "DOWN", "the agent says when a port is wired"
+        await self.plug(guest)
+        await self.until_active(port["id"])
+        return guest
+
+    async def plug(self, guest: Guest) -> None:
+        port = guest.port
+        await arun("ip", "netns", "add", guest.namespace)
+        pair = ["type", "veth", "peer", "name", "eth0", "netns", guest.namespace, "address", port["mac_address"]]
+        await arun("ip", "-n", self.prefix, "link", "add", tap_name(port["id"]), *pair)
+        await guest.do("ip", "link", "set", "lo", "up")
+        await guest.do("ip", "link", "set", "eth0", "up")
+
+    def unplug(self, guest: Guest) -> None:
+        run("ip", "netns", "delete", guest.namespace, check=False)
+        run("ip", "-n", self.prefix, "link", "delete", tap_name(guest.port["id"]), check=False)
+
+    async def until_active(self, port_id: str, status: str = "ACTIVE") -> None:
+        async with asyncio.timeout(20):
+            while (await self.network.show("port", port_id, SERVICE))["status"] != status:
+                await asyncio.sleep(0.02)
+
+    async def settled(self) -> None:
+        """Wait until the host is as the service says now."""
+        async with asyncio.timeout(20):
+            while True:
+                state = self.network.role.core.database
+                before = state.statistics.writes
+                await asyncio.sleep(0.15)
+                await self.agent.settled.wait()
+                if state.statistics.writes == before:
+                    return
+
+    def close(self) -> None:
+        for guest in self._guests:
+            self.unplug(guest)
+        self.helper.stop(cleanup=True)
+
+
+@contextlib.asynccontextmanager
+async def agent_world(directory: Path) -> AsyncIterator[AgentWorld]:
+    assert os.geteuid() == 0
+    async with world(directory, compute=Compute(), clock=SystemClock()) as network:
+        made = AgentWorld(network, directory)
+        await asyncio.to_thread(made.helper.start)
+        try:
+            await made.start_agent()
+            yield made
+            await made.agent.stop()
+        finally:
+            await asyncio.to_thread(made.close)
+
+
+def remains(prefix: str) -> list[str]:
+    """List what there is of a cloud."""
+    spaces = [line.split()[0] for line in run("ip", "netns").stdout.splitlines() if line.startswith(prefix)]
+    processes = [line for line in run("ps", "ax", "-o", "args").stdout.splitlines() if prefix in line]
+    return spaces + processes

@@ -1,0 +1,193 @@
+"""The network agent on a real kernel, with namespaces in the place of guests."""
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from micronova.privileged.names import bridge_name
+from tests.e2e.agent_world import AgentWorld, agent_world, arun, remains
+from tests.unit.network.world import ADMIN, ALICE, BOB, SERVICE
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root"),
+    pytest.mark.skipif(
+        not all(shutil.which(name) for name in ("ip", "nft", "dnsmasq", "busybox", "ping")),
+        reason="needs iproute2 nftables dnsmasq-base busybox iputils-ping",
+    ),
+]
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    async with agent_world(tmp_path) as made:
+        yield made
+    assert remains(made.prefix) == []
+
+
+async def test_a_guest_gets_its_address_by_dhcp(cloud: AgentWorld) -> None:
+    network, subnet = await cloud.network.network("10.1.0.0/24")
+    guest = await cloud.guest(network)
+    lease = await guest.dhcp()
+    assert lease["ip"] == guest.address
+    assert lease["mtu"] == "1450"
+    assert lease["domain"] == "openstacklocal"
+    [server] = await cloud.network.list("port", "device_owner=network:dhcp", SERVICE)
+    own = server["fixed_ips"][0]["ip_address"]
+    assert f"169.254.169.254/32 {own}" in lease["staticroutes"]
+    assert await guest.pings(own)
+    await cloud.until_active(server["id"])
+
+
+async def test_tenants_with_the_same_range_do_not_see_each_other(cloud: AgentWorld) -> None:
+    ours, _ = await cloud.network.network("10.1.0.0/24", ALICE)
+    theirs, _ = await cloud.network.network("10.1.0.0/24", BOB)
+    a1, a2 = await cloud.guest(ours), await cloud.guest(ours)
+    b1 = await cloud.guest(theirs, BOB)
+    for guest in (a1, a2, b1):
+        await guest.dhcp()
+    assert a1.address == b1.address
+    assert await a1.pings(a2.address), "the default group lets its members in"
+    b2 = await cloud.guest(theirs, BOB, fixed_ips=[{"ip_address": "10.1.0.99"}])
+    await b2.dhcp()
+    assert await b2.pings(b1.address)
+    assert not await b2.pings(a2.address if a2.address != b1.address else "10.1.0.98")
+    assert not await a1.pings(b2.address)
+
+
+async def test_a_rule_opens_and_closes_a_port_of_a_running_guest(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    web = await cloud.network.make("security_group", name="web")
+    other = await cloud.network.make("security_group", name="other")
+    server = await cloud.guest(network, security_groups=[web["id"]])
+    client = await cloud.guest(network, security_groups=[other["id"]])
+    await server.dhcp()
+    await client.dhcp()
+    listening = server.listens(80)
+    try:
+        assert not await client.reaches(server.address, 80)
+        assert not await client.pings(server.address)
+        rule = await cloud.network.make(
+            "security_group_rule", security_group_id=web["id"], direction="ingress", ethertype="IPv4",
+            protocol="tcp", port_range_min=80, port_range_max=80, remote_group_id=other["id"],
+        )  # fmt: skip
+        await cloud.settled()
+        assert await client.reaches(server.address, 80)
+        assert not await client.pings(server.address)
+        held = await asyncio.create_subprocess_exec(
+            "ip", "netns", "exec", client.namespace, "busybox", "nc", server.address, "80",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert held.stdin is not None and held.stdout is not None
+        held.stdin.write(b"one\n")
+        assert await asyncio.wait_for(held.stdout.readline(), 5) == b"one\n"
+        await cloud.network.delete("security_group_rule", rule["id"])
+        await cloud.settled()
+        assert not await client.reaches(server.address, 80)
+        held.stdin.write(b"two\n")
+        with pytest.raises(TimeoutError):  # a connection that the rule let in does not outlive it
+            await asyncio.wait_for(held.stdout.readline(), 1.5)
+        held.kill()
+        await held.wait()
+    finally:
+        listening.kill()
+        listening.wait()
+
+
+async def test_a_guest_cannot_pretend_to_be_another(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    bad, good = await cloud.guest(network), await cloud.guest(network)
+    await bad.dhcp()
+    await good.dhcp()
+    assert await bad.pings(good.address)
+    await bad.do("ip", "address", "add", "10.1.0.77/24", "dev", "eth0")
+    spoofed = await bad.do("ping", "-c", "1", "-W", "1", "-I", "10.1.0.77", good.address, check=False)
+    assert spoofed.returncode != 0
+    await good.do("ip", "neigh", "flush", "all")
+    assert not await good.pings("10.1.0.77")
+    await bad.do("ip", "link", "set", "eth0", "address", "fa:16:3e:99:99:99")
+    assert not await bad.pings(good.address)
+    await bad.do("ip", "link", "set", "eth0", "address", bad.port["mac_address"])
+    await cloud.network.change("port", bad.port["id"], allowed_address_pairs=[{"ip_address": "10.1.0.77"}])
+    await cloud.settled()
+    allowed = await bad.do("ping", "-c", "1", "-W", "2", "-I", "10.1.0.77", good.address, check=False)
+    assert allowed.returncode == 0
+
+
+async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld) -> None:
+    public, outside = await cloud.network.network(
+        "203.0.113.0/24", ADMIN, router__external=True, shared=True
+    )
+    network, subnet = await cloud.network.network("10.1.0.0/24")
+    router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
+    joined = await cloud.network.call(
+        "PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]}
+    )
+    assert joined.status == 200
+    guest = await cloud.guest(network)
+    await guest.dhcp()
+    await cloud.settled()
+    assert await guest.pings(subnet["gateway_ip"])
+    assert await guest.pings(outside["gateway_ip"]), "through the router, from its own address"
+    floating = await cloud.network.make("floatingip", floating_network_id=public["id"], port_id=guest.port["id"])
+    group = guest.port["security_groups"][0]
+    await cloud.network.make(
+        "security_group_rule", security_group_id=group, direction="ingress", ethertype="IPv4", protocol="icmp"
+    )
+    await cloud.settled()
+    address = floating["floating_ip_address"]
+    await arun("ip", "netns", "exec", cloud.prefix, "ping", "-c", "1", "-W", "2", address)
+    await cloud.network.change("floatingip", floating["id"], port_id=None)
+    await cloud.settled()
+    gone = await arun("ip", "netns", "exec", cloud.prefix, "ping", "-c", "1", "-W", "1", address, check=False)
+    assert gone.returncode != 0
+
+
+async def test_a_restart_of_the_agent_disturbs_no_traffic(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await a.dhcp()
+    await b.dhcp()
+    await cloud.settled()
+    pings = asyncio.create_task(a.do("ping", "-q", "-c", "100", "-i", "0.05", "-W", "1", b.address))
+    await cloud.agent.stop()
+    await asyncio.to_thread(cloud.helper.stop)
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(cloud.helper.start)
+    await cloud.start_agent()
+    await cloud.agent.settled.wait()
+    done = await pings
+    assert "100 received" in done.stdout, done.stdout
+
+
+async def test_what_is_not_needed_any_more_goes(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    guest = await cloud.guest(network)
+    assert any("-n-" in each for each in remains(cloud.prefix))
+    cloud.unplug(guest)
+    await cloud.until_active(guest.port["id"], "DOWN")
+    await cloud.network.delete("port", guest.port["id"], SERVICE)
+    await cloud.settled()
+    assert [each for each in remains(cloud.prefix) if "-n-" in each] == []
+    devices = (await arun("ip", "-n", cloud.prefix, "link")).stdout
+    assert bridge_name(network["id"]) not in devices
+    assert await cloud.network.list("port", f"network_id={network['id']}", SERVICE) == []
+    await cloud.network.delete("network", network["id"])
+
+
+async def test_a_guest_that_is_plugged_again_is_told_of(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    guest = await cloud.guest(network)
+    compute = cloud.network.compute
+    assert compute is not None
+    await compute.wait_for(1)
+    cloud.unplug(guest)
+    await cloud.plug(guest)
+    await compute.wait_for(3)
+    names = [name for name, _, tag in compute.events if tag == guest.port["id"]]
+    assert names == ["network-vif-plugged", "network-vif-unplugged", "network-vif-plugged"]
+    [agent] = await cloud.network.list("agent", "", ADMIN)
+    assert (agent["host"], agent["alive"], agent["agent_type"]) == ("h1", True, "Linux bridge agent")
