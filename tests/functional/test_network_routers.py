@@ -220,6 +220,20 @@ async def test_what_a_floating_ip_cannot_do(cloud: World) -> None:
     assert led["fixed_ip_address"] == address
 
 
+async def test_floating_ips_that_lead_nowhere_go_with_their_network(cloud: World) -> None:
+    public, network, _, _ = await connected(cloud)
+    other, _ = await outside(cloud, "198.51.100.0/24")
+    idle = await cloud.make("floatingip", floating_network_id=other["id"], tags=["t"])
+    port = await cloud.make("port", network_id=network["id"])
+    led = await cloud.make("floatingip", floating_network_id=public["id"], port_id=port["id"])
+    await cloud.delete("network", other["id"], ADMIN)
+    assert [each["id"] for each in await cloud.list("floatingip")] == [led["id"]]
+    assert (await cloud.call("GET", f"/floatingips/{idle['id']}")).status == 404
+    answer = await cloud.call("DELETE", f"/networks/{public['id']}", token=ADMIN)
+    assert (answer.status, error(answer)) == (409, "NetworkInUse")
+    assert len(await cloud.list("floatingip")) == 1
+
+
 async def test_an_automatic_topology(cloud: World) -> None:
     for query in ("", "?fields=dry-run"):
         answer = await cloud.call("GET", f"/auto-allocated-topology/p1{query}")

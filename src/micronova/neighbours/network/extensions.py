@@ -47,6 +47,10 @@ EXTENSIONS: dict[str, tuple[str, str]] = {
     "standard-attr-tag": ("Tag support for resources with standard attribute", "Everything can have tags."),
     "standard-attr-timestamp": ("Resource timestamps", "Everything says when it was made and changed."),
     "stateful-security-group": ("Stateful security group", "A group says whether it tracks connections."),
+    "subnet-external-network": (
+        "Subnets of external networks",
+        "A subnet says whether its network is external, and everybody may see it then.",
+    ),
     "subnet-service-types": ("Subnet service types", "Subnets for certain devices only."),
     "subnet_allocation": ("Subnet Allocation", "Subnets from pools."),
     "tag-creation": ("Tag creation on creation", "Tags can be given with the create."),

@@ -14,6 +14,7 @@ from micronova.neighbours.network.listing import Attributes, Clause
 from micronova.neighbours.network.quotas import charge_all, give_back_all
 from micronova.neighbours.network.tables import (
     addresses,
+    floatingips,
     networks,
     ports,
     routers,
@@ -250,7 +251,18 @@ class Networks(Collection):
         row = conn.execute(sa.select(networks).where(networks.c.id == id).with_for_update()).first()
         if row is None:
             raise Changed
-        used = sa.select(ports.c.id).where(ports.c.network_id == id, ports.c.device_owner.not_in(AUTOMATIC_OWNERS))
+        # A floating IP that leads nowhere goes with its network; its port is found below.
+        f = floatingips.c
+        idle = conn.execute(
+            floatingips.delete()
+            .where(f.floating_network_id == id, f.port_id.is_(None))
+            .returning(f.id, f.project_id, f.floating_port_id)
+        ).all()
+        used = sa.select(ports.c.id).where(
+            ports.c.network_id == id,
+            ports.c.device_owner.not_in(AUTOMATIC_OWNERS),
+            ports.c.id.not_in([each.floating_port_id for each in idle]),
+        )
         if conn.execute(used.limit(1)).first() is not None:
             raise conflict(
                 f"Unable to complete operation on network {id}. There are one or more ports still in use on the "
@@ -266,9 +278,9 @@ class Networks(Collection):
             conn.execute(ports.delete().where(ports.c.id.in_(ids)))
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
-        conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below))])))
-        freed = [(row.project_id, "network"), *((each.project_id, "port") for each in gone)]
-        give_back_all(conn, freed + [(each.project_id, "subnet") for each in below])
+        conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
+        freed = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
+        give_back_all(conn, ((each.project_id, kind) for kind, all_ in freed.items() for each in all_))
 
 
 def _values(row: Any, below: list[str], tagged: dict[str, list[str]]) -> dict[str, Any]:
