@@ -78,7 +78,7 @@ class Guest:
 
     def listens(self, port: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, "busybox", "nc", "-lk", "-p", str(port), "-e", "cat"]
+            ["ip", "netns", "exec", self.namespace, "busybox", "nc", "-ll", "-p", str(port), "-e", "cat"]
         )
 
 
@@ -142,12 +142,14 @@ class AgentWorld:
         """Wait until the host is as the service says now."""
         async with asyncio.timeout(20):
             while True:
-                state = self.network.role.core.database
-                before = state.statistics.writes
-                await asyncio.sleep(0.15)
-                await self.agent.settled.wait()
-                if state.statistics.writes == before:
+                answer = await self.network.call("GET", f"/agent-states/{HOST}", token=SERVICE)
+                state = answer.json()["state"]
+                waiting = [p for p in state["ports"] if p["host"] == HOST and p["status"] != "ACTIVE"]
+                served = {p["network_id"] for p in state["ports"] if p["device_owner"] == "network:dhcp"}
+                guests = {p["network_id"] for p in state["ports"] if p["device_owner"] == "compute:nova"}
+                if self.agent.reached == answer.json()["fingerprint"] and not waiting and served == guests:
                     return
+                await asyncio.sleep(0.02)
 
     def close(self) -> None:
         for guest in self._guests:

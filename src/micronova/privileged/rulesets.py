@@ -50,6 +50,14 @@ def firewall(verb: v.LoadFirewall) -> str:
         "type filter hook prerouting priority -300; policy accept;",
         _map("ct zone set meta mark", {str(zone): str(zone) for zone in sorted(set(zones.values()))}),
         "}",
+        # What the namespace itself sends on a bridge belongs to the same zone as the answers.
+        "chain own_zones {",
+        "type filter hook output priority -300; policy accept;",
+        _map(
+            "ct zone set oifname",
+            {f'"{each.device}"': str(each.zone) for each in verb.plain if each.device.startswith("brq")},
+        ),
+        "}",
         "chain rules {",
         "type filter hook forward priority 0; policy accept;",
         _dispatch("meta mark and 0xffff", {f"{n:#x}": f"jump out{n}" for n, _ in ports}),

@@ -46,7 +46,7 @@ class NetworkAgent:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._links: socket.socket | None = None
-        self.settled = asyncio.Event()  # set while the host is as it should be; for tests
+        self.reached = ""  # the fingerprint of the state that the host is in
 
     async def start(self) -> None:
         """Make the namespace of bridges, report, and begin to watch."""
@@ -86,7 +86,6 @@ class NetworkAgent:
         fingerprint, state = await self._service.state(self._fingerprint)
         if state is not None:
             self._fingerprint, self._state = fingerprint, state
-            self.settled.clear()
             self._wake.set()
 
     async def _heartbeat(self) -> None:
@@ -104,15 +103,16 @@ class NetworkAgent:
         self._wake.clear()
         if self._state is None:
             return
+        fingerprint = self._fingerprint
         try:
-            if not await self.reconcile(self._state):
+            if await self.reconcile(self._state):
+                self.reached = fingerprint
+            else:
                 self._wake.set()
                 await self._clock.sleep(AGAIN)
         except BaseException:
             self._wake.set()
             raise
-        if not self._wake.is_set():
-            self.settled.set()
 
     async def reconcile(self, state: HostState) -> bool:
         """Bring the host to a state; say whether all of it succeeded."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from micronova.neighbours.network.agent.state import HostState, Port, Rule
 from micronova.privileged import verbs as v
-from micronova.privileged.names import outer_name, tap_name
+from micronova.privileged.names import bridge_name, outer_name, tap_name
 
 
 def firewall(state: HostState, zones: Mapping[str, int]) -> v.LoadFirewall:
@@ -22,6 +22,7 @@ def firewall(state: HostState, zones: Mapping[str, int]) -> v.LoadFirewall:
             guarded.append(v.Guarded(tap=tap_name(port.id), zone=zone, pairs=tuple(_pairs(port)), rules=rules))
         else:
             plain.append(v.Plain(device=tap_name(port.id), zone=zone))
+    plain += [v.Plain(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]
     named = sorted({r.remote_group for each in guarded for r in each.rules if r.remote_group})
     groups = tuple(
         v.Group(id=id, addresses=tuple(sorted({_prefix(each) for each in state.members.get(id, ())}))) for id in named
