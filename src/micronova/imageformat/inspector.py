@@ -41,10 +41,13 @@ def inspect(source: Path | str | BinaryIO) -> ImageInfo:
             source.seek(position)
     # Opening a FIFO, or a device, may wait for ever; a file never does.
     descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as stream:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Invalid("The image is not a regular file.")
-        return _inspect(Reader(stream))
+        with open(descriptor, "rb", buffering=0, closefd=False) as stream:
+            return _inspect(Reader(stream))
+    finally:
+        os.close(descriptor)
 
 
 def _inspect(reader: Reader) -> ImageInfo:
@@ -87,10 +90,8 @@ def refuse(info: ImageInfo, declared_format: str, *, max_virtual_size: int | Non
     if any(finding.code == "polyglot" for finding in info.findings):
         raise Invalid(f"The image is ambiguous. {_sentences(info.findings[-1:])}")
     if info.format not in accepted:
-        raise Invalid(
-            f"The image's disk_format is declared as {declared_format!r}, but its content is {info.format}: "
-            f"declare what it is, or convert it."
-        )
+        hint = ": declare what it is, or convert it" if info.format in _ACCEPTED else ", which is not supported"
+        raise Invalid(f"The image is declared as {declared_format!r}, but its content is {info.format}{hint}.")
     if info.findings:
         raise Invalid(f"The {info.format} image is refused as unsafe. {_sentences(info.findings)}")
     if max_virtual_size is not None and (info.virtual_size or 0) > max_virtual_size:

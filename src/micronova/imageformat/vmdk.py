@@ -99,8 +99,8 @@ def _check_footer(header: Header, reader: Reader, report: Report) -> None:
 
 
 def _check_descriptor(data: bytes, capacity: int, report: Report) -> None:
-    text, _, rest = data.partition(b"\0")
-    if rest.strip(b"\0"):
+    text, end, rest = data.partition(b"\0")
+    if not end or rest.strip(b"\0"):  # some readers go on to a zero byte, some to the stated length
         report.refuse("descriptor", "Its descriptor goes on after its end.")
     lines = text.decode("latin-1").splitlines()  # at anything that some reader may take for the end of a line
     if not _is_text(text[:_PROBE]):
