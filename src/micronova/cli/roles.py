@@ -310,10 +310,11 @@ class _Bootstrap:
 
 
 def _first_flavors(conn: Any, now: int) -> None:
-    from micronova.db import flavors
+    from micronova.db import flavors, schema
     from micronova.db.tables import flavors as table
     from micronova.objects.flavor import Flavor
 
+    schema.exclusively(conn)  # the workers of an API start together
     if conn.execute(table.select().limit(1)).first() is not None:
         return
     sizes = [

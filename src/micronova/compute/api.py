@@ -54,6 +54,7 @@ from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 
+IMAGE_REMEMBERED = 2.0  # seconds for which a user's view of an image is taken as it was
 NEVER = 253_402_300_799_000_000  # the end of the year 9999: a delete has no deadline
 
 
@@ -103,6 +104,7 @@ class API:
         self._hooks = hooks
         self._quota_defaults = quota_defaults
         self._images = images
+        self._images_seen: dict[tuple[str, str], tuple[float, ImageMeta]] = {}
         self._networks = networks
         self._build_timeout = build_timeout
         self._service_down_time = service_down_time
@@ -209,10 +211,18 @@ class API:
             return None
         if self._images is None:
             return ImageMeta(id=request.image_id)
+        key, now = (context.token, request.image_id), self._clock.monotonic()
+        seen = self._images_seen.get(key)
+        if seen is not None and now - seen[0] < IMAGE_REMEMBERED:
+            return seen[1]
         try:
-            return await self._images.get(request.image_id, context.token)
+            image = await self._images.get(request.image_id, context.token)
         except NotFound:
             raise Invalid(f"Invalid imageRef provided: image {request.image_id} could not be found.") from None
+        if len(self._images_seen) >= 1000:
+            self._images_seen.clear()
+        self._images_seen[key] = (now, image)
+        return image
 
     async def _validate_networks(self, context: RequestContext, request: CreateRequest) -> Any:
         if self._networks is None or request.networks == "none":

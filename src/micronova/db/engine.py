@@ -24,13 +24,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
 from micronova.objects.errors import Unavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
 log = logging.getLogger(__name__)
 
@@ -259,21 +262,24 @@ class PostgresDatabase(Database):
             connect_args=options,
             **_JSON,
         )
+        # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("reads", fn.__qualname__)
-        return await self._run(lambda conn: fn(conn, *args, **kwargs))
+        return await self._run(self._reading, lambda conn: fn(conn, *args, **kwargs))
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.statistics.count("writes", fn.__qualname__)
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
-        return await asyncio.shield(asyncio.ensure_future(self._run(lambda conn: fn(conn, *args, **kwargs))))
+        work = self._run(self._engine, lambda conn: fn(conn, *args, **kwargs))
+        return await asyncio.shield(asyncio.ensure_future(work))
 
-    async def _run(self, fn: Callable[[sa.Connection], R]) -> R:
+    async def _run(self, engine: "AsyncEngine", fn: Callable[[sa.Connection], R]) -> R:
         for attempt in range(RETRIES):
             try:
-                async with self._engine.begin() as conn:
+                async with engine.begin() as conn:
                     return await conn.run_sync(fn)
             except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
                 lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated

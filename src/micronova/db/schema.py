@@ -28,6 +28,12 @@ async def upgrade(
     await database.write(_upgrade, metadata, migrations, to, schema)
 
 
+def exclusively(conn: sa.Connection) -> None:
+    """Let one transaction at a time do what a first start needs; SQLite has one writer at a time anyway."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+
+
 def head(migrations: str) -> str:
     """Return the newest revision of a package of migrations: the last by name."""
     versions = importlib.resources.files(migrations) / "versions"
@@ -45,11 +51,10 @@ def current(conn: sa.Connection) -> str | None:
 
 
 def _upgrade(conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: str | None, schema: str | None) -> None:
-    if conn.dialect.name == "postgresql":
-        # Several roles may start at the same moment on an empty database: one makes the tables, the others wait.
-        conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        if schema:
-            conn.execute(sa.schema.CreateSchema(schema, if_not_exists=True))
+    # Several roles may start at the same moment on an empty database: one makes the tables, the others wait.
+    exclusively(conn)
+    if conn.dialect.name == "postgresql" and schema:
+        conn.execute(sa.schema.CreateSchema(schema, if_not_exists=True))
     at = current(conn)
     newest = head(migrations)
     if at == (to or newest):
