@@ -29,7 +29,7 @@ async def cloud(tmp_path: Path) -> AsyncIterator[AgentWorld]:
 
 
 async def test_a_guest_gets_its_address_by_dhcp(cloud: AgentWorld) -> None:
-    network, subnet = await cloud.network.network("10.1.0.0/24")
+    network, _ = await cloud.network.network("10.1.0.0/24")
     guest = await cloud.guest(network)
     lease = await guest.dhcp()
     assert lease["ip"] == guest.address

@@ -22,8 +22,9 @@ Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 Mac = Annotated[str, Meta(pattern=r"\A[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")]
 Text = Annotated[str, Meta(min_length=2, max_length=45, pattern=r"\A[0-9a-fA-F.:]+\Z")]  # an address: parsed later
 Prefix = Annotated[str, Meta(min_length=4, max_length=49, pattern=r"\A[0-9a-fA-F.:]+/[0-9]{1,3}\Z")]
-HostName = Annotated[str, Meta(max_length=63, pattern=r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")]
-Domain = Annotated[str, Meta(max_length=253, pattern=r"\A([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.?)*\Z")]
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+HostName = Annotated[str, Meta(max_length=63, pattern=rf"\A{_LABEL}\Z")]
+Domain = Annotated[str, Meta(max_length=254, pattern=rf"\A(?:{_LABEL}(?:\.{_LABEL})*\.?)?\Z")]
 OptionName = Annotated[str, Meta(max_length=64, pattern=r"\A[0-9a-z][0-9a-z-]*\Z")]
 OptionValue = Annotated[str, Meta(max_length=255, pattern=r"\A[A-Za-z0-9 ._:/@+=%-]*\Z")]
 Mtu = Annotated[int, Meta(ge=68, le=65521)]

@@ -1,7 +1,8 @@
 """The network agent: keeps a host's kernel as the network service says it should be.
 
 It holds no truth. The desired state comes from the service, what there is from the privileged helper, and the
-difference is made up by a plan. So it may be killed and started again at any time: what is as it should be is not touched.
+difference is made up by a plan. So it may be killed and started again at any time: what is as it should be is not
+touched.
 """
 
 import asyncio

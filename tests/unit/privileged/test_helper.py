@@ -1,0 +1,101 @@
+"""The helper's socket: who may ask, broken messages, and what it makes of checked verbs."""
+
+import asyncio
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+from micronova.privileged import dnsmasq, rulesets
+from micronova.privileged import verbs as v
+from micronova.privileged.checks import Refused
+from micronova.privileged.client import HelperProcess, PrivilegedClient, PrivilegedError
+from micronova.privileged.helper import Helper, serve
+from micronova.privileged.names import prefix_of
+
+PREFIX = "mn-1a2b3c4d"
+NETWORK = f"{PREFIX}-n-11111111-11"
+MAC = "fa:16:3e:00:00:01"
+
+
+def test_a_prefix_is_a_clouds() -> None:
+    assert prefix_of("1a2b3c4d-0000-4000-8000-000000000000") == PREFIX
+    for bad in ("", "mn-", "mn-1a2b3c4", "../x", "mn-1a2b3c4d\n", "eth0"):
+        with pytest.raises(Refused):
+            Helper(bad, Path("nowhere"))
+
+
+def test_a_refused_verb_is_answered_and_nothing_is_done(tmp_path: Path) -> None:
+    answer, passed = Helper(PREFIX, tmp_path).do(v.DeleteNamespace(namespace="mn-ffffffff"))
+    assert answer.error.startswith("refused:")
+    assert passed is None
+
+
+def test_broken_messages_end_or_are_refused(tmp_path: Path) -> None:
+    for sent, answered in (
+        (struct.pack("!I", 3) + b"\xc1\xc1\xc1", True),
+        (struct.pack("!I", 1 << 31), False),
+        (b"\0", False),
+    ):
+        ours, theirs = socket.socketpair()
+        worker = threading.Thread(target=serve, args=(Helper(PREFIX, tmp_path), theirs))
+        worker.start()
+        with ours:
+            ours.sendall(sent)
+            ours.shutdown(socket.SHUT_WR)
+            assert (b"refused" in ours.recv(1000)) is answered
+        worker.join(5)
+        assert not worker.is_alive()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")
+async def test_a_client_asks_a_helper_and_connects_again(tmp_path: Path) -> None:
+    helper = HelperProcess(PREFIX, tmp_path / "s", directory=tmp_path / "run")
+    client = PrivilegedClient(tmp_path / "s")
+    await asyncio.to_thread(helper.start)
+    try:
+        assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+        answer = await client.call(v.Inventory())
+        assert answer.found == v.Found()
+        with pytest.raises(PrivilegedError, match="refused"):
+            await client.call(v.EnsureNamespace(namespace="mn-00000000"))
+        await asyncio.to_thread(helper.stop)
+        await asyncio.to_thread(helper.start)
+        assert (await client.call(v.Inventory())).found == v.Found()
+    finally:
+        await client.close()
+        await asyncio.to_thread(helper.stop)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
+    guarded = v.Guarded(tap="tap11111111-11", zone=7, pairs=(v.Pair(mac=MAC, prefix="10.0.0.3/32"),))
+    text = rulesets.firewall(v.LoadFirewall(guarded=(guarded,)))
+    inside = text.partition("chain in1 {")[2].partition("}\nchain")[0]
+    assert inside.strip().endswith("drop;")
+    assert f"{MAC} . 10.0.0.3/32" in text
+    assert '"tap11111111-11" : jump honest1' in text
+    assert "delete table inet micronova" in text
+
+
+def test_dnsmasq_is_told_of_changes_by_files_and_not_by_its_command_line(tmp_path: Path) -> None:
+    subnet = v.DhcpSubnet(
+        cidr="10.0.0.0/24", gateway="10.0.0.1", dns=("10.0.0.2",),
+        routes=(v.DhcpRoute(destination="169.254.169.254/32", via="10.0.0.2"),),
+    )  # fmt: skip
+    empty = v.StartDnsmasq(namespace=NETWORK, device="dev11111111-11", mtu=1450, domain="a.b.", subnets=(subnet,))
+    host = v.DhcpHost(mac=MAC, addresses=("10.0.0.3", "fd00::3"), name="web", options=(v.DhcpOption(name="42"),))
+    full = v.StartDnsmasq(
+        namespace=NETWORK, device="dev11111111-11", mtu=1450, domain="a.b.", subnets=(subnet,), hosts=(host,)
+    )
+    assert dnsmasq.command(empty, tmp_path) == dnsmasq.command(full, tmp_path)
+    files = dnsmasq.files(full)
+    assert files["hosts"].splitlines() == [
+        f"{MAC},set:pfa163e000001,web,10.0.0.3", f"{MAC},set:pfa163e000001,web,[fd00::3]"
+    ]  # fmt: skip
+    assert "tag:s0,option:classless-static-route,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1" in files["options"]
+    assert "option:mtu,1450" in files["options"]
+    assert files["names"].splitlines()[0] == "10.0.0.3 web web.a.b"
