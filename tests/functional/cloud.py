@@ -271,6 +271,18 @@ class Cloud:
         finally:
             await self._set_rules([])
 
+    async def fault_struck(self) -> None:
+        """Wait until a fault rule has been applied on some host."""
+
+        async def struck() -> bool | None:
+            for host in self.hosts:
+                rules = await self.compute.fault_rules(Context(request_id="req-test"), host)
+                if any(rule["hits"] for rule in rules):
+                    return True
+            return None
+
+        await self.until(struck, "a fault")
+
     async def _set_rules(self, rules: list[dict[str, Any]]) -> None:
         for host in self.hosts:
             await self.compute.fault_rules(Context(request_id="req-test"), host, rules)

@@ -64,6 +64,7 @@ async def test_a_hard_reboot_interrupts_a_reboot(cloud: Cloud, user: Caller):
     async with cloud.faults({"operation": "reboot", "kind": "hang", "name": name, "count": 1}):
         await user.act(server["id"], "reboot", {"type": "SOFT"})
         await user.wait_for(server["id"], "REBOOT", task="rebooting")
+        await cloud.fault_struck()  # or the hard one might be the first to reach the host, and hang
         await user.refused(409, "POST", f"/servers/{server['id']}/action", {"reboot": {"type": "SOFT"}})
         await user.act(server["id"], "reboot", {"type": "HARD"})
         await user.wait_for(server["id"], "ACTIVE")
