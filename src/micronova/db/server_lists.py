@@ -162,9 +162,8 @@ def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool
         found.append(_matches(c.display_name, filters.name, "name"))
     for column, pattern in filters.patterns.items():
         found.append(_matches(c[column], pattern, column))
-    # Addresses are kept as JSON; what users send is the beginning of one, or a regular expression.
     found += [
-        _matches(sa.cast(c.network_info, sa.Text), f'"address":"{text.lstrip("^")}', "ip")
+        _matches(sa.cast(c.network_info, sa.Text), _in_json(text), "ip")
         for text in (filters.ip, filters.ip6)
         if text is not None
     ]
@@ -181,6 +180,14 @@ def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool
         found.append(sa.not_(sa.and_(*(_tagged(c.tags, tag) for tag in filters.not_tags_all))))
     found += [sa.not_(_tagged(c.tags, tag)) for tag in filters.not_tags_any]
     return found
+
+
+def _in_json(pattern: str) -> str:
+    """Addresses are kept as JSON; what users send is the beginning of one, or a regular expression for it."""
+    text = pattern.removeprefix("^")
+    end = '"' if text.endswith("$") else ""
+    text = text.removesuffix("$")
+    return f'"address":"{f"(?:{text})" if "|" in text else text}{end}'
 
 
 def _tagged(column: Any, tag: str) -> sa.ColumnElement[bool]:

@@ -15,14 +15,16 @@ from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from micronova.rpc.distort import DistortedBus, Distortion
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
+from tests.functional.servers.neighbours import network, ports_left
 
 pytestmark = pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process")
 
 QUICK = Wanted(
+    roles=("network",),
     settings={
         "default": {"report_interval": 0.1, "service_down_time": 5.0},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
-    }
+    },
 )
 BUSES = {
     "every cast is lost": Distortion(drop_casts=True, drop_fanouts=True),
@@ -106,6 +108,20 @@ async def _deleted_while_it_is_built(user: Caller) -> None:
     await user.gone(id)
 
 
+async def _with_networks(user: Caller) -> None:
+    net = await network(user)
+    fields: dict[str, Any] = {"networks": [{"uuid": net["id"]}]}
+    ids = [(await user.boot(**fields))["id"], *await user.boot_many(3, **fields)]
+    assert len(await ports_left(user)) == 4
+    ids.append(await user.create(name="cannot-be", **fields))
+    await user.wait_for(ids[-1], "ERROR")
+    ids.append(await user.create(name="never-ends", **fields))
+    ids.append(await user.create(**fields))
+    await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
+    await asyncio.gather(*(user.gone(id) for id in ids))
+    assert await ports_left(user) == []
+
+
 async def _fails_to_stop(user: Caller) -> None:
     id = (await user.boot(name="does-not-stop"))["id"]
     await user.act(id, "os-stop")
@@ -122,7 +138,7 @@ async def _fails_to_go(user: Caller) -> None:
 
 STORIES = (
     _whole_life, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
-    _deleted_while_it_is_built, _fails_to_stop, _fails_to_go,
+    _deleted_while_it_is_built, _with_networks, _fails_to_stop, _fails_to_go,
 )  # fmt: skip
 
 
@@ -181,6 +197,8 @@ async def test_all_operations_end_when_the_conductor_crashes_after_a_step(tmp_pa
     async with one_process(tmp_path_factory.mktemp("cloud"), wanted) as cloud:
         await _everything(cloud)
         assert crashes.seen >= {
+            ("build", "cleanup"),
+            ("delete", "cleanup"),
             ("build", "dispatched"), ("build", "schedule"), ("build", "lost"), ("delete", "dispatched"),
             ("stop", "dispatched"), ("start", "dispatched"), ("reboot", "dispatched"),
         }  # fmt: skip

@@ -183,7 +183,7 @@ class ServerParts:
         found = _plain(addresses(await access.server(self._database, request, id)))
         if label not in found:
             raise NotFound(f"Instance is not a member of network {label[:64]}")
-        return {id: found[label]}
+        return {label: found[label]}
 
 
 _CHANGEABLE = frozenset(
