@@ -105,6 +105,11 @@ async def test_ports_of_others_are_not_told(cloud: World) -> None:
     network, _ = await cloud.network()
     port = await cloud.make("port", SERVICE, network_id=network["id"], project_id="p1", binding__host_id="h")
     await cloud.delete("port", port["id"])
+    # Anybody may write a server's id on a port of its own; nobody but compute has it bound.
+    forged = await cloud.make("port", network_id=network["id"], device_id="victim", device_owner="compute:nova")
+    await cloud.change("port", forged["id"], fixed_ips=[{"ip_address": "10.1.0.99"}])
+    await cloud.change("port", forged["id"], device_owner="")
+    await cloud.delete("port", forged["id"])
     await bound(cloud, network, "s1")
     await told(cloud).wait_for(1)
     assert [server for _, server, _ in told(cloud).events] == ["s1"]

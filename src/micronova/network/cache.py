@@ -29,10 +29,6 @@ class Remembered:
             self._known.clear()
         self._known[key] = (asyncio.get_running_loop().time() + self._seconds, value)
 
-    def forget(self, key: Any) -> None:
-        """Ask again next time."""
-        self._known.pop(key, None)
-
     async def get(self, key: Any, ask: Callable[[], Awaitable[T]]) -> T:
         """Return the remembered answer, or ask; failures are not remembered."""
         found = self.peek(key)

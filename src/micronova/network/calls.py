@@ -11,6 +11,7 @@ from micronova.http.client import ServiceClient
 from micronova.network.cache import Remembered
 from micronova.objects.errors import Conflict, MicronovaError, NotFound, PortLimitExceeded
 
+MARK = "micronova"  # our part of binding:profile: the server, whether we made the port, the device tag of the user
 REMEMBER = 5.0  # seconds for which networks and subnets are taken as they were
 PAGE = 1000
 
@@ -78,8 +79,9 @@ class Calls:
         return any(each["alias"] == alias for each in found["extensions"])
 
     async def ports_of(self, device_id: str, *fields: str) -> list[dict[str, Any]]:
-        """Return the ports of a server; all about them, or only some fields."""
-        return await self.all_of("ports", ("device_id", device_id), *(("fields", field) for field in fields))
+        """Return the ports that we have given a server; all about them, or only some fields."""
+        query = [("device_id", device_id), *(("fields", field) for field in fields)]
+        return [port for port in await self.all_of("ports", *query) if mark_of(port).get("server") == device_id]
 
     async def create_ports(self, ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Create ports in one request: all or none."""
@@ -122,6 +124,16 @@ class Calls:
             if len(page) < PAGE:
                 return found
             marker = (("marker", page[-1]["id"]),)
+
+
+def mark_of(port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what we noted on a port; empty for one that we never had.
+
+    A user may write any server's id on a port of its own. The note is in what only services may write, so it alone
+    says which ports are a server's.
+    """
+    mark = (port.get("binding:profile") or {}).get(MARK)
+    return mark if isinstance(mark, dict) else {}
 
 
 def network_of(document: Mapping[str, Any], subnets: Iterable[dict[str, Any]]) -> Network:

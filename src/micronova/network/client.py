@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from micronova.http.client import ServiceClient
-from micronova.network.calls import Calls
+from micronova.network.calls import Calls, mark_of
 from micronova.network.plan import Plan, PlannedPort, Planner
-from micronova.network.vifs import mark_of, marked, unmarked, vif_of
+from micronova.network.vifs import marked, unmarked, vif_of
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.network import VIF, NetworkRequest
 
@@ -117,10 +117,10 @@ class NetworkClient:
         return await self._vifs(await self.calls.ports_of(instance_uuid), floating=True)
 
     async def list_server_ports(self) -> list[dict[str, Any]]:
-        """Return every port that belongs to a server: id, device_id and device_owner."""
-        fields = (("fields", "id"), ("fields", "device_id"), ("fields", "device_owner"))
-        listed = await self.calls.all_ports(*fields)
-        return [port for port in listed if port["device_id"] and port["device_owner"].startswith("compute:")]
+        """Return every port that we have given a server: id and device_id."""
+        fields = (("fields", "id"), ("fields", "binding:profile"))
+        servers = {port["id"]: mark_of(port).get("server") for port in await self.calls.all_ports(*fields)}
+        return [{"id": id, "device_id": server} for id, server in servers.items() if server]
 
     # --- steps ---
 
@@ -167,7 +167,7 @@ class NetworkClient:
         port = (await self.calls.get(f"/ports/{wanted.port_id}"))["port"]
         if port["device_id"] not in ("", common["device_id"]):
             raise Conflict(f"Port {wanted.port_id} is still in use.")
-        changes = {**common, "binding:profile": marked(port, False, wanted.tag)}
+        changes = {**common, "binding:profile": marked(port, common["device_id"], False, wanted.tag)}
         return await self.calls.update_port(port["id"], changes, revision=port.get("revision_number"))
 
     async def _let_go(self, port: dict[str, Any]) -> None:
@@ -232,7 +232,7 @@ def _body(
         "network_id": wanted.network_id,
         "project_id": project_id,
         "admin_state_up": True,
-        "binding:profile": marked({}, True, wanted.tag),
+        "binding:profile": marked({}, common["device_id"], True, wanted.tag),
         **common,
     }
     if wanted.fixed_ip is not None:

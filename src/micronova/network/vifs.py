@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from micronova.network.calls import Network
+from micronova.network.calls import MARK, Network, mark_of
 from micronova.objects.network import VIF, FixedIP
 
-MARK = "micronova"  # our part of binding:profile: whether we made the port, and the device tag of the user
 _SUBNET_FIELDS = (
     "id",
     "name",
@@ -56,15 +55,9 @@ def vif_of(
     )
 
 
-def mark_of(port: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what we noted on a port; empty for one that we never had."""
-    mark = (port.get("binding:profile") or {}).get(MARK)
-    return mark if isinstance(mark, dict) else {}
-
-
-def marked(port: Mapping[str, Any], created: bool, tag: str | None) -> dict[str, Any]:
+def marked(port: Mapping[str, Any], server: str, created: bool, tag: str | None) -> dict[str, Any]:
     """Return a port's profile with our note in it."""
-    mark: dict[str, Any] = {"created": created}
+    mark: dict[str, Any] = {"server": server, "created": created}
     if tag:
         mark["tag"] = tag
     return {**(port.get("binding:profile") or {}), MARK: mark}

@@ -50,7 +50,7 @@ def news_of(core: Core, before: Mapping[str, Any] | None, after: Mapping[str, An
     """Return what compute must hear about a port that was created, changed or deleted."""
     now = after if after is not None else before
     assert now is not None
-    if not now["device_owner"].startswith("compute:") or not now["device_id"]:
+    if not concerns_server(now) and not (before is not None and concerns_server(before)):
         return []
     if after is None:
         return [event(core, DELETED, now)]
@@ -63,6 +63,14 @@ def news_of(core: Core, before: Mapping[str, Any] | None, after: Mapping[str, An
     if addresses_changed and before is not None:
         found.append(event(core, CHANGED, now))
     return found
+
+
+def concerns_server(port: Mapping[str, Any]) -> bool:
+    """Say whether compute has bound the port to a server.
+
+    Users may write any server's id on their ports; only services bind. So nobody can send events about others'.
+    """
+    return bool(port["host"] and port["device_id"] and port["device_owner"].startswith("compute:"))
 
 
 def event(core: Core, name: str, port: Mapping[str, Any]) -> Event:

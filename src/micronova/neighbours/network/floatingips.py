@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta
 
 from micronova.http.request import Request
 from micronova.neighbours.network.addresses import addresses_of, wishes
-from micronova.neighbours.network.binding import CHANGED, event
+from micronova.neighbours.network.binding import CHANGED, concerns_server, event
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
@@ -333,6 +333,6 @@ def _router_between(conn: sa.Connection, subnet_id: str, network_id: str) -> str
 
 
 def _tell(core: Core, port: Any) -> list[Event]:
-    if port is None or not port["device_owner"].startswith("compute:") or not port["device_id"]:
+    if port is None or not concerns_server(port):
         return []
     return [event(core, CHANGED, port)]
