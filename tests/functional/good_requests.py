@@ -86,7 +86,7 @@ async def _network(admin: Person, owner: Person) -> Things:
     made = {
         "networks": network["id"], "subnets": subnet["id"], "routers": router["id"], "security-groups": group["id"],
         "security-group-rules": group["security_group_rules"][0]["id"], "ports": port["id"], "subnetpools": pool["id"],
-        "floatingips": floating["id"], "network-ip-availabilities": network["id"], "agents": "nothing",
+        "floatingips": floating["id"], "network-ip-availabilities": network["id"], "agents": "nothing", "agent-states": "a-host-without-guests",
         "public": networks[0]["id"], "spare subnet": other["id"], "interface": interface["port_id"],
     }  # fmt: skip
     for kind in ("networks", "subnets", "routers", "security-groups", "ports", "subnetpools", "floatingips"):
@@ -282,6 +282,7 @@ BODIES: dict[str, Body] = {
     "POST /v2.0/floatingips": lambda t: {"floatingip": {"floating_network_id": t["public"], "port_id": t["ports"]}},
     "PUT /v2.0/floatingips/{id}": lambda t: {"floatingip": {"description": "x"}},
     "PUT /v2.0/agents/{id}": lambda t: {"agent": {"description": "x"}},
+    "POST /v2.0/agent-reports": lambda t: {"host": "a-host-without-guests"},
     "PUT /v2.0/quotas/{project}": lambda t: {"quota": {"port": 77}},
     # compute
     "POST /servers": lambda t: {

@@ -37,6 +37,7 @@ BODIES: dict[str, Any] = {
     "PUT /v2.0/floatingips/{id}": {"floatingip": {"description": "x"}},
     "PUT /v2.0/agents/{id}": {"agent": {"description": "x"}},
     "PUT /v2.0/quotas/{project}": {"quota": {"port": 1}},
+    "POST /v2.0/agent-reports": {"host": "h"},
 }
 TAGS = {"tags": ["x"]}
 
@@ -54,6 +55,8 @@ STRANGER: dict[str, int] = {
     "GET /v2.0/network-ip-availabilities": 403,
     "GET /v2.0/network-ip-availabilities/{id}": 403,
     "GET /v2.0/quotas": 403,
+    "GET /v2.0/agent-states/{id}": 403,
+    "POST /v2.0/agent-reports": 403,
     "GET /v2.0/quotas/{project}": 403,
     "GET /v2.0/quotas/{project}/default": 403,
     "GET /v2.0/quotas/{project}/details": 403,
@@ -147,7 +150,7 @@ async def test_readers_change_nothing(cloud: World) -> None:
     for route in guarded(cloud):
         status, body = await send(cloud, route, known, READER)
         if route.method == "GET":
-            admins = ("get_agent", "get_network_ip_availability")
+            admins = ("get_agent", "get_agent_state", "get_network_ip_availability")
             missing = route.path.endswith("/tags/{tag}")
             refused = route.label in ("GET /v2.0/quotas", "GET /v2.0/auto-allocated-topology/{project}")
             if route.policy in admins:
@@ -160,7 +163,7 @@ async def test_readers_change_nothing(cloud: World) -> None:
             else:
                 assert status == 200, (route.label, status, body)
         else:
-            expected = 404 if "agents" in route.path else 403
+            expected = 404 if "/agents/" in route.path else 403
             assert status == expected, (route.label, status, body)
 
 
