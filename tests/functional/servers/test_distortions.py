@@ -24,6 +24,7 @@ QUICK = Wanted(
     settings={
         "default": {"report_interval": 0.1, "service_down_time": 5.0},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+        "compute": {"shutdown_grace": 0.5},
     },
 )
 BUSES = {
