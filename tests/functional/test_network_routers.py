@@ -126,6 +126,10 @@ async def test_foreign_subnets_cannot_be_joined(cloud: World) -> None:
     assert (answer.status, error(answer)) == (404, "SubnetNotFound")
     answer = await join(cloud, router["id"], token=BOB, subnet_id=subnet["id"])
     assert (answer.status, error(answer)) == (404, "RouterNotFound")
+    network, _ = await cloud.network()
+    guest = await cloud.make("port", ADMIN, network_id=network["id"], project_id="p2")
+    answer = await join(cloud, router["id"], port_id=guest["id"])
+    assert (answer.status, error(answer)) == (404, "PortNotFound")
 
 
 async def test_extra_routes(cloud: World) -> None:

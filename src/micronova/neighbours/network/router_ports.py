@@ -177,7 +177,8 @@ def _plan_by_port(conn: sa.Connection, request: Request, port_id: str) -> Interf
         .where(ports.c.id == port_id)
     ).first()
     target = {} if row is None else {"project_id": row.project_id, "network:project_id": row.network_project}
-    if row is None or not request.allows("get_port", target):
+    # Joining changes the port: who only sees it, because it is on a network of its own, may not.
+    if row is None or not request.allows("update_port", target):
         raise not_found("port", port_id)
     fixed = addresses_of(conn, [port_id]).get(port_id, [])
     if not fixed:
