@@ -13,6 +13,7 @@ from typing import Any
 
 from micronova.http.client import ASGITransport, ServiceClient
 from micronova.neighbours.network.agent.agent import NetworkAgent
+from micronova.neighbours.network.agent.metadata import MetadataProxy
 from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.objects.clock import SystemClock
 from micronova.privileged.client import HelperProcess, PrivilegedClient
@@ -99,11 +100,20 @@ class AgentWorld:
             return SERVICE
 
         client = ServiceClient(ASGITransport(self.network.role.service.app), token)
+        privileged = PrivilegedClient(self.directory / "helper.sock")
+        self.asked: list[dict[str, str]] = []
         self.agent = NetworkAgent(
-            NetworkServiceClient(client, HOST), PrivilegedClient(self.directory / "helper.sock"), SystemClock(),
-            prefix=self.prefix, domain="openstacklocal",
+            NetworkServiceClient(client, HOST), privileged, SystemClock(), prefix=self.prefix, domain="openstacklocal",
+            metadata=MetadataProxy(privileged, ASGITransport(self._metadata), "shared"),
         )  # fmt: skip
         await self.agent.start()
+
+    async def _metadata(self, scope: Any, receive: Any, send: Any) -> None:
+        """Stands for the metadata service: remembers what it was asked."""
+        headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+        self.asked.append({**headers, "path": scope["path"]})
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        await send({"type": "http.response.body", "body": headers["x-instance-id"].encode()})
 
     async def guest(self, network: dict[str, Any], token: str = ALICE, **fields: Any) -> Guest:
         """Bind a port and plug a namespace into it, as a hypervisor does with a guest."""

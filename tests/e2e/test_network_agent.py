@@ -1,6 +1,8 @@
 """The network agent on a real kernel, with namespaces in the place of guests."""
 
 import asyncio
+import hashlib
+import hmac
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -120,9 +122,7 @@ async def test_a_guest_cannot_pretend_to_be_another(cloud: AgentWorld) -> None:
 
 
 async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld) -> None:
-    public, outside = await cloud.network.network(
-        "203.0.113.0/24", ADMIN, router__external=True, shared=True
-    )
+    public, outside = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
     network, subnet = await cloud.network.network("10.1.0.0/24")
     router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
     joined = await cloud.network.call(
@@ -194,3 +194,21 @@ async def test_a_guest_that_is_plugged_again_is_told_of(cloud: AgentWorld) -> No
     assert names == ["network-vif-plugged", "network-vif-unplugged", "network-vif-plugged"]
     [agent] = await cloud.network.list("agent", "", ADMIN)
     assert (agent["host"], agent["alive"], agent["agent_type"]) == ("h1", True, "Linux bridge agent")
+
+
+async def test_metadata_tells_each_guest_its_own_whatever_it_says(cloud: AgentWorld) -> None:
+    ours, _ = await cloud.network.network("10.1.0.0/24", ALICE)
+    theirs, _ = await cloud.network.network("10.1.0.0/24", BOB)
+    a, b = await cloud.guest(ours), await cloud.guest(theirs, BOB)
+    assert a.address == b.address
+    for guest, project in ((a, "p1"), (b, "p2")):
+        await guest.dhcp()
+        server = guest.port["device_id"]
+        lies = [f"--header={name}: lie" for name in ("X-Instance-ID", "X-Tenant-ID", "X-Forwarded-For")]
+        url = "http://169.254.169.254/openstack/latest/meta_data.json"
+        shown = await guest.do("timeout", "5", "busybox", "wget", "-q", "-O", "-", *lies, url)
+        assert shown.stdout == server
+        asked = cloud.asked[-1]
+        assert asked["x-instance-id-signature"] == hmac.new(b"shared", server.encode(), hashlib.sha256).hexdigest()
+        assert (asked["x-tenant-id"], asked["x-forwarded-for"]) == (project, guest.address)
+        assert asked["path"] == "/openstack/latest/meta_data.json"

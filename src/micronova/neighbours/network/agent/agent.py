@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from micronova.neighbours.network.agent.metadata import MetadataProxy
 from micronova.neighbours.network.agent.plan import DHCP_OWNER, needs_dhcp, plan
 from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.neighbours.network.agent.state import HostState, Port
@@ -32,9 +33,17 @@ class NetworkAgent:
     """The network agent role."""
 
     def __init__(
-        self, service: NetworkServiceClient, privileged: Privileged, clock: Clock, *, prefix: str, domain: str = ""
+        self,
+        service: NetworkServiceClient,
+        privileged: Privileged,
+        clock: Clock,
+        *,
+        prefix: str,
+        domain: str = "",
+        metadata: MetadataProxy | None = None,
     ) -> None:
         """`prefix` is that of the cloud's names; `domain` is what guests are told where their network has none."""
+        self._metadata = metadata
         self._service = service
         self._privileged = privileged
         self._clock = clock
@@ -67,6 +76,8 @@ class NetworkAgent:
                 await task
         self._tasks = []
         self._close_links()
+        if self._metadata is not None:
+            await self._metadata.close()
         await self._privileged.close()
 
     def _configurations(self) -> dict[str, Any]:
@@ -136,6 +147,9 @@ class NetworkAgent:
                 self._applied[verb.key] = verb
         for key in set(self._applied) - {verb.key for verb in wanted.verbs}:
             del self._applied[key]
+        if self._metadata is not None:
+            made = {n: id for n, id in wanted.served.items() if ("EnsureNamespace", n) in self._applied}
+            await self._metadata.serve(made, state)
         await self._report(state, found)
         await self._dhcp_ports(state)
         return done

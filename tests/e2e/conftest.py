@@ -1,0 +1,46 @@
+"""A host for real guests; skipped where the machine cannot run them."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from micronova.testimage.builder import available, build
+from micronova.virt.libvirt.setup import probe
+from tests.e2e.host import Host, ImageServer
+
+
+@pytest.fixture(scope="session")
+def test_image(pytestconfig: pytest.Config) -> Path:
+    """Return the test image; it is built once and kept in pytest's cache."""
+    obstacle = available()
+    if obstacle:
+        pytest.skip(obstacle)
+    cache = pytestconfig.cache
+    assert cache is not None
+    folder = cache.mkdir("testimage")
+    return build(folder / "image.qcow2", folder)
+
+
+@pytest.fixture(scope="session")
+def host(test_image: Path) -> Iterator[Host]:
+    """Return a host whose private libvirtd all tests share; at the end nothing may be left of it."""
+    missing = probe()
+    if missing:
+        pytest.skip(missing)
+    if shutil.which("ip") is None:
+        pytest.skip("ip is missing: apt-get install iproute2")
+    # Closed to others, as a cloud's directory is: guests get at their disks nevertheless.
+    directory = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+    images = ImageServer(test_image)
+    made = Host(directory, f"mn-e2e-{os.getpid()}", images)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        images.stop()
+        shutil.rmtree(directory)

@@ -1,0 +1,118 @@
+"""The life of a real guest: it boots, reads its config drive, is talked to, stopped, started, saved, and removed."""
+
+import asyncio
+import re
+
+import pytest
+
+from micronova.objects.errors import Conflict
+from micronova.virt import power_state
+from micronova.virt.libvirt.driver import LibvirtDriver
+from tests.e2e.host import MARK, PATIENCE, USER_DATA, Host, console
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+READY = "MICRONOVA-GUEST-READY"
+
+
+async def test_the_life_of_a_guest(host: Host) -> None:
+    plan = host.plan(epoch=7, config_drive=True, user_data=USER_DATA, hostname="hubert")
+    uuid = plan.instance.uuid
+    async with host.agent() as (driver, events):
+        await driver.spawn(plan)
+        (guest,) = await driver.list_guests()
+        assert (guest.uuid, guest.epoch, guest.power_state) == (uuid, 7, power_state.RUNNING)
+        log = await console(driver, uuid, READY)
+        assert f"hostname=hubert ip= ip6= source=config-drive uuid={uuid}" in log
+        await console(driver, uuid, f"{MARK} hubert")
+        await _look(driver, uuid)
+
+        await driver.pause(uuid)
+        await driver.pause(uuid)
+        assert await _power(driver, uuid) == power_state.PAUSED
+        await driver.unpause(uuid)
+        assert await _power(driver, uuid) == power_state.RUNNING
+
+        await driver.suspend(uuid)
+        assert await _power(driver, uuid) == power_state.SUSPENDED
+        assert host.qemus() == []
+        await driver.resume(plan)
+        assert await _power(driver, uuid) == power_state.RUNNING
+
+        await driver.reboot(plan, "SOFT")
+        await console(driver, uuid, READY, 2)
+        await driver.power_off(uuid, PATIENCE)
+        await driver.power_off(uuid, PATIENCE)
+        assert await _power(driver, uuid) == power_state.SHUTDOWN
+        await console(driver, uuid, "reboot: Power down")  # by itself: it was not cut off
+        told = events.of(uuid)
+        assert told == ["started", "paused", "resumed", "suspended", "resumed", "stopped"]
+
+    # Another agent finds it as it was left.
+    async with host.agent() as (driver, events):
+        assert [(each.uuid, each.epoch) for each in await driver.list_guests()] == [(uuid, 7)]
+        await driver.power_on(plan)
+        await driver.power_on(plan)
+        await console(driver, uuid, READY, 3)
+        # Its owner shuts it down from inside: the agent hears of it unasked.
+        await _type(driver, uuid, "\npoweroff\n")
+        await events.wait(uuid, "stopped")
+        assert await _power(driver, uuid) == power_state.SHUTDOWN
+        await driver.reboot(plan, "HARD")
+        assert await _power(driver, uuid) == power_state.RUNNING
+        await driver.power_off(uuid, 0)
+        assert await _power(driver, uuid) == power_state.SHUTDOWN
+        await driver.destroy(uuid)
+        await driver.destroy(uuid)
+        assert await driver.info(uuid) is None
+    assert host.leftovers() == []
+
+
+async def _look(driver: LibvirtDriver, uuid: str) -> None:
+    picture = await driver.get_screenshot(uuid)
+    assert picture.mime_type in ("image/png", "image/x-portable-pixmap") and len(picture.data) > 1000
+    figures = await driver.get_diagnostics(uuid)
+    assert figures.state == "running" and figures.num_cpus == 1
+    assert figures.cpu_details[0].time and figures.disk_details[0].read_bytes
+    assert figures.memory_details.maximum == 128
+    vnc = await driver.get_vnc_console(uuid)
+    reader, writer = await asyncio.open_unix_connection(vnc.path)
+    assert re.fullmatch(rb"RFB \d{3}\.\d{3}\n", await asyncio.wait_for(reader.readexactly(12), PATIENCE))
+    writer.close()
+    answer = await _type(driver, uuid, "\necho $((6*7))-is-the-answer\n", expect="42-is-the-answer")
+    assert "42-is-the-answer" in answer
+
+
+async def _type(driver: LibvirtDriver, uuid: str, text: str, expect: str = "") -> str:
+    """Type into the serial console; return what comes back once it has what is expected."""
+    serial = await driver.get_serial_console(uuid)
+    reader, writer = await asyncio.open_unix_connection(serial.path)
+    seen = ""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            if not expect:
+                # So that the end of the connection does not come before the last key.
+                expect = "poweroff"
+            writer.write(text.encode())
+            await writer.drain()
+            while expect not in seen:
+                seen += (await reader.read(1024)).decode(errors="replace")
+    finally:
+        writer.close()
+    return seen
+
+
+async def _power(driver: LibvirtDriver, uuid: str) -> int:
+    guest = await driver.info(uuid)
+    assert guest is not None
+    return guest.power_state
+
+
+async def test_a_guest_that_exists_is_not_made_twice(host: Host) -> None:
+    async with host.agent() as (driver, _):
+        plan = host.plan()
+        await driver.spawn(plan)
+        with pytest.raises(Conflict):
+            await driver.spawn(plan)
+        await driver.destroy(plan.instance.uuid)
+    assert host.leftovers() == []

@@ -1,0 +1,198 @@
+"""Agents and libvirtds that die, hang, and find guests that are not theirs."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.virt import power_state
+from micronova.virt.libvirt.driver import LibvirtDriver
+from tests.e2e.host import PATIENCE, Host
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+KILLS = 10
+BY_HAND = """
+<domain type='qemu'><name>by-hand</name><uuid>{uuid}</uuid><memory unit='MiB'>32</memory><vcpu>1</vcpu>
+<os><type arch='x86_64' machine='pc'>hvm</type></os></domain>
+"""
+
+
+@asynccontextmanager
+async def made_by_hand(driver: LibvirtDriver) -> AsyncIterator[str]:
+    """Have a guest on the same libvirtd that no cloud made."""
+    uuid = str(uuid4())
+    await driver._connection.work(
+        uuid, lambda connection: connection.defineXML(BY_HAND.format(uuid=uuid)).create(), "make it"
+    )
+    try:
+        yield uuid
+    finally:
+
+        def remove(connection: Any) -> None:
+            domain = connection.lookupByUUIDString(uuid)
+            domain.destroy()
+            domain.undefine()
+
+        await driver._connection.work(uuid, remove, "remove it")
+        for log in (driver._layout.root / "log" / "qemu").glob("by-hand.log*"):
+            log.unlink()
+
+
+async def active(driver: LibvirtDriver, uuid: str) -> bool:
+    return bool(await driver._connection.read(lambda connection: connection.lookupByUUIDString(uuid).isActive()))
+
+
+async def test_an_agent_killed_at_any_moment_leaves_nothing_for_ever(host: Host) -> None:
+    random = Random(20)
+    async with host.agent() as (driver, _):
+        async with made_by_hand(driver) as foreign:
+            for _ in range(KILLS):
+                await _kill_one(host, random.uniform(0.0, 2.0))
+            # Whatever was under way is found, with its epoch, and can be removed.
+            for guest in await driver.list_guests():
+                assert guest.epoch >= 1
+                assert guest.uuid != foreign
+                await driver.destroy(guest.uuid)
+            assert await driver.list_guests() == []
+            await driver.destroy(foreign)
+            assert await active(driver, foreign)
+            # Like a new start: half-made and half-removed files go.
+            async with host.agent():
+                pass
+            ours = [left for left in host.leftovers() if "by-hand" not in left]
+            assert [left for left in ours if not left.startswith("process")] == []
+            assert len(host.qemus()) == 1
+    assert host.leftovers() == []
+
+
+async def _kill_one(host: Host, after: float) -> None:
+    image = msgspec.json.encode(host.images.image).decode()
+    arguments = [str(host.state_dir), host.namespace, host.images.ticket, image]
+    victim = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.e2e.victim", *arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert victim.stdout is not None
+    async with asyncio.timeout(PATIENCE):
+        assert await victim.stdout.readline() == b"ready\n"
+    await asyncio.sleep(after)
+    victim.kill()
+    await victim.wait()
+
+
+async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
+    async with host.agent() as (driver, _):
+        plan = host.plan(epoch=4)
+        uuid = plan.instance.uuid
+        await driver.spawn(plan)
+        record = driver._store.load(uuid)
+        assert record is not None
+        driver._store.save(msgspec.structs.replace(record, complete=False))
+    async with host.agent() as (driver, _):
+        (guest,) = await driver.list_guests()
+        assert (guest.uuid, guest.epoch, guest.power_state) == (uuid, 4, power_state.NOSTATE)
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
+async def test_two_clouds_on_one_libvirtd(host: Host, tmp_path_factory: pytest.TempPathFactory) -> None:
+    async with host.agent("cloud-1") as (mine, _):
+        other = {"connection_uri": mine._connection.uri, "instances_path": str(host.root / "other")}
+        async with host.agent("cloud-2", network_namespace="", vnc_enabled=False, **other) as (theirs, _):
+            # On a libvirtd that is not its own a driver knows no other names for its files.
+            theirs._layout._seen_as = Path("/var/lib/libvirt/other")
+            os.chmod(host.root / "other", 0o711)
+            os.chmod(host.root / "other" / "sockets", 0o777)
+            plan = host.plan()
+            uuid = plan.instance.uuid
+            await _spawn_for_all(theirs, plan, host)
+            assert [guest.uuid for guest in await theirs.list_guests()] == [uuid]
+            assert await mine.list_guests() == [] and await mine.info(uuid) is None
+            await mine.destroy(uuid)
+            for refused in (mine.power_off(uuid, 0), mine.pause(uuid), mine.get_console_output(uuid, None)):
+                with pytest.raises(MicronovaError):
+                    await refused
+            assert await active(theirs, uuid)
+            node, other_node = (await mine.get_available_resources())[0], (await theirs.get_available_resources())[0]
+            assert node.memory_mb_used == other_node.memory_mb_used == 128
+            await theirs.destroy(uuid)
+    for log in (host.root / "log" / "qemu").glob("*"):
+        log.unlink()  # theirs: not theirs to remove, as the libvirtd is not theirs
+    assert host.leftovers() == []
+
+
+async def _spawn_for_all(driver: LibvirtDriver, plan: Any, host: Host) -> None:
+    """Spawn where no group gives QEMU its rights: the files are made everybody's."""
+    grant = driver._layout.grant
+    driver._layout.grant = lambda path, mode=0o666: grant(path, 0o777 if path.is_dir() else 0o666)  # type: ignore[method-assign, assignment, misc]
+    await driver.spawn(plan)
+
+
+async def test_a_libvirtd_that_dies_comes_back(host: Host) -> None:
+    async with host.agent() as (driver, events):
+        assert driver._daemon is not None
+        running, doomed = host.plan(), host.plan()
+        for plan in (running, doomed):
+            await driver.spawn(plan)
+        # One of the guests goes while nobody can tell us.
+        pids = dict(zip([running.instance.uuid, doomed.instance.uuid], sorted(host.qemus()), strict=True))
+        daemon = driver._daemon._owner("libvirtd")
+        assert daemon is not None
+        os.kill(daemon, signal.SIGKILL)
+        os.kill(pids[doomed.instance.uuid], signal.SIGKILL)
+        await events.wait(doomed.instance.uuid, "stopped")
+        assert driver._daemon._owner("libvirtd") not in (None, daemon)
+        guest = await driver.info(running.instance.uuid)
+        assert guest is not None and guest.power_state == power_state.RUNNING
+        assert host.qemus() == [pids[running.instance.uuid]]
+        for plan in (running, doomed):
+            await driver.destroy(plan.instance.uuid)
+    assert host.leftovers() == []
+
+
+async def test_a_libvirtd_that_hangs_does_not_hang_the_agent(host: Host) -> None:
+    async with host.agent(call_timeout=1.0) as (driver, _):
+        assert driver._daemon is not None
+        daemon = driver._daemon._owner("libvirtd")
+        assert daemon is not None
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(3):
+                    with pytest.raises(Unavailable):
+                        await driver.list_guests()
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    assert await driver.list_guests() == []
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.2)
+    assert host.leftovers() == []
+
+
+async def test_a_failed_build_is_undone_and_the_next_works(host: Host) -> None:
+    async with host.agent() as (driver, _):
+        wrong = msgspec.structs.replace(host.images.image, id="wrong", disk_format="vmdk")
+        plan = host.plan(image=wrong)
+        with pytest.raises(MicronovaError, match="declared as 'vmdk'"):
+            await driver.spawn(plan)
+        await driver.destroy(plan.instance.uuid)
+        assert host.leftovers() == []
+        plan = host.plan()
+        await driver.spawn(plan)
+        await driver.destroy(plan.instance.uuid)
+    assert host.leftovers() == []
