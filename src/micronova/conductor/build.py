@@ -120,6 +120,8 @@ class Build(HostKind):
             await self._schedule([candidate.operation for candidate in candidates])
             return
         except (NoValidHost, BuildAborted) as error:
+            if isinstance(error, NoValidHost) and await self.hosts_may_be_unheard():
+                raise Unavailable("Hosts that could not be heard for a while may have room.") from error
             for candidate in candidates:
                 await self._lose(candidate.operation, self._final_error(candidate, error))
             return

@@ -294,6 +294,13 @@ class HostKind(Kind):
             return True
         return bool(self.engine.clock.now() - found[0].last_seen_at / 1e6 > self.tools.service_down_time)
 
+    async def hosts_may_be_unheard(self) -> bool:
+        """Say whether hosts seem to be down only because nobody was there to hear them: after a restart, say."""
+        if self.engine.healthy():
+            return False
+        oldest = self.engine.now() - int(self.tools.service_down_time * 1e6)
+        return await self.engine.database.read(service_rows.any_silent, "nova-compute", oldest)
+
     def give_back_to_host(self, conn: sa.Connection, operation: Operation, host: str) -> None:
         """The host is alive after all: its next heartbeat takes the order up."""
         self.persist(conn, operation, "dispatched", owner=HOST + host)

@@ -101,6 +101,14 @@ def is_up(service: Row, now: int, down_time: float) -> bool:
     return not service.forced_down and now - service.last_seen_at <= down_time * 1_000_000
 
 
+def any_silent(conn: sa.Connection, binary: str, oldest: int) -> bool:
+    """Say whether some service, which nobody took out of use, was last heard of before a moment."""
+    unheard = sa.select(_s.uuid).where(
+        _s.binary == binary, _s.last_seen_at < oldest, _s.disabled.is_(False), _s.forced_down.is_(False)
+    )
+    return conn.execute(unheard.limit(1)).first() is not None
+
+
 def host_users(conn: sa.Connection) -> frozenset[str]:
     """Return the hosts that have a broker user of their own."""
     return frozenset(conn.execute(sa.select(hosts.c.name)).scalars())
