@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,7 @@ class HTTPServer:
         head_timeout: float = _Protocol.head_timeout,
     ) -> None:
         self._socket = sock
+        _check_certificate(certificate, key)
         self._server = _Quiet(
             uvicorn.Config(
                 app,
@@ -216,6 +218,19 @@ class HTTPServer:
             await self._task
             self._task = None
         self._socket.close()
+
+
+def _check_certificate(certificate: str | None, key: str | None) -> None:
+    """Raise, in one line, what would otherwise come out of uvicorn's start."""
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise MicronovaError("TLS needs both: a certificate (api.tls_certificate) and its key (api.tls_key).")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        reason = error.strerror or str(error)
+        raise MicronovaError(f"Cannot use the certificate {certificate} with the key {key}: {reason}.") from None
 
 
 class _Quiet(uvicorn.Server):

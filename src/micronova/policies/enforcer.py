@@ -14,7 +14,7 @@ from oslo_config import cfg
 from oslo_policy import policy as oslo
 
 from micronova.http.context import RequestContext
-from micronova.objects.errors import Forbidden
+from micronova.objects.errors import Forbidden, MicronovaError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,22 @@ class _LazyRules(oslo.Rules):
         return bool(self._texts)
 
 
+class PolicyFileError(MicronovaError):
+    """The operator's policy.yaml cannot be used."""
+
+    code = "policy_file"
+
+
+def _read(policy_file: Path) -> oslo.Rules:
+    try:
+        return oslo.Rules.load(policy_file.read_text())
+    except OSError as error:
+        raise PolicyFileError(f"Cannot read the policy file {policy_file}: {error.strerror}.") from None
+    except (ValueError, UnicodeDecodeError, AttributeError) as error:  # the last: not a mapping
+        reason = " ".join(str(error).split())[:200]
+        raise PolicyFileError(f"The policy file {policy_file} does not give rules by name in YAML: {reason}.") from None
+
+
 class Enforcer:
     """Decides for one service."""
 
@@ -53,7 +69,7 @@ class Enforcer:
         self.rules = {rule.name: rule for rule in rules}
         checks = _LazyRules({rule.name: rule.check for rule in self.rules.values()})
         if policy_file is not None:
-            checks.update(oslo.Rules.load(policy_file.read_text()))
+            checks.update(_read(policy_file))
         self._enforcer = oslo.Enforcer(cfg.ConfigOpts(), use_conf=False)
         self._enforcer.rules = checks  # set_rules would copy, and so parse all of them
         self._decided: dict[tuple[Any, ...], bool] = {}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from micronova.objects.clock import Clock
 from micronova.rpc.contract import Context, Interface, Method, P, R, Target
+from micronova.rpc.errors import BadBusUrl
 from micronova.rpc.server import Server
 
 DEFAULT_PREFETCH = 64
@@ -130,7 +131,7 @@ def connect(
         from micronova.rpc.amqp.bus import AmqpBus
 
         return AmqpBus(url, clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait)
-    raise ValueError(f"a bus URL begins with local:// or amqp://, not {scheme}://")
+    raise BadBusUrl(f"A bus URL (default.transport_url) begins with local:// or amqp://, not {scheme[:32]}://.")
 
 
 __all__ = ["DEFAULT_PREFETCH", "Bus", "BusStats", "Server", "connect"]

@@ -21,6 +21,12 @@ class BusUnavailable(RpcError, Unavailable):
     code = "bus_unavailable"
 
 
+class BadBusUrl(RpcError, ValueError):
+    """The URL of the bus, a setting, is not one."""
+
+    code = "bad_bus_url"
+
+
 class CallTimeout(RpcError, Unavailable):
     """No answer came in time; the handler may or may not have run."""
 

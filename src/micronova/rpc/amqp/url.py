@@ -6,6 +6,8 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from micronova.rpc.errors import BadBusUrl
+
 
 @dataclass(frozen=True)
 class BrokerUrl:
@@ -33,10 +35,17 @@ class BrokerUrl:
 
 
 def parse(url: str) -> BrokerUrl:
-    """Read a broker URL."""
+    """Read a broker URL; raise BadBusUrl."""
+    try:
+        return _parse(url)
+    except ValueError as error:
+        raise BadBusUrl(f"The broker URL (default.transport_url) is not valid: {error}.") from None
+
+
+def _parse(url: str) -> BrokerUrl:
     parts = urlsplit(url)
     if parts.scheme not in ("amqp", "amqps"):
-        raise ValueError(f"a broker URL begins with amqp:// or amqps://, not {parts.scheme}://")
+        raise ValueError(f"it begins with amqp:// or amqps://, not {parts.scheme}://")
     secure = parts.scheme == "amqps"
     login, _, hosts = parts.netloc.rpartition("@")
     user, _, password = login.partition(":")
@@ -53,5 +62,5 @@ def parse(url: str) -> BrokerUrl:
 def _host(text: str, default_port: int) -> tuple[str, int]:
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
-        raise ValueError("a broker URL names at least one host")
+        raise ValueError("it names at least one host")
     return parts.hostname, parts.port or default_port
