@@ -46,7 +46,6 @@ class UpCloud:
         self.port = free_port()
         self.options = options
         self._settings = settings
-        self._foreground: subprocess.Popen[str] | None = None
 
     def _command(self) -> list[str | Path]:
         command: list[str | Path] = ["up", "--dir", self.directory, "--driver", "fake", "--port", str(self.port)]
@@ -61,16 +60,20 @@ class UpCloud:
         return ok(*self._command(), "--detach")
 
     def foreground(self) -> "subprocess.Popen[str]":
-        """Start it as a child, and return when it answers; `words` has what it said."""
-        child = subprocess.Popen(
-            [sys.executable, "-m", "micronova.cli.main", *map(str, self._command())],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        """Start it as a child, and return that when the cloud answers."""
+        child = self.start_command(*self._command())
         assert child.stdout is not None and child.stderr is not None
         for line in child.stdout:
             if "Ctrl-C stops" in line:
                 return child
         raise AssertionError(f"the cloud did not start: {child.stderr.read()}")
+
+    def start_command(self, *arguments: str | Path) -> "subprocess.Popen[str]":
+        """Start a command that does not end by itself."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "micronova.cli.main", *map(str, arguments)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def down(self) -> str:
         """Stop it."""

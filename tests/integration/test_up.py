@@ -1,0 +1,462 @@
+"""The `micronova` command as a user calls it: clouds that start, stop, break and come back; and what it tells."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command import UpCloud, micronova, ok, refused
+from tests.services.process import free_port
+
+pytestmark = pytest.mark.timeout(180)
+
+DOWN_TIME = 3.0
+# Quick to notice, and servers whose name begins with "slow" take their time.
+SETTINGS = f"""
+[default]
+report_interval = 0.5
+service_down_time = {DOWN_TIME}
+[conductor]
+lease = 2.0
+sweep_interval = 0.3
+[compute]
+shutdown_grace = 0.2
+[quota]
+instances = -1
+cores = -1
+ram = -1
+[[fake.rules]]
+operation = "spawn"
+kind = "delay"
+name = "^slow"
+delay = 1.5
+"""
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpCloud]:
+    """A cloud that the tests of this module share, stop and start again."""
+    made = UpCloud(tmp_path_factory.mktemp("up") / "cloud", "--hosts", "3", settings=SETTINGS)
+    yield made
+    _ensure_down(made)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[UpCloud]:
+    """A second cloud."""
+    made = UpCloud(tmp_path / "other", settings=SETTINGS)
+    yield made
+    _ensure_down(made)
+
+
+def _ensure_down(cloud: UpCloud) -> None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        os.kill(cloud.pid, signal.SIGKILL)
+
+
+def _ensure_up(cloud: UpCloud) -> str:
+    """Start the cloud unless it runs; return a token."""
+    if micronova("status", "--dir", cloud.directory, "--json").returncode:
+        cloud.up()
+    return cloud.token()
+
+
+def _until(probe: Callable[[], Any], what: str, seconds: float = 40.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while True:
+        found = probe()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.1)  # another process: nobody tells us
+
+
+def _create(cloud: UpCloud, token: str, name: str, count: int = 1) -> None:
+    [image] = cloud.request("GET", "/image/v2/images?name=test-image", headers={"X-Auth-Token": token})[1]["images"]
+    server = {"name": name, "imageRef": image["id"], "flavorRef": "1", "networks": "auto", "min_count": count}
+    cloud.compute("POST", "/servers", {"server": server}, token=token, status=202)
+
+
+def _servers(cloud: UpCloud, token: str, name: str) -> list[dict[str, Any]]:
+    servers: list[dict[str, Any]] = cloud.compute("GET", f"/servers/detail?name=^{name}", token=token)["servers"]
+    return servers
+
+
+def _all_active(cloud: UpCloud, token: str, name: str, count: int) -> Callable[[], bool]:
+    def probe() -> bool:
+        servers = _servers(cloud, token, name)
+        assert not [server["fault"] for server in servers if server["status"] == "ERROR"]
+        return len(servers) == count and all(
+            server["status"] == "ACTIVE" and server["OS-EXT-STS:task_state"] is None for server in servers
+        )
+
+    return probe
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- life ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_start_makes_everything(cloud: UpCloud) -> None:
+    said = cloud.up()
+    assert f"http://127.0.0.1:{cloud.port}" in said
+    assert f"export OS_CLIENT_CONFIG_FILE={cloud.directory / 'clouds.yaml'} OS_CLOUD=micronova" in said
+    assert "fake driver" in said
+
+    token = cloud.token()
+    flavors = cloud.compute("GET", "/flavors", token=token)["flavors"]
+    assert {flavor["name"] for flavor in flavors} == {
+        f"m1.{size}" for size in ("tiny", "small", "medium", "large", "xlarge")
+    }
+    services = cloud.compute("GET", "/os-services", token=token)["services"]
+    assert {service["host"] for service in services if service["binary"] == "nova-compute"} == {
+        "fake-1", "fake-2", "fake-3",
+    }  # fmt: skip
+    headers = {"X-Auth-Token": token}
+    roles = cloud.request("GET", "/identity/v3/roles", headers=headers)[1]["roles"]
+    assert {"admin", "manager", "member", "reader", "service"} <= {role["name"] for role in roles}
+    projects = cloud.request("GET", "/identity/v3/projects", headers=headers)[1]["projects"]
+    assert {"admin", "demo", "service"} <= {project["name"] for project in projects}
+    networks = cloud.request("GET", "/network/v2.0/networks", headers=headers)[1]["networks"]
+    assert "private" in {network["name"] for network in networks}
+    images = cloud.request("GET", "/image/v2/images", headers=headers)[1]["images"]
+    assert [(image["name"], image["status"], image["visibility"]) for image in images] == [
+        ("test-image", "active", "public")
+    ]
+    demo = cloud.token("demo", "demo")
+    assert cloud.request("GET", "/identity/v3/users", headers={"X-Auth-Token": demo})[0] == 403
+
+
+def test_secrets_are_the_owners_alone(cloud: UpCloud) -> None:
+    _ensure_up(cloud)
+    assert _mode(cloud.directory) == 0o700
+    for name in ("clouds.yaml", "keys.json", "control.sock"):
+        assert _mode(cloud.directory / name) == 0o600, name
+    keys = json.loads((cloud.directory / "keys.json").read_text())
+    passwords = {keys["admin_password"], keys["demo_password"], keys["service_password"]}
+    assert len(passwords) == 3 and all(len(password) >= 20 for password in passwords)
+    clouds = (cloud.directory / "clouds.yaml").read_text()
+    assert keys["admin_password"] in clouds and keys["demo_password"] in clouds
+    assert keys["service_password"] not in clouds and keys["admin_password"] not in cloud.log
+
+
+def test_it_runs_once_per_directory(cloud: UpCloud) -> None:
+    _ensure_up(cloud)
+    said = refused("up", "--dir", cloud.directory, "--port", str(free_port()))
+    assert "runs in" in said and "micronova down" in said
+    assert cloud.token()
+
+
+def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
+    token = _ensure_up(cloud)
+    _create(cloud, token, "told")
+    _until(_all_active(cloud, token, "told", 1), "the server")
+    found = json.loads(ok("status", "--dir", cloud.directory, "--json"))
+    assert found["servers"] == {"ACTIVE": 1} and found["pid"] == cloud.pid
+    assert found["operations"] == {"open": 0, "waiting": 0} and found["bus"]["connected"] is True
+    assert {row["state"] for row in found["services"]} == {"up"}
+    shown = ok("status", "--dir", cloud.directory)
+    assert "nova-compute" in shown and "1 ACTIVE" in shown
+
+    assert ok("audit", "--dir", cloud.directory).strip() == "nothing is wrong"
+    assert json.loads(ok("audit", "--dir", cloud.directory, "--json")) == []
+    [server] = _servers(cloud, token, "told")
+    for name in ("told", server["id"]):
+        drawn = ok("timeline", name, "--dir", cloud.directory)
+        assert "told" in drawn and "create" in drawn
+    assert "no-such" in refused("timeline", "no-such", "--dir", cloud.directory)
+
+    assert [line.split()[:3] for line in ok("host", "list", "--dir", cloud.directory).splitlines()[1:]] == [
+        [f"fake-{number}", "up", "enabled"] for number in (1, 2, 3)
+    ]
+    ok("host", "disable", "fake-3", "--reason", "spring cleaning", "--dir", cloud.directory)
+    listed = ok("host", "list", "--dir", cloud.directory)
+    assert "fake-3" in listed and "spring cleaning" in listed
+    services = cloud.compute("GET", "/os-services?host=fake-3", token=token)["services"]
+    assert [(row["status"], row["disabled_reason"]) for row in services] == [("disabled", "spring cleaning")]
+    assert "nowhere" in refused("host", "disable", "nowhere", "--dir", cloud.directory)
+    assert "local://" in refused("host", "add", "fake-9", "--dir", cloud.directory)
+
+    for line in ok("check", "--dir", cloud.directory).splitlines():
+        assert line.startswith("ok")
+    assert ok("db", "upgrade", "--dir", cloud.directory).count("is current") == 4
+
+
+def test_state_survives_a_restart(cloud: UpCloud) -> None:
+    token = _ensure_up(cloud)
+    _create(cloud, token, "kept", 3)
+    _until(_all_active(cloud, token, "kept", 3), "the servers")
+    before = {server["id"]: server["addresses"] for server in _servers(cloud, token, "kept")}
+    keys = (cloud.directory / "keys.json").read_bytes()
+    assert cloud.down().strip() == "stopped"
+    assert not (cloud.directory / "micronova.pid").exists() and not (cloud.directory / "control.sock").exists()
+    assert "No cloud" in refused("status", "--dir", cloud.directory)
+    assert "No cloud" in refused("down", "--dir", cloud.directory)
+
+    cloud.up()
+    assert (cloud.directory / "keys.json").read_bytes() == keys
+    assert cloud.compute("GET", "/servers", token=token), "a token from before is still good"
+    servers = _servers(cloud, token, "kept")
+    assert {server["id"]: server["addresses"] for server in servers} == before
+    assert {server["status"] for server in servers} == {"ACTIVE"}
+    # They are not only rows: their guests answer, and can be worked with.
+    id = servers[0]["id"]
+    shown = cloud.compute("POST", f"/servers/{id}/action", {"os-getConsoleOutput": {}}, token=token)
+    assert "login:" in shown["output"]
+    cloud.compute("POST", f"/servers/{id}/action", {"reboot": {"type": "HARD"}}, token=token, status=202)
+    _until(_all_active(cloud, token, "kept", 3), "the reboot")
+    _until(lambda: cloud.audit() == [], "a clean audit")
+
+
+def test_two_clouds_side_by_side(cloud: UpCloud, other: UpCloud) -> None:
+    token = _ensure_up(cloud)
+    other.up()
+    _create(other, other.token(), "elsewhere")
+    _until(_all_active(other, other.token(), "elsewhere", 1), "the server of the other cloud")
+    assert _servers(cloud, token, "elsewhere") == []
+    got, _, _ = other.request("GET", "/compute/v2.1/servers", headers={"X-Auth-Token": token})
+    assert got == 401, "one cloud's token is nothing to another"
+    other.down()
+    assert cloud.token()
+
+
+# --- ends ----------------------------------------------------------------------------------------------------------
+
+
+def _operations(cloud: UpCloud) -> list[tuple[str, int]]:
+    """Return owner and end of the lease of every operation that is not finished, from a cloud that is down."""
+    with contextlib.closing(
+        sqlite3.connect(f"file:{cloud.directory / 'compute.sqlite'}?mode=ro", uri=True)
+    ) as database:
+        return database.execute("SELECT owner, lease_until FROM operations WHERE finished_at IS NULL").fetchall()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_stop_it_cleanly_and_work_goes_on_later(cloud: UpCloud, number: signal.Signals) -> None:
+    if micronova("status", "--dir", cloud.directory, "--json").returncode == 0:
+        cloud.down()
+    child = cloud.foreground()
+    token = cloud.token()
+    name = f"slow-{number.name.lower()}"
+    _create(cloud, token, name, 4)
+    _until(lambda: any(server["OS-EXT-STS:task_state"] == "spawning" for server in _servers(cloud, token, name)), name)
+    begin = time.monotonic()
+    child.send_signal(number)
+    _, errors = child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert time.monotonic() - begin < 10
+    assert "Traceback" not in errors and "never retrieved" not in errors, errors
+    assert "stopping" in errors
+    left = _operations(cloud)
+    assert left, "the builds were under way"
+    held = [owner for owner, until in left if until > time.time() * 1e6 and not owner.startswith("host:")]
+    assert not held, f"leases are given back: {left}"
+
+    cloud.up()
+    _until(_all_active(cloud, token, name, 4), "the servers, after the restart")
+    _until(lambda: cloud.audit() == [], "a clean audit")
+
+
+def test_a_power_cut_during_builds(cloud: UpCloud) -> None:
+    """kill -9 at three moments; each time everything converges, and nothing is lost or left.
+
+    The second time it is off for so long that every host counts as down when it comes back: builds wait for them.
+    """
+    token = _ensure_up(cloud)
+    for moment in range(3):
+        name = f"slow-cut-{moment}"
+        _create(cloud, token, name, 6)
+        _create(cloud, token, f"quick-cut-{moment}", 6)
+        time.sleep(0.05 + moment * 0.4)  # the moment is the point
+        cloud.kill()
+        _until(lambda: not _alive(cloud), "the end of the process")
+        if moment == 1:
+            time.sleep(DOWN_TIME + 0.5)
+        cloud.up()
+        _until(_all_active(cloud, token, name, 6), name)
+        _until(_all_active(cloud, token, f"quick-cut-{moment}", 6), "the quick ones")
+    for server in cloud.compute("GET", "/servers", token=token)["servers"]:
+        cloud.compute("DELETE", f"/servers/{server['id']}", token=token, status=204)
+    cloud.kill()
+    _until(lambda: not _alive(cloud), "the end of the process")
+    cloud.up()
+    _until(lambda: not cloud.compute("GET", "/servers", token=token)["servers"], "the deletes")
+    _until(lambda: cloud.audit() == [], "a clean audit")
+    ports = cloud.request("GET", "/network/v2.0/ports", headers={"X-Auth-Token": token})[1]["ports"]
+    assert not [port for port in ports if port["device_owner"].startswith("compute:")]
+    limits = cloud.compute("GET", "/limits", token=token)["limits"]["absolute"]
+    assert (limits["totalInstancesUsed"], limits["totalCoresUsed"], limits["totalRAMUsed"]) == (0, 0, 0)
+
+
+def _alive(cloud: UpCloud) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{cloud.pid}/status").read_text()
+    except OSError:
+        return False
+
+
+# --- what goes wrong -----------------------------------------------------------------------------------------------
+
+BAD_SETTINGS = {
+    "not TOML": ("[quota\n", "TOML"),
+    "an unknown section": ("[zork]\na = 1\n", "zork"),
+    "an unknown option": ("[quota]\nzork = 1\n", "zork"),
+    "a wrong type": ('[quota]\ninstances = "many"\n', "quota.instances"),
+    "out of range": ("[conductor]\nlease = -1\n", "conductor.lease"),
+    "an unknown bus": ('[default]\ntransport_url = "kafka://x"\n', "kafka"),
+    "a broker's bad port": ('[default]\ntransport_url = "amqp://u:hush@x:zork/"\n', "transport_url"),
+    "no broker": ('[default]\ntransport_url = "amqp://u:hush@127.0.0.1:1/"\n', "bus"),
+    "an unknown database": ('[database]\nconnection = "mysql://x"\n', "mysql"),
+    "no database": ('[database]\nconnection = "postgresql://u:hush@127.0.0.1:1/x"\n', "database"),
+    "an unknown filter": ('[filter_scheduler]\nenabled_filters = ["ZorkFilter"]\n', "ZorkFilter"),
+    "no policy file": ('[api]\npolicy_file = "no-such.yaml"\n', "no-such.yaml"),
+    "no certificate": ('[api]\ntls_certificate = "no-such.pem"\ntls_key = "no-such.key"\n', "no-such.pem"),
+    "half of TLS": ('[api]\ntls_key = "no-such.key"\n', "tls_certificate"),
+    "a bad fault rule": ('[[fake.rules]]\noperation = "zork"\n', "rule"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_SETTINGS)
+def test_bad_settings_are_one_line(tmp_path: Path, what: str) -> None:
+    text, word = BAD_SETTINGS[what]
+    file = tmp_path / "micronova.toml"
+    file.write_text(text)
+    said = refused("up", "--dir", tmp_path / "cloud", "--port", str(free_port()), "--config", file)
+    assert word in said and "hush" not in said
+
+
+def test_bad_settings_are_told_when_it_starts_in_the_background(tmp_path: Path) -> None:
+    file = tmp_path / "micronova.toml"
+    file.write_text(BAD_SETTINGS["an unknown filter"][0])
+    place = ("--dir", tmp_path / "cloud", "--port", str(free_port()))
+    assert "ZorkFilter" in refused("up", *place, "--config", file, "--detach")
+    # Nothing is left that would be in the way of the next start.
+    assert "Micronova is up" in ok("up", *place, "--detach")
+    ok("down", "--dir", tmp_path / "cloud")
+
+
+def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for more in ((), ("--detach",)):
+            said = refused("up", "--dir", tmp_path / "cloud", "--port", port, *more)
+            assert port in said and "in use" in said
+
+
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    (("up", "--zork"), "--zork"),
+    (("up", "--port", "99999"), "--port"),
+    (("up", "--port", "zork"), "--port"),
+    (("up", "--hosts", "0"), "--hosts"),
+    (("up", "--driver", "zork"), "--driver"),
+    (("up", "--listen", "192.0.2.1", "--dir", "{dir}", "--port", "1"), "192.0.2.1"),
+    (("up", "--dir", "/dev/null/x"), "/dev/null/x"),
+    (("zork",), "zork"),
+    (("db", "zork"), "zork"),
+    (("run", "zork"), "zork"),
+    (("run", "api", "--dir", "{dir}"), "transport_url"),
+    (("run", "api", "--config", "/no/such.toml"), "/no/such.toml"),
+    (("run",), "ROLE"),
+    (("down", "--dir", "{dir}"), "No cloud"),
+    (("status", "--dir", "{dir}"), "No cloud"),
+    (("audit", "--dir", "{dir}"), "No cloud"),
+    (("timeline", "x", "--dir", "{dir}"), "No cloud"),
+    (("timeline",), "SERVER"),
+    (("host", "list", "--dir", "{dir}/none"), "no cloud"),
+    (("host", "disable", "--dir", "{dir}"), "NAME"),
+    (("config", "--config", "/no/such.toml"), "/no/such.toml"),
+    (("policy", "check", "--file", "/no/such.yaml"), "/no/such.yaml"),
+]
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: " ".join(case[0]))
+def test_what_cannot_be_done_is_one_line(tmp_path: Path, case: tuple[tuple[str, ...], str]) -> None:
+    arguments, word = case
+    assert word in refused(*(argument.replace("{dir}", str(tmp_path)) for argument in arguments))
+
+
+def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
+    place = tmp_path / "cloud"
+    place.mkdir()
+    (place / "keys.json").write_text("{")
+    assert "keys.json" in refused("up", "--dir", place, "--port", str(free_port()))
+    (place / "keys.json").unlink()
+    (place / "compute.sqlite").write_bytes(b"this is not a database" * 100)
+    assert "compute.sqlite" in refused("up", "--dir", place, "--port", str(free_port()))
+
+
+# --- without a cloud -----------------------------------------------------------------------------------------------
+
+
+def test_settings_can_be_listed_and_read_back(tmp_path: Path) -> None:
+    text = ok("config")
+    file = tmp_path / "micronova.toml"
+    file.write_text(text)
+    assert tomllib.loads(text).keys() >= {"default", "api", "database", "quota"}
+    assert ok("config", "--config", file) == text
+    file.write_text("[quota]\ninstances = 77\n")
+    assert "\ninstances = 77\n" in ok("config", "--config", file)
+    assert "\ninstances = 78\n" in ok("config", "--config", file, env={"MICRONOVA__QUOTA__INSTANCES": "78"})
+
+
+def test_policy_check() -> None:
+    def rules(*arguments: str) -> dict[str, str]:
+        lines = ok("policy", "check", *arguments).splitlines()[1:]
+        return {line.split()[-1]: " ".join(line.split()[:-1]) for line in lines}
+
+    member, reader, admin = (rules("--role", role) for role in ("member", "reader", "admin"))
+    assert member["os_compute_api:servers:start"] == "yes -"
+    assert reader["os_compute_api:servers:start"] == "- -"
+    assert admin["os_compute_api:servers:start"] == "yes yes"
+    assert set(rules("--rule", "os_compute_api:servers")) < set(member)
+
+
+def test_check_and_upgrade_a_new_place(tmp_path: Path) -> None:
+    place = tmp_path / "cloud"
+    assert "a new cloud would be made" in ok("check", "--dir", place)
+    assert not place.exists()
+    assert ok("db", "upgrade", "--dir", place).count("empty →") == 4
+    assert ok("db", "upgrade", "--dir", place).count("is current") == 4
+    assert "FAIL" not in ok("check", "--dir", place)
+    file = tmp_path / "micronova.toml"
+    file.write_text('[default]\ntransport_url = "amqp://u:hush@127.0.0.1:1/"\n')
+    done = micronova("check", "--dir", place, "--config", file)
+    assert done.returncode == 1 and "FAIL  bus" in done.stdout and "hush" not in done.stdout + done.stderr
+
+
+def test_roles_run_by_name_in_one_process(tmp_path: Path) -> None:
+    """`micronova run` with every role on the local bus is the same cloud, without the conveniences of `up`."""
+    cloud = UpCloud(tmp_path / "cloud")
+    roles = ("api", "conductor", "scheduler", "compute", "identity", "image", "network")
+    file = tmp_path / "micronova.toml"
+    file.write_text(f"[api]\nport = {cloud.port}\n")
+    child = cloud.start_command("run", *roles, "--dir", cloud.directory, "--config", file)
+    try:
+        _until(lambda: child.poll() is not None or _answers(cloud), "an answer")
+        token = cloud.token()
+        _create(cloud, token, "plain")
+        _until(_all_active(cloud, token, "plain", 1), "the server")
+    finally:
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 0 and "Traceback" not in errors, errors
+
+
+def _answers(cloud: UpCloud) -> bool:
+    try:
+        return cloud.request("GET", "/identity/v3")[0] == 200
+    except OSError:
+        return False
