@@ -1,0 +1,46 @@
+"""The compute schema: a first start and the migrations lead to the same tables; what is newer is refused."""
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.db import schema
+from micronova.db.engine import open_database
+from micronova.db.tables import metadata
+from micronova.objects.errors import MicronovaError
+from tests.unit.identity.test_schema import described
+
+MIGRATIONS = "micronova.db.migrations"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
+    """Two empty databases."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/b.db"
+    postgres = request.getfixturevalue("postgres")
+    return postgres.create_database(f"s{tmp_path.name[-12:]}a".lower().replace("-", "_")), postgres.create_database(
+        f"s{tmp_path.name[-12:]}b".lower().replace("-", "_")
+    )
+
+
+async def test_both_ways_lead_to_the_same_tables(urls: tuple[str, str]) -> None:
+    fresh, migrated = open_database(urls[0]), open_database(urls[1])
+    await schema.upgrade(fresh, metadata, MIGRATIONS)
+    await schema.upgrade(migrated, metadata, MIGRATIONS, to=schema.head(MIGRATIONS))
+    one, two = await fresh.read(described, None), await migrated.read(described, None)
+    assert one == two
+    assert set(one) == set(metadata.tables)
+    assert await fresh.read(schema.current) == await migrated.read(schema.current) == schema.head(MIGRATIONS)
+    await fresh.close()
+    await migrated.close()
+
+
+async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/a.db")
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    await database.write(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '9999'")) and None)
+    with pytest.raises(MicronovaError, match="use a newer micronova"):
+        await schema.upgrade(database, metadata, MIGRATIONS)
+    await database.close()
