@@ -48,6 +48,7 @@ from micronova.objects.errors import (
 )
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.network import VIF
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.rpc.contract import Context
 from micronova.rpc.errors import BusUnavailable
@@ -72,6 +73,9 @@ class Networks(Protocol):
         self, requests: Any, security_groups: list[str], *, token: str, project_id: str, count: int
     ) -> Any:
         """Check that networks, ports and groups are the user's to use."""
+
+    async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
+        """Return the interfaces of an instance as they are now."""
 
 
 class API:
@@ -412,6 +416,12 @@ class API:
 
     async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> bool:
         """Pass a neighbour's event on to the server's host; say whether it is on its way."""
+        if event.name == "network-changed" and self._networks is not None:
+            # E.g. a floating IP: what users see of the server's addresses is kept with it.
+            found = await self._networks.network_info(event.instance_uuid)
+            now = micros(self._clock.now())
+            values = {"network_info": msgspec.to_builtins(found)}
+            await self._database.write(instances.update, event.instance_uuid, now, values)
         try:
             await self._compute.external_instance_event(_rpc_context(context), host, event)
         except BusUnavailable as error:
