@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-WIDTH = 40
+WIDEST, NARROWEST = 40, 8  # of the bars: what the terminal has left beside the words
 
 Found = dict[str, Any]
 
@@ -141,14 +141,17 @@ def _draw_bars(console: Console, bars: list[Bar]) -> None:
     noted = any(bar.note for bar in bars)
     table = Table(show_edge=False, pad_edge=False)
     for name in ("step", "host", "starts", "takes", "", *(["result"] if noted else [])):
-        table.add_column(name, justify="right" if name in ("starts", "takes") else "left", no_wrap=name == "")
+        table.add_column(name, justify="right" if name in ("starts", "takes") else "left", no_wrap=True)
+    words = sum(max(len(getattr(bar, part)) for bar in bars) for part in ("name", "host"))
+    noted_width = max(len(bar.note) for bar in bars) + 3 if noted else 0
+    width = max(NARROWEST, min(WIDEST, console.width - words - noted_width - 32))
     for bar in bars:
         finish = bar.finish or end
-        left = min(WIDTH - 1, int((bar.start - begin) / (end - begin) * WIDTH))
-        length = max(1, round((finish - bar.start) / (end - begin) * WIDTH))
-        line = " " * left + ("█" if bar.finish else "░") * min(length, WIDTH - left)
+        left = min(width - 1, int((bar.start - begin) / (end - begin) * width))
+        length = max(1, round((finish - bar.start) / (end - begin) * width))
+        line = " " * left + ("█" if bar.finish else "░") * min(length, width - left)
         takes = _ms(bar.finish - bar.start) if bar.finish else "goes on"
-        row = [bar.name, bar.host, _ms(bar.start - begin), takes, f"{line:<{WIDTH}}"]
+        row = [bar.name, bar.host, _ms(bar.start - begin), takes, f"{line:<{width}}"]
         table.add_row(*row, *([bar.note] if noted else []))
     console.print(table)
 
