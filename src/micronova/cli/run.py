@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -57,6 +58,7 @@ async def _serve(
     process = Process(settings, roles, place)
     await process.start(sock)
     metrics = await _metrics(settings, process)
+    settle_memory()
     log.info("%s: ready", ", ".join(roles))
     try:
         await stopped.wait()
@@ -84,7 +86,6 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
     async def guarded() -> None:
         stopped = asyncio.Event()
-        _calm_collector()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
@@ -93,11 +94,16 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     uvloop.run(guarded())
 
 
-def _calm_collector() -> None:
-    """Collect garbage seldom: rows and answers are freed by their counts, and what was imported lives for ever."""
+def settle_memory() -> None:
+    """After the start: give back what it needed (hashing passwords takes megabytes), and collect garbage seldom.
+
+    Rows and answers are freed by their counts, and what was imported lives for ever.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
+    with contextlib.suppress(AttributeError, OSError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, place: StateDirectory) -> None:

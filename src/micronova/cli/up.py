@@ -50,6 +50,7 @@ def up(
 
 async def _up(settings: Settings, place: StateDirectory, driver: str, stopped: asyncio.Event) -> None:
     from micronova.cli.control import Control
+    from micronova.cli.run import settle_memory
     from micronova.cli.wiring import ROLES, Process
     from micronova.http.mount import HTTPServer, listen, listen_unix
 
@@ -65,6 +66,7 @@ async def _up(settings: Settings, place: StateDirectory, driver: str, stopped: a
         await process.start(sock)
         clouds = place.write_clouds(url, process.keys, settings.identity.region_name)
         await control.start()
+        settle_memory()
         _greet(url, clouds, driver, settings)
         await stopped.wait()
         click.echo("stopping…", err=True)
