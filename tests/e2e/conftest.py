@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,19 @@ def test_image(pytestconfig: pytest.Config) -> Path:
     return build(folder / "image.qcow2", folder)
 
 
+@pytest.fixture
+async def host(machine: Host) -> AsyncIterator[Host]:
+    """Return a host without guests; what a test that failed left there is removed."""
+    yield machine
+    if machine.leftovers():
+        async with machine.agent() as (driver, _):
+            for guest in await driver.list_guests():
+                await driver.destroy(guest.uuid)
+
+
 @pytest.fixture(scope="session")
-def host(test_image: Path) -> Iterator[Host]:
-    """Return a host whose private libvirtd all tests share; at the end nothing may be left of it."""
+def machine(test_image: Path) -> Iterator[Host]:
+    """Return a host whose private libvirtd all tests share; at the end nothing is left of it."""
     missing = probe()
     if missing:
         pytest.skip(missing)

@@ -178,7 +178,11 @@ class Host:
         for folder in ("instances", "sockets", "log/qemu", "qemu/save", "qemu/nvram", "etc/qemu", "run/qemu"):
             base = self.root / folder
             if base.is_dir():
-                found += [str(path) for path in base.rglob("*") if not path.is_dir() and path.name != "autostarted"]
+                found += [
+                    str(path)
+                    for path in base.rglob("*")
+                    if not path.is_dir() and path.name not in ("autostarted", "driver.pid")
+                ]
         found += [str(path) for path in (self.root / "base").glob(".*")]
         return found
 

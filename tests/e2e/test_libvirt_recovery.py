@@ -151,7 +151,7 @@ async def test_a_libvirtd_that_dies_comes_back(host: Host) -> None:
         assert daemon is not None
         os.kill(daemon, signal.SIGKILL)
         os.kill(pids[doomed.instance.uuid], signal.SIGKILL)
-        await events.wait(doomed.instance.uuid, "stopped")
+        await events.wait(doomed.instance.uuid, "crashed")
         assert driver._daemon._owner("libvirtd") not in (None, daemon)
         guest = await driver.info(running.instance.uuid)
         assert guest is not None and guest.power_state == power_state.RUNNING

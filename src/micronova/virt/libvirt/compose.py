@@ -211,9 +211,8 @@ def _cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:
         wanted = settings.cpu_models
         found = next((name for name in wanted if not facts.usable_models or name in facts.usable_models), None)
         if found is None:
-            raise NotSupported(
-                f"This host's CPU can be none of {', '.join(wanted) or 'the cpu_models, which is empty'}."
-            )
+            known = ", ".join(wanted) or "there are none"
+            raise NotSupported(f"This host's CPU can be none of the cpu_models: {known}.")
         model = found
     return Cpu(mode=mode, model=model, flags=() if mode == "none" else flags)
 

@@ -46,11 +46,11 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface on a Linux bridge."""
+    """A network interface."""
 
     mac: str
-    bridge: str
     device: str  # the host's end
+    bridge: str = ""  # that libvirt is to join it to; empty: whoever runs the network does
     model: str = "virtio"
     mtu: int | None = None
     queues: int = 1

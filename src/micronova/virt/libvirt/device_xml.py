@@ -71,9 +71,10 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
 
 def interface(interface: Interface, virt_type: str = "qemu") -> Element:
     """One network interface."""
-    found = element("interface", type="bridge")
+    found = element("interface", type="bridge" if interface.bridge else "ethernet")
     child(found, "mac", address=interface.mac)
-    child(found, "source", bridge=interface.bridge)
+    if interface.bridge:
+        child(found, "source", bridge=interface.bridge)
     child(found, "target", dev=interface.device)
     if interface.script:
         child(found, "script", path=interface.script)
@@ -120,6 +121,8 @@ def _controllers(devices: Element, guest: Definition) -> None:
         if not usb:
             # Without it libvirt adds one, which the firmware and the guest spend time on.
             child(devices, "controller", type="usb", model="none")
+        if guest.pcie_ports:
+            child(devices, "controller", type="pci", index=0, model="pcie-root")
         for _ in range(guest.pcie_ports):
             child(devices, "controller", type="pci", model="pcie-root-port")
 

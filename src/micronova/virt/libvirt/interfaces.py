@@ -1,4 +1,8 @@
-"""From a port of the network service to an interface of the guest."""
+"""From a port of the network service to an interface of the guest.
+
+QEMU's taps are made with the guest and joined to their bridge by the network's agent, once its rules for them are in
+force: so nothing passes before the firewall stands, also after a restart, and the bridge need not be there first.
+"""
 
 import re
 from collections.abc import Collection
@@ -36,8 +40,8 @@ def interface(vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: st
         raise BuildFailed(f"The port {vif.port_id} has no usable MAC address.")
     return Interface(
         mac=mac,
-        bridge=bridge,
         device=device,
+        bridge="" if virt_type in ("kvm", "qemu") else bridge,
         model="" if virt_type == "parallels" else model,
         mtu=vif.mtu or None,
         queues=queues,

@@ -139,7 +139,7 @@ class PrivateLibvirtd:
         if self.running():
             # It removes what it made for them.
             deadline = time.monotonic() + NOTICE_TIMEOUT
-            while any((self.directory / "run" / "qemu").glob("*.pid")) and time.monotonic() < deadline:
+            while any(self._guest_files()) and time.monotonic() < deadline:
                 time.sleep(0.02)
         for daemon in ("libvirtd", "virtlogd"):
             pid = self._owner(daemon)
@@ -251,7 +251,7 @@ class PrivateLibvirtd:
 
     def _qemu_pids(self) -> Iterator[int]:
         """Find the guests' processes: those whose pid files are ours and that are still what they were."""
-        for file in (self.directory / "run" / "qemu").glob("*.pid"):
+        for file in self._guest_files():
             try:
                 pid = int(file.read_text())
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -260,6 +260,9 @@ class PrivateLibvirtd:
             # Each guest's command line names the directory of its monitor's socket.
             if b"guest=" + os.fsencode(file.stem) in arguments:
                 yield pid
+
+    def _guest_files(self) -> list[Path]:
+        return [file for file in (self.directory / "run" / "qemu").glob("*.pid") if file.name != "driver.pid"]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -1,0 +1,101 @@
+"""Threads for what blocks: bounded, with time-outs, and a way out of hung calls."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from micronova.objects.errors import Unavailable
+from micronova.virt.libvirt import pool as pool_module
+from micronova.virt.libvirt.pool import Overdue, Pool
+
+
+async def test_results_and_errors_come_back() -> None:
+    pool = Pool("work", 2)
+    assert await pool.run(lambda a, b: a + b, 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 // 0)
+    pool.close()
+
+
+async def test_no_more_threads_than_it_may_have() -> None:
+    pool = Pool("work", 3)
+    now = most = 0
+    lock = threading.Lock()
+
+    def count() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.01)
+        with lock:
+            now -= 1
+
+    await asyncio.gather(*(pool.run(count) for _ in range(30)))
+    assert most == 3
+
+
+async def test_a_hung_call_times_out_and_others_go_on() -> None:
+    pool = Pool("libvirt", 1)
+    release = threading.Event()
+    with pytest.raises(Overdue, match="did not answer") as caught:
+        await pool.run(release.wait, timeout=0.05)
+    assert pool.stuck == 1
+    assert await pool.run(lambda: "still here", timeout=5) == "still here"
+    release.set()
+    assert await asyncio.wait_for(caught.value.call, 5)
+    await _until(lambda: pool.stuck == 0)
+    assert await pool.run(lambda: "and again", timeout=5) == "and again"
+
+
+async def test_when_too_many_calls_hang_the_next_fails_at_once() -> None:
+    pool = Pool("libvirt", 1)
+    release = threading.Event()
+    for _ in range(pool_module.STUCK_LIMIT):
+        with pytest.raises(Overdue):
+            await pool.run(release.wait, timeout=0.02)
+    with pytest.raises(Unavailable, match="Too many calls hang"):
+        await pool.run(lambda: None)
+    release.set()
+    await _until(lambda: pool.stuck == 0)
+    await pool.run(lambda: None, timeout=5)
+
+
+async def test_a_call_that_waited_in_vain_never_runs() -> None:
+    pool = Pool("libvirt", 1)
+    release, ran = threading.Event(), threading.Event()
+    first = asyncio.create_task(pool.run(release.wait))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="too busy"):
+        await pool.run(ran.set, timeout=0.05)
+    release.set()
+    await first
+    await pool.run(lambda: None)
+    assert not ran.is_set()
+
+
+async def test_a_cancelled_caller_waits_for_the_effect() -> None:
+    pool = Pool("libvirt", 1)
+    begun, release, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        release.wait()
+        done.set()
+
+    task = asyncio.create_task(pool.run(work))
+    await _until(begun.is_set)
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.05, release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+
+
+async def _until(condition: "asyncio.Future[bool] | object") -> None:
+    assert callable(condition)
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)

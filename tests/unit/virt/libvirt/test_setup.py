@@ -1,0 +1,121 @@
+"""From settings to a driver, and what a machine lacks."""
+
+import os
+import shutil
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from micronova.objects.errors import Invalid
+from micronova.virt.driver import CAPABILITIES, Driver, implemented
+from micronova.virt.libvirt import library, private, setup
+from micronova.virt.libvirt.library import LibvirtMissing
+from micronova.virt.libvirt.private import PrivateLibvirtd, QemuUser
+from micronova.virt.loader import DriverSetup, load_compute_driver
+from tests.unit.compute.world import ManualClock
+
+USER = QemuUser(name="libvirt-qemu", group="libvirt-qemu", uid=64055, gid=64055)
+
+
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has everything."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(library.importlib, "import_module", lambda name: object())
+    monkeypatch.setattr(setup, "find_qemu_user", lambda name="", group="": USER)
+    monkeypatch.setattr(setup, "missing_directories", list)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+def make(state_dir: Path | None, **options: Any) -> Any:
+    given = DriverSetup(
+        host="host-1", cloud_id="cloud-1", clock=ManualClock(), random=Random(1), state_dir=state_dir, options=options
+    )
+    return setup.create(given)
+
+
+def test_the_loader_knows_it() -> None:
+    assert load_compute_driver("libvirt") is setup.create
+
+
+async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> None:
+    (driver,) = make(tmp_path).values()
+    assert isinstance(driver, Driver)
+    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection"}
+    (blind,) = make(tmp_path, vnc_enabled=False).values()
+    assert "vnc_console" not in blind.capabilities() and "pause" in blind.capabilities()
+
+
+async def test_wrong_settings(able: None, tmp_path: Path) -> None:
+    for wrong in ({"cpu_mode": "fast"}, {"unknown": 1}, {"cpu_shared_set": "a-b"}, {"instances_path": "/x"}):
+        with pytest.raises(Invalid):
+            make(tmp_path, **wrong)
+    with pytest.raises(Invalid, match="needs a directory"):
+        make(None)
+
+
+async def test_a_running_libvirt_by_its_address(able: None, tmp_path: Path) -> None:
+    (driver,) = make(tmp_path, connection_uri="qemu:///system", instances_path=str(tmp_path / "i")).values()
+    assert driver._connection.uri == "qemu:///system" and driver._daemon is None
+    (driver,) = make(tmp_path, virt_type="xen").values()
+    assert driver._connection.uri == "xen:///system"
+
+
+def test_a_machine_that_has_everything(able: None) -> None:
+    assert setup.probe() is None
+
+
+def test_what_to_install(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None if name in ("qemu-img", "libvirtd") else f"/bin/{name}")
+    said = setup.probe()
+    assert said is not None and said.endswith(
+        "apt-get install --no-install-recommends libvirt-daemon-system qemu-utils"
+    )
+    # With a libvirt that runs already, ours is not needed.
+    said = setup.probe({"connection_uri": "qemu:///system"})
+    assert said is not None and said.endswith("qemu-utils")
+
+
+def test_the_binding(able: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(library.importlib, "import_module", missing)
+    said = setup.probe()
+    assert said is not None and "libvirt-dev" in said and "pip install 'micronova[libvirt]'" in said
+    with pytest.raises(LibvirtMissing, match="Python binding"):
+        library.load()
+
+
+def test_without_root(able: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    said = setup.probe()
+    assert said is not None and "run as root, or set libvirt.connection_uri" in said
+    assert setup.probe({"connection_uri": "qemu:///system"}) is None
+    with pytest.raises(LibvirtMissing, match="started by root"):
+        PrivateLibvirtd(tmp_path, host_uuid="u", user=USER).ensure()
+
+
+def test_a_path_that_is_too_long_for_a_socket(able: None, tmp_path: Path) -> None:
+    with pytest.raises(LibvirtMissing, match="too long for a socket"):
+        PrivateLibvirtd(tmp_path / ("x" * 100), host_uuid="u", user=USER).ensure()
+
+
+def test_who_may_talk_to_the_private_libvirtd(tmp_path: Path) -> None:
+    """A guest's process sees the sockets: it must not be able to use them."""
+    files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER)._configuration()
+    assert 'unix_sock_rw_perms = "0700"' in files["libvirtd.conf"]
+    assert 'unix_sock_ro_perms = "0700"' in files["libvirtd.conf"]
+    assert 'user = "libvirt-qemu"' in files["qemu.conf"]
+    assert "max_size = " in files["virtlogd.conf"]
+
+
+def test_qemu_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(name: str) -> object:
+        raise KeyError(name)
+
+    monkeypatch.setattr(private.pwd, "getpwnam", nobody)
+    with pytest.raises(LibvirtMissing, match="install libvirt-daemon-system"):
+        private.find_qemu_user()
