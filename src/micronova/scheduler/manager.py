@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import logging
 import random as random_module
+import socket
 from collections.abc import Callable
 
 import msgspec
 
 from micronova.conf.settings import Settings
-from micronova.db import allocations
+from micronova.db import allocations, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
@@ -67,6 +68,8 @@ class SchedulerManager:
         self._notify = notify
         self._timed = timed
         self._refresh_interval = settings.scheduler.refresh_interval
+        self._host = settings.default.host or socket.gethostname()
+        self._report_interval = settings.default.report_interval
         self._feed = HostFeed(
             database,
             clock,
@@ -91,22 +94,36 @@ class SchedulerManager:
             shuffle_best_same_weighed_hosts=options.shuffle_best_same_weighed_hosts,
         )
         self._server: Server | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Read all hosts and begin to answer."""
         await self._feed.complete()
-        self._reading = asyncio.create_task(self._feed.run(), name="scheduler-feed")
+        self._loops = [
+            asyncio.create_task(self._feed.run(), name="scheduler-feed"),
+            asyncio.create_task(self._beat_forever(), name="scheduler-heartbeat"),
+        ]
         self._server = await self._bus.serve(SCHEDULER, self)
 
     async def stop(self) -> None:
         """Answer what was asked, then stop."""
         if self._server is not None:
             await self._server.stop()
-        if self._reading is not None:
-            self._reading.cancel()
+        for loop in self._loops:
+            loop.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._reading
+                await loop
+
+    async def _beat_forever(self) -> None:
+        """Let operators see that this scheduler lives; nothing else depends on it."""
+        while True:
+            try:
+                await self._database.write(
+                    services.heartbeat, "nova-scheduler", [self._host], micros(self._clock.now())
+                )
+            except Exception as error:
+                log.warning("heartbeat: %s", error)
+            await self._clock.sleep(self._report_interval)
 
     async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
         """Choose hosts for all instances of a request and claim their resources, or raise NoValidHost."""
