@@ -9,7 +9,7 @@ PARALLEL := -n auto --dist loadfile
 
 .PHONY: help
 help:  ## this list
-	@grep -hE '^[a-z.]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
 
 .PHONY: .venv
 .venv: .venv/.installed  ## the environment, with .venv/bin/micronova
@@ -48,7 +48,11 @@ unit: .venv services  ## unit and functional tests
 
 .PHONY: test
 test: check  ## everything, on real PostgreSQL and RabbitMQ as well
-	$(PYTEST) $(wildcard tests/integration tests/e2e)
+	$(PYTEST) tests/integration
+
+.PHONY: test-e2e
+test-e2e: .venv  ## real guests and real networks, as root: driver and agent on their own; not part of make test yet
+	$(PYTEST) tests/e2e
 
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
