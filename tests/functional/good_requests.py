@@ -86,7 +86,8 @@ async def _network(admin: Person, owner: Person) -> Things:
     made = {
         "networks": network["id"], "subnets": subnet["id"], "routers": router["id"], "security-groups": group["id"],
         "security-group-rules": group["security_group_rules"][0]["id"], "ports": port["id"], "subnetpools": pool["id"],
-        "floatingips": floating["id"], "network-ip-availabilities": network["id"], "agents": "nothing", "agent-states": "a-host-without-guests",
+        "floatingips": floating["id"], "network-ip-availabilities": network["id"],
+        "agents": "nothing", "agent-states": "a-host-without-guests",
         "public": networks[0]["id"], "spare subnet": other["id"], "interface": interface["port_id"],
     }  # fmt: skip
     for kind in ("networks", "subnets", "routers", "security-groups", "ports", "subnetpools", "floatingips"):
