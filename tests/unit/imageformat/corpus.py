@@ -255,6 +255,8 @@ def _vmdk_samples() -> list[Sample]:
         "embedded text oversized": (vmdk(descriptor_size=2**32), "oversized"),
         "embedded text outside": (vmdk(descriptor_at=2**40), "outside"),
         "embedded text overflows": (vmdk(descriptor_at=2**64 - 1), "outside"),
+        "directory oversized": (
+            vmdk(descriptor(extents=f'RW {1 << 45} SPARSE "d"'), capacity=1 << 45), "directory of grains is oversized"),
         "capacity overflows": (vmdk(capacity=2**64 - 1), "absurd"),
         "directory outside": (vmdk(directory=2**50), "outside"),
         "grains of nothing": (patched(VMDK, (20, le64(0))), "grains"),
@@ -265,12 +267,12 @@ def _vmdk_samples() -> list[Sample]:
         "truncated header": (VMDK[:300], "cut off"),
         "truncated text": (VMDK[:600], "cut off"),
         # a footer that says something else
-        "footer missing": (stream_vmdk()[:-512], "footer"),
+        "footer missing": (stream_vmdk()[:-512], "footer is missing"),
         "footer with other text": (stream_vmdk(vmdk_header(descriptor_at=30)), "contradict"),
         "footer with no capacity": (stream_vmdk(vmdk_header(capacity=0)), "contradict"),
         "footer without a directory": (stream_vmdk(vmdk_header(directory=2**64 - 1)), "no directory"),
-        "footer is none": (stream_vmdk(bytes(512)), "footer"),
-        "only a header at the end": (vmdk_header(directory=2**64 - 1), "footer"),
+        "footer is none": (stream_vmdk(bytes(512)), "footer is missing"),
+        "only a header at the end": (vmdk_header(directory=2**64 - 1), "footer is missing"),
     }  # fmt: skip
     return [Sample(f"vmdk: {name}", "vmdk", content, word) for name, (content, word) in changed.items()]
 
@@ -423,6 +425,7 @@ def _vhdx_samples() -> list[Sample]:
         "size of another length": (with_item(DISK_SIZE, b"\1"), "incomplete"),
         "size past all bounds": (with_item(DISK_SIZE, le64(2**64 - 1)), "absurd"),
         "blocks of nothing": (with_item(PARAMETERS, bytes(8)), "blocks"),
+        "item named twice": (patched(VHDX, (2 * MIB + 32, DISK_SIZE.bytes_le)), "twice"),
         "item in the table": (patched(VHDX, (2 * MIB + 32 + 16, le32(0))), "incomplete"),
         "item outside": (patched(VHDX, (2 * MIB + 32 + 16, le32(2**32 - 1))), "outside"),
         "truncated": (VHDX[: 100 * KIB], "cut off"),

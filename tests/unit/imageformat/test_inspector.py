@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from micronova.imageformat.inspector import check, inspect
+from micronova.imageformat.reader import LIMIT as READ_LIMIT
+from micronova.imageformat.reader import Reader
+from micronova.imageformat.report import Malformed
 from micronova.objects.errors import Invalid
 from tests.unit.imageformat import corpus
 from tests.unit.imageformat.corpus import GIB, HONEST, HOSTILE, KIB, MIB, TIB, Sample
@@ -56,6 +59,21 @@ def test_samples_have_names_of_their_own() -> None:
 def test_what_is_known_of_a_file(content: bytes, format: str, size: int | None, partitions: str | None) -> None:
     info = inspect(io.BytesIO(content))
     assert (info.format, info.virtual_size, info.partitions) == (format, size, partitions)
+
+
+@pytest.mark.parametrize("name", corpus.FOREIGN)
+def test_formats_without_a_use_here_are_known_and_not_safe(name: str) -> None:
+    info = inspect(io.BytesIO(corpus.FOREIGN[name]))
+    assert info.format == name.split()[0]
+    assert [finding.code for finding in info.findings] == ["unsupported"]
+
+
+def test_no_file_makes_us_read_more_than_a_bound() -> None:
+    reader = Reader(io.BytesIO(bytes(2 * READ_LIMIT)))
+    assert len(reader.some(READ_LIMIT, READ_LIMIT)) == READ_LIMIT
+    assert reader.some(2 * READ_LIMIT, 1) == b""
+    with pytest.raises(Malformed):
+        reader.some(0, 1)
 
 
 def test_the_virtual_size_has_a_limit_that_the_caller_sets() -> None:
