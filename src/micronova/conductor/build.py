@@ -111,8 +111,14 @@ class Build(HostKind):
             if payload.tried:
                 log.info("%s is rescheduled: %s", row["uuid"], payload.last_error)
             candidates.append(_Candidate(operation, payload, row, spec, networks, Attempt(begun)))
-        if not candidates:
-            return
+        # The hosts that were tried belong to each server: those of others must not be closed to it.
+        alike: dict[tuple[str, ...], list[_Candidate]] = {}
+        for candidate in candidates:
+            alike.setdefault(tuple(sorted(candidate.payload.tried)), []).append(candidate)
+        for group in alike.values():
+            await self._schedule_together(group)
+
+    async def _schedule_together(self, candidates: list[_Candidate]) -> None:
         try:
             with span("schedule", instances=len(candidates)):
                 candidates = await self._place(candidates)
@@ -141,8 +147,7 @@ class Build(HostKind):
             if chosen is not None:
                 first.placement = chosen
                 return candidates
-        tried = sorted({host for candidate in candidates for host in candidate.payload.tried})
-        spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(tried))
+        spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(sorted(first.payload.tried)))
         try:
             answer = await self._scheduler.select_destinations(
                 first.operation.context,

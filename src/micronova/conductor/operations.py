@@ -155,6 +155,7 @@ class Engine:
         self._sweep_interval = sweep_interval
         self._keep_finished = keep_finished
         self._kinds: dict[str, Kind] = {}
+        self._known: rows.Known = ()
         self._hand: dict[str, Operation] = {}  # what this conductor holds
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = asyncio.Semaphore(concurrency)
@@ -168,6 +169,8 @@ class Engine:
     def add(self, kind: Kind) -> None:
         """Know a kind of operation."""
         self._kinds[kind.name] = kind
+        # What is newer than this, or of another kind, is left to conductors that know it.
+        self._known = tuple(sorted((each.name, each.version) for each in self._kinds.values()))
 
     async def start(self) -> None:
         """Begin to renew and to sweep."""
@@ -222,13 +225,10 @@ class Engine:
         """Lease these operations and start to work on what was taken."""
         if self._stopping:
             return
-        known = {kind.name: kind.version for kind in self._kinds.values()}
-        taken = await self.database.write(rows.lease, ids, self.owner, self.now(), self.until())
+        taken = await self.database.write(rows.lease, ids, self.owner, self.now(), self.until(), self._known)
         groups: dict[tuple[str, str, str], list[Operation]] = {}
         for row in taken:
             operation = Operation.of(row)
-            if operation.version > known.get(operation.kind, 0):
-                continue  # somebody newer will take it when this lease has run out
             groups.setdefault((operation.group_id, operation.kind, operation.step), []).append(operation)
         for group in groups.values():
             self.run(group)
@@ -305,7 +305,7 @@ class Engine:
             await self.clock.sleep(interval)
 
     async def _sweep(self) -> None:
-        found = await self.database.read(rows.expired, self.now(), SWEEP_BATCH)
+        found = await self.database.read(rows.expired, self.now(), SWEEP_BATCH, self._known)
         mine = [row["id"] for row in found if self._may_take(row["owner"])]
         if mine:
             log.debug("sweep takes %d operations", len(mine))

@@ -1,5 +1,6 @@
 """Operations: rows that say what is to be done, how far it is, and who is at it until when."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -97,15 +98,29 @@ def insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
     conn.execute(_INSERT, rows)
 
 
-def lease(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int) -> list[Row]:
-    """Take what nobody holds (any more) of these operations; return what was taken."""
-    taken = conn.execute(_LEASE, {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
+Known = tuple[tuple[str, int], ...]  # kinds of operations, each with the newest version that somebody knows
+
+
+@functools.cache
+def _of_known(known: Known) -> tuple[sa.Executable, sa.Executable]:
+    """The statements that take, and that look for, operations of these kinds up to these versions."""
+    condition = sa.or_(
+        sa.false(), *(sa.and_(operations.c.kind == kind, operations.c.version <= version) for kind, version in known)
+    )
+    return _LEASE.where(condition), _EXPIRED.where(condition)
+
+
+def lease(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int, known: Known) -> list[Row]:
+    """Take what nobody holds (any more) of these operations and is known; return what was taken."""
+    take, _ = _of_known(known)
+    taken = conn.execute(take, {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
     return list(taken.mappings())
 
 
-def expired(conn: sa.Connection, now: int, most: int) -> list[Row]:
-    """Return operations that nobody works on: never taken, or their lease ran out."""
-    return list(conn.execute(_EXPIRED, {"now": now, "most": most}).mappings())
+def expired(conn: sa.Connection, now: int, most: int, known: Known) -> list[Row]:
+    """Return known operations that nobody works on: never taken, or their lease ran out."""
+    _, look = _of_known(known)
+    return list(conn.execute(look, {"now": now, "most": most}).mappings())
 
 
 def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> None:

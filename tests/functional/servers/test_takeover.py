@@ -4,21 +4,43 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.cli.roles import make_conductor
 from micronova.conductor.manager import ConductorManager
+from micronova.conductor.operations import Crash, new_row
+from micronova.conductor.rpcapi import ConductorAPI
+from micronova.db import operations as operation_rows
 from micronova.db.tables import operations
+from micronova.objects.errors import NoValidHost
+from micronova.rpc.contract import Context
 from micronova.scheduler.manager import SchedulerManager
 from tests.functional.cloud import Caller, OneProcess, Wanted
 
+
+class Crashes:
+    """Crashes the conductor's work after a step, so many times."""
+
+    step: tuple[str, str] | None = None
+    times = 0
+
+    def __call__(self, kind: str, step: str) -> None:
+        if self.times and self.step == (kind, step):
+            self.times -= 1
+            raise Crash(f"{kind} {step}")
+
+
+crashes = Crashes()
 CLOUD = Wanted(
+    hosts=2,
+    after_step=crashes,
     settings={
         "default": {"report_interval": 0.1},
         "conductor": {"lease": 60.0, "sweep_interval": 0.05},
-    }
+    },
 )
 Hold = Callable[[], Awaitable[None]]
 
@@ -32,13 +54,13 @@ async def second(cloud: OneProcess) -> AsyncIterator[ConductorManager]:
     await made.stop()
 
 
-async def _expire(cloud: OneProcess, server: str) -> None:
-    """Let the lease on a server's operation run out, as if its owner had been paused for long."""
+async def _expire(cloud: OneProcess, *servers: str) -> None:
+    """Let the leases on servers' operations run out, as if their owner had been paused for long."""
     assert cloud.process.database is not None
     await cloud.process.database.write(
         lambda conn: conn.execute(
             sa.update(operations)
-            .where(operations.c.instance_uuid == server, operations.c.finished_at.is_(None))
+            .where(operations.c.instance_uuid.in_(servers), operations.c.finished_at.is_(None))
             .values(lease_until=0)
         )
     )
@@ -74,8 +96,6 @@ class Gate:
 async def test_a_paused_conductor_comes_back_to_a_build_that_is_done(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
-    from micronova.objects.errors import NoValidHost
-
     error = {"places it": None, "finds no host": NoValidHost("none"), "fails": RuntimeError("broken")}[ending]
     gate = Gate()
     monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place, error))
@@ -96,8 +116,6 @@ async def test_a_paused_conductor_comes_back_to_a_build_that_is_done(
 async def test_a_paused_conductor_comes_back_while_the_other_one_is_at_it(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, ending: str
 ):
-    from micronova.objects.errors import NoValidHost
-
     gate = Gate()
     error = NoValidHost("none") if ending == "finds no host" else None
     monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place, error))
@@ -140,6 +158,58 @@ async def test_both_place_before_either_dispatches(
     await user.wait_for(id, "ACTIVE")
     await _idle(cloud, second)
     await cloud.assert_clean()
+
+
+async def test_each_server_of_a_request_has_tried_its_own_hosts(cloud: OneProcess, user: Caller):
+    """Two servers fail on one host each; taken over together, each may go where the other one failed."""
+    crashes.step, crashes.times = ("build", "schedule"), 2
+    rule = {"operation": "spawn", "kind": "fail", "name": user.project, "count": 2}
+    async with cloud.faults(rule):
+        several = user.body(name=user.project, min_count=2, max_count=2, return_reservation_id=True)
+        reservation = (await user.post("/servers", several))["reservation_id"]
+
+        async def both_wait() -> list[Any] | None:
+            rows = [row for row in await cloud.open_operations() if row.group_id == reservation]
+            failed = [row for row in rows if row.step == "schedule" and row.epoch == 3]
+            return failed if len(failed) == 2 and not crashes.times else None
+
+        waiting = await cloud.until(both_wait, "both to have failed once")
+        tried = [msgspec.msgpack.decode(row.payload)["tried"] for row in waiting]
+        assert sorted(tried) == [["fake-1"], ["fake-2"]]
+        await _expire(cloud, *(row.instance_uuid for row in waiting))
+        servers = [await user.wait_for(row.instance_uuid, "ACTIVE") for row in waiting]
+    for server, [failed_on] in zip(servers, tried, strict=True):
+        assert await user.host_of(server["id"]) != failed_on
+    await cloud.assert_clean()
+
+
+async def test_operations_of_a_newer_version_are_left_to_who_knows_them(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+):
+    """Also when there are many of them: the sweep still finds what it knows."""
+    database = cloud.process.database
+    assert database is not None
+    unknown = [
+        new_row(
+            id=f"{user.project}-{number}", kind=kind, version=version, instance_uuid=f"none-{number}", group_id="g",
+            step="new", epoch=1, now=0, deadline=1 << 60, context=Context(request_id="req-test"),
+        )
+        for number, (kind, version) in enumerate([("build", 99), ("teleport", 1)] * 150)
+    ]  # fmt: skip
+    await database.write(operation_rows.insert, unknown)
+
+    async def lost(*_: Any) -> None:
+        """No conductor hears of new work: only the sweep finds it."""
+
+    monkeypatch.setattr(ConductorAPI, "build_instances", lost)
+    try:
+        for _ in range(3):
+            await user.boot()
+        ours = operations.c.id.like(f"{user.project}-%")
+        left = await cloud.read(sa.select(operations.c.owner, operations.c.attempts).where(ours))
+        assert len(left) == 300 and set(left) == {(None, 0)}
+    finally:
+        await database.write(lambda conn: conn.execute(sa.delete(operations).where(operations.c.group_id == "g")))
 
 
 async def _idle(cloud: OneProcess, second: ConductorManager) -> None:
