@@ -128,6 +128,7 @@ async def test_a_guest_that_exists_is_not_made_twice(host: Host) -> None:
         ({"hw_machine_type": "q35", "hw_video_model": "virtio", "hw_input_bus": "usb"}, {}),
         ({"hw_disk_bus": "scsi", "hw_watchdog_action": "reset", "hw_qemu_guest_agent": "yes"}, {}),
         ({"hw_disk_bus": "ide", "hw_input_bus": "virtio"}, {"quota:disk_read_bytes_sec": "10000000"}),
+        ({"hw_firmware_type": "uefi", "os_secure_boot": "required"}, {}),
         ({"hw_cpu_cores": "2"}, {"hw:cpu_policy": "dedicated", "hw:serial_port_count": "2", "hw:boot_menu": "yes"}),
     ],
 )
@@ -141,6 +142,8 @@ async def test_hardware(host: Host, properties: dict[str, str], specs: dict[str,
         BlockDevice(uuid=str(uuid4()), source_type="blank", size_gb=1, boot_index=-1, guest_format="swap"),
     )
     async with host.agent(cpu_dedicated_set="0-1") as (driver, _):
+        if properties.get("hw_firmware_type") == "uefi" and not driver._known_facts.secure_boot:
+            pytest.skip("UEFI firmware is missing: apt-get install ovmf")
         plan = host.plan(image=image, flavor=flavor, config_drive=True, epoch=2)
         plan.block_devices = devices
         uuid = plan.instance.uuid

@@ -11,7 +11,7 @@ from micronova.objects.errors import NotSupported
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 from micronova.virt.libvirt.definition import Cpu, Definition, Disk, Owner, Rng, Serial, Video, Vnc
-from micronova.virt.libvirt.host import HostFacts, parse_cpus, require
+from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, parse_cpus, require
 from micronova.virt.libvirt.interfaces import interfaces
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, Layout
 from micronova.virt.libvirt.properties import Wishes
@@ -165,7 +165,7 @@ def _firmware(wishes: Wishes, facts: HostFacts, settings: LibvirtSettings) -> tu
     secure = uefi and facts.secure_boot and secure_wish in ("required", "optional")
     machine = wishes.image("hw_machine_type") or settings.hw_machine_type
     if not machine:
-        machine = ("q35" if secure else "pc") if x86 else "virt"
+        machine = (SECURE_MACHINE if secure else "pc") if x86 else "virt"
     if facts.machines and machine not in facts.machines:
         raise NotSupported(f"This host knows no machine type {machine}.")
     return machine, uefi, secure

@@ -10,6 +10,8 @@ from micronova.virt.libvirt.library import LibvirtMissing
 from micronova.virt.libvirt.settings import LibvirtSettings
 from micronova.virt.libvirt.xmltree import Element, parse
 
+SECURE_MACHINE: Final = "q35"
+"""The only x86 machine whose firmware can keep its variables to itself."""
 HARDWARE_FLAGS: Final = frozenset({"vmx", "svm"})
 DEFAULT_URIS: Final = {"xen": "xen:///system", "parallels": "parallels:///system"}
 _OPEN_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -68,13 +70,16 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
     virt_type = choose_virt_type(settings.virt_type, flags, frozenset(offered))
     os_type, emulator = offered[virt_type]
     machine = settings.hw_machine_type or ("pc" if arch in ("x86_64", "i686") else "virt")
-    domain = Element("domainCapabilities")
+    domain = secure = Element("domainCapabilities")
     if virt_type in ("kvm", "qemu"):
         # Xen and the others know few of these questions, and their guests few of these choices.
-        domain = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
+        domain = secure = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
+        if arch == "x86_64":
+            secure = parse(connection.getDomainCapabilities(None, arch, SECURE_MACHINE, virt_type))
     return facts(
         capabilities,
         domain,
+        secure,
         virt_type=virt_type,
         os_type=os_type,
         emulator=emulator,
@@ -88,6 +93,7 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
 def facts(
     capabilities: Element,
     domain: Element,
+    secure: Element,
     *,
     virt_type: str,
     hypervisor: str,
@@ -130,7 +136,7 @@ def facts(
         graphics=_values(domain, "./devices/graphics/enum[@name='type']"),
         rng=(rng := domain.find("./devices/rng")) is not None and rng.get("supported") == "yes",
         uefi="efi" in firmware,
-        secure_boot="efi" in firmware and "yes" in _values(domain, "./os/loader/enum[@name='secure']"),
+        secure_boot="efi" in firmware and "yes" in _values(secure, "./os/loader/enum[@name='secure']"),
         cells=tuple(_cell(cell) for cell in capabilities.iterfind("./host/topology/cells/cell")),
         supported=_supported(capabilities),
         cgroups=cgroups,

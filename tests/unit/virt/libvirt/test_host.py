@@ -52,7 +52,9 @@ DOMAIN = """
 
 
 def test_facts() -> None:
-    found = facts(parse(CAPABILITIES), parse(DOMAIN), virt_type="qemu", hypervisor="QEMU", version=7_002_022)
+    found = facts(
+        parse(CAPABILITIES), parse(DOMAIN), parse(DOMAIN), virt_type="qemu", hypervisor="QEMU", version=7_002_022
+    )
     assert found.arch == "x86_64" and found.cpu_model == "EPYC" and found.cpu_features == ("aes", "avx2")
     assert found.cpu_topology == {"sockets": 1, "dies": 1, "cores": 4, "threads": 2}
     assert found.machines == {"pc", "pc-i440fx-7.2"}
