@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import struct
+import tempfile
 import threading
 from pathlib import Path
 
@@ -99,3 +101,27 @@ def test_dnsmasq_is_told_of_changes_by_files_and_not_by_its_command_line(tmp_pat
     assert "tag:s0,option:classless-static-route,169.254.169.254/32,10.0.0.2,0.0.0.0/0,10.0.0.1" in files["options"]
     assert "option:mtu,1450" in files["options"]
     assert files["names"].splitlines()[0] == "10.0.0.3 web web.a.b"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")
+async def test_only_the_named_user_may_ask(tmp_path: Path) -> None:
+    place = Path(tempfile.mkdtemp(prefix="mn-", dir="/tmp"))
+    place.chmod(0o755)
+    helper = HelperProcess(PREFIX, place / "s", uid=65533, directory=tmp_path / "run")
+    await asyncio.to_thread(helper.start)
+    try:
+        (place / "s").chmod(0o666)  # even if the file's mode would let them in
+        ask = (
+            "import socket,struct,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); "
+            "m=b'\\x81\\xa4verb\\xa9inventory'; s.sendall(struct.pack('!I',len(m))+m); print(len(s.recv(100)))"
+        )
+        for uid, answered in ((65533, True), (65532, False)):
+            child = await asyncio.create_subprocess_exec(
+                "/usr/bin/env", "python3", "-c", ask, str(place / "s"), user=uid, group=uid, cwd="/",
+                env={"PATH": "/usr/bin:/bin"}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            out, _ = await child.communicate()
+            assert (out.strip() not in (b"", b"0")) is answered, (uid, out)
+    finally:
+        await asyncio.to_thread(helper.stop)
+        shutil.rmtree(place)
