@@ -110,6 +110,20 @@ async def test_only_documents_and_logging_in_need_no_token(world: World) -> None
             assert answer.status in (200, 300), (name(service, route), answer)
 
 
+async def test_what_is_for_the_operator_is_not_on_the_public_port(world: World) -> None:
+    for path in (
+        "/metrics",
+        "/status",
+        "/audit",
+        "/timeline?server=x",
+        "/control",
+        "/compute/metrics",
+        "/image/metrics",
+    ):
+        answer = await world.cloud.admin.request("GET", path)
+        assert answer.status == 404, (path, answer)
+
+
 async def _bad_tokens(world: World) -> dict[str, str | None]:
     signer = TokenSigner(bytes.fromhex(world.cloud.process.keys.token_key))
     good_one = world.owner.token or ""
