@@ -16,7 +16,7 @@ from micronova.neighbours.network.agent.agent import NetworkAgent
 from micronova.neighbours.network.agent.metadata import MetadataProxy
 from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.objects.clock import SystemClock
-from micronova.privileged.client import HelperProcess, PrivilegedClient
+from micronova.privileged.client import HelperProcess, PrivilegedClient, runtime_directory
 from micronova.privileged.names import prefix_of, tap_name
 from tests.unit.network.world import ALICE, SERVICE, Compute, World, world
 
@@ -185,4 +185,5 @@ def remains(prefix: str) -> list[str]:
     """List what there is of a cloud."""
     spaces = [line.split()[0] for line in run("ip", "netns").stdout.splitlines() if line.startswith(prefix)]
     processes = [line for line in run("ps", "ax", "-o", "args").stdout.splitlines() if prefix in line]
-    return spaces + processes
+    files = [str(runtime_directory(prefix))] if runtime_directory(prefix).exists() else []
+    return spaces + processes + files

@@ -90,7 +90,8 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
                 f"--dhcp-range=set:s{number},{served.network_address},{mode},{served.prefixlen},{LEASE}s"
             )
     if any(subnet.advertise for subnet in verb.subnets):
-        arguments.append("--enable-ra")
+        # It tells guests how to make their addresses; it does not forward, so it is nobody's default router.
+        arguments += ["--enable-ra", f"--ra-param={verb.device},60,0"]
     return [*arguments, f"--dhcp-lease-max={min(room, 1_000_000)}"]
 
 

@@ -186,6 +186,8 @@ def main(arguments: list[str] | None = None) -> int:
     helper = Helper(given.prefix, given.directory)
     if given.cleanup:
         helper.cleanup()
+        with contextlib.suppress(OSError):  # something else is in there: not ours to remove
+            given.directory.rmdir()
         return 0
     listener = Listener(helper, given.socket, given.uid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us, which ends us in time
