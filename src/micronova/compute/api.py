@@ -45,13 +45,14 @@ from micronova.objects.errors import (
     Invalid,
     NotFound,
     QuotaExceeded,
+    Unavailable,
 )
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.rpc.contract import Context
-from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.errors import BusUnavailable, CallTimeout
 
 log = logging.getLogger(__name__)
 
@@ -404,7 +405,18 @@ class API:
         """Read a server's console log from its host."""
         if row["host"] is None:
             raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
-        return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
+        away = Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
+        if not await self._database.read(self._is_up, row["host"]):
+            raise away
+        try:
+            return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
+        except (BusUnavailable, CallTimeout) as error:
+            log.warning("no console log of %s: %s", row["uuid"], error)
+            raise away from error
+
+    def _is_up(self, conn: sa.Connection, host: str) -> bool:
+        found = services.list_(conn, binary="nova-compute", host=host)
+        return bool(found) and services.is_up(found[0], micros(self._clock.now()), self._service_down_time)
 
     async def fault_rules(
         self, context: RequestContext, host: str, rules: list[dict[str, Any]] | None

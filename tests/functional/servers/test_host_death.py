@@ -190,6 +190,17 @@ async def test_servers_of_a_host_that_was_away_are_as_they_were(cloud: Cloud, us
     await cloud.assert_clean()
 
 
+async def test_what_only_a_dead_host_could_tell(cloud: Cloud, user: Caller, mortal: MortalHost):
+    await mortal.start()
+    id = (await user.boot())["id"]
+    await mortal.kill()
+    await mortal.is_down()
+    message = await user.refused(503, "POST", f"/servers/{id}/action", {"os-getConsoleOutput": {}})
+    assert mortal.name not in message
+    await mortal.start()
+    assert "login" in (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
+
+
 async def test_an_order_to_a_dead_host_waits_for_it(cloud: Cloud, user: Caller, mortal: MortalHost):
     await mortal.start()
     id = (await user.boot())["id"]

@@ -1,0 +1,33 @@
+"""A cloud whose operator has switched retries off, and where servers go to one zone unless they say otherwise."""
+
+from tests.functional.cloud import Caller, Cloud, Wanted
+
+CLOUD = Wanted(
+    hosts=2,
+    settings={"scheduler": {"max_attempts": 1}, "default": {"default_schedule_zone": "west"}},
+)
+
+
+async def test_a_failure_is_not_tried_elsewhere(cloud: Cloud, user: Caller):
+    rule = {"operation": "spawn", "kind": "fail", "name": user.project, "message": "no luck"}
+    async with cloud.faults(rule):
+        id = await user.create(name=user.project, availability_zone="nova")
+        server = await user.wait_for(id, "ERROR")
+    assert "no luck" in server["fault"]["message"]
+    [action] = (await user.admin.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+    shown = (await user.admin.get(f"/servers/{id}/os-instance-actions/{action['request_id']}"))["instanceAction"]
+    assert [event["result"] for event in shown["events"]] == ["Error"]
+    await cloud.assert_clean()
+
+
+async def test_the_zone_of_who_asks_for_none(cloud: Cloud, user: Caller):
+    admin, host = user.admin, cloud.hosts[0]
+    nowhere = await user.wait_for(await user.create(), "ERROR")
+    assert "not enough hosts" in nowhere["fault"]["message"]
+    made = await admin.post("/os-aggregates", {"aggregate": {"name": "w", "availability_zone": "west"}}, 200)
+    await admin.post(f"/os-aggregates/{made['aggregate']['id']}/action", {"add_host": {"host": host}}, 200)
+    server = await user.boot()
+    assert await user.host_of(server["id"]) == host
+    assert server["OS-EXT-AZ:availability_zone"] == "west"
+    other = await user.boot(availability_zone="nova")
+    assert await user.host_of(other["id"]) == cloud.hosts[1]
