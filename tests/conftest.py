@@ -9,14 +9,20 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from tests.services.postgres import Postgres
 from tests.services.rabbitmq import RabbitMQ
 
 
 def pytest_configure() -> None:
-    """Let SIGTERM end the run like Ctrl-C does, so that the services we started are stopped."""
+    """Let SIGTERM end the run like Ctrl-C does, so that the services we started are stopped.
+
+    Examples have no deadline: the machines are shared, and speed is what benchmarks are for.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings.register_profile("micronova", deadline=None)
+    settings.load_profile("micronova")
 
 
 @pytest.fixture(scope="session")
