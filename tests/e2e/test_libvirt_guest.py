@@ -142,7 +142,7 @@ async def test_hardware(host: Host, properties: dict[str, str], specs: dict[str,
         BlockDevice(uuid=str(uuid4()), source_type="blank", size_gb=1, boot_index=-1, guest_format="swap"),
     )
     async with host.agent(cpu_dedicated_set="0-1") as (driver, _):
-        if properties.get("hw_firmware_type") == "uefi" and not driver._known_facts.secure_boot:
+        if properties.get("hw_firmware_type") == "uefi" and not driver._facts.secure_boot:
             pytest.skip("UEFI firmware is missing: apt-get install ovmf")
         plan = host.plan(image=image, flavor=flavor, config_drive=True, epoch=2)
         plan.block_devices = devices

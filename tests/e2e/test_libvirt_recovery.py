@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +20,7 @@ import pytest
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.virt import power_state
 from micronova.virt.libvirt.driver import LibvirtDriver
+from micronova.virt.libvirt.private import PrivateLibvirtd, find_qemu_user
 from tests.e2e.host import PATIENCE, Host
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -106,37 +109,49 @@ async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
     assert host.leftovers() == []
 
 
-async def test_two_clouds_on_one_libvirtd(host: Host, tmp_path_factory: pytest.TempPathFactory) -> None:
-    async with host.agent("cloud-1") as (mine, _):
-        other = {"connection_uri": mine._connection.uri, "instances_path": str(host.root / "other")}
-        async with host.agent("cloud-2", network_namespace="", vnc_enabled=False, **other) as (theirs, _):
-            # On a libvirtd that is not its own a driver knows no other names for its files.
-            theirs._layout._seen_as = Path("/var/lib/libvirt/other")
-            os.chmod(host.root / "other", 0o711)
-            os.chmod(host.root / "other" / "sockets", 0o777)
-            plan = host.plan()
+class _Stock(PrivateLibvirtd):
+    """A libvirtd that is configured as distributions do: it gives the files to whom it runs guests as."""
+
+    def _configuration(self) -> dict[str, str]:
+        files = super()._configuration()
+        return {**files, "qemu.conf": files["qemu.conf"].replace("dynamic_ownership = 0", "dynamic_ownership = 1")}
+
+
+async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
+    # Under /var/tmp, because the driver's files have to be reachable under their own names.
+    directory = Path(tempfile.mkdtemp(prefix="mn-e2e-", dir="/var/tmp"))
+    directory.chmod(0o711)
+    daemon = _Stock(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
+    daemon.ensure()
+    try:
+        options = {"connection_uri": daemon.uri, "network_namespace": ""}
+        async with (
+            host.agent("cloud-1", instances_path=str(directory / "one"), **options) as (mine, _),
+            host.agent("cloud-2", instances_path=str(directory / "two"), **options) as (theirs, _),
+        ):
+            plan = host.plan(config_drive=True)
             uuid = plan.instance.uuid
-            await _spawn_for_all(theirs, plan, host)
+            await theirs.spawn(plan)
             assert [guest.uuid for guest in await theirs.list_guests()] == [uuid]
+            assert (await theirs.get_vnc_console(uuid)).host == "127.0.0.1"
+
             assert await mine.list_guests() == [] and await mine.info(uuid) is None
             await mine.destroy(uuid)
             for refused in (mine.power_off(uuid, 0), mine.pause(uuid), mine.get_console_output(uuid, None)):
                 with pytest.raises(MicronovaError):
                     await refused
             assert await active(theirs, uuid)
-            node, other_node = (await mine.get_available_resources())[0], (await theirs.get_available_resources())[0]
-            assert node.memory_mb_used == other_node.memory_mb_used == 128
+            for driver in (mine, theirs):
+                (node,) = await driver.get_available_resources()
+                assert (node.memory_mb_used, node.running_vms) == (128, 1)
+
+            await theirs.reboot(plan, "HARD")
             await theirs.destroy(uuid)
-    for log in (host.root / "log" / "qemu").glob("*"):
-        log.unlink()  # theirs: not theirs to remove, as the libvirtd is not theirs
-    assert host.leftovers() == []
-
-
-async def _spawn_for_all(driver: LibvirtDriver, plan: Any, host: Host) -> None:
-    """Spawn where no group gives QEMU its rights: the files are made everybody's."""
-    grant = driver._layout.grant
-    driver._layout.grant = lambda path, mode=0o666: grant(path, 0o777 if path.is_dir() else 0o666)  # type: ignore[method-assign, assignment, misc]
-    await driver.spawn(plan)
+            assert await theirs._connection.read(lambda connection: connection.listAllDomains()) == []
+            assert list((directory / "two" / "instances").iterdir()) == []
+    finally:
+        daemon.stop()
+        shutil.rmtree(directory)
 
 
 async def test_a_libvirtd_that_dies_comes_back(host: Host) -> None:
@@ -151,7 +166,7 @@ async def test_a_libvirtd_that_dies_comes_back(host: Host) -> None:
         assert daemon is not None
         os.kill(daemon, signal.SIGKILL)
         os.kill(pids[doomed.instance.uuid], signal.SIGKILL)
-        await events.wait(doomed.instance.uuid, "crashed")
+        await events.wait(doomed.instance.uuid, "stopped")
         assert driver._daemon._owner("libvirtd") not in (None, daemon)
         guest = await driver.info(running.instance.uuid)
         assert guest is not None and guest.power_state == power_state.RUNNING

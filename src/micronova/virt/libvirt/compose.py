@@ -187,8 +187,7 @@ def _cpus(
         shared=parse_cpus(settings.cpu_shared_set),
         dedicated=parse_cpus(settings.cpu_dedicated_set),
         taken=taken,
-        kept=record.pins.vcpus if record.complete else None,
-        kept_emulator=record.pins.emulator,
+        kept=record.pins,
     )
 
 

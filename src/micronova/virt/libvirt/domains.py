@@ -65,6 +65,16 @@ def start(domain: Any, *, paused: bool) -> None:
     domain.createWithFlags(library.VIR_DOMAIN_START_PAUSED if paused else 0)
 
 
+def pause(domain: Any) -> None:
+    """Let a guest stand still."""
+    domain.suspend()
+
+
+def resume(domain: Any) -> None:
+    """Let a guest that stands still go on."""
+    domain.resume()
+
+
 def switch_off(domain: Any, *, forget: bool = True) -> None:
     """Cut the power, if it is on; a saved state goes too, for it belongs to a run that is over."""
     try:
@@ -75,6 +85,11 @@ def switch_off(domain: Any, *, forget: bool = True) -> None:
             raise
     if forget and domain.isPersistent() and domain.hasManagedSaveImage(0):
         domain.managedSaveRemove(0)
+
+
+def save(domain: Any) -> None:
+    """Put a guest's memory away; it will run when it is taken back, even if it stands still just now."""
+    domain.managedSave(load().VIR_DOMAIN_SAVE_RUNNING)
 
 
 def remove(domain: Any) -> None:
@@ -102,7 +117,7 @@ def interface_xml(domain: Any, mac: str, *, live: bool) -> str | None:
     return None
 
 
-def power_of(state: int, reason: int, *, saved: bool) -> int:
+def power_of(state: int, *, saved: bool) -> int:
     """Translate libvirt's states."""
     library = load()
     if state == library.VIR_DOMAIN_PAUSED:
@@ -112,9 +127,8 @@ def power_of(state: int, reason: int, *, saved: bool) -> int:
     if state == library.VIR_DOMAIN_PMSUSPENDED:
         return power_state.SUSPENDED
     if state == library.VIR_DOMAIN_SHUTOFF:
-        if saved:
-            return power_state.SUSPENDED
-        return power_state.CRASHED if reason == library.VIR_DOMAIN_SHUTOFF_CRASHED else power_state.SHUTDOWN
+        # Why it is off is remembered until it runs again: by that it would still be crashed after it was stopped.
+        return power_state.SUSPENDED if saved else power_state.SHUTDOWN
     # Also while it shuts itself down: it runs until it has.
     return power_state.RUNNING
 
@@ -122,14 +136,14 @@ def power_of(state: int, reason: int, *, saved: bool) -> int:
 def _seen(domain: Any) -> Seen | None:
     library = load()
     try:
-        state, reason = domain.state(0)
+        state, _ = domain.state(0)
         off = state == library.VIR_DOMAIN_SHUTOFF
         numbers = domain.info()
         saved = off and bool(domain.hasManagedSaveImage(0))
         return Seen(
             uuid=domain.UUIDString(),
             owner=_owner(domain),
-            power=power_of(state, reason, saved=saved),
+            power=power_of(state, saved=saved),
             active=not off,
             vcpus=int(numbers[3]),
             memory_mb=int(numbers[1]) // 1024,

@@ -41,6 +41,7 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where a guest was placed on the host's CPUs and memory; it keeps that over restarts."""
 
     vcpus: dict[int, int] = {}  # of the guest -> of the host
+    cells: dict[int, int] = {}  # NUMA nodes of the guest -> of the host
     emulator: tuple[int, ...] = ()
 
 
@@ -58,7 +59,7 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     local_gb: int = 0
     complete: bool = False  # it has run: from then on its owner may have data on it
     disks: tuple[DiskRecord, ...] = ()
-    pins: PinRecord = PinRecord()
+    pins: PinRecord | None = None  # not placed yet
 
 
 class Layout:

@@ -24,6 +24,9 @@ GIGABYTE = 1024**3
 MEMORY_LIMIT = 2 * GIGABYTE
 CPU_SECONDS = 60
 CPU_SECONDS_PER_GIGABYTE = 60
+PATIENCE = 10
+"""How many times as long as its CPU time a program may take."""
+KILL_SECONDS = 5.0
 
 
 async def run(
@@ -51,10 +54,14 @@ async def run(
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        output, _ = await process.communicate()
-    except asyncio.CancelledError:
+        async with asyncio.timeout(cpu_limit * PATIENCE):
+            output, _ = await process.communicate()
+    except (TimeoutError, asyncio.CancelledError) as error:
         process.kill()
-        await process.wait()
+        # One that hangs in the kernel, on a dead disk, cannot even be killed.
+        await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=KILL_SECONDS)
+        if isinstance(error, TimeoutError):
+            raise DriverFailed(f"The host could not {what} in time.") from None
         raise
     if process.returncode == 0:
         return

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from micronova.objects.errors import BuildAborted, InsufficientResources
 from micronova.virt.libvirt.host import Cell, parse_cpus
+from micronova.virt.libvirt.layout import PinRecord
 from micronova.virt.libvirt.properties import Wishes
 
 _UNITS = {"kb": 1, "kib": 1, "": 1, "mb": 1024, "mib": 1024, "gb": 1024 * 1024, "gib": 1024 * 1024}
@@ -48,18 +49,16 @@ def plan_cpus(
     shared: tuple[int, ...] = (),
     dedicated: tuple[int, ...] = (),
     taken: Collection[int] = (),
-    kept: dict[int, int] | None = None,
-    kept_emulator: tuple[int, ...] = (),
+    kept: PinRecord | None = None,
 ) -> CpuPlan:
-    """Decide; `kept` are the pins that the guest has already, from its first start."""
+    """Decide; `kept` is where the guest was placed at its first start."""
     sockets, cores, threads = cpu_topology(wishes, vcpus)
     policy = wishes.choice(wishes.hardware("cpu_policy"), "hw:cpu_policy", ("shared", "dedicated", "mixed"), "shared")
     page = page_size(wishes, cells)
     guest_cells = guest_numa(wishes, vcpus, memory_mb, needed=policy != "shared" or page is not None)
     pinned = _pinned_vcpus(wishes, policy, vcpus)
-    if kept is not None and (kept or not pinned):
-        places, pins = _places_of(guest_cells, kept, cells), dict(kept)
-        emulator = kept_emulator
+    if kept is not None:
+        places, pins, emulator = kept.cells, kept.vcpus, kept.emulator
     else:
         free = [cpu for cpu in dedicated if cpu not in taken]
         places, pins = _place(wishes, guest_cells, pinned, cells, free)
@@ -227,18 +226,6 @@ def _emulator(wishes: Wishes, pinned: tuple[int, ...], free: list[int]) -> tuple
     if not free:
         raise InsufficientResources("This host has no dedicated CPU left for the guest's emulator threads.")
     return (free[0],)
-
-
-def _places_of(guest: tuple[GuestCell, ...], pins: dict[int, int], cells: tuple[Cell, ...]) -> dict[int, int]:
-    places: dict[int, int] = {}
-    for number, cell in enumerate(guest):
-        used = {pins[vcpu] for vcpu in cell.vcpus if vcpu in pins}
-        host = next((host.id for host in cells if used & set(host.cpus)), None)
-        if host is None and not used and number < len(cells):
-            host = cells[number].id
-        if host is not None:
-            places[cell.id] = host
-    return places
 
 
 def _enough_pages(guest: tuple[GuestCell, ...], places: dict[int, int], cells: tuple[Cell, ...], page: int) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from micronova.objects.errors import BuildAborted, InsufficientResources
+from micronova.virt.libvirt.layout import PinRecord
 from micronova.virt.libvirt.properties import Wishes
 from micronova.virt.libvirt.topology import CpuPlan, cpu_topology, plan_cpus
 from tests.unit.virt.libvirt.world import CELLS, IMAGE, flavor
@@ -112,7 +113,7 @@ def test_pins_are_kept_over_restarts() -> None:
         cells=CELLS,
         dedicated=(0, 1, 2, 3),
         taken=(0, 1, 2, 3),
-        kept={0: 5, 1: 7},
+        kept=PinRecord(vcpus={0: 5, 1: 7}, cells={0: 1}),
     )
     assert again.pins == {0: 5, 1: 7}
     assert again.cells[0].host == 1
