@@ -189,6 +189,9 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     assert [(row["status"], row["disabled_reason"]) for row in services] == [("disabled", "spring cleaning")]
     assert "nowhere" in refused("host", "disable", "nowhere", "--dir", cloud.directory)
     assert "local://" in refused("host", "add", "fake-9", "--dir", cloud.directory)
+    empty = cloud.directory.parent / "empty"
+    empty.mkdir()
+    assert "no cloud yet" in refused("host", "list", "--dir", empty)
 
     for line in ok("check", "--dir", cloud.directory).splitlines():
         assert line.startswith("ok")

@@ -25,10 +25,14 @@ def _with_database(
 
     async def main() -> Any:
         from micronova.cli.wiring import Process
+        from micronova.db import schema
 
         process = Process(settings, [], place)
         try:
-            return await work(await process.open_database("compute"), settings)
+            database = await process.open_database("compute")
+            if await database.read(schema.current) is None:
+                raise MicronovaError("There is no cloud yet: its database is empty. Start it, or name it with --dir.")
+            return await work(database, settings)
         finally:
             await process.stop()
 
