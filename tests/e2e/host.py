@@ -27,6 +27,7 @@ from micronova.virt.loader import DriverSetup
 
 PATIENCE = 90.0
 """Seconds that a guest may take for anything: the machine may be busy."""
+FOLDERS = ("instances", "sockets", "console", "log/qemu", "qemu/save", "qemu/nvram", "etc/qemu", "run/qemu")
 FLAVOR = Flavor(id="1", name="tiny", ram=128, vcpus=1, disk=1)
 MARK = "user-data-was-here"
 USER_DATA = base64.b64encode(f"#!/bin/sh\necho {MARK} $(hostname) >/dev/console\n".encode()).decode()
@@ -175,7 +176,7 @@ class Host:
         """List whatever is left of guests: processes, devices, files, definitions."""
         found = [f"process {pid}" for pid in self.qemus()]
         found += [f"device {tap}" for tap in self.taps()]
-        for folder in ("instances", "sockets", "log/qemu", "qemu/save", "qemu/nvram", "etc/qemu", "run/qemu"):
+        for folder in FOLDERS:
             base = self.root / folder
             if base.is_dir():
                 found += [

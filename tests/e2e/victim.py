@@ -11,14 +11,16 @@ from micronova.objects.image import ImageMeta
 from tests.e2e.host import Events, Host
 
 
-class _Images:
+class Images:
+    """What another process knows of the image server."""
+
     def __init__(self, ticket: str, image: ImageMeta) -> None:
         self.ticket, self.image = ticket, image
 
 
 async def main() -> None:
     directory, namespace, ticket, image = sys.argv[1:]
-    images = _Images(ticket, msgspec.json.decode(image, type=ImageMeta))
+    images = Images(ticket, msgspec.json.decode(image, type=ImageMeta))
     host = Host(Path(directory), namespace, images)  # type: ignore[arg-type]
     async with host.agent() as (driver, _):
         assert isinstance(_, Events)

@@ -21,7 +21,6 @@ from micronova.virt.libvirt.topology import CpuPlan, plan_cpus
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
 """Without the CPU's help: the oldest model that today's distributions run on."""
 Q35_ROOT_PORTS: Final = 12
-CONSOLE_LOG: Final = "console.log"
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
 _BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen")
@@ -293,7 +292,7 @@ def _cpu_tune(wishes: Wishes, facts: HostFacts) -> dict[str, int]:
 def _serials(shop: Workshop, wishes: Wishes, uuid: str) -> tuple[Serial, ...]:
     count = wishes.number(wishes.hardware("serial_port_count"), "hw:serial_port_count", least=1) or 1
     require(count <= 4, "a guest has at most 4 serial ports")
-    log = shop.layout.seen(shop.layout.guest(uuid) / CONSOLE_LOG)
+    log = shop.layout.seen(shop.layout.console_log(uuid))
     return tuple(
         Serial(socket=shop.layout.seen(shop.layout.socket(uuid, f"serial{number}")), log=log if number == 0 else "")
         for number in range(count)

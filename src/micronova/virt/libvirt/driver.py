@@ -10,11 +10,12 @@ import asyncio
 import logging
 from pathlib import Path
 from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
 from micronova.objects.clock import Clock
-from micronova.objects.errors import Conflict, InstanceNotFound
+from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt import power_state
@@ -29,10 +30,10 @@ from micronova.virt.driver import (
     implemented,
 )
 from micronova.virt.libvirt import diagnostics, domains, hotplug, resources
-from micronova.virt.libvirt.compose import CONSOLE_LOG, Workshop, domain_name
+from micronova.virt.libvirt.compose import Workshop, domain_name
 from micronova.virt.libvirt.config_drive import make_config_drive
 from micronova.virt.libvirt.connection import Connection
-from micronova.virt.libvirt.console import read_console
+from micronova.virt.libvirt.console import forget_pool, from_files, read_console, through_libvirt
 from micronova.virt.libvirt.disks import DiskMaker, plan_disks
 from micronova.virt.libvirt.events import GuestEvent, Watchers
 from micronova.virt.libvirt.guests import Guests
@@ -90,6 +91,9 @@ class LibvirtDriver:
         self._disks = DiskMaker(layout, self._images, self._files)
         self._ready: tuple[HostFacts, Launcher] | None = None
         self._ageing: asyncio.Task[None] | None = None
+        self._log_pool = f"micronova-{uuid5(NAMESPACE_URL, layout.root.as_uri())}"
+        self._log_pool_used = False
+        self._log_lock = asyncio.Lock()
 
     # --- the host ---
 
@@ -119,6 +123,11 @@ class LibvirtDriver:
             self._ageing.cancel()
             await asyncio.gather(self._ageing, return_exceptions=True)
         await self._observer.stop()
+        if self._log_pool_used:
+            try:
+                await self._connection.read(lambda connection: forget_pool(connection, self._log_pool), "let go")
+            except MicronovaError as error:
+                log.warning("the storage pool %s is left in libvirt: %s", self._log_pool, error)
         await self._connection.close()
         self._files.close()
 
@@ -307,7 +316,18 @@ class LibvirtDriver:
     async def get_console_output(self, uuid: str, length: int | None) -> str:
         """Give what the guest wrote to its first serial port."""
         await self._guests.known(uuid)
-        return await self._files.run(read_console, self._layout.guest(uuid) / CONSOLE_LOG, length)
+        folder, name = self._layout.console, self._layout.console_log(uuid).name
+        try:
+            return await self._files.run(read_console, from_files(folder), name, length)
+        except PermissionError:
+            pass
+
+        def read(connection: Any) -> str:
+            return read_console(through_libvirt(connection, self._layout.seen(folder), self._log_pool), name, length)
+
+        async with self._log_lock:
+            self._log_pool_used = True
+            return await self._connection.read(read, "read the console log")
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
         """Say where the guest's screen is."""

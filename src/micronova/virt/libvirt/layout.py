@@ -3,6 +3,7 @@
 ROOT/instances/UUID/   one guest: its record and its disks
 ROOT/base/             images as they were fetched, shared by all guests of the host
 ROOT/sockets/          consoles of running guests
+ROOT/console/          what guests wrote to their consoles; libvirt's logger writes there, as root
 
 The record is the first thing made of a guest and the last that goes: so whatever an agent that was killed has left is
 found again, with its epoch, also when libvirt never heard of it.
@@ -72,8 +73,14 @@ class Layout:
         self.instances = root / "instances"
         self.base = root / "base"
         self.sockets = root / "sockets"
+        self.console = root / "console"
         self.private = gid is not None
         self.folder_mode = 0o2750 if self.private else 0o711
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All directories."""
+        return self.instances, self.base, self.sockets, self.console
 
     def seen(self, path: Path) -> str:
         """Give a file's name as the hypervisor sees it."""
@@ -82,13 +89,17 @@ class Layout:
     def prepare(self) -> None:
         """Make the directories, and remove what was half made or half removed."""
         # New files inherit the group of their directory: the hypervisor may read and write, and not replace, them.
-        for folder in (self.instances, self.base, self.sockets):
+        for folder in self.folders:
             folder.mkdir(parents=True, exist_ok=True)
             self.grant(folder, self.folder_mode)
         if self._gid is not None:
             self.sockets.chmod(0o2770)  # QEMU makes those itself
         for leftover in self.instances.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
+        for place in (self.sockets, self.console):
+            for file in place.iterdir():
+                if not (self.instances / file.name.partition(".")[0]).exists():
+                    file.unlink(missing_ok=True)
 
     def guest(self, uuid: str) -> Path:
         """Give a guest's directory."""
@@ -100,6 +111,10 @@ class Layout:
     def socket(self, uuid: str, name: str) -> Path:
         """Give a socket of a guest."""
         return self.sockets / f"{UUID(uuid)}.{name}"
+
+    def console_log(self, uuid: str) -> Path:
+        """Give the newest console log of a guest."""
+        return self.console / f"{UUID(uuid)}.log"
 
     def grant(self, path: Path, mode: int = 0o660) -> None:
         """Let the hypervisor use a file that was made for it."""
@@ -163,8 +178,9 @@ class GuestStore:
             shutil.rmtree(gone)
         if folder.exists():
             self.remove(uuid)
-        for socket in self._layout.sockets.glob(f"{folder.name}.*"):
-            socket.unlink(missing_ok=True)
+        for place in (self._layout.sockets, self._layout.console):
+            for file in place.glob(f"{folder.name}.*"):
+                file.unlink(missing_ok=True)
 
 
 def _write(file: Path, record: GuestRecord) -> None:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from micronova.virt.libvirt.layout import Layout
 from micronova.virt.libvirt.library import LibvirtMissing
 
 SEEN_AS = Path("/var/lib/libvirt")
@@ -94,14 +95,14 @@ class PrivateLibvirtd:
         namespace: str = "",
         user: QemuUser,
         kvm: bool = False,
-        client_group: str = "root",
+        client: tuple[int, int] = (0, 0),
     ) -> None:
         self.directory = directory
         self._host_uuid = host_uuid
         self._namespace = namespace
         self.user = user
         self._kvm = kvm  # if not, guests do not see the device: libvirt would try it again and again
-        self._client_group = client_group  # besides root, who may talk to it: as good as root inside the namespace
+        self._client = client  # user and group of the agent: who may talk to it is as good as root on this machine
 
     @property
     def socket(self) -> Path:
@@ -156,10 +157,14 @@ class PrivateLibvirtd:
         directory.mkdir(parents=True, exist_ok=True)
         # Inside the namespace this is /var/lib/libvirt: guests pass through it.
         directory.chmod(0o711)
-        for name, mode in {"etc": 0o700, "run": 0o755, "log": 0o700, "cache": 0o711}.items():
+        for name, mode in {"etc": 0o700, "run": 0o755, "log": 0o711, "cache": 0o711}.items():
             folder = directory / name
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
+        # What is in these the agent makes and removes.
+        for folder in (*Layout(directory).folders, directory / "log" / "qemu"):
+            folder.mkdir(exist_ok=True)
+            os.chown(folder, self._client[0], self.user.gid)
         nothing = directory / "etc" / "nothing"
         nothing.touch()
         nothing.chmod(0)
@@ -170,13 +175,13 @@ class PrivateLibvirtd:
             fresh.replace(directory / "etc" / name)
 
     def _configuration(self) -> dict[str, str]:
-        group_may = "0770" if self._client_group != "root" else "0700"
+        _, group = self._client
         return {
             "libvirtd.conf": _lines(
                 host_uuid=self._host_uuid,
                 # Guests can see the socket; only these may use it.
-                unix_sock_group=self._client_group,
-                unix_sock_rw_perms=group_may,
+                unix_sock_group=f"+{group}",
+                unix_sock_rw_perms="0770" if group else "0700",
                 unix_sock_ro_perms="0700",
                 auth_unix_rw="none",
                 auth_unix_ro="none",
@@ -316,7 +321,7 @@ def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # too many at once: it is there
+        except (BlockingIOError, PermissionError):  # too many at once, or not for us: it is there
             return True
         except OSError:
             return False

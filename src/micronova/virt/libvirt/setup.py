@@ -45,6 +45,8 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         if settings.instances_path:
             raise Invalid("libvirt.instances_path is for a libvirt that runs already: set libvirt.connection_uri too.")
         daemon = private_libvirtd(setup.state_dir, setup.cloud_id, host, settings)
+        if os.geteuid() != 0 and daemon.user.gid not in (os.getegid(), *os.getgroups()):
+            raise LibvirtMissing(f"This process has to be in the group {daemon.user.group}, as the guests are.")
         layout = Layout(root, seen_as=SEEN_AS, gid=daemon.user.gid)
         uri = daemon.uri
     driver = LibvirtDriver(
@@ -59,13 +61,24 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
     return {host: driver}
 
 
-def private_libvirtd(state_dir: Path, cloud_id: str, host: str, settings: LibvirtSettings) -> PrivateLibvirtd:
-    """Describe the private libvirtd of a cloud's host; nothing is started."""
+def private_libvirtd(
+    state_dir: Path,
+    cloud_id: str,
+    host: str,
+    settings: LibvirtSettings,
+    client: tuple[int, int] | None = None,
+) -> PrivateLibvirtd:
+    """Describe the private libvirtd of a cloud's host; nothing is started.
+
+    An agent that is not root has it started by root beforehand, who names the agent's user and group as the client. The
+    agent then has to be in the group that guests run with, too (`user.gid`), to share files with them.
+    """
     return PrivateLibvirtd(
         state_root(state_dir, settings).absolute(),
         host_uuid=str(uuid5(_HOSTS, f"{cloud_id}/{host}")),
         namespace=settings.network_namespace,
         user=find_qemu_user(settings.qemu_user, settings.qemu_group),
+        client=client or (os.geteuid(), os.getegid()),
         kvm=settings.virt_type == "kvm" or (settings.virt_type == "auto" and bool(cpu_flags() & HARDWARE_FLAGS)),
     )
 

@@ -156,7 +156,7 @@ def test_consoles() -> None:
     serial = one(root, "./devices/serial")
     assert serial.get("type") == "unix"
     assert one(serial, "source").get("path") == f"/var/lib/libvirt/sockets/{UUID}.serial0"
-    assert dict(one(serial, "log").items()) == {"file": f"{FOLDER}/console.log", "append": "on"}
+    assert dict(one(serial, "log").items()) == {"file": f"/var/lib/libvirt/console/{UUID}.log", "append": "on"}
     screen = one(root, "./devices/graphics")
     assert screen.get("type") == "vnc" and screen.get("listen") is None
     assert one(screen, "listen").get("socket") == f"/var/lib/libvirt/sockets/{UUID}.vnc"

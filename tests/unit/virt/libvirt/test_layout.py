@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from micronova.objects.errors import Invalid
-from micronova.virt.libvirt.console import MOST_BYTES, read_console
+from micronova.virt.libvirt.console import MOST_BYTES, from_files, read_console
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, GuestStore, Layout
 from micronova.virt.libvirt.resources import file_system, memory_mb, node_resources, uptime
 from micronova.virt.libvirt.settings import LibvirtSettings
@@ -40,11 +40,14 @@ def test_a_record_comes_first_and_goes_last(layout: Layout) -> None:
     (layout.guest(UUID) / "disk").write_bytes(b"data")
     layout.socket(UUID, "vnc").write_bytes(b"")
     layout.socket(OTHER, "vnc").write_bytes(b"")
+    layout.console_log(UUID).write_bytes(b"")
+    layout.console_log(UUID).with_suffix(".log.0").write_bytes(b"")
     store.remove(UUID)
     store.remove(UUID)
     assert store.load(UUID) is None and store.all() == []
     assert list(layout.instances.iterdir()) == []
     assert [path.name for path in layout.sockets.iterdir()] == [f"{OTHER}.vnc"]
+    assert list(layout.console.iterdir()) == []
 
 
 def test_names_for_the_hypervisor(layout: Layout) -> None:
@@ -60,8 +63,11 @@ def test_what_was_half_made_or_half_removed_is_swept(layout: Layout) -> None:
     for name in (f".{OTHER}.new", f".{OTHER}.gone"):
         (layout.instances / name).mkdir()
         (layout.instances / name / "disk").write_bytes(b"x")
+    for uuid in (UUID, OTHER):
+        layout.console_log(uuid).write_bytes(b"")
     layout.prepare()
     assert [path.name for path in layout.instances.iterdir()] == [UUID]
+    assert [path.name for path in layout.console.iterdir()] == [f"{UUID}.log"]
 
 
 def test_removing_goes_on_where_it_stopped(layout: Layout) -> None:
@@ -81,15 +87,18 @@ def test_a_damaged_record_harms_no_other(layout: Layout) -> None:
 
 
 def test_console_log(tmp_path: Path) -> None:
-    log = tmp_path / "console.log"
-    assert read_console(log, None) == ""
-    log.with_name("console.log.0").write_bytes(b"one\ntwo\n")
-    log.write_bytes(b"three\nf\xffur\x00\n")
-    assert read_console(log, None) == "one\ntwo\nthree\nf\ufffdur\n"
-    assert read_console(log, 2) == "three\nf\ufffdur\n"
-    assert read_console(log, 0) == ""
-    log.write_bytes(b"x" * (MOST_BYTES * 2))
-    assert len(read_console(log, None)) == MOST_BYTES
+    def read(lines: int | None) -> str:
+        return read_console(from_files(tmp_path), "x.log", lines)
+
+    assert read(None) == ""
+    (tmp_path / "x.log.0").write_bytes(b"one\ntwo\n")
+    assert read(None) == "one\ntwo\n"  # the new one is just being made
+    (tmp_path / "x.log").write_bytes(b"three\nf\xffur\x00\n")
+    assert read(None) == "one\ntwo\nthree\nf\ufffdur\n"
+    assert read(2) == "three\nf\ufffdur\n"
+    assert read(0) == ""
+    (tmp_path / "x.log").write_bytes(b"x" * (MOST_BYTES * 2))
+    assert len(read(None)) == MOST_BYTES
 
 
 def test_resources(layout: Layout) -> None:

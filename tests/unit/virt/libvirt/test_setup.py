@@ -94,6 +94,9 @@ def test_without_root(able: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     said = setup.probe()
     assert said is not None and "run as root, or set libvirt.connection_uri" in said
     assert setup.probe({"connection_uri": "qemu:///system"}) is None
+    monkeypatch.setattr(os, "getgroups", list)
+    with pytest.raises(LibvirtMissing, match="in the group libvirt-qemu"):
+        make(tmp_path)
     with pytest.raises(LibvirtMissing, match="started by root"):
         PrivateLibvirtd(tmp_path, host_uuid="u", user=USER).ensure()
 
@@ -110,6 +113,9 @@ def test_who_may_talk_to_the_private_libvirtd(tmp_path: Path) -> None:
     assert 'unix_sock_ro_perms = "0700"' in files["libvirtd.conf"]
     assert 'user = "libvirt-qemu"' in files["qemu.conf"]
     assert "max_size = " in files["virtlogd.conf"]
+    files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER, client=(1000, 1001))._configuration()
+    assert 'unix_sock_rw_perms = "0770"' in files["libvirtd.conf"]
+    assert 'unix_sock_group = "+1001"' in files["libvirtd.conf"]
 
 
 def test_qemu_users(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,47 @@
+"""The agent need not be root: root starts the private libvirtd, and the agent works as a user of its own."""
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from micronova.virt.libvirt.settings import LibvirtSettings
+from micronova.virt.libvirt.setup import private_libvirtd, teardown
+from tests.e2e.host import FOLDERS, Host
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
+
+USER, GROUP = pwd.getpwnam("nobody").pw_uid, pwd.getpwnam("nobody").pw_gid  # libvirt wants one that has a name
+
+
+def test_an_agent_that_is_not_root(host: Host) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+    os.chown(directory, USER, GROUP)
+    settings = LibvirtSettings(network_namespace=host.namespace)
+    daemon = private_libvirtd(directory, "cloud-1", "host-1", settings, client=(USER, GROUP))
+    try:
+        daemon.ensure()
+        mode = daemon.socket.stat()
+        assert stat.S_IMODE(mode.st_mode) == 0o770 and mode.st_gid == GROUP
+        image = msgspec.json.encode(host.images.image).decode()
+        arguments = [USER, GROUP, daemon.user.gid, directory, host.namespace, host.images.ticket, image]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.e2e.unprivileged", *map(str, arguments)],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "done\n", done.stderr
+        left = [path.name for name in FOLDERS for path in (directory / "libvirt" / name).rglob("*") if path.is_file()]
+        assert set(left) <= {"driver.pid", "autostarted"}
+    finally:
+        teardown(directory)
+        shutil.rmtree(directory)

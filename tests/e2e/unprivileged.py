@@ -1,0 +1,46 @@
+"""An agent that is not root, on a libvirtd that root started; see test_libvirt_unprivileged."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import aiohttp  # noqa: F401  imported while we can still read it
+import libvirt  # noqa: F401
+import msgspec
+
+from micronova.objects.image import ImageMeta
+from micronova.virt import power_state
+from tests.e2e.host import Host, console
+from tests.e2e.victim import Images
+
+
+async def main(host: Host) -> None:
+    async with host.agent() as (driver, _):
+        plan = host.plan(config_drive=True)
+        uuid = plan.instance.uuid
+        await driver.spawn(plan)
+        for endpoint in (await driver.get_vnc_console(uuid), await driver.get_serial_console(uuid)):
+            _, writer = await asyncio.open_unix_connection(endpoint.path)
+            writer.close()
+        log = await console(driver, uuid, "MICRONOVA-GUEST-BOOT")
+        assert await driver.get_console_output(uuid, 1) == log.splitlines(keepends=True)[-1]
+        assert len((await driver.get_screenshot(uuid)).data) > 100
+        await driver.suspend(uuid)
+        await driver.resume(plan)
+        await driver.reboot(plan, "HARD")
+        guest = await driver.info(uuid)
+        assert guest is not None and guest.power_state == power_state.RUNNING
+        await driver.destroy(uuid)
+        assert await driver.list_guests() == []
+    print("done")
+
+
+if __name__ == "__main__":
+    user, group, qemu_group, directory, namespace, ticket, image = sys.argv[1:]
+    images = Images(ticket, msgspec.json.decode(image, type=ImageMeta))
+    os.setgroups([int(qemu_group)])
+    os.setgid(int(group))
+    os.setuid(int(user))
+    os.umask(0o077)
+    asyncio.run(main(Host(Path(directory), namespace, images)))  # type: ignore[arg-type]
