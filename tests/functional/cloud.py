@@ -428,6 +428,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     made = Cluster(
         tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2}, api={"workers": 2},
         filter_scheduler=GROUPS_FIRST,
+        scheduler={"refresh_interval": 0.01},
     )  # fmt: skip
     made.add("api", "api")
     for number in (1, 2):

@@ -72,7 +72,12 @@ def upsert_all(
     new = [row for row in rows if row["uuid"] not in known]
     if new:
         _insert(conn, new)
-    old = [{**row, "key": row["uuid"]} for row in rows if row["uuid"] in known]
+    # Without what is fixed: a parameter that is named like a column would be set, whatever the statement says.
+    old = [
+        {**{name: value for name, value in row.items() if name not in _FIXED}, "key": row["uuid"]}
+        for row in rows
+        if row["uuid"] in known
+    ]
     if old:
         conn.execute(_UPDATE, old)
     stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from micronova.db import nodes
 from micronova.db.tables import allocations, compute_nodes, operations
+from micronova.objects.orders import NodeResources
 from tests.functional.cloud import Caller, Cloud
 
 BUILD = "compute__do_build_and_run_instance"
@@ -185,6 +187,8 @@ async def test_a_host_that_cannot_undo_is_told_to_do_so_later(cloud: Cloud, user
 async def test_failed_builds_make_a_host_less_attractive_until_one_succeeds(cloud: Cloud, user: Caller):
     name = _name()
     bad = cloud.hosts[0]
+    for host in cloud.hosts:  # what other tests did to them is forgotten
+        await user.admin.boot(availability_zone=f"nova:{host}")
     async with cloud.faults(_spawn(name, "fail", host=f"^{bad}$")):
         id = await user.admin.create(name=name, availability_zone=f"nova:{bad}")
         await user.wait_for(id, "ERROR")
@@ -193,6 +197,24 @@ async def test_failed_builds_make_a_host_less_attractive_until_one_succeeds(clou
     await user.admin.boot(availability_zone=f"nova:{bad}")
     again = [await user.host_of((await user.boot())["id"]) for _ in range(2 * len(cloud.hosts))]
     assert bad in again, "a host that builds again is as good as the others"
+
+
+async def test_a_report_of_the_host_does_not_forget_failed_builds(cloud: Cloud, user: Caller):
+    name, bad = _name(), cloud.hosts[0]
+    async with cloud.faults(_spawn(name, "fail", host=f"^{bad}$")):
+        id = await user.admin.create(name=name, availability_zone=f"nova:{bad}")
+        await user.wait_for(id, "ERROR")
+    query = sa.select(compute_nodes).where(compute_nodes.c.host == bad)
+    [before] = await cloud.read(query)
+    assert before.failed_builds > 0
+    report = NodeResources(
+        node=bad, node_uuid=before.uuid, hypervisor_type="fake", hypervisor_version=1_000, vcpus=64,
+        memory_mb=262_144, local_gb=4_096,
+    )  # fmt: skip
+    assert cloud.process.database is not None
+    await cloud.process.database.write(nodes.upsert, bad, [report], before.changed_at + 1)
+    [after] = await cloud.read(query)
+    assert (after.failed_builds, after.created_at, after.id) == (before.failed_builds, before.created_at, before.id)
 
 
 async def test_the_decision_is_kept_for_admins(cloud: Cloud, user: Caller):
