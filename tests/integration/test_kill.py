@@ -118,9 +118,16 @@ class Killer:
         while targets or not self.stop.is_set():
             target = targets.pop() if targets else self.random.choice(ROLES)
             self._kill(target)
+            self.revive()
             self.killed[target] = self.killed.get(target, 0) + 1
             if self.stop.wait(self.random.uniform(0.2, 1.2)) and not targets:
                 return
+
+    def revive(self) -> None:
+        """Start again what ended by itself: a role that finds no broker at its start says so and exits."""
+        for name in ROLES:
+            if self.cluster.processes[name].poll() is not None:
+                self.cluster.start(name)
 
     def _kill(self, target: str) -> None:
         if target in ("rabbitmq", "postgres"):
@@ -161,6 +168,7 @@ def test_nothing_is_lost_when_everything_is_killed(durable: tuple[Path, Postgres
             thread.join()
         killer.stop.set()
         chaos.join()
+        killer.revive()
         _settle(cluster, users, seed)
         assert set(killer.killed) == {*ROLES, "rabbitmq", "postgres"}
     except BaseException:

@@ -27,6 +27,9 @@ class Query:
 
     def all(self, conn: sa.Connection, **parameters: Any) -> list[dict[str, Any]]:
         """Return all rows."""
+        if conn.dialect.name != "sqlite":
+            # Over a network SQLAlchemy must see the errors: it tells a lost connection from a wrong statement.
+            return [dict(row) for row in conn.execute(self._statement, parameters).mappings()]
         prepared = self._prepared.get(conn.dialect.name) or self._prepare(conn.dialect)
         sql, names, columns, processors = prepared
         cursor = conn.connection.cursor()
