@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from micronova.virt.libvirt.settings import LibvirtSettings
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.virt.libvirt.setup import private_libvirtd, teardown
 from tests.e2e.host import FOLDERS, Host
 

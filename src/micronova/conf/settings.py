@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import MicronovaError
 
 
@@ -33,6 +34,9 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     host: Annotated[str, _doc("This machine's name in the cloud; empty: its host name.")] = ""
     state_path: Annotated[str, _doc("Directory of everything that survives a restart.")] = ""
+    user: Annotated[
+        str, _doc("Whom root's `micronova up` works as: a system user, made when it is missing; root: stay root.")
+    ] = "micronova"
     secret_key: Annotated[
         str,
         Meta(
@@ -220,7 +224,7 @@ class Fake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The agent on a host."""
 
-    compute_driver: Annotated[str, _doc("fake, or a driver's entry point.")] = "fake"
+    compute_driver: Annotated[str, _doc("fake, libvirt, or a driver's entry point.")] = "fake"
     shutdown_grace: Annotated[float, Meta(ge=0, description="Seconds that work in hand may go on at SIGTERM.")] = 10.0
     resource_interval: Annotated[float, Meta(gt=0, description="Seconds between audits of a host's resources.")] = 60.0
 
@@ -268,6 +272,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     neutron: Neighbour = Neighbour()
     compute: Compute = Compute()
     fake: Fake = Fake()
+    libvirt: LibvirtSettings = LibvirtSettings()
     notifications: Notifications = Notifications()
     telemetry: Telemetry = Telemetry()
     upgrade_levels: UpgradeLevels = UpgradeLevels()

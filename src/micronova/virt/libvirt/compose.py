@@ -7,6 +7,7 @@ host can, NotSupported if another one may.
 from dataclasses import dataclass
 from typing import Final
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import NotSupported
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
@@ -15,7 +16,6 @@ from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, parse_cpus, r
 from micronova.virt.libvirt.interfaces import interfaces
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, Layout
 from micronova.virt.libvirt.properties import Wishes
-from micronova.virt.libvirt.settings import LibvirtSettings
 from micronova.virt.libvirt.topology import CpuPlan, plan_cpus
 
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}

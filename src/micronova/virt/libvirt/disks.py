@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, InsufficientResources, NotSupported
 from micronova.virt.driver import GuestPlan
@@ -11,7 +12,6 @@ from micronova.virt.libvirt import tools
 from micronova.virt.libvirt.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, Layout
 from micronova.virt.libvirt.pool import Pool
-from micronova.virt.libvirt.settings import LibvirtSettings
 
 GIB = 1024**3
 MIB = 1024**2

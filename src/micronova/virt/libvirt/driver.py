@@ -14,6 +14,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
 from micronova.objects.network import VIF
@@ -45,7 +46,6 @@ from micronova.virt.libvirt.observer import Observer
 from micronova.virt.libvirt.pool import Pool
 from micronova.virt.libvirt.power import Requests
 from micronova.virt.libvirt.private import PrivateLibvirtd
-from micronova.virt.libvirt.settings import LibvirtSettings
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import NotSupported
 from micronova.virt.libvirt.library import LibvirtMissing
-from micronova.virt.libvirt.settings import LibvirtSettings
 from micronova.virt.libvirt.xmltree import Element, parse
 
 SECURE_MACHINE: Final = "q35"

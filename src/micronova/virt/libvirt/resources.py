@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID, uuid5
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.orders import NodeResources
 from micronova.virt.libvirt.host import HostFacts, parse_cpus
 from micronova.virt.libvirt.layout import GuestRecord, Layout
-from micronova.virt.libvirt.settings import LibvirtSettings
 
 GIB: Final = 1024**3
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")

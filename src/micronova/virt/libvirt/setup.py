@@ -9,6 +9,7 @@ from uuid import UUID, uuid5
 
 import msgspec
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import Invalid
 from micronova.virt.libvirt.driver import LibvirtDriver, state_root
 from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags, parse_cpus
@@ -21,7 +22,6 @@ from micronova.virt.libvirt.private import (
     find_qemu_user,
     missing_directories,
 )
-from micronova.virt.libvirt.settings import LibvirtSettings
 from micronova.virt.loader import DriverSetup
 
 _HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")

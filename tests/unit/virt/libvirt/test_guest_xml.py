@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.guest_xml import domain, domain_xml, metadata, owner_of
-from micronova.virt.libvirt.settings import LibvirtSettings
 from micronova.virt.libvirt.xmltree import Element, child, element, parse, unparse
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 

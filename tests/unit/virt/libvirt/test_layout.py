@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import Invalid
 from micronova.virt.libvirt.console import MOST_BYTES, from_files, read_console
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, GuestStore, Layout
 from micronova.virt.libvirt.resources import file_system, memory_mb, node_resources, uptime
-from micronova.virt.libvirt.settings import LibvirtSettings
 from tests.unit.virt.libvirt.world import UUID, facts
 
 OTHER = "7c0c7f5e-9a63-4a0b-8f3c-5a7d0e1c2b3a"

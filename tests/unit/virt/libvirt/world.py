@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
@@ -14,7 +15,6 @@ from micronova.virt.libvirt.definition import Definition
 from micronova.virt.libvirt.disks import plan_disks
 from micronova.virt.libvirt.host import Cell, HostFacts
 from micronova.virt.libvirt.layout import GuestRecord, Layout
-from micronova.virt.libvirt.settings import LibvirtSettings
 
 UUID = "6b0c7f5e-9a63-4a0b-8f3c-5a7d0e1c2b3a"
 IMAGE = ImageMeta(id="0f6c3a8e-0000-4000-8000-000000000001", disk_format="qcow2", size=100, checksum="ab" * 16)
