@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ import click
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.objects.errors import MicronovaError
 
+log = logging.getLogger(__name__)
+
+IMAGE = "test-image"
+BOOTABLE = "bootable"  # the edition of it that real guests start from
 PROPERTIES = {"os_type": "linux", "os_distro": "micronova-test", "architecture": "x86_64"}
 
 
@@ -20,6 +25,35 @@ def default_cache() -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/micronova")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova"
+
+
+async def ensure_test_image(images: Any, driver: str) -> None:
+    """Have the image that every cloud begins with: one that boots where guests are real, else a disk of nothing."""
+    if driver != "libvirt":
+        await images.ensure_image(
+            IMAGE, bytes(512 * 1024), owner="", properties={"os_distro": "none"}, instead_of=(BOOTABLE,)
+        )
+        return
+    if await images.has_image(IMAGE, owner="", edition=BOOTABLE):
+        return
+    from micronova.testimage.builder import build
+
+    click.echo("Building the test image (once; some seconds)", err=True)
+    cache = default_cache()
+    try:
+        made = await asyncio.to_thread(build, cache / "testimage.qcow2", cache)
+    except (MicronovaError, OSError) as error:
+        log.warning("there is no %s: %s Try `micronova image build-test` later, or upload another.", IMAGE, error)
+        return
+    await images.ensure_image(
+        IMAGE,
+        await asyncio.to_thread(made.read_bytes),
+        owner="",
+        disk_format="qcow2",
+        properties=PROPERTIES,
+        edition=BOOTABLE,
+        instead_of=("",),
+    )
 
 
 def build_test(output: Path | None, cache: Path | None, directory: Path | None, name: str) -> None:

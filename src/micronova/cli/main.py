@@ -42,7 +42,7 @@ def main() -> None:
 @directory_option
 @click.option(
     "--driver",
-    type=click.Choice(["auto", "fake"]),
+    type=click.Choice(["auto", "libvirt", "fake"]),
     default="auto",
     show_default=True,
     help="Hypervisor: the fake driver simulates guests.",

@@ -122,6 +122,10 @@ class Neighbours:
             self._networks = NetworkClient(self._client("network", override))
         return self._networks
 
+    def network_service(self) -> ServiceClient:
+        """Return the bare client of the network service, for its agent."""
+        return self._client("network", self._process.settings.neutron.endpoint_override)
+
     def compute(self) -> ServiceClient | None:
         """Return the compute client, for neighbours that tell it something; the API may start after them."""
         if "api" not in self._process.roles:

@@ -46,6 +46,7 @@ async def make_identity(process: "Process") -> "Role":
 
 async def make_image(process: "Process") -> "Role":
     """The embedded image service."""
+    from micronova.cli.image import ensure_test_image
     from micronova.neighbours.image.data import accept_all
     from micronova.neighbours.image.formats import check_format
     from micronova.neighbours.image.service import ImageService
@@ -67,11 +68,7 @@ async def make_image(process: "Process") -> "Role":
     process.embedded["image"] = role
     _mount(process, role.service)
 
-    async def bootstrap() -> None:
-        # A disk that any hypervisor can boot to nothing: enough for simulated guests.
-        await role.ensure_image("test-image", bytes(512 * 1024), owner="", min_disk=0, properties={"os_distro": "none"})
-
-    return _Then(role, bootstrap)
+    return _Then(role, lambda: ensure_test_image(role, process.settings.compute.compute_driver))
 
 
 async def make_network(process: "Process") -> "Role":
@@ -93,6 +90,23 @@ async def make_network(process: "Process") -> "Role":
     process.embedded["network"] = role
     _mount(process, role.service)
     return _Then(role, role.bootstrap)
+
+
+async def make_network_agent(process: "Process") -> "Role":
+    """The network agent of this host."""
+    from micronova.cli.machine import helper_socket
+    from micronova.neighbours.network.agent.agent import NetworkAgent
+    from micronova.neighbours.network.agent.service import NetworkServiceClient
+    from micronova.privileged.client import PrivilegedClient
+    from micronova.privileged.names import prefix_of
+
+    return NetworkAgent(
+        NetworkServiceClient(process.neighbours.network_service(), process.host),
+        PrivilegedClient(helper_socket(process.directory)),
+        process.clock,
+        prefix=prefix_of(process.keys.cloud_id),
+        domain="openstacklocal",
+    )
 
 
 def _mount(process: "Process", service: Any) -> None:
@@ -183,9 +197,8 @@ async def make_compute(process: "Process") -> "Role":
 
     assert process.bus is not None
     default, compute = process.settings.default, process.settings.compute
-    options: dict[str, Any] = {}
-    if compute.compute_driver == "fake":
-        options = msgspec.to_builtins(process.settings.fake)
+    section = {"fake": process.settings.fake, "libvirt": process.settings.libvirt}.get(compute.compute_driver)
+    options: dict[str, Any] = {} if section is None else msgspec.to_builtins(section)
     drivers = create_drivers(
         compute.compute_driver,
         DriverSetup(

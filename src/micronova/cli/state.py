@@ -46,6 +46,10 @@ class StateDirectory:
         except OSError as error:
             raise MicronovaError(f"Cannot make {self.path}: {error.strerror}. Choose another with --dir.") from None
 
+    def has_keys(self) -> bool:
+        """Say whether a cloud was ever started here."""
+        return (self.path / "keys.json").exists()
+
     def keys(self) -> Keys:
         """Read the keys; the first time, make them."""
         file = self.path / "keys.json"

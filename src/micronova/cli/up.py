@@ -31,24 +31,56 @@ def up(
         raise MicronovaError(
             f"A cloud runs in {place.path} already: stop it with `micronova down`, or choose another --dir."
         )
-    settings = load(
-        config,
-        api={"listen": listen, "port": port},
-        default={"state_path": str(place.path)},
-        compute={"compute_driver": "fake"},
-        fake={"hosts": hosts},
-    )
+    def settings_for(driver: str) -> Settings:
+        return load(
+            config,
+            api={"listen": listen, "port": port},
+            default={"state_path": str(place.path)},
+            compute={"compute_driver": driver},
+            fake={"hosts": hosts},
+        )
+
+    notice = ""
+    settings = settings_for("fake" if driver == "fake" else "libvirt")
+    if driver != "fake":
+        from micronova.cli.machine import probe
+
+        obstacle = probe(settings)
+        if obstacle is not None and driver == "libvirt":
+            raise MicronovaError(obstacle)
+        if obstacle is not None:
+            notice = f"Real guests are not possible here. {obstacle}"
+            settings = settings_for("fake")
     if detach:
         _detach(place, sys.argv[1:])
         return
+    _run(settings, place, notice)
+
+
+def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
+    from micronova.cli.privilege import run_unprivileged, service_user
     from micronova.cli.run import run_until_stopped
     from micronova.telemetry.logs import set_up_logging
 
     set_up_logging(settings)
-    run_until_stopped(lambda stopped: _up(settings, place, driver, stopped))
+    pid = os.getpid()
+    user = service_user(settings.default.user)
+
+    def main() -> None:
+        run_until_stopped(lambda stopped: _up(settings, place, notice, pid, stopped))
+
+    if settings.compute.compute_driver == "libvirt":
+        from micronova.cli.machine import Machine, run_with_machine
+
+        place.create()
+        assert user is not None  # the probe wants root
+        settings = Machine.settings_of(settings, place)
+        run_with_machine(Machine(settings, place, user), user, place, main)
+    else:
+        run_unprivileged(user, place, main)
 
 
-async def _up(settings: Settings, place: StateDirectory, driver: str, stopped: asyncio.Event) -> None:
+async def _up(settings: Settings, place: StateDirectory, notice: str, pid: int, stopped: asyncio.Event) -> None:
     from micronova.cli.control import Control
     from micronova.cli.run import settle_memory
     from micronova.cli.wiring import ROLES, Process
@@ -58,8 +90,12 @@ async def _up(settings: Settings, place: StateDirectory, driver: str, stopped: a
     address, port = sock.getsockname()[:2]
     url = settings.api.public_url or f"http://{_reachable(address)}:{port}"
     place.create()
-    place.write("micronova.pid", str(os.getpid()).encode())
-    roles = [role for role in ROLES if not (settings.api.auth_strategy == "noauth2" and role == "identity")]
+    place.write("micronova.pid", str(pid).encode())
+    left_out = {
+        "identity": settings.api.auth_strategy == "noauth2",
+        "network-agent": settings.compute.compute_driver != "libvirt" or bool(settings.libvirt.connection_uri),
+    }
+    roles = [role for role in ROLES if not left_out.get(role)]
     process = Process(settings, roles, place)
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
@@ -67,7 +103,7 @@ async def _up(settings: Settings, place: StateDirectory, driver: str, stopped: a
         clouds = place.write_clouds(url, process.keys, settings.identity.region_name)
         await control.start()
         settle_memory()
-        _greet(url, clouds, driver, settings)
+        _greet(url, clouds, notice, settings)
         await stopped.wait()
         click.echo("stopping…", err=True)
     finally:
@@ -84,10 +120,15 @@ def _reachable(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _greet(url: str, clouds: Path, driver: str, settings: Settings) -> None:
-    hosts = settings.fake.hosts
-    simulated = f"{hosts} simulated host{'s' if hosts > 1 else ''}"
-    click.echo(f"Micronova is up at {url} with {simulated} (fake driver: guests are simulated, none is real).")
+def _greet(url: str, clouds: Path, notice: str, settings: Settings) -> None:
+    if settings.compute.compute_driver == "libvirt":
+        click.echo(f"Micronova is up at {url}; guests are real (libvirt).")
+    else:
+        hosts = settings.fake.hosts
+        simulated = f"{hosts} simulated host{'s' if hosts > 1 else ''}"
+        click.echo(f"Micronova is up at {url} with {simulated} (fake driver: guests are simulated, none is real).")
+    if notice:
+        click.secho(notice, fg="yellow")
     click.echo("In another terminal:\n")
     click.echo(f"  export OS_CLIENT_CONFIG_FILE={clouds} OS_CLOUD=micronova\n")
     click.echo("then e.g. `openstack server list`. Ctrl-C stops the cloud; its state stays.")
@@ -119,19 +160,26 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
 
 
 def down(directory: Path | None) -> None:
-    """Stop the cloud that runs in DIR and wait until it is gone."""
+    """Stop the cloud that runs in DIR, wait until it is gone, and leave nothing of it on the machine."""
     place = StateDirectory((directory or default_directory()).absolute())
     pid = place.running_pid()
-    if pid is None:
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 60.0
+        while _alive(pid):
+            if time.monotonic() > deadline:
+                raise MicronovaError(
+                    f"Process {pid} did not stop within a minute; its log is {place.path / 'micronova.log'}."
+                )
+            time.sleep(0.05)
+    left = False
+    if os.geteuid() == 0 and place.has_keys():
+        from micronova.cli.machine import clean_up
+
+        left = clean_up(place)
+    if pid is None and not left:
         raise MicronovaError(f"No cloud runs in {place.path}.")
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 60.0
-    while time.monotonic() < deadline:
-        if not _alive(pid):
-            click.echo("stopped")
-            return
-        time.sleep(0.05)
-    raise MicronovaError(f"Process {pid} did not stop within a minute; its log is {place.path / 'micronova.log'}.")
+    click.echo("stopped" if pid is not None else "No cloud ran; what an earlier one had left is removed.")
 
 
 def _alive(pid: int) -> bool:

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 COMPUTE_ROLES = ("api", "conductor", "scheduler", "compute")
 NEIGHBOUR_ROLES = ("identity", "image", "network")
-ROLES = (*COMPUTE_ROLES, *NEIGHBOUR_ROLES)
+ROLES = (*COMPUTE_ROLES, *NEIGHBOUR_ROLES, "network-agent")
+
+# Whoever asks another at its start comes after it; guests' interfaces are plugged where the agent can see them.
+START_ORDER = ("identity", "image", "network", "scheduler", "conductor", "api", "network-agent", "compute")
 
 
 class Role(Protocol):
@@ -91,9 +94,9 @@ class Process:
             await self.notifier.start()
             from micronova.cli import roles
 
-            for name in ("identity", "image", "network", "scheduler", "conductor", "api", "compute"):
+            for name in START_ORDER:
                 if name in self.roles:
-                    role = await getattr(roles, f"make_{name}")(self)
+                    role = await getattr(roles, f"make_{name.replace('-', '_')}")(self)
                     await role.start()
                     self.started.append(role)
             await self.neighbours.start()

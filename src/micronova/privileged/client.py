@@ -157,6 +157,31 @@ class HelperProcess:
         if not self._process.stdout.readline():
             raise PrivilegedError(f"The privileged helper did not start (it ended with {self._process.wait()}).")
 
+    def running(self) -> bool:
+        """Say whether it lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def detach(self) -> None:
+        """Let go of it in a child of the process that started it: it is to end with its parent alone."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.stdout.close()
+            process.returncode = 0  # not ours to wait for
+
+    def do(self, verb: v.Verb) -> v.Reply:
+        """Do one verb, without a loop that runs."""
+
+        async def ask() -> v.Reply:
+            client = PrivilegedClient(self.path)
+            try:
+                return await client.call(verb)
+            finally:
+                await client.close()
+
+        return asyncio.run(ask())
+
     def stop(self, *, cleanup: bool = False) -> None:
         """End it; with `cleanup`, take away all that there is of the cloud."""
         process, self._process = self._process, None

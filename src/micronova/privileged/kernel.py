@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,11 @@ def run(command: Sequence[str], text: str | None = None, *, quiet: bool = False)
 
 
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "dnsmasq": "dnsmasq-base"}
+
+
+def missing_programs() -> list[str]:
+    """Name the packages of programs that are not installed."""
+    return sorted({package for program, package in PACKAGES.items() if shutil.which(program, path=_PATH) is None})
 
 
 @contextmanager

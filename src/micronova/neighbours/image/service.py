@@ -104,12 +104,17 @@ class ImageService:
         min_ram: int = 0,
         properties: Mapping[str, str] | None = None,
         tags: tuple[str, ...] = (),
+        edition: str = "",
+        instead_of: tuple[str, ...] = (),
     ) -> str:
         """Make an image with this content unless it exists, or existed until it was deleted; return its id.
 
-        The id follows from owner and name, so that a call after a crash or a restart finds the first's work.
+        The id follows from owner, name and edition, so that a call after a crash or a restart finds the first's work.
+        Other editions, if there are any, give way to it.
         """
-        image_id = str(uuid.uuid5(_NAMESPACE, f"{owner or ''}/{name}"))
+        for other in instead_of:
+            await self._remove(_own_id(owner, name, other), owner or "")
+        image_id = _own_id(owner, name, edition)
         image = await self._database.read(queries.get, image_id, owner or "")
         if image is None:
             now = self._catalog.now()
@@ -140,6 +145,20 @@ class ImageService:
             return image_id
         await self._data.receive(image, _blocks(content), len(content), SAVING, ACTIVE)
         return image_id
+
+    async def has_image(self, name: str, *, owner: str | None = None, edition: str = "") -> bool:
+        """Say whether `ensure_image` made this one and it is whole."""
+        image = await self._database.read(queries.get, _own_id(owner, name, edition), owner or "")
+        return image is not None and image.status == ACTIVE
+
+    async def _remove(self, image_id: str, owner: str) -> None:
+        image = await self._database.read(queries.get, image_id, owner)
+        if image is not None and await self._database.write(queries.delete, image, self._catalog.now()):
+            await self._store.remove(image_id)
+
+
+def _own_id(owner: str | None, name: str, edition: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, f"{owner or ''}/{name}{f'/{edition}' if edition else ''}"))
 
 
 async def _blocks(content: bytes) -> AsyncIterator[bytes]:

@@ -133,6 +133,10 @@ class PrivateLibvirtd:
         """Say whether the daemon lives."""
         return self._owner("libvirtd") is not None
 
+    def has_guests(self) -> bool:
+        """Say whether a guest runs."""
+        return any(True for _ in self._qemu_pids())
+
     def stop(self) -> None:
         """End the daemons and any guest that still runs; definitions and disks stay."""
         for guest in self._qemu_pids():

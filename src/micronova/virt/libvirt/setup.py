@@ -83,11 +83,18 @@ def private_libvirtd(
     )
 
 
-def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> None:
-    """End the private libvirtd of a directory and its guests, as switching a machine off would. Disks stay. Blocks."""
+def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> bool:
+    """End the private libvirtd of a directory and its guests, as switching a machine off would; say if there was one.
+
+    Disks stay. Blocks.
+    """
     directory = state_root(state_dir, _settings(options or {})).absolute()
-    if (directory / "run").is_dir():
-        PrivateLibvirtd(directory, host_uuid=str(UUID(int=0)), user=find_qemu_user()).stop()
+    if not (directory / "run").is_dir():
+        return False
+    daemon = PrivateLibvirtd(directory, host_uuid=str(UUID(int=0)), user=find_qemu_user())
+    found = daemon.running() or daemon.has_guests()
+    daemon.stop()
+    return found
 
 
 def probe(options: Mapping[str, Any] | None = None) -> str | None:
