@@ -65,16 +65,6 @@ class Machine:
                 place.path, cloud_id, host, settings.libvirt, client=(user.uid, user.gid)
             )
 
-    @staticmethod
-    def settings_of(settings: Settings, place: StateDirectory) -> Settings:
-        """Have the private libvirtd in the namespace where the network agent looks for guests."""
-        if settings.libvirt.network_namespace or settings.libvirt.connection_uri:
-            return settings
-        namespace = prefix_of(place.keys().cloud_id)
-        return msgspec.structs.replace(
-            settings, libvirt=msgspec.structs.replace(settings.libvirt, network_namespace=namespace)
-        )
-
     @property
     def groups(self) -> list[int]:
         """The groups that the cloud's user needs besides its own, to share files with guests."""
@@ -104,6 +94,16 @@ class Machine:
         if self.libvirtd is not None:
             self.libvirtd.stop()
         self.helper.stop(cleanup=True)
+
+
+def settings_on(settings: Settings, place: StateDirectory) -> Settings:
+    """Have the private libvirtd in the namespace where the network agent looks for guests."""
+    if settings.libvirt.network_namespace or settings.libvirt.connection_uri:
+        return settings
+    namespace = prefix_of(place.keys().cloud_id)
+    return msgspec.structs.replace(
+        settings, libvirt=msgspec.structs.replace(settings.libvirt, network_namespace=namespace)
+    )
 
 
 def clean_up(place: StateDirectory) -> bool:

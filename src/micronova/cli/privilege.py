@@ -11,7 +11,7 @@ import pwd
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,14 +99,6 @@ def become(user: ServiceUser, place: StateDirectory, groups: Iterable[int] = ())
         raise MicronovaError(
             f"The user {user.name} cannot read {unreadable}: chmod -R go+rX it, or name another user in default.user."
         )
-
-
-def run_unprivileged(user: ServiceUser | None, place: StateDirectory, main: Callable[[], None]) -> None:
-    """Run `main` in this process, as the user."""
-    if user is not None:
-        hand_over(place, user)
-        become(user, place)
-    main()
 
 
 def end_with(parent: int, number: int) -> None:

@@ -10,12 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from micronova.cli.privilege import become, hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.wiring import ROLES, Process
 from micronova.conf.settings import Settings, SettingsError, load
@@ -24,7 +25,7 @@ from micronova.telemetry.logs import set_up_logging
 
 log = logging.getLogger(__name__)
 
-HTTP_ROLES = ("api", "identity", "image", "network")
+HTTP_ROLES = ("api", "metadata", "identity", "image", "network")
 
 
 def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
@@ -39,7 +40,30 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
         _supervise(settings, roles, config, place)
         return
     sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
-    run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
+
+    def main(settings: Settings) -> None:
+        run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
+
+    run_as_service(settings, roles, place, main)
+
+
+def run_as_service(
+    settings: Settings, roles: Iterable[str], place: StateDirectory, main: Callable[[Settings], None]
+) -> None:
+    """Run `main` with these settings as a user who is not root; root, if it was root, sees to what the roles need."""
+    user = service_user(settings.default.user)
+    own_libvirtd = settings.compute.compute_driver == "libvirt" and not settings.libvirt.connection_uri
+    if user is not None and ("network-agent" in roles or ("compute" in roles and own_libvirtd)):
+        from micronova.cli.machine import Machine, run_with_machine, settings_on
+
+        place.create()
+        settings = settings_on(settings, place)
+        run_with_machine(Machine(settings, place, user), user, place, lambda: main(settings))
+        return
+    if user is not None:
+        hand_over(place, user)
+        become(user, place)
+    main(settings)
 
 
 def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:

@@ -58,32 +58,30 @@ def up(
 
 
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
-    from micronova.cli.privilege import run_unprivileged, service_user
-    from micronova.cli.run import run_until_stopped
+    from micronova.cli.run import run_as_service, run_until_stopped
+    from micronova.cli.wiring import ROLES
     from micronova.telemetry.logs import set_up_logging
 
     set_up_logging(settings)
     pid = os.getpid()
-    user = service_user(settings.default.user)
+    left_out = {
+        "identity": settings.api.auth_strategy == "noauth2",
+        "network-agent": settings.compute.compute_driver != "libvirt" or bool(settings.libvirt.connection_uri),
+    }
+    roles = [role for role in ROLES if not left_out.get(role)]
 
-    def main() -> None:
-        run_until_stopped(lambda stopped: _up(settings, place, notice, pid, stopped))
+    def main(settings: Settings) -> None:
+        run_until_stopped(lambda stopped: _up(settings, roles, place, notice, pid, stopped))
 
-    if settings.compute.compute_driver == "libvirt":
-        from micronova.cli.machine import Machine, run_with_machine
-
-        place.create()
-        assert user is not None  # the probe wants root
-        settings = Machine.settings_of(settings, place)
-        run_with_machine(Machine(settings, place, user), user, place, main)
-    else:
-        run_unprivileged(user, place, main)
+    run_as_service(settings, roles, place, main)
 
 
-async def _up(settings: Settings, place: StateDirectory, notice: str, pid: int, stopped: asyncio.Event) -> None:
+async def _up(
+    settings: Settings, roles: list[str], place: StateDirectory, notice: str, pid: int, stopped: asyncio.Event
+) -> None:
     from micronova.cli.control import Control
     from micronova.cli.run import settle_memory
-    from micronova.cli.wiring import ROLES, Process
+    from micronova.cli.wiring import Process
     from micronova.http.mount import HTTPServer, listen, listen_unix
 
     sock = listen(settings.api.listen, settings.api.port)
@@ -91,11 +89,6 @@ async def _up(settings: Settings, place: StateDirectory, notice: str, pid: int, 
     url = settings.api.public_url or f"http://{_reachable(address)}:{port}"
     place.create()
     place.write("micronova.pid", str(pid).encode())
-    left_out = {
-        "identity": settings.api.auth_strategy == "noauth2",
-        "network-agent": settings.compute.compute_driver != "libvirt" or bool(settings.libvirt.connection_uri),
-    }
-    roles = [role for role in ROLES if not left_out.get(role)]
     process = Process(settings, roles, place)
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
