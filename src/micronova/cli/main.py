@@ -45,7 +45,7 @@ def main() -> None:
     type=click.Choice(["auto", "libvirt", "fake"]),
     default="auto",
     show_default=True,
-    help="Hypervisor: the fake driver simulates guests.",
+    help="Hypervisor: libvirt runs real guests, fake simulates them; auto: libvirt where it is possible.",
 )
 @click.option("--hosts", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Simulated hosts.")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
@@ -84,7 +84,7 @@ def status(directory: Path | None, as_json: bool) -> None:
 @click.option("--fd", type=int, hidden=True, help="A listening socket that the parent opened.")
 @directory_option
 def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
-    """Run some roles: api, conductor, scheduler, compute, identity, image, network."""
+    """Run some roles: api, metadata, conductor, scheduler, compute, identity, image, network."""
     from micronova.cli.run import run as start
 
     start(roles, config, fd, directory)
@@ -148,6 +148,17 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
     from micronova.cli.inspect import timeline as run
 
     run(server, directory, config)
+
+
+@main.command()
+@click.argument("address")
+@click.argument("port", type=click.IntRange(1, 65535))
+@directory_option
+def connect(address: str, port: int, directory: Path | None) -> None:
+    """Connect to a guest's floating IP: ssh -o ProxyCommand='micronova connect %h %p' …"""
+    from micronova.cli.connect import connect as join
+
+    join(address, port, directory)
 
 
 @main.group()
