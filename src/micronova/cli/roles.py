@@ -8,9 +8,11 @@ from micronova.compute.hooks import Hooks
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conductor.secrets import SecretBox
+from micronova.conf.settings import SettingsError
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process, Role
+    from micronova.metadata.vendordata import VendorDataSource
 
 
 def _secret_box(process: "Process") -> SecretBox:
@@ -96,16 +98,20 @@ async def make_network_agent(process: "Process") -> "Role":
     """The network agent of this host."""
     from micronova.cli.machine import helper_socket
     from micronova.neighbours.network.agent.agent import NetworkAgent
+    from micronova.neighbours.network.agent.metadata import MetadataProxy
     from micronova.neighbours.network.agent.service import NetworkServiceClient
     from micronova.privileged.client import PrivilegedClient
     from micronova.privileged.names import prefix_of
 
+    neighbours = process.neighbours
+    privileged = PrivilegedClient(helper_socket(process.directory))
     return NetworkAgent(
-        NetworkServiceClient(process.neighbours.network_service(), process.host),
-        PrivilegedClient(helper_socket(process.directory)),
+        NetworkServiceClient(neighbours.network_service(), process.host),
+        privileged,
         process.clock,
         prefix=prefix_of(process.keys.cloud_id),
         domain="openstacklocal",
+        metadata=MetadataProxy(privileged, neighbours.metadata(), neighbours.metadata_secret()),
     )
 
 
@@ -237,6 +243,7 @@ async def make_api(process: "Process") -> "Role":
     from micronova.api.compute.app import VERSIONS, Dependencies, roots, routes
     from micronova.api.compute.versions_doc import root_routes
     from micronova.compute.api import API
+    from micronova.compute.consoles import ConsoleLinks, LinkSettings
     from micronova.http.faults import compute_fault
     from micronova.http.mount import compute_paths
     from micronova.http.service import Service
@@ -254,6 +261,7 @@ async def make_api(process: "Process") -> "Role":
         compute=ComputeAPI(process.bus),
         secrets=_secret_box(process),
         hooks=Hooks.load(),
+        notifier=process.notifier,
         quota_defaults=quota_defaults(settings),
         images=neighbours.images(),
         networks=neighbours.networks(),
@@ -262,11 +270,23 @@ async def make_api(process: "Process") -> "Role":
         default_zone=settings.default.default_availability_zone,
         default_schedule_zone=settings.default.default_schedule_zone,
     )
+    consoles = ConsoleLinks(
+        api,
+        process.database,
+        process.clock,
+        process.random,
+        LinkSettings(
+            token_ttl=settings.consoleauth.token_ttl,
+            vnc_base_url=settings.vnc.novncproxy_base_url,
+            serial_base_url=settings.serial_console.base_url,
+        ),
+    )
     found = routes(
         Dependencies(
             database=process.database,
             clock=process.clock,
             api=api,
+            consoles=consoles,
             quota_defaults=quota_defaults(settings),
             project_exists=neighbours.project_exists,
             max_limit=settings.api.max_limit,
@@ -304,6 +324,88 @@ async def make_api(process: "Process") -> "Role":
     process.services["compute-versions"] = above
     process.apps["/compute"] = compute_paths(service.app, above.app, roots(found))
     return _Bootstrap(process)
+
+
+async def make_metadata(process: "Process") -> "Role":
+    """The metadata service."""
+    from micronova.api.metadata.app import routes
+    from micronova.api.metadata.guests import Guests
+    from micronova.api.metadata.signed import Signatures
+    from micronova.http.auth import NoTokens
+    from micronova.http.faults import compute_fault
+    from micronova.http.service import Service
+    from micronova.policies.enforcer import Enforcer
+
+    assert process.database is not None
+    settings = process.settings.api
+    guests = Guests(process.database, vendor_data_source(settings), settings.metadata_cache_expiration)
+    secret = process.neighbours.metadata_secret()
+    service = Service(
+        "metadata",
+        routes(process.database, guests, Signatures(secret), process.clock, process.random),
+        policy=Enforcer([]),
+        authenticator=NoTokens(),
+        fault_body=compute_fault,
+        mount="/metadata",
+        observer=process.telemetry.requests,
+    )
+    _mount(process, service)
+    return _Closing(guests.close)
+
+
+def vendor_data_source(settings: Any) -> "VendorDataSource":
+    """Return what tells guests the operator's part; `settings` are those of the API."""
+    from micronova.metadata import vendordata
+
+    providers = set(settings.vendordata_providers)
+    unknown = providers - {vendordata.STATIC, vendordata.DYNAMIC}
+    if unknown:
+        raise SettingsError(
+            f"There is no provider {min(unknown)} in api.vendordata_providers: choose from StaticJSON, DynamicJSON."
+        )
+    targets = settings.vendordata_dynamic_targets if vendordata.DYNAMIC in providers else ()
+    return vendordata.VendorDataSource(
+        static=vendordata.read_static(settings.vendordata_jsonfile_path) if vendordata.STATIC in providers else None,
+        targets=vendordata.parse_targets(targets),
+        connect_timeout=settings.vendordata_dynamic_connect_timeout,
+        read_timeout=settings.vendordata_dynamic_read_timeout,
+        fatal=settings.vendordata_dynamic_failure_fatal,
+        certificate=settings.vendordata_dynamic_ssl_certfile,
+    )
+
+
+class _Closing:
+    """A role that lives by HTTP alone, and has something to let go of."""
+
+    def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
+        self._close = close
+
+    async def start(self) -> None:
+        """Nothing to do."""
+
+    async def stop(self) -> None:
+        """Let go."""
+        await self._close()
+
+
+async def make_console(process: "Process") -> "Role":
+    """The console proxy."""
+    from micronova.console.proxy import MOUNT, ConsoleProxy
+
+    assert process.bus is not None
+    settings = process.settings
+    role = ConsoleProxy(
+        process.bus,
+        process.clock,
+        settings.console,
+        state_path=Path(process.directory.path),
+        enforce_timeout=settings.consoleauth.enforce_session_timeout,
+    )
+    process.apps[MOUNT] = role.app
+    process.telemetry.metrics.gauge(
+        "micronova_console_sessions", "Consoles that somebody looks at.", role.sessions.__len__
+    )
+    return role
 
 
 class _Bootstrap:
