@@ -153,9 +153,49 @@ def test_secrets_are_the_owners_alone(cloud: UpCloud) -> None:
     assert keys["service_password"] not in clouds and keys["admin_password"] not in cloud.log
 
 
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="it is about what root's cloud is not: started by root")
+
+
+def _status(pid: int) -> dict[str, list[str]]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: words.split() for name, _, words in (line.partition(":") for line in lines)}
+
+
+@AS_ROOT
+def test_what_answers_http_is_not_root_and_has_no_powers(cloud: UpCloud) -> None:
+    _ensure_up(cloud)
+    status = _status(cloud.pid)
+    owner = cloud.directory.stat().st_uid
+    assert owner != 0 and status["Uid"] == [str(owner)] * 4 and "0" not in status["Gid"] + status["Groups"]
+    assert all(int(status[name][0], 16) == 0 for name in ("CapPrm", "CapEff", "CapInh"))
+    # Pytest's directories are closed to that user. They still are; it has a view of its own.
+    assert _mode(cloud.directory.parent.parent) == 0o700
+    assert Path(f"/proc/{cloud.pid}/ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink()
+
+
+@AS_ROOT
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "cloud"
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+    said = refused("up", "--driver", "fake", "--dir", place, "--port", str(free_port()))
+    assert str(place) in said and "belongs to another user" in said
+    assert place.stat().st_uid == 12345 and not (place / "keys.json").exists()
+
+
+@AS_ROOT
+def test_root_can_be_told_to_stay_root(tmp_path: Path) -> None:
+    made = UpCloud(tmp_path / "cloud", settings='[default]\nuser = "root"\n')
+    made.up()
+    try:
+        assert _status(made.pid)["Uid"] == ["0"] * 4
+    finally:
+        made.down()
+
+
 def test_it_runs_once_per_directory(cloud: UpCloud) -> None:
     _ensure_up(cloud)
-    said = refused("up", "--dir", cloud.directory, "--port", str(free_port()))
+    said = refused("up", "--driver", "fake", "--dir", cloud.directory, "--port", str(free_port()))
     assert "runs in" in said and "micronova down" in said
     assert cloud.token()
 
@@ -338,7 +378,7 @@ def test_bad_settings_are_one_line(tmp_path: Path, what: str) -> None:
     text, word = BAD_SETTINGS[what]
     file = tmp_path / "micronova.toml"
     file.write_text(text)
-    said = refused("up", "--dir", tmp_path / "cloud", "--port", str(free_port()), "--config", file)
+    said = refused("up", "--driver", "fake", "--dir", tmp_path / "cloud", "--port", str(free_port()), "--config", file)
     assert word in said and "hush" not in said
 
 
@@ -346,9 +386,9 @@ def test_bad_settings_are_told_when_it_starts_in_the_background(tmp_path: Path) 
     file = tmp_path / "micronova.toml"
     file.write_text(BAD_SETTINGS["an unknown filter"][0])
     place = ("--dir", tmp_path / "cloud", "--port", str(free_port()))
-    assert "ZorkFilter" in refused("up", *place, "--config", file, "--detach")
+    assert "ZorkFilter" in refused("up", "--driver", "fake", *place, "--config", file, "--detach")
     # Nothing is left that would be in the way of the next start.
-    assert "Micronova is up" in ok("up", *place, "--detach")
+    assert "Micronova is up" in ok("up", "--driver", "fake", *place, "--detach")
     ok("down", "--dir", tmp_path / "cloud")
 
 
@@ -356,7 +396,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for more in ((), ("--detach",)):
-            said = refused("up", "--dir", tmp_path / "cloud", "--port", port, *more)
+            said = refused("up", "--driver", "fake", "--dir", tmp_path / "cloud", "--port", port, *more)
             assert port in said and "in use" in said
 
 
@@ -367,7 +407,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("up", "--hosts", "0"), "--hosts"),
     (("up", "--driver", "zork"), "--driver"),
     (("up", "--listen", "192.0.2.1", "--dir", "{dir}", "--port", "1"), "192.0.2.1"),
-    (("up", "--dir", "/dev/null/x"), "/dev/null/x"),
+    (("up", "--driver", "fake", "--dir", "/dev/null/x"), "/dev/null/x"),
     (("zork",), "zork"),
     (("db", "zork"), "zork"),
     (("run", "zork"), "zork"),
@@ -396,10 +436,10 @@ def test_a_damaged_state_is_one_line(tmp_path: Path) -> None:
     place = tmp_path / "cloud"
     place.mkdir()
     (place / "keys.json").write_text("{")
-    assert "keys.json" in refused("up", "--dir", place, "--port", str(free_port()))
+    assert "keys.json" in refused("up", "--driver", "fake", "--dir", place, "--port", str(free_port()))
     (place / "keys.json").unlink()
     (place / "compute.sqlite").write_bytes(b"this is not a database" * 100)
-    assert "compute.sqlite" in refused("up", "--dir", place, "--port", str(free_port()))
+    assert "compute.sqlite" in refused("up", "--driver", "fake", "--dir", place, "--port", str(free_port()))
 
 
 # --- without a cloud -----------------------------------------------------------------------------------------------

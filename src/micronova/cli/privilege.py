@@ -56,9 +56,19 @@ def service_user(name: str) -> ServiceUser | None:
     return ServiceUser(name, entry.pw_uid, entry.pw_gid)
 
 
+def claim(place: StateDirectory, user: ServiceUser) -> None:
+    """Make DIR with its keys, or refuse one that is somebody else's."""
+    place.create()
+    if place.path.stat().st_uid not in (0, user.uid):
+        raise MicronovaError(
+            f"{place.path} belongs to another user than {user.name}: choose another --dir, or set default.user."
+        )
+    place.keys()
+
+
 def hand_over(place: StateDirectory, user: ServiceUser) -> None:
     """Give DIR to the user. Only what root owns is touched, and nothing while anybody else could interfere."""
-    place.create()
+    claim(place, user)
     if place.path.stat().st_uid == 0:
         place.path.chmod(0o700)
         for folder, directories, files in os.walk(place.path):
@@ -67,10 +77,6 @@ def hand_over(place: StateDirectory, user: ServiceUser) -> None:
             for name in (*directories, *files):
                 os.chown(Path(folder, name), user.uid, user.gid, follow_symlinks=False)
         os.chown(place.path, user.uid, user.gid)
-    elif place.path.stat().st_uid != user.uid:
-        raise MicronovaError(
-            f"{place.path} belongs to another user than {user.name}: choose another --dir, or set default.user."
-        )
     CACHE.mkdir(exist_ok=True)
     if CACHE.stat().st_uid == 0:
         os.chown(CACHE, user.uid, user.gid)

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvloop
 
-from micronova.cli.privilege import become, hand_over, service_user
+from micronova.cli.privilege import become, claim, hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.wiring import ROLES, Process
 from micronova.conf.settings import Settings, SettingsError, load
@@ -25,7 +25,7 @@ from micronova.telemetry.logs import set_up_logging
 
 log = logging.getLogger(__name__)
 
-HTTP_ROLES = ("api", "metadata", "identity", "image", "network")
+HTTP_ROLES = ("api", "metadata", "console", "identity", "image", "network")
 
 
 def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
@@ -56,7 +56,7 @@ def run_as_service(
     if user is not None and ("network-agent" in roles or ("compute" in roles and own_libvirtd)):
         from micronova.cli.machine import Machine, run_with_machine, settings_on
 
-        place.create()
+        claim(place, user)
         settings = settings_on(settings, place)
         run_with_machine(Machine(settings, place, user), user, place, lambda: main(settings))
         return

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -60,9 +61,11 @@ def up(
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     from micronova.cli.run import run_as_service, run_until_stopped
     from micronova.cli.wiring import ROLES
+    from micronova.http.mount import listen
     from micronova.telemetry.logs import set_up_logging
 
     set_up_logging(settings)
+    sock = listen(settings.api.listen, settings.api.port)  # first: a port in use should cost nothing else
     pid = os.getpid()
     left_out = {
         "identity": settings.api.auth_strategy == "noauth2",
@@ -71,20 +74,25 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     roles = [role for role in ROLES if not left_out.get(role)]
 
     def main(settings: Settings) -> None:
-        run_until_stopped(lambda stopped: _up(settings, roles, place, notice, pid, stopped))
+        run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, stopped))
 
     run_as_service(settings, roles, place, main)
 
 
 async def _up(
-    settings: Settings, roles: list[str], place: StateDirectory, notice: str, pid: int, stopped: asyncio.Event
+    settings: Settings,
+    roles: list[str],
+    place: StateDirectory,
+    sock: socket.socket,
+    notice: str,
+    pid: int,
+    stopped: asyncio.Event,
 ) -> None:
     from micronova.cli.control import Control
     from micronova.cli.run import settle_memory
     from micronova.cli.wiring import Process
-    from micronova.http.mount import HTTPServer, listen, listen_unix
+    from micronova.http.mount import HTTPServer, listen_unix
 
-    sock = listen(settings.api.listen, settings.api.port)
     address, port = sock.getsockname()[:2]
     url = settings.api.public_url or f"http://{_reachable(address)}:{port}"
     place.create()
