@@ -163,6 +163,7 @@ WORDS = {
 }
 
 
+    **{f"{method} /{{path:path}}": "openstack/latest/password" for method in ("GET", "HEAD", "POST")},
 def path(service: Service, route: Route, things: Things) -> str:
     """Return the route's URL with the things' ids in it."""
     known = PARAMETERS.get(service.name, {})
@@ -187,7 +188,7 @@ def path(service: Service, route: Route, things: Things) -> str:
             return old_id(noun, newest(route)) or things[noun]
         raise Unknown(f"What does {{{name}}} mean in {service.name}'s {route.label}? Say so in {__name__}.")
 
-    return service.mount + service.prefix + re.sub(r"\{(\w+)\}", fill, route.path)
+    return service.mount + service.prefix + re.sub(r"\{(\w+)(?::\w+)?\}", fill, route.path)
 
 
 def old_id(noun: str, minor: int) -> str | None:
@@ -288,6 +289,8 @@ BODIES: dict[str, Body] = {
     # compute
     "POST /servers": lambda t: {
         "server": {
+    # metadata
+    "POST /{path:path}": lambda t: b"data",
             "name": "x", "imageRef": t["image"], "flavorRef": t["flavors"], "networks": [{"uuid": t["networks"]}],
         }
     },

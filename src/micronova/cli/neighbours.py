@@ -1,15 +1,19 @@
 """How this process reaches identity, image and network: in the process, by URL, or not at all."""
 
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
-from micronova.http.client import ASGITransport, HTTPTransport, ServiceClient, Transport
+from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport
 from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
 from micronova.http.tokens import Revocations, TokenVerifier
 from micronova.identity.client import IdentityClient, ServiceToken
 from micronova.identity.feed import RevocationFeed
+from micronova.objects.errors import Unavailable
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -132,6 +136,21 @@ class Neighbours:
             return None
         return self._client("compute", "")
 
+    # --- metadata --------------------------------------------------------------------------------------------
+
+    def metadata(self) -> Transport:
+        """Return the way to the metadata service, for the proxies of the network agent; it may start after them."""
+        url = self._process.settings.neutron.metadata_url
+        if url or "metadata" in self._process.roles:
+            return self._transport("metadata", url)
+        return Nowhere("There is no metadata service here: run the role metadata, or set neutron.metadata_url.")
+
+    def metadata_secret(self) -> str:
+        """Return what the metadata service and the proxies share."""
+        given = self._process.settings.neutron.metadata_proxy_shared_secret
+        key = bytes.fromhex(self._process.keys.secret_key)
+        return given or hmac.new(key, b"metadata proxy", hashlib.sha256).hexdigest()
+
     def _has(self, name: str, override: str) -> bool:
         if override or name in self._process.roles:
             return True
@@ -172,6 +191,24 @@ class _Late:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Hand the request on."""
         await self._process.apps[self._mount](scope, receive, send)
+
+
+class Nowhere:
+    """The way to a service that this cloud does not have: whoever asks is told so."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Refuse."""
+        raise Unavailable(self._reason)
+
+    def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        """Refuse."""
+        raise Unavailable(self._reason)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
 
 
 async def _noauth_token() -> str:

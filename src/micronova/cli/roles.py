@@ -214,6 +214,7 @@ async def make_compute(process: "Process") -> "Role":
             random=process.random,
             state_dir=Path(process.directory.path),
             options=options,
+            vendor_data=vendor_data_source(process.settings.api),
         ),
     )
     settings = ComputeSettings(

@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 COMPUTE_ROLES = ("api", "conductor", "scheduler", "compute")
 NEIGHBOUR_ROLES = ("identity", "image", "network")
-ROLES = (*COMPUTE_ROLES, *NEIGHBOUR_ROLES, "network-agent")
+ROLES = (*COMPUTE_ROLES, "metadata", *NEIGHBOUR_ROLES, "network-agent")
 
 # Whoever asks another at its start comes after it; guests' interfaces are plugged where the agent can see them.
-START_ORDER = ("identity", "image", "network", "scheduler", "conductor", "api", "network-agent", "compute")
+START_ORDER = ("identity", "image", "network", "scheduler", "conductor", "api", "metadata", "network-agent", "compute")
 
 
 class Role(Protocol):
@@ -140,10 +140,12 @@ class Process:
 
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
-        return Mounts(self.apps, origins=self.settings.api.cors_allowed_origins)
+        # A metadata service by itself is found without its mount too: proxies of other make know none.
+        root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
+        return Mounts(self.apps, root=root, origins=self.settings.api.cors_allowed_origins)
 
     async def _start_shared(self) -> None:
-        if any(role in self.roles for role in ("api", "conductor", "scheduler")):
+        if any(role in self.roles for role in ("api", "metadata", "conductor", "scheduler")):
             from micronova.db.schema import upgrade
             from micronova.db.tables import metadata
 

@@ -95,6 +95,22 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tls_key: Annotated[str | None, _doc("PEM file of the private key.")] = None
     cors_allowed_origins: Annotated[tuple[str, ...], _doc("Web origins that browsers may call from.")] = ()
 
+    metadata_cache_expiration: Annotated[
+        float, Meta(ge=0, description="Seconds that the metadata service remembers a server; 0: it does not.")
+    ] = 15.0
+    vendordata_providers: Annotated[tuple[str, ...], _doc("What guests are told: StaticJSON, DynamicJSON.")] = (
+        "StaticJSON",
+    )
+    vendordata_jsonfile_path: Annotated[str, _doc("JSON file that every guest can read (StaticJSON).")] = ""
+    vendordata_dynamic_targets: Annotated[
+        tuple[str, ...], _doc("NAME@URL of services that are asked about each guest (DynamicJSON).")
+    ] = ()
+    vendordata_dynamic_ssl_certfile: Annotated[str, _doc("PEM file to verify their certificates with.")] = ""
+    vendordata_dynamic_connect_timeout: Annotated[float, Meta(gt=0, description="Seconds to connect to one.")] = 5.0
+    vendordata_dynamic_read_timeout: Annotated[float, Meta(gt=0, description="Seconds that its answer may take.")] = 5.0
+    vendordata_dynamic_failure_fatal: Annotated[
+        bool, _doc("Whether a guest gets an error when one fails; else it gets nothing from that one.")
+    ] = False
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the truth is."""
@@ -203,6 +219,17 @@ class Glance(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Neutron(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The network service."""
+
+    metadata_proxy_shared_secret: Annotated[
+        str, _doc("What metadata service and network agents in other processes share; empty: from state_path.")
+    ] = ""
+    metadata_url: Annotated[
+        str, _doc("The metadata service, for a network agent in another process; empty: the one in this process.")
+    ] = ""
+
+
     """What the embedded image service takes."""
 
     require_image_format_match: Annotated[
@@ -269,7 +296,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     identity: Identity = Identity()
     glance: Glance = Glance()
     image_format: ImageFormat = ImageFormat()
-    neutron: Neighbour = Neighbour()
+    neutron: Neutron = Neutron()
     compute: Compute = Compute()
     fake: Fake = Fake()
     libvirt: LibvirtSettings = LibvirtSettings()

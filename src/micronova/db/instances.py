@@ -12,7 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.query import Query
-from micronova.db.tables import block_devices, deleted_instances, instances, request_specs, server_groups
+from micronova.db.tables import (
+    block_devices,
+    deleted_instances,
+    instances,
+    request_specs,
+    server_groups,
+    server_passwords,
+)
 
 Row = Mapping[Any, Any]
 
@@ -33,6 +40,7 @@ _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).wher
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_PASSWORD = server_passwords.delete().where(server_passwords.c.instance_uuid == bindparam("b_uuid"))
 
 
 def insert(
@@ -130,7 +138,7 @@ def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
             "network_info": [],
         },
     )
-    for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES):
+    for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_PASSWORD):
         conn.execute(statement, {"b_uuid": uuid})
     return row
 

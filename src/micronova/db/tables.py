@@ -108,6 +108,15 @@ block_devices = sa.Table(
     Index("block_devices_by_instance", "instance_uuid"),
 )
 
+# What a guest posted to its metadata service; a table of its own, for hardly any server has one.
+server_passwords = sa.Table(
+    "server_passwords",
+    metadata,
+    Column("instance_uuid", String(36), primary_key=True),
+    Column("password", Text, nullable=False),
+    Column("created_at", Time, nullable=False),
+)
+
 # Durable work (DESIGN: a row, not a task): kind, version, step, owner, epoch, lease, deadline, attempts, payload.
 operations = sa.Table(
     "operations",

@@ -27,6 +27,14 @@ class NoAuth2:
         )
 
 
+class NoTokens:
+    """For services that know their callers otherwise: a token opens nothing."""
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Refuse."""
+        raise Unauthorized("This service takes no tokens.")
+
+
 def apply_claims(context: RequestContext, claims: Claims, token: str) -> RequestContext:
     """Fill a caller from a signed token's claims."""
     return RequestContext(

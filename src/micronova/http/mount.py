@@ -21,7 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Mounts:
-    """An ASGI application that hands requests to the service mounted at their first path segment."""
+    """An ASGI application that hands requests to the service mounted at their first path segment, or else to `root`."""
 
     def __init__(self, services: Mapping[str, App], *, root: App | None = None, origins: tuple[str, ...] = ()) -> None:
         self._services = dict(services)
@@ -47,7 +47,7 @@ class Mounts:
             inner["path"] = "/" + rest
             inner.pop("raw_path", None)
             await app(inner, receive, send)
-        elif self._root is not None and not first:
+        elif self._root is not None:
             await self._root(scope, receive, send)
         else:
             known = {"services": sorted(self._services)}

@@ -5,6 +5,11 @@ from typing import Any
 import msgspec
 
 
+def tap_name(port_id: str) -> str:
+    """Name the host's end of an interface; the network's agent knows it by the same rule."""
+    return f"tap{port_id[:11]}"
+
+
 class NetworkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One interface that the user asked for at create."""
 

@@ -34,6 +34,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     reservation_id: str = ""
     launch_index: int = 0
     power_state: int = 0
+    root_device_name: str = "/dev/vda"
+    security_groups: tuple[str, ...] = ()  # their names
 
 
 class InjectedFile(msgspec.Struct, frozen=True):

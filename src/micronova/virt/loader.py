@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Invalid, MicronovaError
 from micronova.virt.driver import Driver
@@ -29,6 +30,7 @@ class DriverSetup:
     random: Random
     state_dir: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the driver's own section of the settings
+    vendor_data: VendorDataSource = field(default_factory=lambda: VendorDataSource(static={}))  # for config drives
 
 
 DriverFactory = Callable[[DriverSetup], Mapping[str, Driver]]

@@ -28,6 +28,7 @@ from micronova.api.compute import (
     servers,
     services,
     versions_doc,
+    server_password,
 )
 from micronova.compute.api import API
 from micronova.db.engine import Database
@@ -72,6 +73,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *flavor_access.routes(db, needs.project_exists),
         *keypairs.routes(db, clock, quotas, most),
         *limits.routes(db, quotas),
+        *server_password.routes(db),
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
         *services.routes(db, clock, down, needs.default_zone),

@@ -5,35 +5,43 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from micronova.metadata import drive
+from micronova.metadata.facts import Facts
+from micronova.metadata.openstack import SEED_BYTES
+from micronova.metadata.vendordata import VendorDataSource
+from micronova.objects.errors import BuildFailed, Unavailable
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt import tools
 from micronova.virt.libvirt.disks import CONFIG_DRIVE
-from micronova.virt.libvirt.documents import documents
 from micronova.virt.libvirt.layout import Layout
 from micronova.virt.libvirt.pool import Pool
 
 LABEL: Final = "config-2"
-SEED_BYTES: Final = 512
 
 
-async def make_config_drive(plan: GuestPlan, layout: Layout, files: Pool) -> None:
+async def make_config_drive(plan: GuestPlan, source: VendorDataSource, layout: Layout, files: Pool) -> None:
     """Make the CD in the guest's directory."""
+    try:
+        vendor_data = await source.about(plan.instance)
+    except Unavailable as error:
+        raise BuildFailed(str(error)) from error
     folder = layout.guest(plan.instance.uuid)
-    contents = documents(
-        plan.instance,
-        plan.network_info,
+    facts = Facts(
+        instance=plan.instance,
+        vifs=plan.network_info,
+        block_devices=plan.block_devices,
         admin_password=plan.admin_password,
         injected_files=plan.injected_files,
-        seed=os.urandom(SEED_BYTES),
     )
-    source = folder / ".config"
+    contents = drive.files(facts, vendor_data, os.urandom(SEED_BYTES))
+    scratch = folder / ".config"
     try:
-        await files.run(_write, source, contents)
-        await tools.make_iso(source, folder / CONFIG_DRIVE, LABEL)
+        await files.run(_write, scratch, contents)
+        await tools.make_iso(scratch, folder / CONFIG_DRIVE, LABEL)
         await files.run(layout.grant, folder / CONFIG_DRIVE, 0o640 if layout.private else 0o600)
     finally:
         # Passwords are in there.
-        shutil.rmtree(source, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> None:

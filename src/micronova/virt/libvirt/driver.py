@@ -15,6 +15,7 @@ from uuid import NAMESPACE_URL, uuid5
 import msgspec
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
 from micronova.objects.network import VIF
@@ -65,8 +66,10 @@ class LibvirtDriver:
         daemon: PrivateLibvirtd | None,
         cloud_id: str,
         clock: Clock,
+        vendor_data: VendorDataSource,
     ) -> None:
         self.host = host
+        self._vendor_data = vendor_data
         self._settings = settings
         self._layout = layout
         self._daemon = daemon
@@ -129,6 +132,7 @@ class LibvirtDriver:
             except MicronovaError as error:
                 log.warning("the storage pool %s is left in libvirt: %s", self._log_pool, error)
         await self._connection.close()
+        await self._vendor_data.close()
         self._files.close()
 
     def capabilities(self) -> frozenset[str]:
@@ -196,7 +200,7 @@ class LibvirtDriver:
             record = await self._launcher.admit(plan, record)
             await self._disks.make(plan, record, lambda percent: self._observer.progress(uuid, percent))
             if any(disk.role == "config" for disk in record.disks):
-                await make_config_drive(plan, self._layout, self._files)
+                await make_config_drive(plan, self._vendor_data, self._layout, self._files)
             await self._launcher.launch(plan, record)
             await self._files.run(self._store.save, msgspec.structs.replace(record, complete=True))
 

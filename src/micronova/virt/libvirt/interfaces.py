@@ -8,17 +8,12 @@ import re
 from collections.abc import Collection
 
 from micronova.objects.errors import BuildAborted, BuildFailed, NotSupported
-from micronova.objects.network import VIF
+from micronova.objects.network import VIF, tap_name
 from micronova.virt.libvirt.definition import Interface
 
 MODELS = ("virtio", "e1000", "e1000e", "rtl8139", "ne2k_pci", "pcnet", "vmxnet3", "netfront")
-_DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
-_MAC = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
-
-
-def tap_name(port_id: str) -> str:
-    """Name the host's end of an interface; the network's agent knows it by the same rule."""
-    return f"tap{port_id[:11]}"
+_DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}\Z")
+_MAC = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
 
 
 def interface(vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: str = "qemu") -> Interface:

@@ -57,6 +57,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         daemon=daemon,
         cloud_id=setup.cloud_id,
         clock=setup.clock,
+        vendor_data=setup.vendor_data,
     )
     return {host: driver}
 

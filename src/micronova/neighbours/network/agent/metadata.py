@@ -13,6 +13,7 @@ import hmac
 import http
 import logging
 import re
+import urllib.parse
 from collections.abc import Mapping
 
 from micronova.http.client import Transport
@@ -28,6 +29,8 @@ BODY_LIMIT = 65_536
 PATIENCE = 10.0  # seconds that a guest may take to send its request
 _HANDED_ON = ("accept", "content-type", "user-agent", "x-aws-ec2-metadata-token", "metadata-flavor")
 _TARGET = re.compile(r"\A/[!-~]{0,2000}\Z")
+_LENGTH = re.compile(r"\A[0-9]{1,9}\Z")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class BadRequest(Exception):
@@ -124,18 +127,28 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str
         raise BadRequest from None
     first, *lines = head[:-4].decode("latin-1").split("\r\n")
     words = first.split(" ")
-    if len(words) != 3 or words[0] not in ("GET", "HEAD", "POST", "PUT") or not _TARGET.match(words[1]):
+    if len(words) != 3 or words[0] not in ("GET", "HEAD", "POST", "PUT") or not _is_plain(words[1]):
         raise BadRequest
+    if any(_CONTROL.search(line) for line in lines):
+        raise BadRequest  # a lone line break could pass for the end of a header further on
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
             raise BadRequest
-        headers[name.strip().lower()] = value.strip()
+        headers[name.strip().lower()] = value.strip()  # of two the last: none that we set ourselves is handed on
     length = headers.get("content-length", "0")
-    if "transfer-encoding" in headers or not length.isdecimal() or int(length) > BODY_LIMIT:
+    if "transfer-encoding" in headers or not _LENGTH.match(length) or int(length) > BODY_LIMIT:
         raise BadRequest
     return words[0], words[1], headers, await reader.readexactly(int(length))
+
+
+def _is_plain(target: str) -> bool:
+    """Say whether a target is a path below the service's own: a client of HTTP would resolve `..`, encoded or not."""
+    if not _TARGET.match(target):
+        return False
+    path = urllib.parse.unquote(target.partition("?")[0].partition("#")[0])
+    return not {".", ".."} & set(re.split(r"[/\\]", path))
 
 
 def _response(status: int, body: bytes, kind: str) -> bytes:

@@ -1,0 +1,42 @@
+"""From an instance's row to the instance as hosts and guests are told of it."""
+
+from typing import Any
+
+import msgspec
+
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.network import VIF
+from micronova.objects.orders import InstanceSpec
+
+
+def instance_spec(row: Any, epoch: int) -> InstanceSpec:
+    """Return the instance as its host sees it."""
+    return InstanceSpec(
+        uuid=row["uuid"],
+        epoch=epoch,
+        project_id=row["project_id"],
+        user_id=row["user_id"],
+        name=row["display_name"],
+        hostname=row["hostname"],
+        flavor=msgspec.convert(row["flavor"], Flavor),
+        node=row["node"],
+        availability_zone=row["availability_zone"],
+        image=msgspec.convert(row["image"], ImageMeta) if row["image"] else None,
+        metadata=row["metadata"],
+        tags=tuple(row["tags"]),
+        key_name=row["key_name"],
+        key_data=row["key_data"],
+        user_data=row["user_data"],
+        config_drive=bool(row["config_drive"]),
+        reservation_id=row["reservation_id"],
+        launch_index=row["launch_index"],
+        power_state=row["power_state"],
+        root_device_name=row["root_device_name"] or "/dev/vda",
+        security_groups=tuple(row["security_groups"]),
+    )
+
+
+def vifs(row: Any) -> tuple[VIF, ...]:
+    """Return the instance's interfaces as they were last seen."""
+    return msgspec.convert(row["network_info"], tuple[VIF, ...])

@@ -1,0 +1,138 @@
+"""The metadata proxy: whatever a guest writes, the service is told who it really is."""
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+import pytest_asyncio
+
+from micronova.http.client import Answer
+from micronova.neighbours.network.agent.metadata import HEAD_LIMIT, signature
+from micronova.objects.errors import Unavailable
+from tests.functional.proxies import Proxies, guest_port
+
+SECRET = "shared"
+MINE, THEIRS = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
+
+
+class Service:
+    """Stands for the metadata service: remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
+        self.works = True
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        if not self.works:
+            raise Unavailable("http://metadata.internal:8775 does not answer.")
+        self.asked.append((method, url, dict(headers), body))
+        return Answer(200, {"content-type": "text/plain"}, b"here")
+
+    def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest_asyncio.fixture
+async def proxies(service: Service) -> AsyncIterator[Proxies]:
+    made = Proxies(service, SECRET)
+    await made.serve(
+        [guest_port("a", "127.0.0.5", MINE, "project-a"), guest_port("b", "127.0.0.5", THEIRS, "project-b")]
+    )
+    yield made
+    await made.close()
+
+
+async def test_a_guest_is_known_by_network_and_address(service: Service, proxies: Proxies) -> None:
+    for network, server, project in (("a", MINE, "project-a"), ("b", THEIRS, "project-b")):
+        assert await proxies.get(network, "127.0.0.5", "/latest/meta-data/?x=1") == (200, b"here")
+        method, url, headers, body = service.asked.pop()
+        assert (method, url, body) == ("GET", "/latest/meta-data/?x=1", None)
+        assert headers == {
+            "x-instance-id": server,
+            "x-tenant-id": project,
+            "x-forwarded-for": "127.0.0.5",
+            "x-instance-id-signature": signature(SECRET.encode(), server),
+        }
+    assert (await proxies.get("a", "127.0.0.6", "/"))[0] == 404  # nobody there has this address
+    assert service.asked == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["X-Instance-ID", "x-instance-id", "X-INSTANCE-ID", "X-Instance-Id ", " X-Instance-ID", "X_Instance_ID",
+     "X-Tenant-ID", "X-Project-Id", "X-Forwarded-For", "Forwarded", "X-Instance-ID-Signature", "X-Metadata-Provider",
+     "X-Metadata-Provider-Signature", "X-Auth-Token", "Host", "Cookie", "Traceparent"],
+)  # fmt: skip
+async def test_no_header_of_a_guest_says_who_it_is(service: Service, proxies: Proxies, name: str) -> None:
+    lines = [f"{name}: {THEIRS}", f"{name}:\t{THEIRS}", f"{name.swapcase()}:{THEIRS}"]
+    assert (await proxies.get("a", "127.0.0.5", "/", *lines))[0] == 200
+    [(_, _, headers, _)] = service.asked
+    assert headers["x-instance-id"] == MINE and headers["x-tenant-id"] == "project-a"
+    assert THEIRS not in str(headers)
+    assert set(headers) == {"x-instance-id", "x-tenant-id", "x-forwarded-for", "x-instance-id-signature"}
+
+
+async def test_harmless_headers_are_handed_on(service: Service, proxies: Proxies) -> None:
+    await proxies.get("a", "127.0.0.5", "/", "User-Agent: cloud-init", "Accept: */*", "X-Other: 1")
+    headers = service.asked[0][2]
+    assert headers["user-agent"] == "cloud-init" and headers["accept"] == "*/*" and "x-other" not in headers
+
+
+async def test_a_body_is_handed_on(service: Service, proxies: Proxies) -> None:
+    assert (await proxies.post("a", "127.0.0.5", "/openstack/latest/password", b"secret"))[0] == 200
+    assert service.asked[0][0] == "POST" and service.asked[0][3] == b"secret"
+
+
+HOST = "Host: x\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        f"GET / HTTP/1.1\r\nUser-Agent: x\nX-Instance-ID: {THEIRS}\r\n\r\n",
+        f"GET / HTTP/1.1\r\nUser-Agent: x\rX-Instance-ID: {THEIRS}\r\n\r\n",
+        "GET / HTTP/1.1\r\nUser-Agent: x\x00y\r\n\r\n",
+        "GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        "GET / HTTP/1.1\r\n: no name\r\n\r\n",
+        "GET  / HTTP/1.1\r\n\r\n",
+        "GET latest HTTP/1.1\r\n\r\n",
+        "GET http://elsewhere/ HTTP/1.1\r\n\r\n",
+        "GET /../compute/v2.1/servers HTTP/1.1\r\n\r\n",
+        "GET /latest/%2e%2E/%2e./compute HTTP/1.1\r\n\r\n",
+        "GET /latest\\..\\compute HTTP/1.1\r\n\r\n",
+        "GET /a/./b HTTP/1.1\r\n\r\n",
+        "GET /\x7f HTTP/1.1\r\n\r\n",
+        f"GET /{'x' * 3000} HTTP/1.1\r\n\r\n",
+        "DELETE / HTTP/1.1\r\n\r\n",
+        "CONNECT elsewhere:80 HTTP/1.1\r\n\r\n",
+        "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: 1_0\r\n\r\n",
+        f"POST / HTTP/1.1\r\nContent-Length: {'9' * 5000}\r\n\r\n",
+        "POST / HTTP/1.1\r\nContent-Length: 70000\r\n\r\n",
+        f"GET / HTTP/1.1\r\nX: {'x' * HEAD_LIMIT}\r\n\r\n",
+        "\r\n\r\n",
+    ],
+)
+async def test_what_is_not_a_plain_request_is_refused(service: Service, proxies: Proxies, request_: str) -> None:
+    assert (await proxies.send("a", "127.0.0.5", request_.encode("latin-1")))[0] == 400
+    assert service.asked == []
+
+
+async def test_without_the_service_a_guest_is_told_to_come_again(service: Service, proxies: Proxies) -> None:
+    service.works = False
+    status, body = await proxies.get("a", "127.0.0.5", "/")
+    assert status == 503 and b"internal" not in body
+
+
+async def test_who_is_gone_is_nobody(service: Service, proxies: Proxies) -> None:
+    await proxies.serve([guest_port("a", "127.0.0.6", MINE, "project-a")])
+    assert (await proxies.get("a", "127.0.0.5", "/"))[0] == 404
+    assert (await proxies.get("a", "127.0.0.6", "/"))[0] == 200
