@@ -7,9 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from micronova.cli.machine import probe as cloud_obstacle
+from micronova.conf.settings import load
 from micronova.testimage.builder import available, build
 from micronova.virt.libvirt.setup import probe
+from tests.e2e.cloud import RealCloud, real_cloud
 from tests.e2e.host import Host, ImageServer
 
 
@@ -54,3 +58,20 @@ def machine(test_image: Path) -> Iterator[Host]:
         made.stop()
         images.stop()
         shutil.rmtree(directory)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cloud(can_run_guests: None) -> AsyncIterator[RealCloud]:
+    """Return the cloud that tests share; at the end nothing is left of it."""
+    async with real_cloud() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def can_run_guests() -> None:
+    """Skip where the machine cannot have real guests."""
+    obstacle = cloud_obstacle(load(environ={})) or available()
+    if obstacle is None and shutil.which("ssh") is None:
+        obstacle = "ssh is missing: apt-get install openssh-client"
+    if obstacle:
+        pytest.skip(obstacle)

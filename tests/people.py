@@ -1,0 +1,92 @@
+"""People who log in to a whole cloud through its identity API and speak HTTP to all its services."""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from micronova.http.client import Answer, Transport
+
+NEWEST = 104
+
+
+class Reachable(Protocol):
+    """A cloud that answers."""
+
+    transport: Transport
+
+
+@dataclass
+class Person:
+    """Somebody who has logged in; or nobody, without a token."""
+
+    cloud: Reachable
+    token: str | None = None
+    user_id: str = ""
+    project_id: str = ""
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        minor: int = NEWEST,
+    ) -> Answer:
+        """Send a request to /SERVICE/…; a body that is bytes is sent as it is."""
+        sent = {"openstack-api-version": f"compute 2.{minor}", **(headers or {})}
+        if self.token is not None:
+            sent["x-auth-token"] = self.token
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        if data is not None:
+            sent.setdefault("content-type", "application/json")
+        return await self.cloud.transport.request(method, path, sent, data)
+
+    async def do(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Send a request that must succeed; return what it answers."""
+        answer = await self.request(method, path, body, headers)
+        assert 200 <= answer.status < 300, f"{method} {path}: {answer.status} {answer.body[:500]!r}"
+        return answer.json() if answer.body[:1] in (b"{", b"[") else answer.body
+
+    async def make(self, path: str, noun: str, /, **fields: Any) -> dict[str, Any]:
+        """Make something, and return it."""
+        made: dict[str, Any] = (await self.do("POST", path, {noun: fields}))[noun]
+        return made
+
+
+class People:
+    """The people of a cloud: its admin, and whoever a test needs."""
+
+    transport: Transport
+    admin: Person
+
+    async def login(self, name: str, password: str, project: str) -> Person:
+        """Get a token for a project by its name."""
+        user = {"name": name, "domain": {"id": "default"}, "password": password}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        scope = {"project": {"name": project, "domain": {"id": "default"}}}
+        body = {"auth": {"identity": identity, "scope": scope}}
+        answer = await Person(self).request("POST", "/identity/v3/auth/tokens", body)
+        assert answer.status == 201, answer.body
+        token = answer.json()["token"]
+        return Person(self, answer.headers["x-subject-token"], token["user"]["id"], token["project"]["id"])
+
+    async def person(self, *roles: str, project: str | None = None) -> Person:
+        """Make somebody with these roles in a project: the named one, or a new one."""
+        name, password = f"user-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        if project is None:
+            project = f"project-{uuid.uuid4().hex[:8]}"
+            await self.admin.make("/identity/v3/projects", "project", name=project)
+        found = await self.admin.do("GET", f"/identity/v3/projects?name={project}")
+        user = await self.admin.make("/identity/v3/users", "user", name=name, password=password)
+        for role in roles:
+            given = (await self.admin.do("GET", f"/identity/v3/roles?name={role}"))["roles"][0]["id"]
+            path = f"/identity/v3/projects/{found['projects'][0]['id']}/users/{user['id']}/roles/{given}"
+            await self.admin.do("PUT", path)
+        return await self.login(name, password, project)
+
+    async def project_name(self, person: Person) -> str:
+        """Return the name of a person's project."""
+        return str((await self.admin.do("GET", f"/identity/v3/projects/{person.project_id}"))["project"]["name"])
