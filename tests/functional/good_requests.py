@@ -160,10 +160,10 @@ PARAMETERS: dict[str, dict[str, str]] = {
 WORDS = {
     "GET /v2/schemas/{name}": "image",
     "GET /v2.0/extensions/{alias}": "router",
+    **{f"{method} /{{path:path}}": "openstack/latest/password" for method in ("GET", "HEAD", "POST")},
 }
 
 
-    **{f"{method} /{{path:path}}": "openstack/latest/password" for method in ("GET", "HEAD", "POST")},
 def path(service: Service, route: Route, things: Things) -> str:
     """Return the route's URL with the things' ids in it."""
     known = PARAMETERS.get(service.name, {})
@@ -286,11 +286,11 @@ BODIES: dict[str, Body] = {
     "PUT /v2.0/agents/{id}": lambda t: {"agent": {"description": "x"}},
     "POST /v2.0/agent-reports": lambda t: {"host": "a-host-without-guests"},
     "PUT /v2.0/quotas/{project}": lambda t: {"quota": {"port": 77}},
+    # metadata
+    "POST /{path:path}": lambda t: b"data",
     # compute
     "POST /servers": lambda t: {
         "server": {
-    # metadata
-    "POST /{path:path}": lambda t: b"data",
             "name": "x", "imageRef": t["image"], "flavorRef": t["flavors"], "networks": [{"uuid": t["networks"]}],
         }
     },

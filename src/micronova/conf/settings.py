@@ -94,7 +94,6 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tls_certificate: Annotated[str | None, _doc("PEM file; with tls_key the API speaks HTTPS.")] = None
     tls_key: Annotated[str | None, _doc("PEM file of the private key.")] = None
     cors_allowed_origins: Annotated[tuple[str, ...], _doc("Web origins that browsers may call from.")] = ()
-
     metadata_cache_expiration: Annotated[
         float, Meta(ge=0, description="Seconds that the metadata service remembers a server; 0: it does not.")
     ] = 15.0
@@ -111,6 +110,7 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     vendordata_dynamic_failure_fatal: Annotated[
         bool, _doc("Whether a guest gets an error when one fails; else it gets nothing from that one.")
     ] = False
+
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the truth is."""
@@ -218,7 +218,6 @@ class Glance(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
 
-class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Neutron(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The network service."""
 
@@ -230,6 +229,7 @@ class Neutron(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the embedded image service takes."""
 
     require_image_format_match: Annotated[

@@ -25,10 +25,10 @@ from micronova.api.compute import (
     server_external_events,
     server_groups,
     server_parts,
+    server_password,
     servers,
     services,
     versions_doc,
-    server_password,
 )
 from micronova.compute.api import API
 from micronova.db.engine import Database
@@ -65,6 +65,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *server_create.routes(api),
         *server_actions.routes(db, api),
         *server_parts.routes(db, clock, quotas),
+        *server_password.routes(db),
         *server_external_events.routes(db, api),
         *server_groups.routes(db, clock, quotas, most),
         *instance_actions.routes(db, most),
@@ -73,7 +74,6 @@ def routes(needs: Dependencies) -> list[Route]:
         *flavor_access.routes(db, needs.project_exists),
         *keypairs.routes(db, clock, quotas, most),
         *limits.routes(db, quotas),
-        *server_password.routes(db),
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
         *services.routes(db, clock, down, needs.default_zone),
