@@ -42,6 +42,8 @@ def probe(settings: Settings) -> str | None:
     from micronova.privileged.kernel import missing_programs
     from micronova.virt.libvirt.setup import probe as libvirt
 
+    if settings.libvirt.connection_uri:
+        return libvirt(msgspec.to_builtins(settings.libvirt))
     if os.geteuid() != 0:
         return "Real guests and their networks are made by root: run as root (sudo micronova up)."
     packages = missing_programs()

@@ -88,7 +88,7 @@ def become(user: ServiceUser, place: StateDirectory, groups: Iterable[int] = ())
         return
     paths = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, sys.path), place.path}
     _open_way(sorted({path.resolve() for path in paths if path.is_absolute() and path.exists()}), user)
-    os.setgroups(sorted({user.gid, *groups}))
+    os.setgroups(sorted({*os.getgrouplist(user.name, user.gid), *groups}))
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
     os.environ |= {

@@ -52,6 +52,8 @@ def up(
         if obstacle is not None:
             notice = f"Real guests are not possible here. {obstacle}"
             settings = settings_for("fake")
+    if settings.compute.compute_driver == "libvirt" and settings.libvirt.connection_uri:
+        notice = "Guests of a libvirt that is not ours get addresses but no wire from the embedded network service."
     if detach:
         _detach(place, sys.argv[1:])
         return

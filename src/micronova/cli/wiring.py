@@ -28,10 +28,12 @@ log = logging.getLogger(__name__)
 
 COMPUTE_ROLES = ("api", "conductor", "scheduler", "compute")
 NEIGHBOUR_ROLES = ("identity", "image", "network")
-ROLES = (*COMPUTE_ROLES, "metadata", *NEIGHBOUR_ROLES, "network-agent")
+ROLES = (*COMPUTE_ROLES, "metadata", "console", *NEIGHBOUR_ROLES, "network-agent")
 
 # Whoever asks another at its start comes after it; guests' interfaces are plugged where the agent can see them.
-START_ORDER = ("identity", "image", "network", "scheduler", "conductor", "api", "metadata", "network-agent", "compute")
+START_ORDER = (
+    "identity", "image", "network", "scheduler", "conductor", "api", "metadata", "console", "network-agent", "compute",
+)  # fmt: skip
 
 
 class Role(Protocol):
@@ -106,6 +108,7 @@ class Process:
                     sock,
                     certificate=self.settings.api.tls_certificate,
                     key=self.settings.api.tls_key,
+                    websockets="console" in self.roles,
                 )
                 await self._server.start()
         except BaseException:
@@ -142,7 +145,12 @@ class Process:
         """Return the ASGI application with every service of this process."""
         # A metadata service by itself is found without its mount too: proxies of other make know none.
         root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
-        return Mounts(self.apps, root=root, origins=self.settings.api.cors_allowed_origins)
+        return Mounts(
+            self.apps,
+            root=root,
+            origins=self.settings.api.cors_allowed_origins,
+            websockets=frozenset({"/console"} & set(self.apps)),
+        )
 
     async def _start_shared(self) -> None:
         if any(role in self.roles for role in ("api", "metadata", "conductor", "scheduler")):
@@ -151,7 +159,7 @@ class Process:
 
             self.database = await self.open_database("compute")
             await upgrade(self.database, metadata, "micronova.db.migrations")
-        if any(role in self.roles for role in COMPUTE_ROLES):
+        if any(role in self.roles for role in (*COMPUTE_ROLES, "console")):
             self.bus = await self.connect_bus()
 
     def schema_of(self, name: str) -> str | None:
