@@ -32,11 +32,12 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 class FullCloud(OneProcess, People):
-    """Every role in this process, on SQLite."""
+    """Every role that needs no machine, in this process, on SQLite."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, Wanted(hosts=2))
-        self.process = Process(load(environ={}, **SETTINGS), ROLES, StateDirectory(directory))
+        roles = [role for role in ROLES if role != "network-agent"]  # it works on the machine's own network
+        self.process = Process(load(environ={}, **SETTINGS), roles, StateDirectory(directory))
         self.anybody = Person(self)
 
     async def start(self) -> None:
