@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import subprocess
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from micronova.http.client import ASGITransport, ServiceClient
 from micronova.neighbours.network.agent.agent import NetworkAgent
@@ -21,6 +24,14 @@ from micronova.privileged.names import prefix_of, tap_name
 from tests.unit.network.world import ALICE, SERVICE, Compute, World, world
 
 HOST = "h1"
+NEEDS = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root"),
+    pytest.mark.skipif(
+        not all(shutil.which(name) for name in ("ip", "tc", "nft", "dnsmasq", "busybox", "ping")),
+        reason="needs iproute2 nftables dnsmasq-base busybox iputils-ping",
+    ),
+]
 
 _LEASE = """#!/bin/sh
 [ "$1" = bound ] || [ "$1" = renew ] || exit 0
@@ -117,6 +128,13 @@ class AgentWorld:
 
     async def guest(self, network: dict[str, Any], token: str = ALICE, **fields: Any) -> Guest:
         """Bind a port and plug a namespace into it, as a hypervisor does with a guest."""
+        guest = await self.bound(network, token, **fields)
+        await self.plug(guest)
+        await self.until_active(guest.port["id"])
+        return guest
+
+    async def bound(self, network: dict[str, Any], token: str = ALICE, **fields: Any) -> Guest:
+        """Bind a port for a guest that is not there yet."""
         project = token.partition("@")[2].partition("/")[0]
         port = await self.network.make("port", token, network_id=network["id"], **fields)
         port = await self.network.change(
@@ -127,8 +145,6 @@ class AgentWorld:
         guest = Guest(f"mnguest-{self._mark}-{len(self._guests)}", port, self.directory)
         self._guests.append(guest)
         assert port["status"] == "DOWN", "the agent says when a port is wired"
-        await self.plug(guest)
-        await self.until_active(port["id"])
         return guest
 
     async def plug(self, guest: Guest) -> None:
@@ -148,8 +164,8 @@ class AgentWorld:
             while (await self.network.show("port", port_id, SERVICE))["status"] != status:
                 await asyncio.sleep(0.02)
 
-    async def settled(self) -> None:
-        """Wait until the host is as the service says now."""
+    async def settled(self, plugged: bool = True) -> None:
+        """Wait until the host is as the service says now, and all guests are plugged in."""
         async with asyncio.timeout(20):
             while True:
                 answer = await self.network.call("GET", f"/agent-states/{HOST}", token=SERVICE)
@@ -157,11 +173,13 @@ class AgentWorld:
                 waiting = [p for p in state["ports"] if p["host"] == HOST and p["status"] != "ACTIVE"]
                 served = {p["network_id"] for p in state["ports"] if p["device_owner"] == "network:dhcp"}
                 guests = {p["network_id"] for p in state["ports"] if p["device_owner"] == "compute:nova"}
-                if self.agent.reached == answer.json()["fingerprint"] and not waiting and served == guests:
+                ready = served == guests and not (plugged and waiting)
+                if ready and self.agent.reached == answer.json()["fingerprint"]:
                     return
                 await asyncio.sleep(0.02)
 
     def close(self) -> None:
+        """Take everything away; once more does nothing."""
         for guest in self._guests:
             self.unplug(guest)
         self.helper.stop(cleanup=True)

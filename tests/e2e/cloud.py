@@ -161,10 +161,10 @@ async def real_cloud(settings: str = "", environment: Mapping[str, str] | None =
         await cloud.up()
         yield cloud
         await cloud.wait_clean()
-        assert cloud.guest_leftovers() == []
+        nothing("of guests", cloud.guest_leftovers())
         await cloud.down()
-        assert cloud.leftovers() == []
-        assert Machine.look() == before
+        nothing("of the cloud", cloud.leftovers())
+        assert Machine.look() == before, f"the machine was {before} and is {Machine.look()}"
     finally:
         await cloud.remove()
 
@@ -189,3 +189,8 @@ def script(*lines: str) -> str:
     """Return a shell script as user data."""
     return base64.b64encode("\n".join(("#!/bin/sh", *lines, "")).encode()).decode()
 
+
+
+def nothing(what: str, left: list[str]) -> None:
+    """Fail if something is left, and say what."""
+    assert not left, f"left {what}: {left}"

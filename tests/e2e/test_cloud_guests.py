@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.cloud import RealCloud, script
-from tests.e2e.guests import Guest, run, until
+from tests.e2e.guests import Guest, Tenant, run, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,8 +27,7 @@ class World:
     """Has a config drive."""
 
 
-async def _boot(cloud: RealCloud, name: str, second: str, *, config_drive: bool) -> Guest:
-    tenant = await cloud.tenant()
+async def _boot(tenant: Tenant, name: str, second: str, *, config_drive: bool) -> Guest:
     port = await tenant.person.make(
         "/network/v2.0/ports", "port", network_id=tenant.network["id"], fixed_ips=[{"ip_address": SHARED}],
         allowed_address_pairs=[{"ip_address": second}],
@@ -41,12 +40,14 @@ async def _boot(cloud: RealCloud, name: str, second: str, *, config_drive: bool)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def world(cloud: RealCloud) -> AsyncIterator[World]:
-    alice, bob = await asyncio.gather(
-        _boot(cloud, "alice", HER_SECOND, config_drive=False), _boot(cloud, "bob", HIS_SECOND, config_drive=True)
-    )
-    yield World(cloud, alice, bob)
-    for guest in (alice, bob):
-        await guest.delete()
+    hers, his = await cloud.tenant(), await cloud.tenant()
+    try:
+        alice, bob = await asyncio.gather(
+            _boot(hers, "alice", HER_SECOND, config_drive=False), _boot(his, "bob", HIS_SECOND, config_drive=True)
+        )
+        yield World(cloud, alice, bob)
+    finally:
+        await asyncio.gather(hers.clear(), his.clear())
     assert cloud.guest_leftovers() == []
 
 

@@ -3,25 +3,16 @@
 import asyncio
 import hashlib
 import hmac
-import os
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from micronova.privileged.names import bridge_name
-from tests.e2e.agent_world import AgentWorld, agent_world, arun, remains
+from tests.e2e.agent_world import NEEDS, AgentWorld, agent_world, arun, remains
 from tests.unit.network.world import ADMIN, ALICE, BOB, SERVICE
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root"),
-    pytest.mark.skipif(
-        not all(shutil.which(name) for name in ("ip", "nft", "dnsmasq", "busybox", "ping")),
-        reason="needs iproute2 nftables dnsmasq-base busybox iputils-ping",
-    ),
-]
+pytestmark = NEEDS
 
 
 @pytest.fixture
@@ -213,19 +204,3 @@ async def test_metadata_tells_each_guest_its_own_whatever_it_says(cloud: AgentWo
         assert asked["x-instance-id-signature"] == hmac.new(b"shared", server.encode(), hashlib.sha256).hexdigest()
         assert (asked["x-tenant-id"], asked["x-forwarded-for"]) == (project, guest.address)
         assert asked["path"] == "/openstack/latest/meta_data.json"
-
-
-async def test_a_guest_makes_its_ipv6_address_from_what_it_is_told(cloud: AgentWorld) -> None:
-    network = await cloud.network.make("network", name="six")
-    await cloud.network.make(
-        "subnet", network_id=network["id"], cidr="fd00:3::/64", ip_version=6, ipv6_ra_mode="slaac",
-        ipv6_address_mode="slaac",
-    )  # fmt: skip
-    a, b = await cloud.guest(network), await cloud.guest(network)
-    for guest in (a, b):
-        async with asyncio.timeout(20):
-            while f"{guest.address}/64" not in (await guest.do("ip", "-6", "address", "show", "dev", "eth0")).stdout:
-                await asyncio.sleep(0.1)
-    await cloud.settled()
-    assert (await a.do("ping", "-c", "3", "-W", "2", b.address, check=False)).returncode == 0
-    assert "default" not in (await a.do("ip", "-6", "route")).stdout
