@@ -1,4 +1,8 @@
-"""All that the documents are made of."""
+"""What a guest may be told about itself: all that the documents of this room are made of.
+
+The documents are the same on a config drive (`drive`) and by HTTP (the metadata service), and are pure; only
+`vendordata` asks somebody, the operator's services.
+"""
 
 from typing import Any
 
