@@ -47,11 +47,11 @@ Flag = (
         "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no",
     ]
 )  # fmt: skip
-Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+$", max_length=20)]  # numbers come as strings, too
+Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+\Z", max_length=20)]  # numbers come as strings, too
 Text = Annotated[str, Meta(min_length=1, max_length=255)]
 Owner = Annotated[str, Meta(max_length=64)]  # the id of a user or project
-HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+$", min_length=1, max_length=255)]
-Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")]  # of metadata and extra specs
+HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+\Z", min_length=1, max_length=255)]
+Key = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}\Z")]  # of metadata and extra specs
 
 # What Unicode calls "other" (control and format characters, surrogates, private use) and line separators.
 _UNPRINTABLE = re.compile(

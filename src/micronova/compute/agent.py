@@ -5,7 +5,7 @@ import logging
 import traceback
 from typing import Any
 
-from micronova.compute.actions import ACTIONS
+from micronova.compute.actions import ACTIONS, UNWANTED
 from micronova.compute.conductor_client import ConductorClient
 from micronova.compute.host import Host
 from micronova.compute.undo import destroy
@@ -83,6 +83,9 @@ class HostAgent:
                 self._book.acknowledged(work)
                 if reply.destroy and work.order.kind == "build":
                     self._depart(Departed(work.order.instance.uuid, work.order.epoch))
+                undo = UNWANTED.get(work.order.kind)
+                if undo is not None and not reply.accepted:
+                    await undo(self.host, work)
 
     async def _carry_out(self, work: Work) -> Outcome | None:
         """Do what the order says; an error becomes a report."""

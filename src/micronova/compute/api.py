@@ -8,14 +8,16 @@ import asyncio
 import logging
 import random
 import uuid
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.compute import states
+from micronova.compute.acceptance import Acceptance, rpc_context
 from micronova.compute.hooks import Hooks
+from micronova.compute.interfaces import Interfaces, Networks
 from micronova.compute.new_servers import (
     Created,
     CreateRequest,
@@ -29,8 +31,8 @@ from micronova.compute.new_servers import (
 )
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.build import BuildPayload
+from micronova.conductor.kinds import Notifier
 from micronova.conductor.operations import new_row
-from micronova.conductor.power import PowerPayload
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conductor.secrets import SecretBox, Secrets
 from micronova.db import actions, aggregates, flavors, instances, keypairs, nodes, quotas, server_groups, services
@@ -39,9 +41,10 @@ from micronova.db.engine import Database
 from micronova.http.context import RequestContext
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.clock import Clock, micros
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import (
     Conflict,
-    InstanceNotFound,
     Invalid,
     NotFound,
     QuotaExceeded,
@@ -49,15 +52,15 @@ from micronova.objects.errors import (
 )
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
-from micronova.objects.network import VIF
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.rpc.contract import Context
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 IMAGE_REMEMBERED = 2.0  # seconds for which a user's view of an image is taken as it was
-NEVER = 253_402_300_799_000_000  # the end of the year 9999: a delete has no deadline
 
 
 class Images(Protocol):
@@ -65,18 +68,6 @@ class Images(Protocol):
 
     async def get(self, image_id: str, token: str) -> ImageMeta:
         """Return an image that the user may boot from; NotFound otherwise."""
-
-
-class Networks(Protocol):
-    """What creating a server needs of the network service."""
-
-    async def validate(
-        self, requests: Any, security_groups: list[str], *, token: str, project_id: str, count: int
-    ) -> Any:
-        """Check that networks, ports and groups are the user's to use."""
-
-    async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
-        """Return the interfaces of an instance as they are now."""
 
 
 class API:
@@ -92,6 +83,7 @@ class API:
         compute: ComputeAPI,
         secrets: SecretBox,
         hooks: Hooks,
+        notifier: Notifier,
         quota_defaults: Mapping[str, int],
         images: Images | None,
         networks: Networks | None,
@@ -115,6 +107,12 @@ class API:
         self._service_down_time = service_down_time
         self._default_zone = default_zone
         self._default_schedule_zone = default_schedule_zone
+        self.actions = Acceptance(
+            database=database, clock=clock, conductor=conductor, notifier=notifier, timeout=build_timeout
+        )
+        self.interfaces = Interfaces(
+            database=database, clock=clock, acceptance=self.actions, networks=networks, is_up=self._is_up
+        )
 
     # --- create ----------------------------------------------------------------------------------------------
 
@@ -140,7 +138,7 @@ class API:
             hints=request.hints,
             group=group,
         )
-        rpc = _rpc_context(context)
+        rpc = rpc_context(context)
         password = request.admin_password or make_password(self._random)
         reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
         uuids, operations = await self._database.write(
@@ -319,99 +317,37 @@ class API:
         if 0 <= limit < members + count:
             raise QuotaExceeded("Quota exceeded, too many servers in group")
 
-    # --- actions ---------------------------------------------------------------------------------------------
-
-    async def delete(self, context: RequestContext, row: Any) -> None:
-        """Accept the end of a server; from here on it always converges."""
-        self._check_lock(context, row)
-        rpc = _rpc_context(context)
-        operation = await self._database.write(self._begin_delete, context, row["uuid"], rpc)
-        if operation is not None:
-            await self._hint(rpc, operation)
-
-    def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, rpc: Context) -> str | None:
-        now = micros(self._clock.now())
-        row = instances.lock(conn, id)
-        if row is None:
-            raise InstanceNotFound(f"Instance {id} could not be found.")
-        if row["task_state"] == states.DELETING:
-            return None  # asked for already
-        instances.update(conn, id, now, {"task_state": states.DELETING, "epoch": row["epoch"] + 1})
-        _overtake(conn, id, now)
-        actions.start(conn, id, context.request_id, "delete", context.user_id, context.project_id, now)
-        operation = new_row(
-            id=str(uuid.uuid4()),
-            kind="delete",
-            version=1,
-            instance_uuid=id,
-            group_id=id,
-            step="new",
-            epoch=row["epoch"] + 1,
-            now=now,
-            deadline=NEVER,
-            context=rpc,
-        )
-        operation_rows.insert(conn, [operation])
-        return str(operation["id"])
-
-    async def power(
-        self, context: RequestContext, row: Any, kind: str, action_name: str, parameters: dict[str, str] | None = None
-    ) -> None:
-        """Accept a start, stop or reboot."""
-        self._check_lock(context, row)
-        action = states.ACTIONS[action_name]
-        rpc = _rpc_context(context)
-        operation = await self._database.write(self._begin, context, row["uuid"], kind, action, parameters or {}, rpc)
-        await self._hint(rpc, operation)
-
-    def _begin(
-        self,
-        conn: sa.Connection,
-        context: RequestContext,
-        id: str,
-        kind: str,
-        action: states.Action,
-        parameters: dict[str, str],
-        rpc: Context,
-    ) -> str:
-        now = micros(self._clock.now())
-        row = instances.lock(conn, id)
-        if row is None:
-            raise InstanceNotFound(f"Instance {id} could not be found.")
-        reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
-        if reason is not None:
-            raise Conflict(f"Cannot '{kind}' instance {id} {reason}")
-        epoch = row["epoch"] + 1
-        _overtake(conn, id, now)
-        instances.update(conn, id, now, {"task_state": action.task_state, "epoch": epoch})
-        actions.start(conn, id, context.request_id, kind, context.user_id, context.project_id, now)
-        operation = new_row(
-            id=str(uuid.uuid4()),
-            kind=kind,
-            version=1,
-            instance_uuid=id,
-            group_id=id,
-            step="new",
-            epoch=epoch,
-            now=now,
-            deadline=micros(self._clock.now() + self._build_timeout),
-            context=rpc,
-            payload=PowerPayload(action=action.name, parameters=parameters),
-        )
-        operation_rows.insert(conn, [operation])
-        return str(operation["id"])
+    # --- what is asked of hosts ------------------------------------------------------------------------------
 
     async def console_output(self, context: RequestContext, row: Any, length: int | None) -> str:
         """Read a server's console log from its host."""
+        ask = self._compute.get_console_output
+        return await self._ask_host(row, lambda host: ask(rpc_context(context), host, row["uuid"], length))
+
+    async def console_endpoint(self, context: RequestContext, row: Any, protocol: ConsoleProtocol) -> ConsoleEndpoint:
+        """Ask a server's host where its screen or serial port is."""
+        ask = self._compute.get_console
+        return await self._ask_host(row, lambda host: ask(rpc_context(context), host, row["uuid"], protocol))
+
+    async def diagnostics(self, context: RequestContext, row: Any) -> GuestDiagnostics:
+        """Have a running server measured by its host."""
+        power = row["power_state"]
+        if row["host"] is not None and power != states.RUNNING:
+            raise Conflict(f"Cannot 'get_diagnostics' instance {row['uuid']} while it is in power_state {power}")
+        ask = self._compute.get_diagnostics
+        return await self._ask_host(row, lambda host: ask(rpc_context(context), host, row["uuid"]))
+
+    async def _ask_host(self, row: Any, ask: Callable[[str], Awaitable[T]]) -> T:
+        """Ask a server's host, unless it has none or that is known to be away."""
         if row["host"] is None:
             raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
         away = Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
         if not await self._database.read(self._is_up, row["host"]):
             raise away
         try:
-            return await self._compute.get_console_output(_rpc_context(context), row["host"], row["uuid"], length)
+            return await ask(row["host"])
         except (BusUnavailable, CallTimeout) as error:
-            log.warning("no console log of %s: %s", row["uuid"], error)
+            log.warning("the host of %s does not answer: %s", row["uuid"], error)
             raise away from error
 
     def _is_up(self, conn: sa.Connection, host: str) -> bool:
@@ -424,45 +360,17 @@ class API:
         """List, or replace, the fault rules of a simulated host's process."""
         if not await self._database.read(services.list_, binary="nova-compute", host=host):
             raise NotFound(f"Compute host {host} could not be found.")
-        return await self._compute.fault_rules(_rpc_context(context), host, rules)
+        return await self._compute.fault_rules(rpc_context(context), host, rules)
 
-    async def external_event(self, context: RequestContext, host: str, event: InstanceEvent) -> bool:
-        """Pass a neighbour's event on to the server's host; say whether it is on its way."""
-        if event.name == "network-changed" and self._networks is not None:
-            # E.g. a floating IP: what users see of the server's addresses is kept with it.
-            found = await self._networks.network_info(event.instance_uuid)
-            now = micros(self._clock.now())
-            values = {"network_info": msgspec.to_builtins(found)}
-            await self._database.write(instances.update, event.instance_uuid, now, values)
+    async def external_event(self, context: RequestContext, row: Any, event: InstanceEvent) -> bool:
+        """Do what a neighbour's event asks for, and pass it on to the server's host; say whether it is on its way."""
+        if event.name == "network-changed":
+            await self.interfaces.refresh(row["uuid"])
+        elif event.name == "network-vif-deleted" and event.tag:
+            await self.interfaces.port_deleted(context, row, event.tag)
         try:
-            await self._compute.external_instance_event(_rpc_context(context), host, event)
+            await self._compute.external_instance_event(rpc_context(context), row["host"], event)
         except BusUnavailable as error:
             log.warning("event %s for %s is lost: %s", event.name, event.instance_uuid, error)
             return False
         return True
-
-    def _check_lock(self, context: RequestContext, row: Any) -> None:
-        if row["locked_by"] and "admin" not in context.roles:
-            raise Conflict(f"Instance {row['uuid']} is locked")
-
-    async def _hint(self, rpc: Context, operation: str) -> None:
-        try:
-            await self._conductor.run_operations(rpc, (operation,))
-        except BusUnavailable as error:
-            log.warning("the bus did not take a hint (%s); the next sweep starts the work", error)
-
-
-def _overtake(conn: sa.Connection, id: str, now: int) -> None:
-    """End what is done to a server, in its history as well: something else is done now."""
-    for context in operation_rows.cancel_others(conn, id, now):
-        actions.cut_short(conn, id, msgspec.msgpack.decode(context, type=Context).request_id, now)
-
-
-def _rpc_context(context: RequestContext) -> Context:
-    return Context(
-        request_id=context.request_id,
-        user_id=context.user_id,
-        project_id=context.project_id,
-        roles=context.roles,
-        traceparent=context.traceparent,
-    )

@@ -14,9 +14,9 @@ from micronova.compute.settings import ComputeSettings
 from micronova.compute.work import WorkBook
 from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
-from micronova.objects.orders import NodeResources, PowerChange
+from micronova.objects.orders import NodeResources, PowerChange, ability
 from micronova.virt import power_state
-from micronova.virt.driver import Driver, Lifecycle
+from micronova.virt.driver import CAPABILITIES, Driver, Lifecycle
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Host:
         self.build_slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(settings.max_concurrent_builds) if settings.max_concurrent_builds > 0 else nullcontext()
         )
+        self._abilities: dict[str, str] = {}  # what the driver can do, as it is reported with each node
         self._trackers: dict[str, ResourceTracker] = {}
         self._guests: dict[str, _Known] = {}
         self._restless: set[str] = set()  # guests whose power state the conductor may not know
@@ -64,6 +65,8 @@ class Host:
     async def start(self) -> None:
         """Get the driver ready and find what it holds."""
         await self.driver.init_host(self)
+        able = self.driver.capabilities()
+        self._abilities = {ability(name): str(name in able).lower() for name in CAPABILITIES}
         await self.update_available_resource()
 
     async def update_available_resource(self) -> None:
@@ -141,6 +144,8 @@ class Host:
             known.power = _POWER[event]
             self._restless.add(uuid)
             if self.on_power_change is not None and known.power != known.told and not self.book.on(uuid):
+                # Whether the hint arrives is not known: what comes next is news in any case, until a beat is heard.
+                known.told = None
                 self.on_power_change(PowerChange(uuid, known.epoch, known.power))
 
     def progress(self, uuid: str, percent: int) -> None:
@@ -158,7 +163,15 @@ class Host:
                     known.power == power_state.RUNNING and known.node == tracker.node for known in self._guests.values()
                 )
                 workload = len(self.book.busy())
-                found.append(msgspec.structs.replace(tracker.report(), running_vms=running, current_workload=workload))
+                report = tracker.report()
+                found.append(
+                    msgspec.structs.replace(
+                        report,
+                        running_vms=running,
+                        current_workload=workload,
+                        capabilities={**report.capabilities, **self._abilities},
+                    )
+                )
         return tuple(found)
 
     def power_changes(self) -> tuple[PowerChange, ...]:

@@ -8,11 +8,14 @@ from random import Random
 
 from micronova.compute.agent import HostAgent
 from micronova.compute.conductor_client import ConductorClient
+from micronova.compute.guest_consoles import find_console
 from micronova.compute.host import Host
 from micronova.compute.rpcapi import (
     COMPUTE,
     ConsoleOutput,
     ConsoleRequest,
+    ConsoleWanted,
+    DiagnosticsRequest,
     FaultRules,
     GuestList,
     HostUptimeText,
@@ -22,11 +25,13 @@ from micronova.compute.rpcapi import (
 from micronova.compute.settings import ComputeSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
+from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import NotSupported
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
 from micronova.rpc.bus import Bus, Server
 from micronova.rpc.contract import Context
-from micronova.virt.driver import ConsoleLog, Driver, FaultInjection, HostUptime
+from micronova.virt.driver import ConsoleLog, Diagnostics, Driver, FaultInjection, HostUptime
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +71,30 @@ class HostManager:
         """Restart a guest."""
         self._agent.receive(order, context)
 
+    async def pause_instance(self, context: Context, order: WorkOrder) -> None:
+        """Let a guest run no further."""
+        self._agent.receive(order, context)
+
+    async def unpause_instance(self, context: Context, order: WorkOrder) -> None:
+        """Let a guest go on."""
+        self._agent.receive(order, context)
+
+    async def suspend_instance(self, context: Context, order: WorkOrder) -> None:
+        """Put a guest's memory away."""
+        self._agent.receive(order, context)
+
+    async def resume_instance(self, context: Context, order: WorkOrder) -> None:
+        """Let a guest go on where it was suspended."""
+        self._agent.receive(order, context)
+
+    async def attach_interface(self, context: Context, order: WorkOrder) -> None:
+        """Plug an interface into a guest."""
+        self._agent.receive(order, context)
+
+    async def detach_interface(self, context: Context, order: WorkOrder) -> None:
+        """Unplug an interface of a guest."""
+        self._agent.receive(order, context)
+
     async def external_instance_event(self, context: Context, event: InstanceEvent) -> None:
         """Take what a neighbour tells of an instance."""
         if event.tag:
@@ -77,6 +106,17 @@ class HostManager:
         if not isinstance(driver, ConsoleLog):
             raise NotSupported(f"The host {self._host.name} keeps no console logs.")
         return ConsoleOutput(await driver.get_console_output(request.instance_uuid, request.length))
+
+    async def get_console(self, context: Context, wanted: ConsoleWanted) -> ConsoleEndpoint:
+        """Say where a guest's screen or serial port is."""
+        return await find_console(self._host.name, self._host.driver, wanted.instance_uuid, wanted.protocol)
+
+    async def get_diagnostics(self, context: Context, request: DiagnosticsRequest) -> GuestDiagnostics:
+        """Measure a guest."""
+        driver = self._host.driver
+        if not isinstance(driver, Diagnostics):
+            raise NotSupported(f"The host {self._host.name} does not measure its guests.")
+        return await driver.get_diagnostics(request.instance_uuid)
 
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
         """List what the hypervisor really holds."""

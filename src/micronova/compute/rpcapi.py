@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import Guest, WorkOrder
 from micronova.rpc.bus import Bus
@@ -31,10 +33,23 @@ class ConsoleRequest(msgspec.Struct, frozen=True, kw_only=True):
     length: int | None = None
 
 
+class DiagnosticsRequest(msgspec.Struct, frozen=True):
+    """Whose figures."""
+
+    instance_uuid: str
+
+
 class ConsoleOutput(msgspec.Struct, frozen=True):
     """A console log."""
 
     output: str
+
+
+class ConsoleWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose console, and which."""
+
+    instance_uuid: str
+    protocol: ConsoleProtocol
 
 
 class Nothing(msgspec.Struct, frozen=True):
@@ -66,8 +81,16 @@ TERMINATE_INSTANCE = COMPUTE.method("terminate_instance", WorkOrder)
 STOP_INSTANCE = COMPUTE.method("stop_instance", WorkOrder)
 START_INSTANCE = COMPUTE.method("start_instance", WorkOrder)
 REBOOT_INSTANCE = COMPUTE.method("reboot_instance", WorkOrder)
+PAUSE_INSTANCE = COMPUTE.method("pause_instance", WorkOrder)
+UNPAUSE_INSTANCE = COMPUTE.method("unpause_instance", WorkOrder)
+SUSPEND_INSTANCE = COMPUTE.method("suspend_instance", WorkOrder)
+RESUME_INSTANCE = COMPUTE.method("resume_instance", WorkOrder)
+ATTACH_INTERFACE = COMPUTE.method("attach_interface", WorkOrder)
+DETACH_INTERFACE = COMPUTE.method("detach_interface", WorkOrder)
 EXTERNAL_INSTANCE_EVENT = COMPUTE.method("external_instance_event", InstanceEvent)
 GET_CONSOLE_OUTPUT = COMPUTE.method("get_console_output", ConsoleRequest, ConsoleOutput)
+GET_CONSOLE = COMPUTE.method("get_console", ConsoleWanted, ConsoleEndpoint)
+GET_DIAGNOSTICS = COMPUTE.method("get_diagnostics", DiagnosticsRequest, GuestDiagnostics)
 LIST_GUESTS = COMPUTE.method("list_guests", Nothing, GuestList)
 GET_HOST_UPTIME = COMPUTE.method("get_host_uptime", Nothing, HostUptimeText)
 FAULT_RULES = COMPUTE.method("fault_rules", FaultRules, FaultRules)
@@ -78,6 +101,12 @@ ORDERS: dict[str, Method[WorkOrder, None]] = {
     "stop": STOP_INSTANCE,
     "start": START_INSTANCE,
     "reboot": REBOOT_INSTANCE,
+    "pause": PAUSE_INSTANCE,
+    "unpause": UNPAUSE_INSTANCE,
+    "suspend": SUSPEND_INSTANCE,
+    "resume": RESUME_INSTANCE,
+    "attach_interface": ATTACH_INTERFACE,
+    "detach_interface": DETACH_INTERFACE,
 }
 """By the order's kind: which message carries it."""
 
@@ -111,6 +140,20 @@ class ComputeAPI:
             COMPUTE.target(host), GET_CONSOLE_OUTPUT, request, context=context, timeout=CALL_TIMEOUT
         )
         return answer.output
+
+    async def get_console(self, context: Context, host: str, uuid: str, protocol: ConsoleProtocol) -> ConsoleEndpoint:
+        """Ask where a guest's console is."""
+        wanted = ConsoleWanted(instance_uuid=uuid, protocol=protocol)
+        return await self._bus.call(
+            COMPUTE.target(host), GET_CONSOLE, wanted, context=context, timeout=CALL_TIMEOUT
+        )
+
+    async def get_diagnostics(self, context: Context, host: str, uuid: str) -> GuestDiagnostics:
+        """Measure a guest."""
+        request = DiagnosticsRequest(uuid)
+        return await self._bus.call(
+            COMPUTE.target(host), GET_DIAGNOSTICS, request, context=context, timeout=CALL_TIMEOUT
+        )
 
     async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
         """List what the host's hypervisor really holds."""

@@ -44,12 +44,31 @@ POWERING_ON = "powering-on"
 POWERING_OFF = "powering-off"
 REBOOTING = "rebooting"
 REBOOTING_HARD = "rebooting_hard"
+PAUSING = "pausing"
+UNPAUSING = "unpausing"
+SUSPENDING = "suspending"
+RESUMING = "resuming"
+ATTACHING_INTERFACE = "attaching_interface"
+DETACHING_INTERFACE = "detaching_interface"
 DELETING = "deleting"
+
+CHANGES_INTERFACES = frozenset({ATTACHING_INTERFACE, DETACHING_INTERFACE})
+"""Task states of work that leaves the guest's power alone: what the guest itself does meanwhile counts."""
 
 # power states: what the hypervisor says of the guest
 NOSTATE, RUNNING, PAUSED_POWER, SHUTDOWN, CRASHED, SUSPENDED_POWER = 0, 1, 3, 4, 6, 7
 
+# power states: what a server is whose guest changed by itself
+_SEEN = {
+    RUNNING: ACTIVE,
+    PAUSED_POWER: PAUSED,
+    SHUTDOWN: STOPPED,
+    CRASHED: STOPPED,
+    SUSPENDED_POWER: SUSPENDED,
+}
+
 ANY = frozenset(VM_STATES)
+_PLUGGABLE = frozenset({ACTIVE, PAUSED, STOPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +78,13 @@ class Action:
     name: str  # the operation's kind, and the name of the instance action shown to users
     starts_from: frozenset[str]  # vm states
     task_state: str  # while it runs
-    ends_in: str | None  # vm state after success; None: there is no server any more
+    ends_in: str | None  # vm state after success; None: the one it came from, or no server any more (delete)
     fails_in: str | None  # vm state after a failure; None: the one it came from
     interrupts: frozenset[str] = frozenset()  # task states that it may take over; otherwise none may be set
     interrupts_any: bool = False
     needs_host: bool = True  # makes sense only once the server was placed
     respects_lock: bool = True  # a locked server refuses it to its owner
+    capability: str | None = None  # what the host's driver must be able to do, by its name in virt.driver
 
 
 ACTIONS = {
@@ -81,8 +101,15 @@ ACTIONS = {
             REBOOTING_HARD,
             ACTIVE,
             ERROR,
-            interrupts=frozenset({REBOOTING, REBOOTING_HARD}),
+            interrupts=frozenset({REBOOTING, REBOOTING_HARD, PAUSING, UNPAUSING, SUSPENDING, RESUMING}),
         ),
+        Action("pause", frozenset({ACTIVE}), PAUSING, PAUSED, None, capability="pause"),
+        Action("unpause", frozenset({PAUSED}), UNPAUSING, ACTIVE, None, capability="pause"),
+        # Memory that is half on disk is neither running nor suspended: a hard reboot is the way out of ERROR.
+        Action("suspend", frozenset({ACTIVE}), SUSPENDING, SUSPENDED, ERROR, capability="suspend"),
+        Action("resume", frozenset({SUSPENDED}), RESUMING, ACTIVE, ERROR, capability="suspend"),
+        Action("attach_interface", _PLUGGABLE, ATTACHING_INTERFACE, None, None, capability="hot_plug"),
+        Action("detach_interface", _PLUGGABLE, DETACHING_INTERFACE, None, None, capability="hot_plug"),
     )
 }
 
@@ -96,6 +123,11 @@ def refusal(action: Action, vm_state: str, task_state: str | None, placed: bool)
     if action.needs_host and not placed:
         return "while it has no host"
     return None
+
+
+def seen(vm_state: str, power_state: int) -> str:
+    """Return what a server is once its guest has this power state without having been ordered to."""
+    return _SEEN.get(power_state, vm_state) if vm_state in _SEEN.values() else vm_state
 
 
 # (vm state) -> default status, and statuses that certain task states show instead

@@ -45,6 +45,22 @@ class Networks(Protocol):
         `fresh` says that nobody can have tried before.
         """
 
+    async def attach(
+        self,
+        *,
+        instance_uuid: str,
+        project_id: str,
+        host: str,
+        zone: str,
+        request: Any,
+        hostname: str,
+        operation: str,
+    ) -> VIF:
+        """Give an instance one more port, bound to its host and marked with the operation; safe to repeat."""
+
+    async def release(self, *, instance_uuid: str, port_id: str | None = None, operation: str | None = None) -> None:
+        """Let go of one port, or of those that an operation gave the instance; safe to repeat."""
+
     async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
         """Return the interfaces of an instance as they are now."""
 
@@ -81,11 +97,14 @@ class Tools:
     access_network: str | None = None
 
 
+Event = tuple[str, Any, dict[str, Any] | None]  # a notification that is due: its name, the instance, the fault
+
+
 class Continue(msgspec.Struct):
     """After a report: this conductor goes on with the operation, and these notifications are due."""
 
     operation: Operation
-    events: Sequence[tuple[str, Any, dict[str, Any] | None]] = ()
+    events: Sequence[Event] = ()
 
 
 class Ended(msgspec.Struct):
@@ -94,7 +113,7 @@ class Ended(msgspec.Struct):
     accepted: bool = True
     destroy: bool = False
     built: bool = False  # a server is ACTIVE: what wants to come after a build is run
-    events: Sequence[tuple[str, Any, dict[str, Any] | None]] = ()
+    events: Sequence[Event] = ()
 
 
 def fault_of(error: BaseException | str, now: int, code: int = 500) -> dict[str, Any]:
@@ -134,6 +153,13 @@ class HostKind(Kind):
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
         """Apply a host's report, in the transaction that ends or continues the operation."""
         raise NotImplementedError
+
+    def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
+        """The host that works on it says goodbye: go on without it now, or None: it is taken up again at its return.
+
+        Should it not return, its lease runs out as that of any dead host.
+        """
+        return None
 
     # --- what they share -------------------------------------------------------------------------------------
 

@@ -10,12 +10,14 @@ import sqlalchemy as sa
 from micronova.compute import states
 from micronova.conductor import audit
 from micronova.conductor.build import Build
+from micronova.conductor.consoles import Consoles
 from micronova.conductor.delete import Delete
+from micronova.conductor.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.kinds import HOST, Continue, Ended, HostKind, Tools
 from micronova.conductor.operations import Engine, Operation
 from micronova.conductor.power import Power
+from micronova.conductor.rpcapi import CONSOLE, TASKS, GuestEvent, Operations, ReportReply
 from micronova.conductor.rpcapi import HOST as HOST_INTERFACE
-from micronova.conductor.rpcapi import TASKS, GuestEvent, Operations, ReportReply
 from micronova.db import instances, nodes, services
 from micronova.db import operations as rows
 from micronova.objects.clock import micros
@@ -52,6 +54,7 @@ class ConductorManager:
         self._host = host
         self._report_interval = report_interval
         self._ratios = ratios
+        self._consoles = Consoles(self.engine.database, tools.compute, self.engine.clock)
         self._require_host_users = require_host_users
         self._host_users: frozenset[str] = frozenset()  # hosts that have a broker user of their own
         self._servers: list[Server] = []
@@ -63,6 +66,12 @@ class ConductorManager:
             Power(tools, "stop", "compute_stop_instance"),
             Power(tools, "start", "compute_start_instance"),
             Power(tools, "reboot", "compute_reboot_instance"),
+            Power(tools, "pause", "compute_pause_instance"),
+            Power(tools, "unpause", "compute_unpause_instance"),
+            Power(tools, "suspend", "compute_suspend_instance"),
+            Power(tools, "resume", "compute_resume_instance"),
+            AttachInterface(tools),
+            DetachInterface(tools),
         ):
             self._kinds[kind.name] = kind
             self.engine.add(kind)
@@ -71,10 +80,15 @@ class ConductorManager:
         """Serve messages and sweep."""
         self._host_users = await self.engine.database.read(services.host_users)
         await self.engine.start()
-        self._servers = [await self._bus.serve(TASKS, self), await self._bus.serve(HOST_INTERFACE, self)]
+        self._servers = [
+            await self._bus.serve(TASKS, self),
+            await self._bus.serve(HOST_INTERFACE, self),
+            await self._bus.serve(CONSOLE, self._consoles),
+        ]
         self._loops = [
             asyncio.create_task(self._beat_forever(), name="conductor-heartbeat"),
             asyncio.create_task(self._mend_forever(), name="conductor-mend"),
+            asyncio.create_task(self._consoles.purge_forever(), name="conductor-consoles"),
         ]
 
     async def stop(self) -> None:
@@ -147,8 +161,11 @@ class ConductorManager:
         for beat in params.hosts:
             self._check(context, beat.host)
         now = self.engine.clock.now()  # before the transaction looks: orders issued earlier are in the reply
-        reply: HeartbeatReply = await self._database(self._heartbeat, params)
-        hosts = [await self._with_plugs(host) for host in reply.hosts]
+        replies, given_back = await self._database(self._heartbeat, params)
+        for operation in given_back:
+            self.engine.stepped(operation.kind, operation.step)
+            self.engine.run([operation])
+        hosts = [await self._with_plugs(host) for host in replies]
         return HeartbeatReply(hosts=tuple(hosts), now=now)
 
     async def _with_plugs(self, reply: HostReply) -> HostReply:
@@ -168,7 +185,7 @@ class ConductorManager:
             orders.append(order)
         return msgspec.structs.replace(reply, orders=tuple(orders))
 
-    def _heartbeat(self, conn: sa.Connection, params: Heartbeat) -> HeartbeatReply:
+    def _heartbeat(self, conn: sa.Connection, params: Heartbeat) -> tuple[list[HostReply], list[Operation]]:
         now, until = self.engine.now(), self.engine.until()
         names = [beat.host for beat in params.hosts]
         alive = [beat.host for beat in params.hosts if not beat.stopping]
@@ -183,14 +200,24 @@ class ConductorManager:
         for row in rows.departures_of(conn, names):
             leaving.setdefault(row["host"], []).append(Departed(row["instance_uuid"], row["epoch"]))
         known = nodes.hosts_with_nodes(conn, names)
-        return HeartbeatReply(
-            hosts=tuple(
-                self._beat_of(
-                    conn, beat, owned.get(HOST + beat.host, []), leaving.get(beat.host, []), until, beat.host in known
-                )
-                for beat in params.hosts
+        replies = [
+            self._beat_of(
+                conn, beat, owned.get(HOST + beat.host, []), leaving.get(beat.host, []), until, beat.host in known
             )
-        )
+            for beat in params.hosts
+        ]
+        return replies, self._goodbye(conn, [row for host in stopping for row in owned.get(HOST + host, [])])
+
+    def _goodbye(self, conn: sa.Connection, owned: list[Any]) -> list[Operation]:
+        """Take from hosts that stop what can go on without them; the rest they get again when they come back."""
+        taken = []
+        for row in sorted(owned, key=lambda row: str(row["instance_uuid"])):  # the order in which all lock
+            kind = self._kinds.get(row["kind"])
+            if kind is not None and row["version"] <= kind.version:
+                result = kind.host_stops(conn, Operation.of(row))
+                if result is not None:
+                    taken.append(result.operation)
+        return taken
 
     def _beat_of(
         self, conn: sa.Connection, beat: HostBeat, owned: list[Any], leaving: list[Departed], until: int, known: bool
@@ -202,7 +229,6 @@ class ConductorManager:
         for change in beat.power_changes:
             self._power_change(conn, beat.host, change.instance_uuid, change.epoch, change.power_state)
         if beat.stopping:
-            # The orders stay this host's: it gets them again when it comes back, or somebody takes over.
             return HostReply(host=beat.host)
         in_hand = {each.operation_id: each.epoch for each in beat.in_hand}
         mine = {row["id"]: row for row in owned}
@@ -234,21 +260,19 @@ class ConductorManager:
 
     def _power_change(self, conn: sa.Connection, host: str, uuid: str, epoch: int, power_state: int) -> None:
         row = instances.get(conn, uuid)
-        if row is None or row["host"] != host or row["task_state"] is not None or row["epoch"] < epoch:
+        if row is None or row["host"] != host or row["epoch"] < epoch:
+            return
+        if row["task_state"] is not None and row["task_state"] not in states.CHANGES_INTERFACES:
             return
         if row["power_state"] == power_state:
             return
-        values: dict[str, Any] = {"power_state": power_state}
-        if row["vm_state"] == states.ACTIVE and power_state in (states.SHUTDOWN, states.CRASHED):
-            values["vm_state"] = states.STOPPED
-        elif row["vm_state"] == states.STOPPED and power_state == states.RUNNING:
-            values["vm_state"] = states.ACTIVE
+        values = {"power_state": power_state, "vm_state": states.seen(row["vm_state"], power_state)}
         instances.update(conn, row["uuid"], self.engine.now(), values, epoch=row["epoch"])
 
     def _check(self, context: Context, host: str) -> None:
         """A host speaks only for itself: the broker says who really sent the message."""
         sender = context.sender
-        if sender != host and (self._require_host_users or sender in self._host_users):
+        if sender != host and (self._require_host_users or {sender, host} & self._host_users):
             raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
 
     async def _database(self, fn: Any, *args: Any) -> Any:

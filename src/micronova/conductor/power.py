@@ -1,4 +1,4 @@
-"""Start, stop and reboot: the plainest operations that a host carries out."""
+"""Start, stop, reboot, pause and suspend: the plainest operations that a host carries out."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.compute import states
-from micronova.conductor.kinds import Continue, Ended, HostKind, abort_error, fault_of
+from micronova.conductor.kinds import Continue, Ended, Event, HostKind, abort_error, fault_of
 from micronova.conductor.operations import Operation
 from micronova.conductor.orders import work_order
 from micronova.db import instances
@@ -79,18 +79,25 @@ class Power(HostKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give up: the server is what it was before."""
-        await self.engine.database.write(self._give_up, operation, error)
+        events = await self.engine.database.write(self._give_up, operation, error)
+        if events is None:
+            await self.cancel(operation)
+            return
+        for event, row, fault in events:
+            self.notify(event, operation, row, fault)
 
-    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> None:
+    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Event] | None:
+        """Return the notifications that are due; None: it was overtaken."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
         if not self.owns(conn, operation):
-            return
+            return []
+        if row is None or row["epoch"] != operation.epoch:
+            return None
         fault = fault_of(error, self.engine.now())
-        if row is not None:
-            self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})
-        else:
-            self.end(conn, operation, "error", fault=fault)
+        values: dict[str, Any] = {"task_state": None}
+        self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, values)
+        return [(f"{self._event_name(operation)}.error", {**row, **values}, fault)]
 
     def _failed(
         self,
@@ -108,4 +115,4 @@ class Power(HostKind):
         self.end(conn, operation, "error", host=row["host"], fault=fault)
 
     def _event_name(self, operation: Operation) -> str:
-        return {"stop": "power_off", "start": "power_on", "reboot": "reboot"}[self.name]
+        return {"stop": "power_off", "start": "power_on"}.get(self.name, self.name)

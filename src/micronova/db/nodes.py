@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.db.tables import allocations, compute_nodes, instances, inventories
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.orders import NodeResources
+from micronova.objects.orders import NodeResources, ability
 
 _n, _i = compute_nodes.c, inventories.c
 Row = sa.Row[Any]
@@ -223,6 +223,12 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
 def hosts_with_nodes(conn: sa.Connection, hosts: Sequence[str]) -> set[str]:
     """Return those of the hosts whose nodes are known."""
     return set(conn.execute(sa.select(_n.host).where(_n.host.in_(list(hosts)))).scalars())
+
+
+def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:
+    """Say whether a node has told that its driver cannot do something."""
+    found = conn.execute(sa.select(_n.capabilities).where(_n.uuid == node_uuid)).scalar_one_or_none()
+    return found is not None and found.get(ability(capability)) == "false"
 
 
 def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> None:

@@ -59,7 +59,9 @@ def status_of(error: BaseException) -> int:
 
 def message_of(error: BaseException) -> str:
     """Return what may be told to the caller: our own words, never the inside of an unexpected failure."""
-    if isinstance(error, errors.MicronovaError) and status_of(error) != 500:
+    if isinstance(error, errors.OperationFailed) or (
+        isinstance(error, errors.MicronovaError) and status_of(error) != 500
+    ):
         return error.message
     return INTERNAL
 

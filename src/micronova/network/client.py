@@ -2,7 +2,8 @@
 
 The API checks, with the user's token, what a server asks for (`validate`). Later the conductor, as a service user
 that names the project, makes and binds the ports (`allocate`), moves them (`rebind`) and lets them go
-(`deallocate`). All of these may be repeated: what was done already is found by the port's device_id.
+(`deallocate`); a server that exists gets one more (`attach`) or loses some (`release`). All of these may be repeated:
+what was done already is found by the port's device_id, and by the note that we leave on the port.
 """
 
 import asyncio
@@ -73,13 +74,7 @@ class NetworkClient:
         existing = [] if fresh else await self.calls.ports_of(instance_uuid)
         groups = await self._group_ids(wanted, security_groups, project_id)
         found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
-        common: dict[str, Any] = {
-            "device_id": instance_uuid,
-            "device_owner": f"compute:{zone or 'nova'}",
-            "binding:host_id": host,
-        }
-        if hostname and await self.calls.has_extension("dns-integration"):
-            common["dns_name"] = hostname
+        common = await self._common(instance_uuid, host, zone, hostname)
         new = [index for index, port in enumerate(wanted) if found[index] is None and port.port_id is None]
         work: list[Awaitable[Any]] = [
             self._keep(wanted[index], port, common, index, found)
@@ -104,11 +99,45 @@ class NetworkClient:
 
     async def deallocate(self, instance_uuid: str) -> None:
         """Delete the ports that we made for a server, and let go of the user's own."""
+        await self._remove(await self.calls.ports_of(instance_uuid, "id", "binding:profile", "dns_name"))
+
+    async def attach(
+        self,
+        *,
+        instance_uuid: str,
+        project_id: str,
+        host: str,
+        zone: str | None,
+        request: Any,
+        hostname: str = "",
+        operation: str,
+    ) -> VIF:
+        """Give a server one more port: a new one, or the user's own; `operation` is the note by which it is found."""
+        wanted = msgspec.convert(request, PlannedPort)
+        common = await self._common(instance_uuid, host, zone, hostname)
+        found = [
+            port for port in await self.calls.ports_of(instance_uuid) if mark_of(port).get("operation") == operation
+        ]
+        if found:
+            port = found[0]
+            if port.get("binding:host_id") != host:
+                port = await self.calls.update_port(port["id"], {"binding:host_id": host})
+        elif wanted.port_id is not None:
+            port = await self._adopt(wanted, common, operation)
+        else:
+            body = _body(wanted, project_id, common, wanted.security_groups, operation)
+            [port] = await self.calls.create_ports([body])
+        [vif] = await self._vifs([port])
+        return vif
+
+    async def release(self, *, instance_uuid: str, port_id: str | None = None, operation: str | None = None) -> None:
+        """Let go of one port of a server, or of what an operation gave it; those that we made are deleted."""
         ports = await self.calls.ports_of(instance_uuid, "id", "binding:profile", "dns_name")
-        await _all(
+        await self._remove(
             [
-                self.calls.delete_port(port["id"]) if mark_of(port).get("created") else self._let_go(port)
+                port
                 for port in ports
+                if port["id"] == port_id or (operation is not None and mark_of(port).get("operation") == operation)
             ]
         )
 
@@ -123,6 +152,26 @@ class NetworkClient:
         return [{"id": id, "device_id": server} for id, server in servers.items() if server]
 
     # --- steps ---
+
+    async def _common(self, instance_uuid: str, host: str, zone: str | None, hostname: str) -> dict[str, Any]:
+        """Return what all ports of a server have in common."""
+        common: dict[str, Any] = {
+            "device_id": instance_uuid,
+            "device_owner": f"compute:{zone or 'nova'}",
+            "binding:host_id": host,
+        }
+        if hostname and await self.calls.has_extension("dns-integration"):
+            common["dns_name"] = hostname
+        return common
+
+    async def _remove(self, ports: Sequence[dict[str, Any]]) -> None:
+        """Delete the ports that we made, and let go of the user's own."""
+        await _all(
+            [
+                self.calls.delete_port(port["id"]) if mark_of(port).get("created") else self._let_go(port)
+                for port in ports
+            ]
+        )
 
     async def _wanted(self, requests: Any, project_id: str) -> list[PlannedPort]:
         if not requests or requests == "none":
@@ -162,12 +211,15 @@ class NetworkClient:
         elif port.get("binding:host_id") != common["binding:host_id"]:
             found[index] = await self.calls.update_port(port["id"], {"binding:host_id": common["binding:host_id"]})
 
-    async def _adopt(self, wanted: PlannedPort, common: dict[str, Any]) -> dict[str, Any]:
+    async def _adopt(
+        self, wanted: PlannedPort, common: dict[str, Any], operation: str | None = None
+    ) -> dict[str, Any]:
         """Take over a user's port, unless another server was faster."""
         port = (await self.calls.get(f"/ports/{wanted.port_id}"))["port"]
         if port["device_id"] not in ("", common["device_id"]):
             raise Conflict(f"Port {wanted.port_id} is still in use.")
-        changes = {**common, "binding:profile": marked(port, common["device_id"], False, wanted.tag)}
+        mark = marked(port, common["device_id"], False, wanted.tag, operation)
+        changes = {**common, "binding:profile": mark}
         return await self.calls.update_port(port["id"], changes, revision=port.get("revision_number"))
 
     async def _let_go(self, port: dict[str, Any]) -> None:
@@ -226,13 +278,17 @@ def _take_matching(existing: list[dict[str, Any]], wanted: PlannedPort) -> dict[
 
 
 def _body(
-    wanted: PlannedPort, project_id: str, common: dict[str, Any], groups: tuple[str, ...] | None
+    wanted: PlannedPort,
+    project_id: str,
+    common: dict[str, Any],
+    groups: tuple[str, ...] | None,
+    operation: str | None = None,
 ) -> dict[str, Any]:
     body = {
         "network_id": wanted.network_id,
         "project_id": project_id,
         "admin_state_up": True,
-        "binding:profile": marked({}, common["device_id"], True, wanted.tag),
+        "binding:profile": marked({}, common["device_id"], True, wanted.tag, operation),
         **common,
     }
     if wanted.fixed_ip is not None:

@@ -9,7 +9,15 @@ import msgspec
 
 from micronova.network.cache import Remembered
 from micronova.network.calls import Calls, Network
-from micronova.objects.errors import Conflict, Forbidden, Invalid, MicronovaError, NotFound
+from micronova.objects.errors import (
+    AddressInUse,
+    Conflict,
+    Forbidden,
+    Invalid,
+    MicronovaError,
+    NotFound,
+    RequestedNotFound,
+)
 from micronova.objects.network import NetworkRequest
 
 REMEMBER = 2.0  # seconds for which a user's view of networks is taken as it was
@@ -135,7 +143,7 @@ class Planner:
             fetched = await self._calls.networks_seen_by(missing, token)
             for id in missing:
                 if id not in fetched:
-                    raise Invalid(f"Network {id} could not be found.")
+                    raise RequestedNotFound(f"Network {id} could not be found.")
                 known[id] = fetched[id]
                 self._seen.put((project_id, id), fetched[id])
         return known
@@ -150,7 +158,7 @@ class Planner:
         for id in ids:
             port = found.get(id)
             if port is None:
-                raise Invalid(f"Port id {id} could not be found.")
+                raise RequestedNotFound(f"Port id {id} could not be found.")
             if port.get("device_id"):
                 raise Conflict(f"Port {id} is still in use.")
             if (port.get("project_id") or port.get("tenant_id")) != project_id:
@@ -169,7 +177,7 @@ class Planner:
             raise Invalid(f"Fixed IP {address} is not a valid ip address for network {network.id}.")
         query = (("network_id", network.id), ("fixed_ips", f"ip_address={address}"))
         if await self._calls.all_of("ports", *query, token=token):
-            raise Invalid(f"Fixed IP address {address} is already in use on instance or port of {network.id}.")
+            raise AddressInUse(f"Fixed IP address {address} is already in use on instance or port of {network.id}.")
         return str(address)
 
     # --- security groups and room ---

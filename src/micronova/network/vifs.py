@@ -55,11 +55,15 @@ def vif_of(
     )
 
 
-def marked(port: Mapping[str, Any], server: str, created: bool, tag: str | None) -> dict[str, Any]:
+def marked(
+    port: Mapping[str, Any], server: str, created: bool, tag: str | None, operation: str | None = None
+) -> dict[str, Any]:
     """Return a port's profile with our note in it."""
     mark: dict[str, Any] = {"server": server, "created": created}
     if tag:
         mark["tag"] = tag
+    if operation:
+        mark["operation"] = operation
     return {**(port.get("binding:profile") or {}), MARK: mark}
 
 

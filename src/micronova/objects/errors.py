@@ -28,6 +28,18 @@ class Invalid(MicronovaError):
     code = "invalid"
 
 
+class RequestedNotFound(Invalid):
+    """A request names something, beside what it is about, that is not there for the caller (400)."""
+
+    code = "requested_not_found"
+
+
+class AddressInUse(Invalid):
+    """A request asks for an address that somebody else has (400)."""
+
+    code = "address_in_use"
+
+
 class Unauthorized(MicronovaError):
     """No valid token (401)."""
 
@@ -104,6 +116,12 @@ class Unavailable(MicronovaError):
     """A part that we need does not answer just now; trying again is reasonable (503)."""
 
     code = "unavailable"
+
+
+class OperationFailed(MicronovaError):
+    """Work that the caller waited for came to a bad end (500, with the reason)."""
+
+    code = "operation_failed"
 
 
 # --- what can go wrong on the way of an instance; these end up in a fault, not in an HTTP status ---

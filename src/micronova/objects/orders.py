@@ -86,6 +86,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: float = 0.0
 
 
+def ability(capability: str) -> str:
+    """Return the key under which a node's capabilities say whether its driver has one: "true" or "false"."""
+    return f"supports_{capability}"
+
+
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     """What a node has and holds, as its driver sees it."""
 

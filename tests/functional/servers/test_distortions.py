@@ -15,7 +15,7 @@ from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from micronova.rpc.distort import DistortedBus, Distortion
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
-from tests.functional.servers.neighbours import network, ports_left
+from tests.functional.servers.neighbours import make, network, ok, ports_left
 
 pytestmark = pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process")
 
@@ -60,6 +60,9 @@ async def _whole_life(user: Caller) -> None:
     for kind in ("SOFT", "HARD"):
         await user.act(id, "reboot", {"type": kind})
         await user.wait_for(id, "ACTIVE")
+    for action, status in (("pause", "PAUSED"), ("unpause", "ACTIVE"), ("suspend", "SUSPENDED"), ("resume", "ACTIVE")):
+        await user.act(id, action)
+        await user.wait_for(id, status)
     await user.delete(f"/servers/{id}")
     await user.gone(id)
 
@@ -123,6 +126,34 @@ async def _with_networks(user: Caller) -> None:
     assert await ports_left(user) == []
 
 
+async def _interfaces(user: Caller) -> None:
+    net = await network(user)
+    id = (await user.boot(name="plugs"))["id"]
+    own = await make(user, "port", network_id=net["id"])
+    path = f"/servers/{id}/os-interface"
+    for wanted in ({"net_id": net["id"]}, {"port_id": own["id"]}):
+        made = (await user.post(path, {"interfaceAttachment": wanted}, 200))["interfaceAttachment"]
+        assert [port["port_id"] for port in (await user.get(path))["interfaceAttachments"]] == [made["port_id"]]
+        await user.delete(f"{path}/{made['port_id']}", 202)
+        await user.wait_for(id, "ACTIVE")
+        assert (await user.get(path))["interfaceAttachments"] == []
+    broken = (await user.boot(name="does-not-plug"))["id"]
+    for wanted in ({"net_id": net["id"]}, {"port_id": own["id"]}):
+        await user.refused(500, "POST", f"/servers/{broken}/os-interface", {"interfaceAttachment": wanted})
+    assert await ports_left(user) == []
+    hangs = (await user.boot(name="plugs-for-ever"))["id"]
+    attaching = asyncio.ensure_future(
+        user.request("POST", f"/servers/{hangs}/os-interface", {"interfaceAttachment": {"net_id": net["id"]}})
+    )
+    await user.wait_for(hangs, "ACTIVE", task="attaching_interface")
+    for each in (id, broken, hangs):
+        await user.delete(f"/servers/{each}")
+        await user.gone(each)
+    assert (await attaching).status in (404, 409)
+    assert await ports_left(user) == []
+    assert (await ok(user, "GET", f"/network/v2.0/ports/{own['id']}"))["port"]["device_id"] == ""
+
+
 async def _fails_to_stop(user: Caller) -> None:
     id = (await user.boot(name="does-not-stop"))["id"]
     await user.act(id, "os-stop")
@@ -139,7 +170,7 @@ async def _fails_to_go(user: Caller) -> None:
 
 STORIES = (
     _whole_life, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
-    _deleted_while_it_is_built, _with_networks, _fails_to_stop, _fails_to_go,
+    _deleted_while_it_is_built, _with_networks, _interfaces, _fails_to_stop, _fails_to_go,
 )  # fmt: skip
 
 
@@ -151,6 +182,8 @@ async def _everything(cloud: Cloud) -> None:
         {"operation": "spawn", "kind": "fail", "name": "fails-everywhere"},
         {"operation": "spawn", "kind": "abort", "name": "cannot-be"},
         {"operation": "spawn", "kind": "hang", "name": "never-ends"},
+        {"operation": "attach_interface", "kind": "fail", "name": "does-not-plug"},
+        {"operation": "attach_interface", "kind": "hang", "name": "plugs-for-ever"},
         {"operation": "power_off", "kind": "fail", "name": "does-not-stop"},
         {"operation": "destroy", "kind": "fail", "name": "does-not-go", "count": 1},
     ]
@@ -202,6 +235,9 @@ async def test_all_operations_end_when_the_conductor_crashes_after_a_step(tmp_pa
             ("delete", "cleanup"),
             ("build", "dispatched"), ("build", "schedule"), ("build", "lost"), ("delete", "dispatched"),
             ("stop", "dispatched"), ("start", "dispatched"), ("reboot", "dispatched"),
+            ("attach_interface", "dispatched"), ("attach_interface", "cleanup"),
+            ("detach_interface", "dispatched"), ("detach_interface", "cleanup"),
+            ("pause", "dispatched"), ("unpause", "dispatched"), ("suspend", "dispatched"), ("resume", "dispatched"),
         }  # fmt: skip
         crashes.due = set(crashes.seen)
         await _everything(cloud)

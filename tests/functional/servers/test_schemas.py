@@ -93,11 +93,16 @@ async def test_making_and_changing_servers(owner: Caller, minor: int):
     changed = await caller.request("PUT", f"/servers/{id}", {"server": {"name": "changed"}})
     _checked("update_server", minor, changed)
     await caller.wait_for(id, "ACTIVE")
-    for action, value in (("os-stop", None), ("os-start", None), ("reboot", {"type": "HARD"})):
+    for action, value, status in (
+        ("os-stop", None, "SHUTOFF"), ("os-start", None, "ACTIVE"), ("reboot", {"type": "HARD"}, "ACTIVE"),
+        ("pause", None, "PAUSED"), ("unpause", None, "ACTIVE"), ("suspend", None, "SUSPENDED"),
+        ("resume", None, "ACTIVE"), ("lock", None, "ACTIVE"), ("unlock", None, "ACTIVE"),
+        ("os-resetState", {"state": "error"}, "ERROR"), ("os-resetState", {"state": "active"}, "ACTIVE"),
+    ):  # fmt: skip
         _checked("server_actions_common_schema", minor, await caller.request(
             "POST", f"/servers/{id}/action", {action: value}
         ))  # fmt: skip
-        await caller.wait_for(id, "SHUTOFF" if action == "os-stop" else "ACTIVE")
+        await caller.wait_for(id, status)
     output = await caller.request("POST", f"/servers/{id}/action", {"os-getConsoleOutput": {"length": 5}})
     _checked("get_console_output", minor, output)
     _checked("delete_server", minor, await caller.request("DELETE", f"/servers/{id}"))

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.compute import states
+from micronova.compute import interfaces, states
 from micronova.conductor.operations import Engine
 from micronova.db.tables import instances, operations
 from tests.functional.cloud import Caller, Cloud, Wanted
@@ -20,7 +20,12 @@ BODIES: dict[str, Any] = {
     "stop": {"os-stop": None},
     "reboot": {"reboot": {"type": "SOFT"}},
     "reboot_hard": {"reboot": {"type": "HARD"}},
+    "pause": {"pause": None},
+    "unpause": {"unpause": None},
+    "suspend": {"suspend": None},
+    "resume": {"resume": None},
 }
+VIF = {"port_id": "p", "network_label": "n", "mac_address": "m", "fixed_ips": []}
 TASKS = (None, *sorted({action.task_state for action in states.ACTIONS.values()} | {"spawning", "resize_prep"}))
 PLACES = list(itertools.product(states.VM_STATES, TASKS, ("a-host", None)))
 
@@ -45,8 +50,8 @@ async def server(cloud: Cloud, user: Caller, idle: Callable[[], None]) -> AsyncI
     await _put(cloud, id, "active", None, home)
 
 
-async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str | None) -> None:
-    values = {"vm_state": vm_state, "task_state": task, "host": host}
+async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str | None, **more: Any) -> None:
+    values = {"vm_state": vm_state, "task_state": task, "host": host, **more}
     assert cloud.process.database is not None
     await cloud.process.database.write(
         lambda conn: conn.execute(sa.update(instances).where(instances.c.uuid == id).values(**values))
@@ -54,7 +59,7 @@ async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str
 
 
 async def test_the_table_covers_what_the_api_offers():
-    assert set(BODIES) == set(states.ACTIONS) - {"create", "delete"}
+    assert set(BODIES) == set(states.ACTIONS) - {"create", "delete", "attach_interface", "detach_interface"}
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -74,6 +79,25 @@ async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: s
             assert answer.status == 409, where
             assert reason in answer.json()["conflictingRequest"]["message"], where
             assert not await cloud.open_operations(), where
+
+
+async def test_interfaces_in_every_state(
+    cloud: Cloud, user: Caller, server: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(interfaces, "PATIENCE", 0.0)
+    path = f"/servers/{server}/os-interface"
+    for vm_state, task, host in PLACES:
+        await _put(cloud, server, vm_state, task, host, network_info=[VIF])
+        refused = states.refusal(states.ACTIONS["attach_interface"], vm_state, task, host is not None)
+        where = f"{vm_state}/{task} on {host}"
+        answer = await user.request("POST", path, {"interfaceAttachment": {}})
+        assert answer.status == (409 if refused else 501), where  # there is no network service here
+        answer = await user.request("DELETE", f"{path}/p")
+        assert answer.status == (409 if refused else 202), where
+        for operation in await cloud.open_operations():
+            assert (await user.show(server))["OS-EXT-STS:task_state"] == "detaching_interface"
+            await _forget(cloud, operation.id)
+    await _put(cloud, server, "active", None, "a-host", network_info=[])
 
 
 async def test_delete_is_never_refused(cloud: Cloud, user: Caller, server: str):

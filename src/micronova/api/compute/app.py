@@ -7,6 +7,7 @@ from micronova.api import plugins
 from micronova.api.compute import (
     aggregates,
     availability_zones,
+    diagnostics,
     extensions,
     fault_rules,
     flavor_access,
@@ -16,10 +17,12 @@ from micronova.api.compute import (
     hosts,
     hypervisors,
     instance_actions,
+    interfaces,
     keypairs,
     limits,
     quota_class_sets,
     quota_sets,
+    remote_consoles,
     server_actions,
     server_create,
     server_external_events,
@@ -31,6 +34,7 @@ from micronova.api.compute import (
     versions_doc,
 )
 from micronova.compute.api import API
+from micronova.compute.consoles import ConsoleLinks
 from micronova.db.engine import Database
 from micronova.http.service import Route
 from micronova.http.versions import Versions
@@ -46,6 +50,7 @@ class Dependencies:
     database: Database
     clock: Clock
     api: API
+    consoles: ConsoleLinks
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
     max_limit: int
@@ -64,6 +69,9 @@ def routes(needs: Dependencies) -> list[Route]:
         *servers.routes(db, clock, api, most, down),
         *server_create.routes(api),
         *server_actions.routes(db, api),
+        *interfaces.routes(db, api),
+        *diagnostics.routes(db, api),
+        *remote_consoles.routes(db, needs.consoles),
         *server_parts.routes(db, clock, quotas),
         *server_password.routes(db),
         *server_external_events.routes(db, api),

@@ -1,29 +1,27 @@
 """Actions on servers: POST /servers/{id}/action with the action's name as the body's only key."""
 
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.api import inputs
 from micronova.api.compute import access
+from micronova.compute import acceptance, states
 from micronova.compute.api import API
 from micronova.db.engine import Database
 from micronova.http.request import Request
-from micronova.http.service import Route
-from micronova.http.versions import Range
+from micronova.http.service import Handler, Route
+from micronova.http.versions import Range, since, until
+from micronova.objects.errors import Invalid
 
 
-class StartBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Start; what stands beside the name has no meaning."""
-
-    value: Any = field(name="os-start", default=None)
-
-
-class StopBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Stop."""
-
-    value: Any = field(name="os-stop", default=None)
+def _bare(action: str) -> type[msgspec.Struct]:
+    """Return the body of an action that says all by its name: what stands beside the name has no meaning."""
+    return msgspec.defstruct(
+        f"{action}Body", [("value", Any, field(name=action, default=None))], forbid_unknown_fields=True
+    )
 
 
 class Reboot(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,6 +48,42 @@ class ConsoleOutputBody(msgspec.Struct, forbid_unknown_fields=True):
     value: ConsoleOutput = field(name="os-getConsoleOutput")
 
 
+class Lock(msgspec.Struct, forbid_unknown_fields=True):
+    """Why a server is locked."""
+
+    locked_reason: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+
+
+class LockBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Lock, perhaps with a reason."""
+
+    lock: Lock | None
+
+
+class ResetState(msgspec.Struct, forbid_unknown_fields=True):
+    """What the server is to be."""
+
+    state: Literal["active", "error"]
+
+
+class ResetStateBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Set a server's state by hand."""
+
+    value: ResetState = field(name="os-resetState")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Action:
+    """One action: its name in the body, who does it, who may ask for it."""
+
+    name: str
+    handler: Handler
+    policy: str
+    body: Any
+    status: int = 202
+    versions: Range = Range()
+
+
 class ServerActions:
     """The handlers."""
 
@@ -57,22 +91,42 @@ class ServerActions:
         self._database = database
         self._api = api
 
-    async def start(self, request: Request, id: str) -> None:
-        """Switch a server on."""
-        row = await access.server(self._database, request, id)
-        await self._api.power(request.context, row, "start", "start")
+    def plain(self, kind: str) -> Handler:
+        """Return the handler of an action that needs no more than the server."""
 
-    async def stop(self, request: Request, id: str) -> None:
-        """Shut a server down."""
-        row = await access.server(self._database, request, id)
-        await self._api.power(request.context, row, "stop", "stop")
+        async def handle(request: Request, id: str) -> None:
+            row = await access.server(self._database, request, id)
+            await self._api.actions.power(request.context, row, kind, kind)
+
+        return handle
 
     async def reboot(self, request: Request, id: str) -> None:
         """Restart a server."""
         row = await access.server(self._database, request, id)
         kind = request.body.reboot.type.upper()
         action = "reboot_hard" if kind == "HARD" else "reboot"
-        await self._api.power(request.context, row, "reboot", action, {"type": kind})
+        await self._api.actions.power(request.context, row, "reboot", action, {"type": kind})
+
+    async def lock(self, request: Request, id: str) -> None:
+        """Keep a server from being changed."""
+        row = await access.server(self._database, request, id)
+        asked = request.body.lock if isinstance(request.body, LockBody) else None
+        reason = None if asked is None or asked.locked_reason is UNSET else asked.locked_reason
+        await self._api.actions.lock(request.context, row, inputs.printable(reason, "locked_reason"))
+
+    async def unlock(self, request: Request, id: str) -> None:
+        """Let a server be changed again; what an admin has locked only those may unlock who may override that."""
+        row = await access.server(self._database, request, id)
+        if row["locked_by"] not in (None, acceptance.lock_holder(request.context, row)):
+            target = {"project_id": row["project_id"], "user_id": row["user_id"]}
+            request.authorize(target, "os_compute_api:os-lock-server:unlock:unlock_override")
+        await self._api.actions.unlock(request.context, row)
+
+    async def reset_state(self, request: Request, id: str) -> None:
+        """Set a server's state by hand."""
+        row = await access.server(self._database, request, id)
+        wanted = states.ACTIVE if request.body.value.state == "active" else states.ERROR
+        await self._api.actions.reset_state(row, wanted)
 
     async def console_output(self, request: Request, id: str) -> dict[str, str]:
         """Read the end of a server's console log."""
@@ -84,8 +138,6 @@ class ServerActions:
 
 def _length(value: int | str) -> int | None:
     """Read the number of lines; -1 means all."""
-    from micronova.objects.errors import Invalid
-
     try:
         number = int(value)
     except ValueError:
@@ -98,30 +150,53 @@ def _length(value: int | str) -> int | None:
 def routes(database: Database, api: API) -> list[Route]:
     """Return one route for each action, under both names of the resource."""
     handlers = ServerActions(database, api)
-    table: list[tuple[str, Any, str, int, Any]] = [
-        ("os-start", handlers.start, "os_compute_api:servers:start", 202, StartBody),
-        ("os-stop", handlers.stop, "os_compute_api:servers:stop", 202, StopBody),
-        ("reboot", handlers.reboot, "os_compute_api:servers:reboot", 202, RebootBody),
-        (
-            "os-getConsoleOutput",
-            handlers.console_output,
-            "os_compute_api:os-console-output",
-            200,
-            ConsoleOutputBody,
+
+    def plain(name: str, kind: str, policy: str) -> _Action:
+        return _Action(name=name, handler=handlers.plain(kind), policy=policy, body=_bare(name))
+
+    lock = _Action(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
+    table = [
+        plain("os-start", "start", "os_compute_api:servers:start"),
+        plain("os-stop", "stop", "os_compute_api:servers:stop"),
+        plain("pause", "pause", "os_compute_api:os-pause-server:pause"),
+        plain("unpause", "unpause", "os_compute_api:os-pause-server:unpause"),
+        plain("suspend", "suspend", "os_compute_api:os-suspend-server:suspend"),
+        plain("resume", "resume", "os_compute_api:os-suspend-server:resume"),
+        _Action(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
+        replace(lock, body=_bare("lock"), versions=until(72)),
+        replace(lock, versions=since(73)),
+        _Action(
+            name="unlock",
+            handler=handlers.unlock,
+            policy="os_compute_api:os-lock-server:unlock",
+            body=_bare("unlock"),
+        ),
+        _Action(
+            name="os-resetState",
+            handler=handlers.reset_state,
+            policy="os_compute_api:os-admin-actions:reset_state",
+            body=ResetStateBody,
+        ),
+        _Action(
+            name="os-getConsoleOutput",
+            handler=handlers.console_output,
+            policy="os_compute_api:os-console-output",
+            body=ConsoleOutputBody,
+            status=200,
         ),
     ]
     return [
         Route(
             method="POST",
             path=f"{path}/{{id}}/action",
-            action=action,
-            handler=handler,
-            policy=policy,
-            status=status,
-            body=body,
+            action=action.name,
+            handler=action.handler,
+            policy=action.policy,
+            status=action.status,
+            body=action.body,
             checks_policy=True,
-            versions=versions,
+            versions=Range(action.versions.since, min(newest, action.versions.until)),
         )
-        for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102)))
-        for action, handler, policy, status, body in table
+        for path, newest in (("/servers", Range().until), ("/os-volumes_boot", 102))
+        for action in table
     ]

@@ -26,6 +26,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Id = Annotated[str, Meta(pattern=UUID)]
 Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
 Count = Annotated[int, Meta(ge=1)] | str
+MOST_SERVERS = 100_000  # that one request may ask for, whatever the quota says
 Flag = bool | str | int
 
 
@@ -292,8 +293,9 @@ def _counts(server: NewServer) -> tuple[int, int]:
     least = _integer("min_count", server.min_count) if server.min_count is not UNSET else 1
     most = _integer("max_count", server.max_count) if server.max_count is not UNSET else least
     for field, value in (("min_count", least), ("max_count", most)):
-        if not 1 <= value <= 100_000:
-            raise Invalid(f"Invalid input for field/attribute {field}: it must be at least 1, not {value}.")
+        if not 1 <= value <= MOST_SERVERS:
+            wrong = f"it must be from 1 to {MOST_SERVERS}, not {str(value)[:32]}"
+            raise Invalid(f"Invalid input for field/attribute {field}: {wrong}.")
     if least > most:
         raise Invalid("min_count must be <= max_count")
     return least, most

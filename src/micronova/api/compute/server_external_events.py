@@ -70,7 +70,7 @@ def routes(database: Database, api: API) -> list[Route]:
             status=event.status,
             tag=None if isinstance(event.tag, UnsetType) else event.tag,
         )
-        if not await api.external_event(request.context, row["host"], told):
+        if not await api.external_event(request.context, row, told):
             return {**answer, "status": "failed", "code": 422}
         return {**answer, "code": 200}
 

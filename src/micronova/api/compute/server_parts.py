@@ -11,6 +11,7 @@ from micronova.api import inputs
 from micronova.api.compute import access
 from micronova.api.compute.server_views import addresses
 from micronova.compute import states
+from micronova.compute.acceptance import check_lock
 from micronova.db import instances, quotas
 from micronova.db.engine import Database
 from micronova.http.request import Request, Response
@@ -19,8 +20,8 @@ from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, InstanceNotFound, Invalid, NotFound, QuotaExceeded
 
-Items = dict[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}$")], Annotated[str, Meta(max_length=255)]]
-Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^,/]*$")]
+Items = dict[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}\Z")], Annotated[str, Meta(max_length=255)]]
+Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^,/]*\Z")]
 MOST_TAGS = 50
 
 
@@ -65,17 +66,17 @@ class ServerParts:
 
     async def add_metadata(self, request: Request, id: str) -> dict[str, Any]:
         """Add or change items."""
-        await access.server(self._database, request, id)
+        check_lock(request.context, await access.server(self._database, request, id))
         return {"metadata": await self._change(request, id, request.body.metadata, replace=False)}
 
     async def replace_metadata(self, request: Request, id: str) -> dict[str, Any]:
         """Replace all items."""
-        await access.server(self._database, request, id)
+        check_lock(request.context, await access.server(self._database, request, id))
         return {"metadata": await self._change(request, id, request.body.metadata, replace=True)}
 
     async def set_metadata_item(self, request: Request, id: str, key: str) -> dict[str, Any]:
         """Set one item."""
-        await access.server(self._database, request, id)
+        check_lock(request.context, await access.server(self._database, request, id))
         item = request.body.meta
         if key not in item:
             raise Invalid("Request body and URI mismatch: the item's key must be the one in the URL.")
@@ -85,6 +86,7 @@ class ServerParts:
     async def delete_metadata_item(self, request: Request, id: str, key: str) -> None:
         """Remove one item."""
         row = await access.server(self._database, request, id)
+        check_lock(request.context, row)
         if key not in row["metadata"]:
             raise NotFound(f"Metadata item {key[:64]} was not found")
         await self._database.write(self._remove_item, id, key)

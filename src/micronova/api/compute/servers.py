@@ -172,7 +172,7 @@ class Servers:
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a server."""
-        await self._api.delete(request.context, await access.server(self._database, request, id))
+        await self._api.actions.delete(request.context, await access.server(self._database, request, id))
 
 
 def _hostname(name: str, minor: int) -> str:

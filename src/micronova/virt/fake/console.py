@@ -23,7 +23,8 @@ def console_text(guest: FakeGuest) -> str:
 def _boot(guest: FakeGuest, boot: int) -> list[str]:
     interfaces = [
         f"[    2.{101 + number:03d}000] eth{number}: address {address}"
-        for number, address in enumerate(guest.addresses)
+        for number, interface in enumerate(guest.interfaces)
+        for address in interface.addresses
     ]
     return [
         "[    0.000000] Linux version 6.1.0-simulated (micronova) #1 SMP",

@@ -5,6 +5,8 @@ from typing import Any
 from uuid import UUID, uuid5
 
 from micronova.objects.clock import Clock
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import (
     BuildAborted,
     Conflict,
@@ -12,16 +14,35 @@ from micronova.objects.errors import (
     InsufficientResources,
     MicronovaError,
 )
+from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt import power_state
-from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle, RebootType, implemented
+from micronova.virt.driver import (
+    DriverEvents,
+    DriverFailed,
+    GuestPlan,
+    Lifecycle,
+    RebootType,
+    implemented,
+)
 from micronova.virt.fake.console import console_text
+from micronova.virt.fake.consoles import FakeConsoles
+from micronova.virt.fake.diagnostics import diagnose
 from micronova.virt.fake.faults import FaultBook
-from micronova.virt.fake.guests import FakeGuest, GuestStore
+from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
 from micronova.virt.fake.settings import FakeSettings
 
 _NODES = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
+
+_POWER: dict[Lifecycle, int] = {
+    "started": power_state.RUNNING,
+    "resumed": power_state.RUNNING,
+    "paused": power_state.PAUSED,
+    "stopped": power_state.SHUTDOWN,
+    "crashed": power_state.CRASHED,
+    "suspended": power_state.SUSPENDED,
+}
 
 _ERRORS: dict[str, type[MicronovaError]] = {
     "fail": DriverFailed,
@@ -50,6 +71,7 @@ class FakeDriver:
         self._cloud_id = cloud_id
         self._clock = clock
         self._events: DriverEvents | None = None
+        self._consoles = FakeConsoles()
         self._up_since = clock.monotonic()
         count = settings.nodes_per_host
         self.nodes = [host] if count == 1 else [f"{host}-node-{number}" for number in range(1, count + 1)]
@@ -61,6 +83,7 @@ class FakeDriver:
     async def close(self) -> None:
         """Leave the guests as they are."""
         self._events = None
+        await self._consoles.close()
 
     def capabilities(self) -> frozenset[str]:
         """Everything that is implemented."""
@@ -96,7 +119,7 @@ class FakeDriver:
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
             image="" if instance.image is None else instance.image.name or instance.image.id,
-            addresses=tuple(address.address for vif in plan.network_info for address in vif.fixed_ips),
+            interfaces=tuple(_interface(vif) for vif in plan.network_info),
             metadata=instance.metadata,
         )
         # Kept before anything can go wrong, as a real hypervisor would have disks by now: undo must find it.
@@ -113,6 +136,7 @@ class FakeDriver:
         if guest is not None:
             await self._pass("destroy", guest)
             self._store.remove(uuid)
+            self._consoles.end(uuid)
 
     async def power_on(self, plan: GuestPlan) -> None:
         """Boot a guest that does not run."""
@@ -147,6 +171,62 @@ class FakeDriver:
         if crash:
             self._switch(guest, power_state.CRASHED, "crashed")
 
+    async def pause(self, uuid: str) -> None:
+        """Stop a guest where it is."""
+        guest = self._known(uuid)
+        await self._pass("pause", guest)
+        if guest.power_state != power_state.PAUSED:
+            self._expect(guest, power_state.RUNNING, "paused")
+            self._switch(guest, power_state.PAUSED, "paused")
+
+    async def unpause(self, uuid: str) -> None:
+        """Let a guest go on."""
+        guest = self._known(uuid)
+        await self._pass("unpause", guest)
+        if guest.power_state != power_state.RUNNING:
+            self._expect(guest, power_state.PAUSED, "let go on")
+            self._switch(guest, power_state.RUNNING, "resumed")
+
+    async def suspend(self, uuid: str) -> None:
+        """Pretend to put a guest's memory away."""
+        guest = self._known(uuid)
+        await self._pass("suspend", guest)
+        if guest.power_state != power_state.SUSPENDED:
+            self._expect(guest, power_state.RUNNING, "suspended")
+            self._switch(guest, power_state.SUSPENDED, "suspended")
+
+    async def resume(self, plan: GuestPlan) -> None:
+        """Let a guest go on where it was suspended."""
+        guest = self._known(plan.instance.uuid)
+        await self._pass("resume", guest)
+        if guest.power_state != power_state.RUNNING:
+            self._expect(guest, power_state.SUSPENDED, "resumed")
+            await plan.plugged()
+            self._switch(guest, power_state.RUNNING, "resumed")
+
+    async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
+        """Plug an interface in; one that the network does not confirm is unplugged again."""
+        guest = self._known(plan.instance.uuid)
+        await self._pass("attach_interface", guest)
+        self._plug(guest, vif.port_id, _interface(vif))
+        try:
+            await plan.plugged()
+        except BaseException:
+            self._plug(guest, vif.port_id, None)
+            raise
+
+    async def detach_interface(self, uuid: str, vif: VIF) -> None:
+        """Unplug an interface."""
+        guest = self._known(uuid)
+        await self._pass("detach_interface", guest)
+        self._plug(guest, vif.port_id, None)
+
+    async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
+        """Make up figures that grow with the guest's age."""
+        guest = self._known(uuid)
+        await self._pass("diagnostics", guest)
+        return diagnose(guest, self._clock.now())
+
     async def get_console_output(self, uuid: str, length: int | None) -> str:
         """Make up a plausible log."""
         guest = self._known(uuid)
@@ -155,6 +235,16 @@ class FakeDriver:
         if length is None or length < 0:
             return text
         return "".join(text.splitlines(keepends=True)[-length:]) if length else ""
+
+    async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
+        """Show a picture that reacts to keys."""
+        return await self._console("vnc", uuid)
+
+    async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
+        """Let a small shell answer; there is one port."""
+        if number:
+            raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
+        return await self._console("serial", uuid)
 
     async def get_host_uptime(self) -> str:
         """Count from the start of the simulation."""
@@ -173,11 +263,11 @@ class FakeDriver:
 
     def guest_stops(self, uuid: str, *, crashed: bool = False) -> None:
         """Let a guest stop by itself, as if its owner had shut it down from inside."""
-        guest = self._known(uuid)
-        if crashed:
-            self._switch(guest, power_state.CRASHED, "crashed")
-        else:
-            self._switch(guest, power_state.SHUTDOWN, "stopped")
+        self.guest_becomes(uuid, "crashed" if crashed else "stopped")
+
+    def guest_becomes(self, uuid: str, event: Lifecycle) -> None:
+        """Let something happen to a guest that no order brought about: somebody has switched it by hand."""
+        self._switch(self._known(uuid), _POWER[event], event)
 
     def _find(self, uuid: str) -> FakeGuest | None:
         guest = self._store.get(uuid)
@@ -189,6 +279,22 @@ class FakeDriver:
             raise InstanceNotFound(f"There is no guest {uuid} on {self.host}.")
         return guest
 
+    def _expect(self, guest: FakeGuest, state: int, what: str) -> None:
+        if guest.power_state != state:
+            raise Conflict(f"The guest {guest.uuid} cannot be {what} in its power state {guest.power_state}.")
+
+    def _plug(self, guest: FakeGuest, port: str, interface: FakeInterface | None) -> None:
+        others = tuple(each for each in guest.interfaces if each.port != port)
+        guest.interfaces = others if interface is None else (*others, interface)
+        self._store.put(guest)
+
+    async def _console(self, protocol: ConsoleProtocol, uuid: str) -> ConsoleEndpoint:
+        guest = self._known(uuid)
+        await self._pass("console", guest)
+        if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
+            raise Conflict(f"Instance {uuid} does not run: its consoles are there again when it does.")
+        return await self._consoles.open(protocol, guest)
+
     def _boot(self, guest: FakeGuest) -> None:
         guest.boots += 1
         guest.booted_at = self._clock.now()
@@ -197,6 +303,8 @@ class FakeDriver:
     def _switch(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:
         guest.power_state = state
         self._store.put(guest)
+        if state not in (power_state.RUNNING, power_state.PAUSED):
+            self._consoles.end(guest.uuid)
         if self._events is not None:
             self._events.lifecycle(guest.uuid, event)
 
@@ -238,6 +346,11 @@ class FakeDriver:
             },
             supported=(("x86_64", "fake", "hvm"), ("i686", "fake", "hvm")),
         )
+
+
+def _interface(vif: VIF) -> FakeInterface:
+    addresses = tuple(address.address for address in vif.fixed_ips)
+    return FakeInterface(port=vif.port_id, mac=vif.mac_address, addresses=addresses)
 
 
 def _view(guest: FakeGuest) -> Guest:

@@ -8,7 +8,23 @@ import msgspec
 
 from micronova.objects.errors import Invalid
 
-Operation = Literal["spawn", "destroy", "power_on", "power_off", "shutdown", "reboot", "console", "*"]
+Operation = Literal[
+    "spawn",
+    "destroy",
+    "power_on",
+    "power_off",
+    "shutdown",
+    "reboot",
+    "pause",
+    "unpause",
+    "suspend",
+    "resume",
+    "attach_interface",
+    "detach_interface",
+    "console",
+    "diagnostics",
+    "*",
+]
 """`shutdown` is the guest's own reaction when it is asked to stop; the others are what the manager orders."""
 
 Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]

@@ -17,6 +17,14 @@ COMPACT_ABOVE = 1_000
 """Lines; below that a journal is not worth rewriting."""
 
 
+class FakeInterface(msgspec.Struct, kw_only=True, frozen=True):
+    """An interface of a simulated guest."""
+
+    port: str
+    mac: str
+    addresses: tuple[str, ...] = ()
+
+
 class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A simulated guest."""
 
@@ -31,7 +39,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     memory_mb: int = 0
     local_gb: int = 0
     image: str = ""
-    addresses: tuple[str, ...] = ()
+    interfaces: tuple[FakeInterface, ...] = ()
     metadata: dict[str, str] = {}
     boots: int = 0
     booted_at: float = 0.0

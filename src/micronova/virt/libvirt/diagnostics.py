@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from micronova.virt.driver import (
+from micronova.objects.diagnostics import (
     CpuDiagnostics,
     DiskDiagnostics,
     GuestDiagnostics,
     MemoryDiagnostics,
     NicDiagnostics,
-    Picture,
 )
+from micronova.virt.driver import Picture
 from micronova.virt.libvirt.library import is_error
 from micronova.virt.libvirt.xmltree import Element, parse
 

@@ -17,15 +17,15 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.clock import Clock
+from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt import power_state
 from micronova.virt.driver import (
-    ConsoleEndpoint,
     DriverEvents,
     DriverFailed,
-    GuestDiagnostics,
     GuestPlan,
     Picture,
     RebootType,

@@ -1,0 +1,77 @@
+"""Diagnostics: a server's figures as its hypervisor measures them, freely formed at first, alike for all since 2.48."""
+
+from typing import Any
+
+import msgspec
+
+from micronova.api import inputs
+from micronova.api.compute import access
+from micronova.api.inputs import STRICT
+from micronova.compute.api import API
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.objects.diagnostics import GuestDiagnostics
+
+STANDARD = 48  # the minor version from which on all hypervisors use the same fields
+KIB_PER_MIB = 1024
+
+
+def standard(found: GuestDiagnostics, config_drive: bool) -> dict[str, Any]:
+    """Show figures with the names that all hypervisors share."""
+    shown: dict[str, Any] = msgspec.to_builtins(found)
+    for disk in shown["disk_details"]:
+        del disk["device"]
+    return {
+        **shown,
+        "config_drive": config_drive,
+        "num_nics": len(found.nic_details),
+        "num_disks": len(found.disk_details),
+    }
+
+
+def plain(found: GuestDiagnostics) -> dict[str, int]:
+    """Show figures as one flat list of numbers, named as those of libvirt's guests always were."""
+    shown: dict[str, int | None] = {f"cpu{cpu.id}_time": cpu.time for cpu in found.cpu_details}
+    for disk in found.disk_details:
+        shown |= {
+            f"{disk.device}_read": disk.read_bytes,
+            f"{disk.device}_read_req": disk.read_requests,
+            f"{disk.device}_write": disk.write_bytes,
+            f"{disk.device}_write_req": disk.write_requests,
+            f"{disk.device}_errors": disk.errors_count,
+        }
+    for number, nic in enumerate(found.nic_details):
+        shown |= {
+            f"vnet{number}_{way}{suffix}": getattr(nic, f"{way}_{figure}")
+            for way in ("rx", "tx")
+            for suffix, figure in (("", "octets"), ("_packets", "packets"), ("_errors", "errors"), ("_drop", "drop"))
+        }
+    memory = found.memory_details
+    if memory.maximum is not None:
+        shown["memory"] = memory.maximum * KIB_PER_MIB
+    if memory.used is not None:
+        shown["memory-rss"] = memory.used * KIB_PER_MIB
+    return {name: value for name, value in shown.items() if value is not None}
+
+
+def routes(database: Database, api: API) -> list[Route]:
+    """Return the route."""
+
+    async def show(request: Request, id: str) -> dict[str, Any]:
+        """Show a server's figures."""
+        row = await access.server(database, request, id)
+        found = await api.diagnostics(request.context, row)
+        return standard(found, bool(row["config_drive"])) if request.minor >= STANDARD else plain(found)
+
+    return [
+        Route(
+            method="GET",
+            path="/servers/{id}/diagnostics",
+            handler=show,
+            policy="os_compute_api:os-server-diagnostics",
+            checks_policy=True,
+            query=inputs.NoQuery,
+            strict_query=STRICT,
+        )
+    ]

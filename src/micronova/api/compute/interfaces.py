@@ -1,0 +1,157 @@
+"""The interfaces of servers: list, show, attach, detach."""
+
+import ipaddress
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.api import inputs
+from micronova.api.compute import access
+from micronova.api.compute.server_create import Id, Tag
+from micronova.api.inputs import STRICT
+from micronova.api.view import Field, View
+from micronova.compute.api import API
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.errors import Invalid
+from micronova.objects.network import VIF, NetworkRequest
+
+EXTERNAL = "network:attach_external_network"
+
+
+class FixedIP(msgspec.Struct, forbid_unknown_fields=True):
+    """An address that is asked for."""
+
+    ip_address: Annotated[str, Meta(max_length=64)]
+
+
+class Attachment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The interface to be; without a network or a port, the project's only network is taken."""
+
+    net_id: Id | UnsetType = UNSET
+    port_id: Id | UnsetType = UNSET
+    fixed_ips: Annotated[list[FixedIP], Meta(min_length=1, max_length=1)] | UnsetType = UNSET
+    tag: Tag | UnsetType = UNSET
+
+    versions = {"tag": since(49)}
+
+
+class AttachBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of an attachment."""
+
+    attachment: Attachment = msgspec.field(name="interfaceAttachment")
+
+
+_SHOWN = View(
+    Field("net_id", "network_id"),
+    Field("port_id", "port_id"),
+    Field("mac_addr", "mac_address"),
+    Field("port_state", "status"),
+    Field(
+        "fixed_ips",
+        lambda vif, _: [{"subnet_id": fixed.subnet_id, "ip_address": fixed.address} for fixed in vif.fixed_ips],
+    ),
+    Field("tag", "tag", since(70)),
+)
+
+
+class Interfaces:
+    """The handlers."""
+
+    def __init__(self, database: Database, api: API) -> None:
+        self._database = database
+        self._interfaces = api.interfaces
+
+    async def index(self, request: Request, id: str) -> dict[str, Any]:
+        """List a server's interfaces."""
+        row = await access.server(self._database, request, id)
+        return {"interfaceAttachments": [_shown(request, vif) for vif in await self._interfaces.listed(row)]}
+
+    async def show(self, request: Request, id: str, port_id: str) -> dict[str, Any]:
+        """Show one of a server's interfaces."""
+        row = await access.server(self._database, request, id)
+        return {"interfaceAttachment": _shown(request, await self._interfaces.show(row, port_id))}
+
+    async def create(self, request: Request, id: str) -> dict[str, Any]:
+        """Give a server one more interface."""
+        row = await access.server(self._database, request, id)
+        vif = await self._interfaces.attach(
+            request.context,
+            row,
+            _wanted(request.body.attachment),
+            may_attach_external=request.allows(EXTERNAL, {"project_id": row["project_id"]}),
+        )
+        return {"interfaceAttachment": _shown(request, vif)}
+
+    async def delete(self, request: Request, id: str, port_id: str) -> None:
+        """Take an interface from a server."""
+        row = await access.server(self._database, request, id)
+        await self._interfaces.detach(request.context, row, port_id)
+
+
+def _wanted(asked: Attachment) -> NetworkRequest | None:
+    network, port, tag = (None if each is UNSET else each for each in (asked.net_id, asked.port_id, asked.tag))
+    address = None if isinstance(asked.fixed_ips, UnsetType) else asked.fixed_ips[0].ip_address
+    if network is not None and port is not None:
+        raise Invalid("Must not input both network_id and port_id")
+    if address is not None:
+        if network is None:
+            raise Invalid("Must input network_id when request IP address")
+        try:
+            address = str(ipaddress.ip_address(address))
+        except ValueError:
+            raise Invalid(f"Invalid input for field/attribute ip_address: {address!r} is not an IP address.") from None
+    if network is None and port is None:
+        if tag is not None:
+            raise Invalid("Invalid input for field/attribute tag: it needs a net_id or a port_id beside it.")
+        return None
+    return NetworkRequest(network_id=network, port_id=port, fixed_ip=address, tag=tag)
+
+
+def _shown(request: Request, vif: VIF) -> dict[str, Any]:
+    return _SHOWN.at(request.minor)(vif)
+
+
+def routes(database: Database, api: API) -> list[Route]:
+    """Return the routes."""
+    handlers = Interfaces(database, api)
+    rule, path = "os_compute_api:os-attach-interfaces", "/servers/{id}/os-interface"
+    return [
+        Route(
+            method="GET",
+            path=path,
+            handler=handlers.index,
+            policy=f"{rule}:list",
+            checks_policy=True,
+            query=inputs.NoQuery,
+            strict_query=STRICT,
+        ),
+        Route(
+            method="GET",
+            path=f"{path}/{{port_id}}",
+            handler=handlers.show,
+            policy=f"{rule}:show",
+            checks_policy=True,
+            query=inputs.NoQuery,
+            strict_query=STRICT,
+        ),
+        Route(
+            method="POST",
+            path=path,
+            handler=handlers.create,
+            policy=f"{rule}:create",
+            checks_policy=True,
+            body=AttachBody,
+        ),
+        Route(
+            method="DELETE",
+            path=f"{path}/{{port_id}}",
+            handler=handlers.delete,
+            policy=f"{rule}:delete",
+            checks_policy=True,
+            status=202,
+        ),
+    ]
