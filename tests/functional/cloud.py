@@ -30,6 +30,7 @@ from micronova.compute.rpcapi import ComputeAPI
 from micronova.conf.settings import load
 from micronova.db.tables import operations
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, Transport, error_message
+from micronova.objects.clock import Clock
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Context
 from tests.cluster import Cluster
@@ -56,6 +57,7 @@ class Wanted:
     after_step: Callable[[str, str], None] | None = None
     retried: bool = False  # every transaction is run twice, and the first time it fails at its end
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    clock: Clock | None = None
 
 
 # --- callers -------------------------------------------------------------------------------------------------------
@@ -307,7 +309,7 @@ class OneProcess(Cloud):
         self.hosts = tuple(f"fake-{number}" for number in range(1, sections["fake"]["hosts"] + 1))
         self.process = Process(
             load(environ={}, **sections), (*COMPUTE_ROLES, *wanted.roles), StateDirectory(directory),
-            wrap_bus=wanted.wrap_bus, after_step=wanted.after_step,
+            wrap_bus=wanted.wrap_bus, after_step=wanted.after_step, clock=wanted.clock,
         )  # fmt: skip
         self._waiters: set[asyncio.Future[None]] = set()
         self._retried = wanted.retried

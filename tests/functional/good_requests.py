@@ -17,6 +17,7 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEgrr4VKlvI4YyeFL5Ej/0tBUaKhIqk5M2u6Y
 
 C, K, G, N = "/compute/v2.1", "/identity/v3", "/image/v2", "/network/v2.0"  # as in keystone, glance
 Things = dict[str, str]
+_CONSOLE = {"remote_console": {"protocol": "serial", "type": "serial"}}
 
 
 class Unknown(AssertionError):
@@ -140,6 +141,8 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
 
     await cloud.until(active, "the server to run")
     actions = (await owner.do("GET", f"{C}/servers/{id}/os-instance-actions"))["instanceActions"]
+    console = await owner.do("POST", f"{C}/servers/{id}/remote-consoles", _CONSOLE)
+    made["console token"] = console["remote_console"]["url"].rpartition("=")[2]
     made |= {"servers": id, "os-volumes_boot": id, "label": SECRET, "request_id": actions[0]["request_id"]}
     return made
 
@@ -155,7 +158,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "image": {"image_id": "image", "member_id": "member"},
     "network": {"project": "project"},
-    "compute": {"label": "label", "request_id": "request_id", "host": "os-hosts"},
+    "compute": {"label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token"},
 }  # fmt: skip
 WORDS = {
     "GET /v2/schemas/{name}": "image",
@@ -299,6 +302,10 @@ BODIES: dict[str, Body] = {
     "POST /servers/{id}/action os-stop": lambda t: {"os-stop": None},
     "POST /servers/{id}/action reboot": lambda t: {"reboot": {"type": "HARD"}},
     "POST /servers/{id}/action os-getConsoleOutput": lambda t: {"os-getConsoleOutput": {"length": 5}},
+    "POST /servers/{id}/action os-getVNCConsole": lambda t: {"os-getVNCConsole": {"type": "novnc"}},
+    "POST /servers/{id}/action os-getSPICEConsole": lambda t: {"os-getSPICEConsole": {"type": "spice-html5"}},
+    "POST /servers/{id}/action os-getSerialConsole": lambda t: {"os-getSerialConsole": {"type": "serial"}},
+    "POST /servers/{id}/remote-consoles": lambda t: _CONSOLE,
     "POST /servers/{id}/metadata": lambda t: {"metadata": {"a": "b"}},
     "PUT /servers/{id}/metadata": lambda t: {"metadata": {"a": "b"}},
     "PUT /servers/{id}/metadata/{key}": lambda t: {"meta": {SECRET: "b"}},

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from micronova.objects.console import ConsoleGrant
 from micronova.objects.orders import Heartbeat, HeartbeatReply, Report
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Context, Interface
@@ -29,6 +30,25 @@ class GuestEvent(msgspec.Struct, frozen=True, kw_only=True):
     power_state: int
 
 
+class ConsoleQuestion(msgspec.Struct, frozen=True):
+    """Somebody has a token with this digest: what may they see?"""
+
+    token_digest: str
+
+
+class ConsoleCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody looks at this server on this host."""
+
+    instance_uuid: str
+    host: str
+
+
+class ConsoleStanding(msgspec.Struct, frozen=True):
+    """Whether they may go on."""
+
+    is_there: bool
+
+
 TASKS = Interface("conductor", namespace="compute_task", version="1.0")
 BUILD_INSTANCES = TASKS.method("build_instances", Operations)
 RUN_OPERATIONS = TASKS.method("run_operations", Operations)
@@ -37,6 +57,34 @@ HOST = Interface("conductor", namespace="host", version="1.0")
 REPORT = HOST.method("report", Report, ReportReply)
 HEARTBEAT = HOST.method("heartbeat", Heartbeat, HeartbeatReply)
 GUEST_EVENT = HOST.method("guest_event", GuestEvent)
+
+CONSOLE = Interface("conductor", namespace="console", version="1.0")
+AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleQuestion, ConsoleGrant)
+CHECK_CONSOLE = CONSOLE.method("check_console", ConsoleCheck, ConsoleStanding)
+
+CONSOLE_TIMEOUT = 35.0  # the conductor asks a host meanwhile
+
+
+class ConsoleAuthAPI:
+    """Asks a conductor on behalf of a console proxy."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def authorize(self, token_digest: str) -> ConsoleGrant:
+        """Ask what a token stands for; NotFound if for nothing."""
+        question = ConsoleQuestion(token_digest)
+        return await self._bus.call(
+            CONSOLE.target(), AUTHORIZE_CONSOLE, question, context=Context(), timeout=CONSOLE_TIMEOUT
+        )
+
+    async def is_there(self, instance_uuid: str, host: str) -> bool:
+        """Ask whether a server is still on a host."""
+        check = ConsoleCheck(instance_uuid=instance_uuid, host=host)
+        answer = await self._bus.call(
+            CONSOLE.target(), CHECK_CONSOLE, check, context=Context(), timeout=CONSOLE_TIMEOUT
+        )
+        return answer.is_there
 
 
 class ConductorAPI:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from micronova.conf.console import VNC, Console, ConsoleAuth, SerialConsole
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import MicronovaError
 
@@ -300,6 +301,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compute: Compute = Compute()
     fake: Fake = Fake()
     libvirt: LibvirtSettings = LibvirtSettings()
+    consoleauth: ConsoleAuth = ConsoleAuth()
+    vnc: VNC = VNC()
+    serial_console: SerialConsole = SerialConsole()
+    console: Console = Console()
     notifications: Notifications = Notifications()
     telemetry: Telemetry = Telemetry()
     upgrade_levels: UpgradeLevels = UpgradeLevels()

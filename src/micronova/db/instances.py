@@ -14,6 +14,7 @@ from sqlalchemy import bindparam
 from micronova.db.query import Query
 from micronova.db.tables import (
     block_devices,
+    console_tokens,
     deleted_instances,
     instances,
     request_specs,
@@ -40,6 +41,7 @@ _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).wher
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
+_DELETE_TOKENS = console_tokens.delete().where(console_tokens.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_PASSWORD = server_passwords.delete().where(server_passwords.c.instance_uuid == bindparam("b_uuid"))
 
 
@@ -138,7 +140,7 @@ def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
             "network_info": [],
         },
     )
-    for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_PASSWORD):
+    for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_TOKENS, _DELETE_PASSWORD):
         conn.execute(statement, {"b_uuid": uuid})
     return row
 

@@ -117,6 +117,20 @@ server_passwords = sa.Table(
     Column("created_at", Time, nullable=False),
 )
 
+# Who has such a token may use a console, for a while; only what proves the token is kept.
+console_tokens = sa.Table(
+    "console_tokens",
+    metadata,
+    Column("token_digest", String(64), primary_key=True),
+    Column("instance_uuid", String(36), nullable=False),
+    Column("host", String(255), nullable=False),  # where the instance was: a token is void once it has left
+    Column("protocol", String(16), nullable=False),  # vnc | serial
+    Column("created_at", Time, nullable=False),
+    Column("expires_at", Time, nullable=False),
+    Index("console_tokens_by_instance", "instance_uuid"),
+    Index("console_tokens_by_expiry", "expires_at"),
+)
+
 # Durable work (DESIGN: a row, not a task): kind, version, step, owner, epoch, lease, deadline, attempts, payload.
 operations = sa.Table(
     "operations",

@@ -23,13 +23,24 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Mounts:
     """An ASGI application that hands requests to the service mounted at their first path segment, or else to `root`."""
 
-    def __init__(self, services: Mapping[str, App], *, root: App | None = None, origins: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        services: Mapping[str, App],
+        *,
+        root: App | None = None,
+        origins: tuple[str, ...] = (),
+        websockets: frozenset[str] = frozenset(),  # the mounts that speak WebSocket too
+    ) -> None:
         self._services = dict(services)
+        self._websockets = websockets
         self._root = root
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Dispatch; other kinds of ASGI events than requests are not ours."""
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         if self._origins:
@@ -39,13 +50,9 @@ class Mounts:
                     await _answer(send, 204, b"", _cors(origin))
                     return
                 send = _with_headers(send, _cors(origin))
-        path: str = scope["path"]
-        first, _, rest = path.lstrip("/").partition("/")
-        app = self._services.get(f"/{first}")
+        first, inner = _below(scope)
+        app = self._services.get(first)
         if app is not None:
-            inner = dict(scope)
-            inner["path"] = "/" + rest
-            inner.pop("raw_path", None)
             await app(inner, receive, send)
         elif self._root is not None:
             await self._root(scope, receive, send)
@@ -53,6 +60,23 @@ class Mounts:
             known = {"services": sorted(self._services)}
             body = msgspec.json.encode({"error": {"code": 404, "message": "No service is mounted here.", **known}})
             await _answer(send, 404, body, [(b"content-type", b"application/json")])
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        first, inner = _below(scope)
+        if first in self._websockets:
+            await self._services[first](inner, receive, send)
+        else:
+            await send({"type": "websocket.close"})  # before it was accepted: the answer is 403
+
+
+def _below(scope: Scope) -> tuple[str, Scope]:
+    """Return the mount that a request is for, and the request as it looks from there."""
+    path: str = scope["path"]
+    first, _, rest = path.lstrip("/").partition("/")
+    inner = dict(scope)
+    inner["path"] = "/" + rest
+    inner.pop("raw_path", None)
+    return f"/{first}", inner
 
 
 def compute_paths(app: App, above: App, roots: frozenset[str]) -> App:
@@ -180,6 +204,7 @@ class HTTPServer:
         certificate: str | None = None,
         key: str | None = None,
         head_timeout: float = _Protocol.head_timeout,
+        websockets: bool = False,
     ) -> None:
         self._socket = sock
         _check_certificate(certificate, key)
@@ -187,7 +212,10 @@ class HTTPServer:
             uvicorn.Config(
                 app,
                 http=type("_Protocol", (_Protocol,), {"head_timeout": head_timeout}),
-                ws="none",
+                ws=_websocket_protocol if websockets else "none",  # type: ignore[arg-type]
+                ws_max_size=_LARGEST_MESSAGE,
+                ws_per_message_deflate=False,  # what is sent is compressed already, or a few keys
+                log_level="warning",  # or it would log the queries of WebSockets, which have tokens
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -218,6 +246,16 @@ class HTTPServer:
             await self._task
             self._task = None
         self._socket.close()
+
+
+_LARGEST_MESSAGE = 1_048_576  # bytes that a browser may send at once
+
+
+def _websocket_protocol(*args: Any, **kwargs: Any) -> asyncio.BaseProtocol:
+    """What speaks WebSocket, imported when somebody first does."""
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    return WebSocketsSansIOProtocol(*args, **kwargs)
 
 
 def _check_certificate(certificate: str | None, key: str | None) -> None:

@@ -1,0 +1,152 @@
+"""Consoles of servers: links to them, and what a link's token stands for.
+
+Up to 2.5 each kind of console was an action; since then there is one resource, with a protocol and a type.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import field
+
+from micronova.api.compute import access
+from micronova.api.inputs import NoQuery
+from micronova.compute.consoles import PROTOCOLS, ConsoleLinks
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import Range, since
+from micronova.objects.errors import Invalid
+
+RULE = "os_compute_api:os-remote-consoles"
+TOKEN_RULE = "os_compute_api:os-console-auth-tokens"
+
+_LATER = {"mks": 8, "webmks": 8, "spice-direct": 99}
+"""Words that came after 2.6, and when."""
+
+
+class VncType(msgspec.Struct, forbid_unknown_fields=True):
+    """Which kind of VNC console."""
+
+    type: Literal["novnc", "xvpvnc"]
+
+
+class VncBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A VNC console, as an action."""
+
+    value: VncType = field(name="os-getVNCConsole")
+
+
+class SpiceType(msgspec.Struct, forbid_unknown_fields=True):
+    """Which kind of SPICE console."""
+
+    type: Literal["spice-html5"]
+
+
+class SpiceBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A SPICE console, as an action."""
+
+    value: SpiceType = field(name="os-getSPICEConsole")
+
+
+class SerialType(msgspec.Struct, forbid_unknown_fields=True):
+    """Which kind of serial console."""
+
+    type: Literal["serial"]
+
+
+class SerialBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A serial console, as an action."""
+
+    value: SerialType = field(name="os-getSerialConsole")
+
+
+class RemoteConsole(msgspec.Struct, forbid_unknown_fields=True):
+    """Which console."""
+
+    protocol: Literal["vnc", "spice", "serial", "rdp", "mks"]
+    type: Literal["novnc", "xvpvnc", "spice-html5", "spice-direct", "serial", "rdp-html5", "webmks"]
+
+
+class RemoteConsoleBody(msgspec.Struct, forbid_unknown_fields=True):
+    """A console to be made."""
+
+    remote_console: RemoteConsole
+
+
+class RemoteConsoles:
+    """The handlers."""
+
+    def __init__(self, database: Database, links: ConsoleLinks) -> None:
+        self._database = database
+        self._links = links
+
+    async def create(self, request: Request, id: str) -> dict[str, Any]:
+        """Make a link to a console."""
+        row = await access.server(self._database, request, id)
+        wanted: RemoteConsole = request.body.remote_console
+        for name in ("protocol", "type"):
+            value = getattr(wanted, name)
+            if request.minor < _LATER.get(value, 0):
+                raise Invalid(f"Invalid input for field/attribute {name}: {value} exists since 2.{_LATER[value]}.")
+        if PROTOCOLS[wanted.type] != wanted.protocol:
+            raise Invalid(
+                f"Invalid input for field/attribute type: {wanted.type} is a console of the protocol "
+                f"{PROTOCOLS[wanted.type]}, not {wanted.protocol}."
+            )
+        url = await self._links.create(request.context, row, wanted.type, _root(request))
+        return {"remote_console": {"protocol": wanted.protocol, "type": wanted.type, "url": url}}
+
+    async def act(self, request: Request, id: str) -> dict[str, Any]:
+        """Make a link to a console, in the old way."""
+        row = await access.server(self._database, request, id)
+        kind = request.body.value.type
+        url = await self._links.create(request.context, row, kind, _root(request))
+        return {"console": {"type": kind, "url": url}}
+
+    async def show_token(self, request: Request, token: str) -> dict[str, Any]:
+        """Say where a token leads to; up to 2.30 that was for RDP alone, which is no more."""
+        if request.minor < 31:
+            raise Invalid("Before 2.31 only tokens of RDP consoles could be shown, and there are none.")
+        uuid, host, endpoint = await self._links.show(request.context, token)
+        return {
+            "console": {
+                "instance_uuid": uuid,
+                "host": endpoint.host or host,
+                "port": endpoint.port,
+                "internal_access_path": endpoint.path or None,
+            }
+        }
+
+
+def _root(request: Request) -> str:
+    """Return scheme://host:port as the caller knows this cloud."""
+    service = request.service
+    return request.base_url.removesuffix(service.mount + service.prefix)
+
+
+def routes(database: Database, links: ConsoleLinks) -> list[Route]:
+    """Declare the routes of consoles."""
+    handlers = RemoteConsoles(database, links)
+    actions: list[tuple[str, Any]] = [
+        ("os-getVNCConsole", VncBody),
+        ("os-getSPICEConsole", SpiceBody),
+        ("os-getSerialConsole", SerialBody),
+    ]
+    return [
+        Route(
+            method="POST", path="/servers/{id}/remote-consoles", handler=handlers.create, policy=RULE,
+            versions=since(6), body=RemoteConsoleBody, checks_policy=True,
+        ),
+        *(
+            Route(
+                method="POST", path=f"{path}/{{id}}/action", action=action, handler=handlers.act, policy=RULE,
+                versions=Range(0, 5), body=body, checks_policy=True,
+            )
+            for path in ("/servers", "/os-volumes_boot")
+            for action, body in actions
+        ),
+        Route(
+            method="GET", path="/os-console-auth-tokens/{token}", handler=handlers.show_token, policy=TOKEN_RULE,
+            query=NoQuery, strict_query=since(99),
+        ),
+    ]  # fmt: skip

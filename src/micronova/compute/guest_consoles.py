@@ -1,0 +1,25 @@
+"""Where the consoles of a host's guests are; hosts without them, and hosts where they are switched off, say so."""
+
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.errors import Invalid, NotSupported
+from micronova.virt.driver import Driver, SerialConsole, VncConsole
+
+
+async def find_console(host: str, driver: Driver, uuid: str, protocol: ConsoleProtocol) -> ConsoleEndpoint:
+    """Ask the driver; the endpoint of one that listens on every address is the host's name."""
+    if protocol == "vnc" and isinstance(driver, VncConsole):
+        _check(driver, "vnc_console", "VNC")
+        found = await driver.get_vnc_console(uuid)
+    elif protocol == "serial" and isinstance(driver, SerialConsole):
+        _check(driver, "serial_console", "serial")
+        found = await driver.get_serial_console(uuid)
+    else:
+        raise NotSupported(f"The hypervisor of instance {uuid} has no {protocol} consoles.")
+    if found.host in ("0.0.0.0", "::"):  # noqa: S104 - listened on, not connected to
+        return ConsoleEndpoint(host=host, port=found.port)
+    return found
+
+
+def _check(driver: Driver, capability: str, word: str) -> None:
+    if capability not in driver.capabilities():
+        raise Invalid(f"Unavailable console type: {word} consoles are switched off on the instance's host.")

@@ -1,0 +1,50 @@
+"""The sections of consoles: tokens, the links that the API gives out, and the proxy that serves them."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class ConsoleAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of consoles."""
+
+    token_ttl: Annotated[float, Meta(gt=0, description="Seconds for which a console link lets one in.")] = 600.0
+    enforce_session_timeout: Annotated[bool, _doc("Whether a console is closed when its link runs out.")] = False
+
+
+class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links to screens."""
+
+    novncproxy_base_url: Annotated[
+        str, _doc("Page that VNC links lead to; empty: /console/vnc_lite.html where the API was asked.")
+    ] = ""
+
+
+class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links to serial ports."""
+
+    base_url: Annotated[
+        str,
+        _doc(
+            "Page, or ws:// address ending in /console/websockify, that serial links lead to; "
+            "empty: /console/serial.html where the API was asked."
+        ),
+    ] = ""
+
+
+class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The console proxy."""
+
+    allowed_origins: Annotated[
+        tuple[str, ...], _doc("Web origins besides the proxy's own whose pages may show consoles.")
+    ] = ()
+    novnc_path: Annotated[str, _doc("Directory of noVNC (Debian: novnc).")] = "/usr/share/novnc"
+    xterm_path: Annotated[str, _doc("Directory of xterm.js (Debian: libjs-xterm).")] = "/usr/share/javascript/xterm"
+    socket_path: Annotated[
+        str, _doc("Only Unix sockets below this directory are consoles; empty: state_path.")
+    ] = ""

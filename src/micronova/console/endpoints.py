@@ -1,0 +1,49 @@
+"""Connecting to a guest's console, and to nothing else."""
+
+import asyncio
+import os
+from pathlib import Path
+
+from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.errors import Unavailable
+
+CONNECT_TIMEOUT = 10.0
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Connector:
+    """Opens connections to consoles.
+
+    Where a console is, its host says. It does not get this proxy to talk to other services of the proxy's own
+    machine: Unix sockets are consoles only below one directory.
+    """
+
+    def __init__(self, sockets: Path) -> None:
+        self._sockets = sockets
+
+    async def open(self, endpoint: ConsoleEndpoint) -> Streams:
+        """Connect; Unavailable, with a reason for a user, if that cannot be."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                if endpoint.path:
+                    return await self._open_socket(Path(endpoint.path))
+                return await asyncio.open_connection(endpoint.host, endpoint.port)
+        except TimeoutError:
+            raise Unavailable("The console does not answer just now: try again later.") from None
+        except OSError as error:
+            raise Unavailable(f"The console cannot be reached from here ({error.strerror or 'no answer'}).") from None
+
+    async def _open_socket(self, path: Path) -> Streams:
+        folder = await asyncio.to_thread(self._open_folder, path)
+        try:
+            # By way of the descriptor, as the path itself may be longer than an address can be.
+            return await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
+        finally:
+            os.close(folder)
+
+    def _open_folder(self, path: Path) -> int:
+        parent = path.parent.resolve()
+        if not parent.is_relative_to(self._sockets.resolve()):
+            raise Unavailable("The console is a Unix socket on another machine: it can be reached only from there.")
+        return os.open(parent, os.O_PATH | os.O_DIRECTORY)

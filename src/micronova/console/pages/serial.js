@@ -1,0 +1,21 @@
+// A serial port, shown by xterm.js. The port does not know how large the window is: it has 80 columns and 24 lines.
+
+import { connect, show } from "./common.js";
+
+const socket = await connect("serial");
+if (socket) {
+  const terminal = new Terminal({ cols: 80, rows: 24, scrollback: 5000, cursorBlink: true, fontSize: 16, rendererType: "dom" });
+  terminal.open(document.getElementById("terminal"));
+  const bytes = new TextEncoder();
+  const text = new TextDecoder(); // a letter may come in two pieces
+  const type = (data) => {
+    if (socket.readyState === WebSocket.OPEN) socket.send(bytes.encode(data));
+  };
+  if (terminal.onData) terminal.onData(type);
+  else terminal.on("data", type); // before xterm.js 4
+  socket.addEventListener("open", () => {
+    show("connected", "good");
+    terminal.focus();
+  });
+  socket.addEventListener("message", (event) => terminal.write(text.decode(event.data, { stream: true })));
+}

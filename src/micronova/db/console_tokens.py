@@ -1,0 +1,50 @@
+"""Tokens that let their bearers into consoles: kept as digests, for a while, and never longer than the server."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db.tables import console_tokens, instances
+
+_DELETING = "deleting"
+
+
+def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
+    """Keep a token; what ran out of the same server's is forgotten meanwhile."""
+    conn.execute(
+        console_tokens.delete().where(
+            console_tokens.c.instance_uuid == row["instance_uuid"], console_tokens.c.expires_at <= row["created_at"]
+        )
+    )
+    conn.execute(console_tokens.insert(), row)
+
+
+def find(conn: sa.Connection, digest: str, now: int) -> Any:
+    """Return a token that is good, with its server's name; None once either has left the host it was made for."""
+    query = (
+        sa.select(console_tokens, instances.c.display_name, instances.c.uuid, instances.c.project_id)
+        .join(instances, instances.c.uuid == console_tokens.c.instance_uuid)
+        .where(
+            console_tokens.c.token_digest == digest,
+            console_tokens.c.expires_at > now,
+            instances.c.host == console_tokens.c.host,
+            sa.func.coalesce(instances.c.task_state, "") != _DELETING,
+        )
+    )
+    return conn.execute(query).mappings().first()
+
+
+def is_on(conn: sa.Connection, uuid: str, host: str) -> bool:
+    """Say whether a server is still on the host where somebody looks at it."""
+    query = sa.select(instances.c.uuid).where(instances.c.uuid == uuid, instances.c.host == host)
+    return conn.execute(query).first() is not None
+
+
+def revoke(conn: sa.Connection, uuid: str) -> None:
+    """Forget every token of a server: it is deleted, or leaves its host."""
+    conn.execute(console_tokens.delete().where(console_tokens.c.instance_uuid == uuid))
+
+
+def purge(conn: sa.Connection, now: int) -> int:
+    """Forget what has run out; return how many."""
+    return conn.execute(console_tokens.delete().where(console_tokens.c.expires_at <= now)).rowcount

@@ -1,0 +1,86 @@
+"""Consoles of simulated guests: sockets on the loopback that are opened when somebody first asks for them."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.virt.fake.guests import FakeGuest
+from micronova.virt.fake.screen import show_screen
+from micronova.virt.fake.terminal import run_terminal
+
+ADDRESS = "127.0.0.1"
+
+Serve = Callable[[FakeGuest, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+_SERVE: dict[ConsoleProtocol, Serve] = {"vnc": show_screen, "serial": run_terminal}
+
+
+class _Console:
+    """One socket that listens, and those who talk to it."""
+
+    def __init__(self, guest: FakeGuest, serve: Serve) -> None:
+        self._guest = guest
+        self._serve = serve
+        self._server: asyncio.Server | None = None
+        self._talks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> int:
+        """Open the socket and return its port."""
+        self._server = await asyncio.start_server(self._accept, ADDRESS, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def end(self) -> None:
+        """Close everything."""
+        if self._server is not None:
+            self._server.close()
+        for talk in self._talks:
+            talk.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait until nobody is talking any more."""
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = asyncio.create_task(self._talk(reader, writer), name=f"console of {self._guest.uuid}")
+        self._talks.add(talk)
+        talk.add_done_callback(self._talks.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(OSError, EOFError):  # whoever talks may go at any moment
+                await self._serve(self._guest, reader, writer)
+        finally:
+            writer.close()
+
+
+class FakeConsoles:
+    """The consoles of one simulated host."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, ConsoleProtocol], tuple[_Console, int]] = {}
+        self._lock = asyncio.Lock()
+
+    async def open(self, protocol: ConsoleProtocol, guest: FakeGuest) -> ConsoleEndpoint:
+        """Say where a guest's console is."""
+        async with self._lock:
+            found = self._open.get((guest.uuid, protocol))
+            if found is None:
+                console = _Console(guest, _SERVE[protocol])
+                found = self._open[guest.uuid, protocol] = console, await console.listen()
+        return ConsoleEndpoint(host=ADDRESS, port=found[1])
+
+    def end(self, uuid: str) -> None:
+        """Close the consoles of a guest that does not run any more."""
+        for protocol in _SERVE:
+            found = self._open.pop((uuid, protocol), None)
+            if found is not None:
+                found[0].end()
+
+    async def close(self) -> None:
+        """Close them all."""
+        consoles = [console for console, _ in self._open.values()]
+        for uuid, _ in list(self._open):
+            self.end(uuid)
+        for console in consoles:
+            await console.wait_closed()

@@ -1,0 +1,101 @@
+"""Links to consoles run out; the clock is this test's own."""
+
+import asyncio
+
+import sqlalchemy as sa
+
+from micronova.db import console_tokens
+from micronova.db.tables import console_tokens as table
+from micronova.objects.clock import SystemClock, micros
+from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.consoles import Viewer, closed, link, read_until, token_of, viewer
+
+__all__ = ["viewer"]
+
+
+class Hurried(SystemClock):
+    """The machine's clock, which can be put forward; whoever sleeps wakes accordingly."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._moved = asyncio.Event()
+
+    def now(self) -> float:
+        return super().now() + self._ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self._ahead
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        until = self.monotonic() + seconds
+        while (left := until - self.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(self._moved.wait(), left)
+            except TimeoutError:
+                return
+
+    def forward(self, seconds: float) -> None:
+        self._ahead += seconds
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+CLOCK = Hurried()
+CLOUD = Wanted(
+    hosts=1,
+    roles=("console",),
+    clock=CLOCK,
+    settings={"consoleauth": {"token_ttl": 100.0, "enforce_session_timeout": True}},
+)
+
+
+async def test_a_link_runs_out(cloud: Cloud, user: Caller, viewer: Viewer):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    CLOCK.forward(99)
+    async with viewer.socket(token) as socket:
+        await read_until(socket, b"login: ")
+        CLOCK.forward(2)
+        assert await viewer.refused(token) == 403
+        status, said = await viewer.session(token)
+        assert status == 404 and "expired: ask for a new one" in said["error"]
+        assert "expired" in await closed(socket)  # because of enforce_session_timeout
+    await user.admin.refused(404, "GET", f"/os-console-auth-tokens/{token}")
+
+
+async def test_what_has_run_out_is_forgotten(cloud: Cloud, user: Caller):
+    id = (await user.boot())["id"]
+    await link(user, id)
+    CLOCK.forward(101)
+
+    async def forgotten() -> bool | None:
+        rows = await cloud.read(sa.select(table).where(table.c.instance_uuid == id))
+        return None if rows else True
+
+    await cloud.until(forgotten, "the conductor to forget the token")
+
+
+async def test_a_server_that_left_its_host_takes_nobody_in(cloud: Cloud, user: Caller, viewer: Viewer):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    database = cloud.process.database
+    assert database is not None
+    async with viewer.socket(token) as socket:
+        await read_until(socket, b"login: ")
+        host = await user.host_of(id)
+        await _move(cloud, id, "elsewhere")
+        assert await viewer.refused(token) == 403
+        CLOCK.forward(20)  # the proxy asks now and then
+        assert "not on its host" in await closed(socket)
+        await _move(cloud, id, host)
+    await database.write(console_tokens.revoke, id)  # what a move does
+    assert await viewer.refused(token) == 403
+
+
+async def _move(cloud: Cloud, id: str, host: str) -> None:
+    from micronova.db import instances
+
+    database = cloud.process.database
+    assert database is not None
+    await database.write(instances.update, id, micros(CLOCK.now()), {"host": host})

@@ -1,0 +1,284 @@
+"""Consoles: links to them, who gets in, what is shown, and when it ends."""
+
+import contextlib
+import struct
+import uuid
+
+import sqlalchemy as sa
+
+from micronova.db.tables import console_tokens
+from tests.functional.cloud import NEWEST, Caller, Cloud, Wanted
+from tests.functional.consoles import Viewer, closed, link, read_until, token_of, viewer
+from tests.schemas import tempest
+
+__all__ = ["viewer"]
+
+CLOUD = Wanted(hosts=2, roles=("console",))
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+
+async def test_links_lead_to_the_pages_where_the_api_was_asked(user: Caller):
+    id = (await user.boot())["id"]
+    vnc = await link(user, id, "vnc")
+    assert vnc.startswith("http://cloud:8774/console/vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3D")
+    serial = await link(user, id)
+    assert serial == f"http://cloud:8774/console/serial.html?token={token_of(serial)}"
+    assert token_of(vnc) != token_of(serial)
+
+
+async def test_the_answer_is_what_tempest_wants(user: Caller):
+    id = (await user.boot())["id"]
+    for minor in (6, 8, 99, NEWEST):
+        body = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
+        answer = await user.at(minor).request("POST", f"/servers/{id}/remote-consoles", body)
+        tempest.check("servers", "get_remote_consoles", minor, answer.status, answer.json())
+    answer = await user.at(1).request("POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "novnc"}})
+    tempest.check("servers", "get_vnc_console", 1, answer.status, answer.json())
+
+
+async def test_up_to_2_5_there_were_actions_instead(user: Caller):
+    id = (await user.boot())["id"]
+    old = user.at(5)
+    vnc = (await old.act(id, "os-getVNCConsole", {"type": "novnc"}, 200))["console"]
+    assert vnc["type"] == "novnc" and token_of(vnc["url"])
+    serial = (await old.act(id, "os-getSerialConsole", {"type": "serial"}, 200))["console"]
+    assert serial["type"] == "serial" and token_of(serial["url"])
+    for action, type in (("os-getVNCConsole", "xvpvnc"), ("os-getSPICEConsole", "spice-html5")):
+        said = await old.refused(400, "POST", f"/servers/{id}/action", {action: {"type": type}})
+        assert "novnc and serial" in said
+    await old.refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "serial"}})
+    await old.refused(410, "POST", f"/servers/{id}/action", {"os-getRDPConsole": {"type": "rdp-html5"}})
+    await old.refused(404, "POST", f"/servers/{id}/remote-consoles", {})
+    await user.at(6).refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "novnc"}})
+
+
+async def test_what_there_is_not_is_refused(user: Caller):
+    id = (await user.boot())["id"]
+
+    async def refused(protocol: str, type: str, minor: int = NEWEST) -> str:
+        body = {"remote_console": {"protocol": protocol, "type": type}}
+        return await user.at(minor).refused(400, "POST", f"/servers/{id}/remote-consoles", body)
+
+    for protocol, type in (
+        ("spice", "spice-html5"), ("spice", "spice-direct"), ("rdp", "rdp-html5"), ("mks", "webmks"), ("vnc", "xvpvnc"),
+    ):  # fmt: skip
+        assert f"type {type} are not available" in await refused(protocol, type)
+    assert "protocol vnc, not serial" in await refused("serial", "novnc")
+    assert "since 2.8" in await refused("mks", "webmks", 7)
+    assert "since 2.99" in await refused("spice", "spice-direct", 98)
+    assert "type" in await refused("vnc", "telepathy")
+
+
+async def test_a_server_that_does_not_run_has_no_console(cloud: Cloud, user: Caller):
+    id = (await user.boot())["id"]
+    body = {"remote_console": {"protocol": "serial", "type": "serial"}}
+    await user.act(id, "os-stop")
+    await user.wait_for(id, "SHUTOFF")
+    assert "does not run" in await user.refused(409, "POST", f"/servers/{id}/remote-consoles", body)
+    async with cloud.faults({"operation": "spawn", "kind": "hang", "name": user.project}):
+        waiting = await user.create(name=user.project)
+        await user.refused(409, "POST", f"/servers/{waiting}/remote-consoles", body)
+        await user.delete(f"/servers/{waiting}")
+        await user.gone(waiting)
+    await user.refused(404, "POST", f"/servers/{uuid.uuid4()}/remote-consoles", body)
+
+
+async def test_links_are_their_projects_own_business(cloud: Cloud, user: Caller):
+    id = (await user.boot())["id"]
+    body = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
+    await cloud.caller().refused(404, "POST", f"/servers/{id}/remote-consoles", body)
+    assert await link(user.admin, id, "vnc")
+
+
+async def test_admins_may_ask_what_a_token_stands_for(user: Caller):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    for minor in (31, 99, NEWEST):
+        answer = await user.admin.at(minor).request("GET", f"/os-console-auth-tokens/{token}")
+        found = answer.json()["console"]
+        assert (found["instance_uuid"], found["host"]) == (id, "127.0.0.1")
+        assert found["port"] > 0 and found["internal_access_path"] is None
+        if minor >= 99:
+            tempest.check("servers", "console_auth_tokens", minor, answer.status, answer.json())
+    await user.admin.at(30).refused(400, "GET", f"/os-console-auth-tokens/{token}")
+    await user.admin.refused(404, "GET", f"/os-console-auth-tokens/{uuid.uuid4()}")
+    await user.admin.refused(400, "GET", f"/os-console-auth-tokens/{token}?more=1")
+    await user.refused(403, "GET", f"/os-console-auth-tokens/{token}")
+
+
+async def test_tokens_are_not_in_the_database(cloud: Cloud, user: Caller):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    rows = await cloud.read(sa.select(console_tokens).where(console_tokens.c.instance_uuid == id))
+    assert len(rows) == 1
+    assert token not in str(rows)
+
+
+# --- consoles ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_serial_console_is_typed_into_and_answers(user: Caller, viewer: Viewer):
+    server = await user.boot(name="talkative")
+    async with viewer.socket(token_of(await link(user, server["id"]))) as socket:
+        assert socket.protocol == "binary"
+        await read_until(socket, b"talkative login: ")
+        await socket.send_bytes(b"ada\r")
+        await read_until(socket, b"ada@talkative:~$ ")
+        await socket.send_str("echo hello\r")
+        assert b"\r\nhello\r\n" in await read_until(socket, b"hello\r\nada@")
+
+
+async def test_a_screen_is_shown_and_reacts_to_keys(user: Caller, viewer: Viewer):
+    server = await user.boot()
+    async with viewer.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
+        stream = _Stream(socket)
+        assert await stream.read(12) == b"RFB 003.008\n"
+        await socket.send_bytes(b"RFB 003.008\n")
+        assert await stream.read(2) == b"\x01\x01"  # one security type: None
+        await socket.send_bytes(b"\x01")
+        assert await stream.read(4) == bytes(4)
+        await socket.send_bytes(b"\x01")
+        width, height = struct.unpack(">HH16x", await stream.read(20))
+        name = await stream.read(struct.unpack(">I", await stream.read(4))[0])
+        assert server["name"].encode() in name
+
+        async def picture(incremental: bool) -> bytes:
+            await socket.send_bytes(struct.pack(">BBHHHH", 3, incremental, 0, 0, width, height))
+            assert await stream.read(4) == b"\x00\x00\x00\x01"
+            assert await stream.read(12) == struct.pack(">HHHHi", 0, 0, width, height, 0)
+            return await stream.read(width * height * 4)
+
+        first = await picture(False)
+        assert len(set(first)) > 3  # not blank
+        await socket.send_bytes(struct.pack(">BBHI", 4, 1, 0, ord("a")))
+        assert await picture(True) != first
+
+
+class _Stream:
+    """The bytes of a WebSocket, however they are cut into messages."""
+
+    def __init__(self, socket):
+        self._socket = socket
+        self._left = b""
+
+    async def read(self, count: int) -> bytes:
+        while len(self._left) < count:
+            self._left += await self._socket.receive_bytes(timeout=10)
+        found, self._left = self._left[:count], self._left[count:]
+        return found
+
+
+async def test_a_viewer_who_reads_late_gets_everything(user: Caller, viewer: Viewer):
+    """What is sent faster than it is read waits at the guest, and is not lost."""
+    server = await user.boot()
+    async with viewer.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
+        await socket.send_bytes(b"RFB 003.008\n\x01\x01")
+        for _ in range(100):
+            await socket.send_bytes(struct.pack(">BBHHHH", 3, 0, 0, 0, 9, 9))
+        left = 100 * (16 + 320 * 200 * 4)
+        left -= len((await read_until(socket, b"(simulated)")).partition(b"(simulated)")[2])
+        while left > 0:
+            left -= len(await socket.receive_bytes(timeout=10))
+        assert left == 0
+
+
+async def test_whoever_opens_a_serial_console_later_takes_it_over(user: Caller, viewer: Viewer):
+    token = token_of(await link(user, (await user.boot())["id"]))
+    async with viewer.socket(token) as first:
+        await read_until(first, b"login: ")
+        async with viewer.socket(token) as second:
+            await read_until(second, b"login: ")
+            assert "another window" in await closed(first)
+
+
+# --- who gets in ---------------------------------------------------------------------------------------------------
+
+
+async def test_only_a_good_token_gets_in(user: Caller, viewer: Viewer):
+    token = token_of(await link(user, (await user.boot())["id"]))
+    assert await viewer.refused() == 403
+    assert await viewer.refused("x" * 4000) == 403
+    assert await viewer.refused(str(uuid.uuid4())) == 403
+    assert await viewer.refused(token, "console/elsewhere") == 403
+    assert await viewer.refused(token, "compute/v2.1/servers") == 403
+    assert await viewer.refused(token, "nowhere") == 403
+    async with viewer.socket(Cookie=f"token={token}") as socket:
+        await read_until(socket, b"login: ")
+
+
+async def test_pages_of_other_sites_do_not_get_in(user: Caller, viewer: Viewer):
+    token = token_of(await link(user, (await user.boot())["id"]))
+    assert await viewer.refused(token, Origin="http://evil.example.org") == 403
+    assert await viewer.refused(token, Origin="null") == 403
+    async with viewer.socket(token, Origin=viewer.base) as socket:
+        await read_until(socket, b"login: ")
+
+
+async def test_a_deleted_server_takes_its_tokens_and_viewers_with_it(cloud: Cloud, user: Caller, viewer: Viewer):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    async with viewer.socket(token) as socket:
+        await read_until(socket, b"login: ")
+        await user.delete(f"/servers/{id}")
+        assert "closed its console" in await closed(socket)
+    await user.gone(id)
+    assert await viewer.refused(token) == 403
+    assert (await viewer.session(token))[0] == 404
+    assert await cloud.read(sa.select(console_tokens).where(console_tokens.c.instance_uuid == id)) == []
+
+
+async def test_a_server_that_stops_hangs_up_and_its_token_waits(user: Caller, viewer: Viewer):
+    id = (await user.boot())["id"]
+    token = token_of(await link(user, id))
+    async with viewer.socket(token) as socket:
+        await read_until(socket, b"login: ")
+        await user.act(id, "os-stop")
+        await closed(socket)
+    await user.wait_for(id, "SHUTOFF")
+    status, said = await viewer.session(token)
+    assert status == 409 and "does not run" in said["error"]
+    assert await viewer.refused(token) == 409
+    await user.act(id, "os-start")
+    await user.wait_for(id, "ACTIVE")
+    async with viewer.socket(token) as socket:
+        await read_until(socket, b"login: ")
+
+
+async def test_many_windows_of_one_server_are_bounded(user: Caller, viewer: Viewer):
+    token = token_of(await link(user, (await user.boot())["id"], "vnc"))
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(16):
+            await stack.enter_async_context(viewer.socket(token))
+        assert await viewer.refused(token) == 409
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
+
+
+async def test_pages_ask_what_their_token_stands_for(user: Caller, viewer: Viewer):
+    server = await user.boot()
+    status, said = await viewer.session(token_of(await link(user, server["id"], "vnc")))
+    assert status == 200
+    assert said == {"server": {"id": server["id"], "name": server["name"], "protocol": "vnc"}}
+    status, said = await viewer.session("no such token")
+    assert status == 404 and "ask for a new one" in said["error"]
+
+
+async def test_pages_keep_tokens_to_themselves(viewer: Viewer):
+    for path in ("vnc_lite.html?path=x%3Ftoken%3Dy", "serial.html?token=y", "console.css", "nowhere"):
+        _, _, headers = await viewer.page(path)
+        assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
+        assert "script-src 'self'" in headers["content-security-policy"]
+
+
+async def test_nothing_but_pages_and_libraries_is_served(viewer: Viewer):
+    assert (await viewer.page("console.css"))[0] == 200
+    for path in (
+        "novnc/..%2F..%2F..%2Fetc%2Fpasswd", "novnc/../app.py", "xterm//etc/passwd", "nowhere.html", "pages.py",
+        "novnc/.hidden.js", "novnc/core", "",
+    ):  # fmt: skip
+        status, text, _ = await viewer.page(path)
+        assert status == 404 and "root:" not in text and "import" not in text, path
+
