@@ -9,7 +9,7 @@ import msgspec
 
 from micronova.http.client import ServiceClient
 from micronova.network.cache import Remembered
-from micronova.objects.errors import Conflict, MicronovaError, NotFound, PortLimitExceeded
+from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, PortLimitExceeded
 
 MARK = "micronova"  # our part of binding:profile: the server, whether we made the port, the device tag of the user
 REMEMBER = 5.0  # seconds for which networks and subnets are taken as they were
@@ -92,6 +92,8 @@ class Calls:
         except Conflict as error:
             if error.details.get("type") == "OverQuota":
                 raise PortLimitExceeded("Maximum number of ports exceeded") from None
+            if error.details.get("type") == "IpAddressGenerationFailure":
+                raise Invalid(f"No fixed IP addresses available: {error.message}") from None
             raise
 
     async def update_port(
