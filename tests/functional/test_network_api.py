@@ -34,7 +34,7 @@ async def test_extensions(cloud: World) -> None:
     listed = (await cloud.call("GET", "/extensions")).json()["extensions"]
     aliases = {each["alias"] for each in listed}
     assert {"security-group", "router", "binding", "quotas", "auto-allocated-topology", "port-security"} <= aliases
-    assert {"trunk", "qos", "rbac-policies", "address-group"}.isdisjoint(aliases)
+    assert {"trunk", "rbac-policies", "address-group"}.isdisjoint(aliases)
     assert (await cloud.call("GET", "/extensions/router")).json()["extension"]["alias"] == "router"
     missing = await cloud.call("GET", "/extensions/trunk")
     assert (missing.status, error(missing)) == (404, "ExtensionsNotFound")
@@ -45,7 +45,7 @@ async def test_zones_agents_providers(cloud: World) -> None:
     assert {(zone["name"], zone["resource"]) for zone in zones} == {("nova", "network"), ("nova", "router")}
     assert (await cloud.call("GET", "/service-providers")).json() == {"service_providers": []}
     assert (await cloud.call("GET", "/agents", token=ADMIN)).json() == {"agents": []}
-    for path in ("/trunks", "/rbac-policies", "/address-groups", "/qos/policies"):
+    for path in ("/trunks", "/rbac-policies", "/address-groups"):
         assert (await cloud.call("GET", path)).status == 404
 
 

@@ -35,6 +35,12 @@ BODIES: dict[str, Any] = {
     "PUT /v2.0/routers/{id}/remove_extraroutes": {"router": {"routes": []}},
     "POST /v2.0/floatingips": {"floatingip": {"floating_network_id": "{public}", "port_id": "{port}"}},
     "PUT /v2.0/floatingips/{id}": {"floatingip": {"description": "x"}},
+    "POST /v2.0/qos/policies": {"policy": {"name": "x"}},
+    "PUT /v2.0/qos/policies/{id}": {"policy": {"name": "x"}},
+    "POST /v2.0/qos/policies/{id}/bandwidth_limit_rules": {
+        "bandwidth_limit_rule": {"max_kbps": 1, "direction": "ingress"}
+    },
+    "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}": {"bandwidth_limit_rule": {"max_kbps": 1}},
     "PUT /v2.0/agents/{id}": {"agent": {"description": "x"}},
     "PUT /v2.0/quotas/{project}": {"quota": {"port": 1}},
     "POST /v2.0/agent-reports": {"host": "h"},
@@ -52,6 +58,9 @@ STRANGER: dict[str, int] = {
     "POST /v2.0/subnetpools": 201,
     "POST /v2.0/security-groups": 201,
     "POST /v2.0/routers": 201,
+    "GET /v2.0/qos/rule-types": 200,
+    "GET /v2.0/qos/rule-types/{type}": 200,
+    "POST /v2.0/qos/policies": 403,
     "GET /v2.0/network-ip-availabilities": 403,
     "GET /v2.0/network-ip-availabilities/{id}": 403,
     "GET /v2.0/quotas": 403,
@@ -92,14 +101,18 @@ async def things(cloud: World) -> dict[str, str]:
         "security_group_rule": group["security_group_rules"][0],
         "floatingip": await cloud.make("floatingip", floating_network_id=public["id"], description=SECRET),
         "subnetpool": await cloud.make("subnetpool", name=SECRET, prefixes=["10.77.0.0/16"]),
+        "policy": await cloud.make("policy", ADMIN, name=SECRET, project_id="p1"),
     }
+    path = f"/qos/policies/{made['policy']['id']}/bandwidth_limit_rules"
+    limit = await cloud.call("POST", path, {"bandwidth_limit_rule": {"max_kbps": 1}}, token=ADMIN)
+    made["bandwidth_limit_rule"] = limit.json()["bandwidth_limit_rule"]
     return {name: str(thing["id"]) for name, thing in made.items()}
 
 
 def kind_of(route: Route) -> str:
     """Return the kind of thing that a route's {id} is."""
-    name = [*route.path.split("/"), ""][2].replace("-", "_")
-    return {"network_ip_availabilities": "network"}.get(name, name.removesuffix("s"))
+    name = [*route.path.removeprefix("/v2.0/qos").removeprefix("/v2.0").split("/"), ""][1].replace("-", "_")
+    return {"network_ip_availabilities": "network", "policies": "policy"}.get(name, name.removesuffix("s"))
 
 
 def filled(value: Any, known: dict[str, str]) -> Any:
@@ -110,7 +123,8 @@ def filled(value: Any, known: dict[str, str]) -> Any:
 
 async def send(cloud: World, route: Route, known: dict[str, str], token: str | None) -> tuple[int, bytes]:
     id = known.get(kind_of(route), "nothing")
-    path = route.path.format(id=id, project="p1", tag="t", alias="router")
+    rule = known["bandwidth_limit_rule"]
+    path = route.path.format(id=id, project="p1", tag="t", alias="router", rule=rule, type="bandwidth_limit")
     body = BODIES.get(route.label)
     if route.body is not None and body is None:
         body = TAGS

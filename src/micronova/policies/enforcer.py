@@ -151,5 +151,5 @@ _EXTRA = frozenset(
 )
 # Attributes of a target that name a project besides project_id: what counts is whether it is the caller's own.
 # A target that is not given is the caller's own, and is shared with nobody.
-_PROJECTS = ("owner", "member_id", "network:project_id", "security_group:project_id")
+_PROJECTS = ("owner", "member_id", "ext_parent:project_id", "network:project_id", "security_group:project_id")
 _OWN = tuple(name != "member_id" for name in _PROJECTS)

@@ -1,8 +1,9 @@
 """Who may do what with networks: Neutron's rule names and its scoped-role defaults, as data.
 
 Where a default differs from Neutron's: a port on a shared network is made by a member, not by any reader; an admin
-may set what a driver is told (binding:profile); and the role `service` is all that compute's user needs, so it may
-also read security groups and floating IPs, and have a topology made for a project.
+may set what a driver is told (binding:profile); who sees a shared quality-of-service policy, and its rules in it, may
+ask for the rules too; and the role `service` is all that compute's user needs, so it may also read security groups and
+floating IPs, and have a topology made for a project.
 """
 
 import re
@@ -51,6 +52,8 @@ SUBNET_MEMBER = f"{MEMBER} or (role:member and rule:network_owner)"
 SUBNET_READER = f"{READER} or rule:shared or rule:external_network or (role:reader and rule:network_owner)"
 GROUP_MEMBER = f"({ADMIN}) or (role:member and rule:sg_owner)"
 GROUP_READER = f"({ADMIN}) or (role:reader and rule:sg_owner)"
+POLICY_READER = f"{READER} or rule:shared_qos_policy"
+LIMIT_READER = f"({ADMIN}) or (role:reader and rule:ext_parent_owner) or rule:shared_qos_policy"
 OWN_PORT = "(role:member and rule:network_owner) or (role:member and project_id:%(project_id)s)"
 ATTACHED = "rule:compute_device or rule:baremetal_device or rule:manila_device"
 
@@ -71,6 +74,8 @@ _CHECKS: dict[str, str] = {
     "external_network": "field:subnets:router:external=True",
     "shared_subnetpools": "field:subnetpools:shared=True",
     "shared_security_group": "field:security_groups:shared=True",
+    "shared_qos_policy": "field:policies:shared=True",
+    "ext_parent_owner": "project_id:%(ext_parent:project_id)s",
     "network_device": "field:port:device_owner=~^network:",
     "compute_device": "field:port:device_owner=~^compute:",
     "baremetal_device": "field:port:device_owner=~^baremetal:",
@@ -217,6 +222,20 @@ _CHECKS: dict[str, str] = {
     "update_floatingip:tags": MEMBER,
     "delete_floatingip": MEMBER,
     "delete_floatingip:tags": MEMBER,
+    # quality of service
+    "create_policy": ADMIN,
+    "create_policy:tags": ADMIN,
+    "get_policy": POLICY_READER,
+    "get_policy:tags": POLICY_READER,
+    "update_policy": ADMIN,
+    "update_policy:tags": ADMIN,
+    "delete_policy": ADMIN,
+    "delete_policy:tags": ADMIN,
+    "get_rule_type": "role:reader",
+    "create_policy_bandwidth_limit_rule": ADMIN,
+    "get_policy_bandwidth_limit_rule": LIMIT_READER,
+    "update_policy_bandwidth_limit_rule": ADMIN,
+    "delete_policy_bandwidth_limit_rule": ADMIN,
     # the rest
     "get_quota": MANAGER,
     "update_quota": ADMIN,

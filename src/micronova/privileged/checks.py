@@ -20,7 +20,14 @@ def check(verb: v.Verb, prefix: str) -> None:
     if namespace is not None and namespace != prefix and not namespace.startswith(f"{prefix}-"):
         raise Refused(f"{namespace} is not a namespace of this cloud.")
     match verb:
-        case v.EnsureVeth() | v.LoadRouter() | v.StartDnsmasq() | v.StopDnsmasq() | v.ListenMetadata():
+        case (
+            v.EnsureVeth()
+            | v.LoadRouter()
+            | v.StartDnsmasq()
+            | v.StartAdvertiser()
+            | v.StopDnsmasq()
+            | v.ListenMetadata()
+        ):
             if verb.namespace == prefix:
                 raise Refused(f"{verb.namespace} is the namespace of bridges: it serves no network.")
     match verb:
@@ -47,6 +54,12 @@ def check(verb: v.Verb, prefix: str) -> None:
                 raise Refused("A router without a gateway translates nothing.")
         case v.StartDnsmasq():
             _dhcp(verb)
+        case v.StartAdvertiser():
+            _distinct(link.device for link in verb.links)
+            for subnet in (subnet for link in verb.links for subnet in link.subnets):
+                _served(subnet)
+                if network(subnet.cidr).version != 6:
+                    raise Refused("Routers are advertised in IPv6 only.")
         case v.Connect():
             _usable(address(verb.address))
         case _:
@@ -117,15 +130,21 @@ def _firewall(verb: v.LoadFirewall) -> None:
 
 def _dhcp(verb: v.StartDnsmasq) -> None:
     for subnet in verb.subnets:
-        served = network(subnet.cidr)
-        for each in (*filter(None, [subnet.gateway]), *subnet.dns):
-            address(each)
-        for route in subnet.routes:
-            if network(route.destination).version != address(route.via).version:
-                raise Refused("A route leads to a neighbour of another family.")
-        if served.version == 4 and (subnet.advertise or subnet.stateless):
-            raise Refused("Routers are advertised in IPv6 only.")
+        _served(subnet)
     _distinct(host.mac for host in verb.hosts)
     for host in verb.hosts:
-        for each in host.addresses:
+        for each in (*host.addresses, *host.own):
             _usable(address(each))
+
+
+def _served(subnet: v.DhcpSubnet) -> None:
+    served = network(subnet.cidr)
+    for each in (*filter(None, [subnet.gateway]), *subnet.dns):
+        address(each)
+    for route in subnet.routes:
+        if network(route.destination).version != address(route.via).version:
+            raise Refused("A route leads to a neighbour of another family.")
+    if served.version == 4 and (subnet.advertise or subnet.mode != "stateful"):
+        raise Refused("Routers are advertised in IPv6 only.")
+    if subnet.mode != "stateful" and served.prefixlen != 64:
+        raise Refused("Guests make addresses in ranges of 64 bits only.")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from micronova.privileged import verbs as v
+from micronova.privileged.announce import announce
 from micronova.privileged.kernel import NAMESPACES, Failed, inside, run, sysctl
 
 
@@ -118,7 +119,8 @@ def set_addresses(verb: v.SetAddresses) -> None:
             for each in link.get("addr_info", ())
             if each.get("scope") != "link" or each.get("family") == "inet"
         }
-        for address in sorted(set(verb.addresses) - held):
+        fresh = sorted(set(verb.addresses) - held)
+        for address in fresh:
             if ":" in address:
                 sysctl(f"ipv6/conf/{verb.device}/disable_ipv6", "0")
                 run(["ip", "address", "replace", address, "dev", verb.device, "nodad"])
@@ -126,6 +128,8 @@ def set_addresses(verb: v.SetAddresses) -> None:
                 run(["ip", "address", "replace", address, "dev", verb.device])
         for address in sorted(held - set(verb.addresses)):
             run(["ip", "address", "delete", address, "dev", verb.device], quiet=True)
+        if fresh and any("UP" in link.get("flags", ()) for link in found):
+            announce(verb.device, [address.partition("/")[0] for address in fresh])
 
 
 def set_routes(verb: v.SetRoutes) -> None:
@@ -159,32 +163,35 @@ def _full(destination: str, family: str) -> str:
 
 
 def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
-    """Slow a guest down: what it receives at its tap, what it sends at a mirror of its tap."""
-    mirror = "ifb" + verb.tap[3:]
+    """Slow a guest down: what it receives at its tap, what it sends at a device that its tap hands it to."""
+    detour = "ifb" + verb.tap[3:]
     with inside(namespace):
         present = links()
         if verb.tap not in present:
             return
-        run(["tc", "qdisc", "delete", "dev", verb.tap, "root"], quiet=True)
-        run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
         if verb.receive:
-            run(["tc", "qdisc", "add", "dev", verb.tap, "root", *_bucket(verb.receive)])
+            run(["tc", "qdisc", "replace", "dev", verb.tap, "root", *_bucket(verb.receive, verb.receive_burst)])
+        elif present[verb.tap].get("qdisc") == "tbf":
+            run(["tc", "qdisc", "delete", "dev", verb.tap, "root"])
         if verb.send:
-            if mirror not in present:
-                run(["ip", "link", "add", mirror, "type", "ifb"])
-            run(["ip", "link", "set", mirror, "up"])
-            run(["tc", "qdisc", "replace", "dev", mirror, "root", *_bucket(verb.send)])
+            if detour not in present:
+                run(["ip", "link", "add", detour, "type", "ifb"])
+            run(["tc", "qdisc", "replace", "dev", detour, "root", *_bucket(verb.send, verb.send_burst)])
+            run(["ip", "link", "set", detour, "up"])
+            run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
             run(["tc", "qdisc", "add", "dev", verb.tap, "ingress"])
-            redirect = ["action", "mirred", "egress", "redirect", "dev", mirror]
-            run(["tc", "filter", "add", "dev", verb.tap, "parent", "ffff:", "matchall", *redirect])
-        elif mirror in present:
-            run(["ip", "link", "delete", mirror], quiet=True)
+            everything = ["parent", "ffff:", "protocol", "all", "u32", "match", "u32", "0", "0"]
+            redirect = ["action", "mirred", "egress", "redirect", "dev", detour]
+            run(["tc", "filter", "add", "dev", verb.tap, *everything, *redirect])
+        elif detour in present:
+            run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
+            run(["ip", "link", "delete", detour])
 
 
-def _bucket(rate: int) -> list[str]:
-    """A token bucket that holds a tenth of a second, and at least some full frames."""
-    burst = max(rate * 1000 // 8 // 10, 32_768)
-    return ["tbf", "rate", f"{rate}kbit", "burst", str(burst), "latency", "100ms"]
+def _bucket(rate: int, burst: int) -> list[str]:
+    """A token bucket that holds the burst, or a tenth of a second's worth, and at least some full frames."""
+    held = max((burst or rate // 10) * 1000 // 8, 32_768)
+    return ["tbf", "rate", f"{rate}kbit", "burst", str(held), "latency", "100ms"]
 
 
 def load(namespace: str, ruleset: str) -> None:
@@ -200,11 +207,17 @@ def inventory(prefix: str) -> tuple[list[str], dict[str, v.Link]]:
     if prefix in present:
         try:
             with inside(prefix):
-                found = {
-                    name: v.Link(index=link["ifindex"], bridge=link.get("master", ""), up="UP" in link.get("flags", ()))
-                    for name, link in links().items()
-                    if name.startswith(("brq", "tap", "vth"))
-                }
+                listed = links()
+            found = {
+                name: v.Link(
+                    index=link["ifindex"],
+                    bridge=link.get("master", ""),
+                    up="UP" in link.get("flags", ()),
+                    limited=link.get("qdisc") == "tbf" or f"ifb{name[3:]}" in listed,
+                )
+                for name, link in listed.items()
+                if name.startswith(("brq", "tap", "vth", "ifb"))
+            }
         except Failed:
             found = {}
     return present, found

@@ -1,4 +1,8 @@
-"""A dnsmasq per network: its command line and files, made from checked fields, and the process."""
+"""A dnsmasq per network: its command line and files, made from checked fields, and the process.
+
+A router that advertises itself has one too, which does nothing else: guests take who sends an advertisement for the
+router, so it must come from the router's own device.
+"""
 
 import os
 import pwd
@@ -6,21 +10,29 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
+
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import network
 from micronova.privileged.kernel import inside, run
 
 PROGRAM = "dnsmasq"
 LEASE = 86400
+ADVERTISE = 60  # seconds between advertisements that nobody has asked for
+LIFETIME = 1800  # seconds that a router is taken for one after its last advertisement
 STOP_TIMEOUT = 5.0
 
 
-def start(verb: v.StartDnsmasq, directory: Path) -> None:
+def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
     """Run the server as the verb says; one that runs is only told to read its files again, if that is enough."""
     place = directory / verb.namespace
     place.mkdir(mode=0o755, exist_ok=True)
-    changed = [_write(place / name, text) for name, text in files(verb).items()]
-    wanted = command(verb, place)
+    if isinstance(verb, v.StartAdvertiser):
+        changed = [_write(place / name, text) for name, text in advertiser_files(verb).items()]
+        wanted = advertiser_command(verb, place)
+    else:
+        changed = [_write(place / name, text) for name, text in files(verb).items()]
+        wanted = command(verb, place)
     pid = running(place)
     if pid is not None and _arguments(pid) == wanted:
         if any(changed):
@@ -53,52 +65,81 @@ def running(place: Path) -> int | None:
     return pid if f"--pid-file={place / 'pid'}" in _arguments(pid) else None
 
 
-def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
-    """Return the command line: what a running server cannot be told otherwise."""
-    arguments = [
+def _common(place: Path) -> list[str]:
+    return [
         PROGRAM,
         "--conf-file=/dev/null",
         "--no-hosts",
         "--no-resolv",
         "--bind-dynamic",
-        f"--interface={verb.device}",
         "--except-interface=lo",
         f"--pid-file={place / 'pid'}",
-        f"--dhcp-hostsfile={place / 'hosts'}",
         f"--dhcp-optsfile={place / 'options'}",
-        f"--addn-hosts={place / 'names'}",
         "--leasefile-ro",
-        "--dhcp-authoritative",
-        "--dhcp-no-override",
         "--log-facility=/dev/null",
         f"--user={_user()}",
+    ]
+
+
+def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
+    """Return the command line: what a running server cannot be told otherwise."""
+    arguments = [
+        *_common(place),
+        f"--interface={verb.device}",
+        f"--dhcp-hostsfile={place / 'hosts'}",
+        f"--addn-hosts={place / 'names'}",
+        "--dhcp-authoritative",
+        "--dhcp-no-override",
     ]
     if verb.domain.strip("."):
         domain = verb.domain.strip(".")
         arguments += [f"--domain={domain}", f"--local=/{domain}/"]
-    room = 0
-    for number, subnet in enumerate(verb.subnets):
-        served = network(subnet.cidr)
-        room += min(served.num_addresses, 65536)
-        if served.version == 4:
-            arguments.append(
-                f"--dhcp-range=set:s{number},{served.network_address},static,{served.netmask},{LEASE}s"
-            )
-        else:
-            mode = "ra-stateless" if subnet.stateless else "static"
-            arguments.append(
-                f"--dhcp-range=set:s{number},{served.network_address},{mode},{served.prefixlen},{LEASE}s"
-            )
+    arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(verb.subnets)]
     if any(subnet.advertise for subnet in verb.subnets):
         # It tells guests how to make their addresses; it does not forward, so it is nobody's default router.
-        arguments += ["--enable-ra", f"--ra-param={verb.device},60,0"]
-    return [*arguments, f"--dhcp-lease-max={min(room, 1_000_000)}"]
+        arguments.append(f"--ra-param={verb.device},mtu:{verb.mtu},{ADVERTISE},0")
+    if any(subnet.advertise and subnet.mode == "stateful" for subnet in verb.subnets):
+        arguments.append("--enable-ra")  # the other modes say it themselves
+    room = sum(min(network(subnet.cidr).num_addresses, 65536) for subnet in verb.subnets)
+    return [*arguments, f"--dhcp-lease-max={max(1, min(room, 1_000_000))}"]
+
+
+def _range(number: int, subnet: v.DhcpSubnet) -> str:
+    served = network(subnet.cidr)
+    if served.version == 4:
+        return f"set:s{number},{served.network_address},static,{served.netmask},{LEASE}s"
+    kind = _KINDS[subnet.mode] if subnet.advertise else "static"
+    return f"set:s{number},{served.network_address},{kind},{served.prefixlen},{LEASE}s"
+
+
+_KINDS: dict[v.Mode, str] = {"stateful": "static", "stateless": "ra-stateless", "slaac": "ra-only"}
+
+
+def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
+    """Return the command line of a router's advertiser. What it would answer to DHCP never reaches it (`rulesets`)."""
+    arguments = [*_common(place), "--port=0", "--enable-ra"]
+    for link in verb.links:
+        arguments += [f"--interface={link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
+    subnets = [subnet for link in verb.links for subnet in link.subnets]
+    told = [msgspec.structs.replace(subnet, advertise=True) for subnet in subnets]
+    return [*arguments, *(f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(told))]
+
+
+def advertiser_files(verb: v.StartAdvertiser) -> dict[str, str]:
+    """Return the files that a running advertiser reads again: options."""
+    subnets = [subnet for link in verb.links for subnet in link.subnets]
+    lines = [*_search(verb.domain), *(each for n, subnet in enumerate(subnets) for each in _options(n, subnet))]
+    return {"options": "".join(f"{line}\n" for line in lines)}
+
+
+def _search(domain: str) -> list[str]:
+    return [f"option6:domain-search,{domain.strip('.')}"] if domain.strip(".") else []
 
 
 def files(verb: v.StartDnsmasq) -> dict[str, str]:
     """Return the files that a running server reads again: hosts, options, names."""
     hosts, names = [], []
-    options = [f"option:mtu,{verb.mtu}"]
+    options = [f"option:mtu,{verb.mtu}", *_search(verb.domain)]
     domain = verb.domain.strip(".")
     for number, subnet in enumerate(verb.subnets):
         options += _options(number, subnet)
@@ -111,7 +152,7 @@ def files(verb: v.StartDnsmasq) -> dict[str, str]:
             named = option.name if option.name.isdecimal() else f"{kind}:{option.name}"
             options.append(f"tag:{tag},{named},{option.value}")
         fqdn = f" {host.name}.{domain}" if domain else ""
-        names += [f"{each} {host.name}{fqdn}" for each in host.addresses]
+        names += [f"{each} {host.name}{fqdn}" for each in (*host.addresses, *host.own)]
     return {name: "".join(f"{line}\n" for line in lines) for name, lines in
             {"hosts": hosts, "options": options, "names": names}.items()}  # fmt: skip
 

@@ -57,6 +57,7 @@ class Helper:
             v.LoadFirewall: lambda verb: devices.load(prefix, rulesets.firewall(verb)),
             v.LoadRouter: lambda verb: devices.load(verb.namespace, rulesets.router(verb)),
             v.StartDnsmasq: lambda verb: dnsmasq.start(verb, directory),
+            v.StartAdvertiser: lambda verb: dnsmasq.start(verb, directory),
             v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),
             v.SetBandwidth: lambda verb: devices.set_bandwidth(verb, prefix),
             v.Inventory: lambda verb: (v.Reply(found=self.inventory()), None),

@@ -9,7 +9,8 @@ a packet is marked where it enters and leaves a bridge, and judged where connect
     inet   forward      the rules of both ports
 
 Only answers pass as part of a connection. What goes in the direction that opened it is judged packet by packet, so a
-rule that is taken away ends the connections that it let in.
+rule that is taken away ends the connections that it let in. At a port that is not stateful every packet is judged by
+the rules alone, answers too; it is tracked all the same, because the port at the other end may be stateful.
 """
 
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,9 @@ def router(verb: v.LoadRouter) -> str:
                 f"iifname {gate} ct state new drop;",
                 "}",
             ]
-    return _replace("ip", lines)
+    # A router's advertiser is no DHCP server, though the program that it is would answer like one.
+    quiet = ["chain quiet {", "type filter hook input priority 0; policy accept;", "udp dport 547 drop;", "}"]
+    return _replace("ip", lines) + _replace("ip6", quiet)
 
 
 def _replace(family: str, lines: Sequence[str]) -> str:
@@ -208,9 +211,7 @@ def _port(number: int, port: v.Guarded, groups: dict[str, int]) -> list[str]:
         lines += [
             f"chain {'in' if ingress else 'out'}{number} {{",
             *(_SERVICES_IN if ingress else _SERVICES_OUT),
-            "ct state established ct direction reply return;",
-            "ct state related return;",
-            "ct state invalid drop;",
+            *(_CONNECTIONS if port.stateful else ()),
             *(f"{_match(rule, groups)} return;" for rule in port.rules if rule.ingress == ingress),
             "drop;",
             "}",
@@ -218,6 +219,11 @@ def _port(number: int, port: v.Guarded, groups: dict[str, int]) -> list[str]:
     return lines
 
 
+_CONNECTIONS = (
+    "ct state established ct direction reply return;",
+    "ct state related return;",
+    "ct state invalid drop;",
+)
 _SERVICES_IN = (
     "meta nfproto ipv4 udp sport 67 udp dport 68 return;",
     "meta nfproto ipv6 udp sport 547 udp dport 546 return;",

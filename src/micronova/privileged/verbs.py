@@ -5,7 +5,7 @@ What a field may hold is declared here and checked before a verb is looked at; w
 program's language.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,7 +17,7 @@ Bridge = Annotated[str, Meta(pattern=rf"\Abrq{_ID}\Z")]
 Tap = Annotated[str, Meta(pattern=rf"\Atap{_ID}\Z")]
 Outer = Annotated[str, Meta(pattern=rf"\Avth{_ID}\Z")]
 Inner = Annotated[str, Meta(pattern=rf"\Adev{_ID}\Z")]
-Device = Annotated[str, Meta(pattern=rf"\A(brq|tap|vth|dev){_ID}\Z")]
+Device = Annotated[str, Meta(pattern=rf"\A(brq|tap|vth|dev|ifb){_ID}\Z")]
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")]
 Text = Annotated[str, Meta(min_length=2, max_length=45, pattern=r"\A[0-9a-fA-F.:]+\Z")]  # an address: parsed later
@@ -31,6 +31,10 @@ Mtu = Annotated[int, Meta(ge=68, le=65521)]
 Number16 = Annotated[int, Meta(ge=0, le=65535)]
 Number8 = Annotated[int, Meta(ge=0, le=255)]
 Zone = Annotated[int, Meta(ge=1, le=65535)]
+MOST_KILOBITS = 100_000_000
+Kilobits = Annotated[int, Meta(ge=0, le=MOST_KILOBITS)]
+# How a guest gets an IPv6 address: from the server; by itself, and the rest from the server; all of it by itself.
+Mode = Literal["stateful", "stateless", "slaac"]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,6 +156,7 @@ class Guarded(Part, frozen=True, kw_only=True):
 
     tap: Tap
     zone: Zone
+    stateful: bool = True  # answers pass as part of a connection; else the rules judge every packet
     pairs: tuple[Pair, ...] = ()
     rules: tuple[FilterRule, ...] = ()
 
@@ -209,8 +214,8 @@ class DhcpSubnet(Part, frozen=True, kw_only=True):
     gateway: Text | None = None
     dns: tuple[Text, ...] = ()
     routes: tuple[DhcpRoute, ...] = ()
-    advertise: bool = False  # send router advertisements (IPv6)
-    stateless: bool = False  # the guest makes its address itself (IPv6)
+    advertise: bool = False  # tell guests of the range, so that they know how they get their addresses (IPv6)
+    mode: Mode = "stateful"  # (IPv6)
 
 
 class DhcpOption(Part, frozen=True, kw_only=True):
@@ -226,6 +231,7 @@ class DhcpHost(Part, frozen=True, kw_only=True):
 
     mac: Mac
     addresses: tuple[Text, ...] = ()
+    own: tuple[Text, ...] = ()  # that it makes itself: for the DNS only
     name: HostName
     options: tuple[DhcpOption, ...] = ()
 
@@ -242,20 +248,42 @@ class StartDnsmasq(Verb, frozen=True, kw_only=True, tag="start_dnsmasq"):
     hosts: tuple[DhcpHost, ...] = ()
 
 
+class Advertised(Part, frozen=True, kw_only=True):
+    """What a router tells of one of its interfaces."""
+
+    device: Inner
+    mtu: Mtu = 1500
+    subnets: Annotated[tuple[DhcpSubnet, ...], Meta(min_length=1, max_length=64)]
+
+
+class StartAdvertiser(Verb, frozen=True, kw_only=True, tag="start_advertiser"):
+    """A router announces itself, its ranges and how addresses are got to the guests on its interfaces (IPv6)."""
+
+    identity = ("namespace",)
+    namespace: Namespace
+    domain: Domain = ""
+    links: Annotated[tuple[Advertised, ...], Meta(min_length=1, max_length=256)]
+
+
 class StopDnsmasq(Verb, frozen=True, kw_only=True, tag="stop_dnsmasq"):
-    """No server in a network's namespace."""
+    """No server in a network's namespace, no advertiser in a router's."""
 
     identity = ("namespace",)
     namespace: Namespace
 
 
 class SetBandwidth(Verb, frozen=True, kw_only=True, tag="set_bandwidth"):
-    """How fast a guest may receive and send, in kilobits a second; 0 is as fast as it can."""
+    """How fast a guest may receive and send, in kilobits a second; 0 is as fast as it can.
+
+    A burst is how many kilobits may pass at once after a rest; 0 is what suits the rate.
+    """
 
     identity = ("tap",)
     tap: Tap
-    receive: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
-    send: Annotated[int, Meta(ge=0, le=100_000_000)] = 0
+    receive: Kilobits = 0
+    send: Kilobits = 0
+    receive_burst: Kilobits = 0
+    send_burst: Kilobits = 0
 
 
 class Inventory(Verb, frozen=True, kw_only=True, tag="inventory"):
@@ -288,8 +316,8 @@ class Cleanup(Verb, frozen=True, kw_only=True, tag="cleanup"):
 
 AnyVerb = (
     EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | EnsureVeth | DeleteLink | SetAddresses | SetRoutes
-    | LoadFirewall | LoadRouter | StartDnsmasq | StopDnsmasq | SetBandwidth | Inventory | WatchLinks | ListenMetadata
-    | Connect | Cleanup
+    | LoadFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq | SetBandwidth | Inventory | WatchLinks
+    | ListenMetadata | Connect | Cleanup
 )  # fmt: skip
 
 
@@ -299,6 +327,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     bridge: str = ""  # that it is on
     up: bool = False
+    limited: bool = False  # it receives, or sends, no faster than it was told
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

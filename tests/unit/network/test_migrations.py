@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from micronova.db.engine import open_database
 from micronova.db.schema import upgrade
 from micronova.neighbours.network.service import MIGRATIONS
-from micronova.neighbours.network.tables import metadata
+from micronova.neighbours.network.tables import metadata, ports
 
 
 def shape(conn: sa.Connection) -> dict[str, Any]:
@@ -45,3 +45,45 @@ async def test_migrations_and_metadata_agree(kind: str, tmp_path: Path, request:
         await database.close()
     assert shapes[0] == shapes[1]
     assert set(metadata.tables) <= shapes[0].keys()
+
+
+def before_policies() -> sa.MetaData:
+    """Return the tables of the first revision, before there was quality of service."""
+    old = sa.MetaData()
+    for table in metadata.sorted_tables:
+        if table.name in ("qos_policies", "bandwidth_limit_rules"):
+            continue
+        columns = [column._copy() for column in table.columns if column.name != "qos_policy_id"]
+        unique = [
+            sa.UniqueConstraint(*(column.name for column in each.columns), name=each.name)
+            for each in table.constraints
+            if isinstance(each, sa.UniqueConstraint) and each.name is not None
+        ]
+        foreign = [
+            sa.ForeignKeyConstraint(each.column_keys, [key.target_fullname for key in each.elements], each.name,
+                                    ondelete=each.ondelete)
+            for each in table.foreign_key_constraints
+            if "qos_policy_id" not in each.column_keys
+        ]  # fmt: skip
+        sa.Table(table.name, old, *columns, *unique, *foreign)
+    return old
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_an_old_database_is_brought_up_to_date(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    shapes = []
+    for schema, tables in (("now", metadata), ("old", before_policies())):
+        if kind == "sqlite":
+            database = open_database(f"sqlite:///{tmp_path}/{schema}.db")
+        else:
+            database = open_database(request.getfixturevalue("module_database_url"), schema=schema)
+        named = None if kind == "sqlite" else schema
+        await upgrade(database, tables, MIGRATIONS, schema=named)
+        if schema == "old":
+            assert "qos_policy_id" not in [c[0] for c in (await database.read(shape))["ports"]["columns"]]
+            await database.write(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '0001'")))
+        await upgrade(database, metadata, MIGRATIONS, schema=named)
+        shapes.append(await database.read(shape))
+        await database.read(lambda conn: conn.execute(sa.select(ports)).all())
+        await database.close()
+    assert shapes[0] == shapes[1]

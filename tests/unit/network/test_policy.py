@@ -20,7 +20,8 @@ def test_every_rule_decides_without_failing() -> None:
             enforcer.allows(rule.name, caller(), target)
         assert enforcer.allows(rule.name, caller("p0", "admin", "member", "reader"), None) or rule.name in (
             "context_is_advsvc", "service_api", "shared", "external", "external_network", "shared_subnetpools",
-            "shared_security_group", "network_device", "compute_device", "baremetal_device", "manila_device",
+            "shared_security_group", "shared_qos_policy", "network_device", "compute_device", "baremetal_device",
+            "manila_device",
         ), rule.name  # fmt: skip
 
 

@@ -185,13 +185,13 @@ def names(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plural(kind: str) -> str:
-    return {"network_ip_availability": "network_ip_availabilities"}.get(kind, f"{kind}s")
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
 
 
 def path_of(kind: str) -> str:
     if kind in ("security_group", "security_group_rule", "network_ip_availability"):
         return plural(kind).replace("_", "-")
-    return plural(kind)
+    return "qos/policies" if kind == "policy" else plural(kind)
 
 
 def error(answer: Answer) -> str:

@@ -49,6 +49,12 @@ GOOD: dict[str, dict[str, Any]] = {
             "options": [{"name": "ntp-server", "value": "1.2.3.4"}],
         }],
     },
+    "start_advertiser": {
+        "namespace": ROUTER, "domain": "example.org",
+        "links": [{"device": "dev11111111-11", "subnets": [
+            {"cidr": "fd00::/64", "dns": ["fd00::2"], "advertise": True, "mode": "slaac"},
+        ]}],
+    },
     "stop_dnsmasq": {"namespace": NETWORK},
     "set_bandwidth": {"tap": "tap11111111-11", "receive": 1000},
     "inventory": {},
@@ -162,6 +168,12 @@ def test_there_is_no_other_verb() -> None:
         ("ensure_bridge", {"mtu": 1}),
         ("ensure_bridge", {"mtu": 10**9}),
         ("set_bandwidth", {"receive": -1}),
+        ("set_bandwidth", {"send": 10**9}),
+        ("start_advertiser", {"namespace": PREFIX}),
+        ("start_advertiser", {"links": []}),
+        ("start_advertiser", {"links": [{"device": "dev11111111-11", "subnets": [{"cidr": "10.0.0.0/24"}]}]}),
+        ("start_dnsmasq", {"subnets": [{"cidr": "10.0.0.0/24", "mode": "slaac"}]}),
+        ("start_dnsmasq", {"subnets": [{"cidr": "fd00::/48", "mode": "slaac"}]}),
         ("load_firewall", {"plain": [{"device": "tap11111111-11", "zone": 1}]}),  # twice
         ("load_firewall", {"groups": [{"id": UUID, "addresses": ["10.0.0.4"]}]}),
     ],

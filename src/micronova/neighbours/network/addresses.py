@@ -1,7 +1,7 @@
 """Addresses: which a port asks for, and taking them. A row of (subnet, number) decides who has an address."""
 
 import ipaddress
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from micronova.neighbours.network.tables import addresses, subnets
 from micronova.neighbours.network.wire import ip_address
 
 MOST_PER_PORT = 5
+ROUTER_INTERFACE = "network:router_interface"
 _SCAN = 512  # taken addresses that are read at once in the search for a free one
 _SPREAD = 16  # free addresses among which one is chosen
 
@@ -64,7 +65,7 @@ def range_of(row: Any) -> Range:
         row.cidr,
         tuple((pool["start"], pool["end"]) for pool in row.allocation_pools),
         row.gateway_ip,
-        row.ipv6_address_mode in SLAAC_MODES,
+        row.ipv6_address_mode in SLAAC_MODES or row.ipv6_ra_mode in SLAAC_MODES,
         tuple(row.service_types),
     )
 
@@ -94,7 +95,7 @@ def ranges_of(conn: sa.Connection, network_ids: Iterable[str]) -> dict[str, list
 _RANGES = (
     sa.select(
         *(subnets.c[name] for name in ("id", "network_id", "cidr", "allocation_pools", "gateway_ip")),
-        *(subnets.c[name] for name in ("ipv6_address_mode", "service_types")),
+        *(subnets.c[name] for name in ("ipv6_address_mode", "ipv6_ra_mode", "service_types")),
     )
     .where(subnets.c.network_id.in_(sa.bindparam("ids", expanding=True)))
     .order_by(subnets.c.created_at, subnets.c.id)
@@ -102,24 +103,43 @@ _RANGES = (
 
 
 def wishes(
-    network_id: str, ranges: Sequence[Range], asked: Sequence[Mapping[str, str]] | None, device_owner: str
+    network_id: str,
+    ranges: Sequence[Range],
+    asked: Sequence[Mapping[str, str]] | None,
+    device_owner: str,
+    held: Container[str] = (),
 ) -> list[Wish]:
-    """Return the addresses that a port is to have; without any asked for, one of each IP version."""
+    """Return the addresses that a port is to have; without any asked for, one of each IP version.
+
+    Where guests make their own address every port has that one besides, whatever is asked for, except a router's,
+    which is at the gateway's. `held` are the addresses that the port has already.
+    """
+    fitting = [r for r in ranges if serves(r, device_owner)]
+    routers = device_owner == ROUTER_INTERFACE
+    own = [] if routers else [Wish((r,)) for r in fitting if r.slaac]
     if asked is None:
-        fitting = [r for r in ranges if not r.service_types or _serves(r, device_owner)]
         found = []
         for version in (4, 6):
             choices = tuple(r for r in fitting if r.version == version and not r.slaac)
             if choices:
                 found.append(Wish(choices))
-        return found + [Wish((r,)) for r in fitting if r.slaac]
+        return found + own
     if len(asked) > MOST_PER_PORT:
         raise invalid(f"Exceeded maximum amount of fixed ips per port: {MOST_PER_PORT}.")
     found = [_wish(network_id, ranges, entry) for entry in asked]
     named = [(wish.choices[0].id, wish.address) for wish in found if wish.address is not None]
     if len(set(named)) != len(named):
         raise invalid("Duplicate IP addresses in fixed_ips.", "HTTPBadRequest")
-    return found
+    if routers:
+        return found
+    for wish in found:
+        if wish.choices[0].slaac and wish.address is not None and str(wish.address) not in held:
+            raise invalid(
+                f"IPv6 address {wish.address} cannot be given to a port: guests on subnet {wish.choices[0].id} make "
+                f"their addresses themselves, from their MAC addresses.",
+                "AllocationOnAutoAddressSubnet",
+            )
+    return [wish for wish in found if not wish.choices[0].slaac] + own
 
 
 def _wish(network_id: str, ranges: Sequence[Range], entry: Mapping[str, str]) -> Wish:
@@ -156,8 +176,10 @@ def _check_usable(chosen: Range, address: Address) -> None:
         )
 
 
-def _serves(candidate: Range, device_owner: str) -> bool:
-    return any(device_owner.startswith(kind) for kind in candidate.service_types)
+def serves(candidate: Range, device_owner: str) -> bool:
+    """Say whether a device of this kind gets addresses of the subnet unless it asks for others."""
+    kinds = candidate.service_types
+    return not kinds or any(device_owner.startswith(kind) for kind in kinds)
 
 
 def take(conn: sa.Connection, wish: Wish, port_id: str, position: int, mac: str) -> tuple[Range, Address]:

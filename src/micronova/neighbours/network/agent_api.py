@@ -24,6 +24,7 @@ from micronova.neighbours.network.collection import chunks
 from micronova.neighbours.network.core import Core
 from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.port_rows import heard_since
+from micronova.neighbours.network.qos_use import limits_of
 from micronova.neighbours.network.rules import PROTOCOLS
 from micronova.neighbours.network.tables import (
     addresses,
@@ -35,6 +36,7 @@ from micronova.neighbours.network.tables import (
     router_interfaces,
     routers,
     security_group_rules,
+    security_groups,
     subnets,
 )
 from micronova.neighbours.network.wire import refuse_nul
@@ -219,10 +221,20 @@ def host_state(conn: sa.Connection, host: str, since: int) -> dict[str, Any]:
     local.sort(key=lambda row: row.id)
     groups = _groups_of(conn, [row.id for row in local])
     fixed = addresses_of(conn, [row.id for row in local])
-    rules, members = _rules(conn, sorted({group for each in groups.values() for group in each}))
+    chosen = sorted({group for each in groups.values() for group in each})
+    rules, members = _rules(conn, chosen)
+    loose = _stateless(conn, chosen)
+    limits = limits_of(conn, local)
     return {
         "networks": _networks(conn, sorted({row.network_id for row in local})),
-        "ports": [_port(row, fixed.get(row.id, []), groups.get(row.id, [])) for row in local],
+        "ports": [
+            {
+                **_port(row, fixed.get(row.id, []), groups.get(row.id, [])),
+                "stateful": not groups.get(row.id) or not loose.issuperset(groups[row.id]),
+                **limits.get(row.id, {}),
+            }
+            for row in local
+        ],
         "rules": rules,
         "members": members,
         "routers": routed,
@@ -262,7 +274,8 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
     for part in chunks(list(ids)):
         n, s = networks.c, subnets.c
         below: dict[str, list[dict[str, Any]]] = {}
-        for row in conn.execute(sa.select(subnets).where(s.network_id.in_(part)).order_by(s.id)):
+        routed = sa.exists().where(router_interfaces.c.subnet_id == s.id).label("routed")
+        for row in conn.execute(sa.select(subnets, routed).where(s.network_id.in_(part)).order_by(s.id)):
             shown = {name: getattr(row, name) for name in _SUBNET}
             below.setdefault(row.network_id, []).append(shown)
         found += [
@@ -275,7 +288,7 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
 _NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up", "network_type", "segmentation_id")
 _SUBNET = (
     "id", "ip_version", "cidr", "gateway_ip", "enable_dhcp", "ipv6_ra_mode", "ipv6_address_mode", "dns_nameservers",
-    "host_routes",
+    "host_routes", "routed",
 )  # fmt: skip
 
 
@@ -285,6 +298,15 @@ def _groups_of(conn: sa.Connection, ids: Sequence[str]) -> dict[str, list[str]]:
     for part in chunks(list(ids)):
         for row in conn.execute(sa.select(g.port_id, g.security_group_id).where(g.port_id.in_(part))):
             found.setdefault(row.port_id, []).append(row.security_group_id)
+    return found
+
+
+def _stateless(conn: sa.Connection, ids: Sequence[str]) -> set[str]:
+    """Return those of the groups that track no connections."""
+    g = security_groups.c
+    found: set[str] = set()
+    for part in chunks(list(ids)):
+        found |= set(conn.execute(sa.select(g.id).where(g.id.in_(part), sa.not_(g.stateful))).scalars())
     return found
 
 

@@ -29,6 +29,7 @@ RESOURCES = (
     ("security_group_rule", "security-group-rules"),
     ("router", "routers"),
     ("floatingip", "floatingips"),
+    ("policy", "qos/policies"),
 )
 
 

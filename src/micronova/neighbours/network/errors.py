@@ -24,6 +24,7 @@ _TITLES = {
     "router": ("RouterNotFound", "Router"),
     "floatingip": ("FloatingIPNotFound", "Floating IP"),
     "agent": ("AgentNotFound", "Agent"),
+    "policy": ("QosPolicyNotFound", "QoS policy"),
 }
 
 # The types of errors that are raised by what all services share, and so do not name one.

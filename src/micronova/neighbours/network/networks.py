@@ -11,6 +11,7 @@ from micronova.neighbours.network.collection import Collection, Thing, check_rev
 from micronova.neighbours.network.core import Changed, Settings, insert_unless_there
 from micronova.neighbours.network.errors import conflict, invalid
 from micronova.neighbours.network.listing import Attributes, Clause
+from micronova.neighbours.network.qos_use import check_use, default_policy
 from micronova.neighbours.network.quotas import charge_all, give_back_all
 from micronova.neighbours.network.tables import (
     addresses,
@@ -25,6 +26,7 @@ from micronova.neighbours.network.tables import (
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
+    Identifier,
     Name,
     Number,
     Optional,
@@ -63,7 +65,7 @@ class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
     port_security_enabled: Flag | Optional = UNSET
     mtu: Number | Optional = UNSET
     dns_domain: Name | Optional = UNSET
-    qos_policy_id: None | Optional = UNSET
+    qos_policy_id: Identifier | None | Optional = UNSET
 
 
 class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
@@ -97,6 +99,7 @@ NETWORK_LABELS = (
     networks.c.project_id.label("network_project"),
     networks.c.shared.label("network_shared"),
     networks.c.external.label("network_external"),
+    networks.c.qos_policy_id.label("network_qos_policy"),
 )
 
 
@@ -112,6 +115,7 @@ class Networks(Collection):
             **{name: networks.c[name] for name in ("id", "project_id", "name", "description", "status", "mtu")},
             **{name: networks.c[name] for name in ("admin_state_up", "shared", "is_default", "dns_domain")},
             "port_security_enabled": networks.c.port_security_enabled,
+            "qos_policy_id": networks.c.qos_policy_id,
             "router:external": networks.c.external,
             "provider:network_type": networks.c.network_type,
             "provider:physical_network": networks.c.physical_network,
@@ -163,6 +167,7 @@ class Networks(Collection):
             }
             request.authorize(asked)
             self.check_fields(request, "create", given, asked)
+            await self.core.database.read(check_use, request, given)
             wanted.append(self.row(project, given))
         return self.answer(request, await self.core.database.write(self.insert, wanted))
 
@@ -192,6 +197,8 @@ class Networks(Collection):
             "segmentation_id": segment,
             "availability_zone_hints": given.get("availability_zone_hints", []),
         }
+        if "qos_policy_id" in given:
+            row["qos_policy_id"] = given["qos_policy_id"]
         return row, given.get("tags", [])
 
     def insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
@@ -199,6 +206,8 @@ class Networks(Collection):
         for row, tagged in wanted:
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
+            if "qos_policy_id" not in row:
+                row["qos_policy_id"] = default_policy(conn, row["project_id"])
             _take_segment(conn, row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
@@ -218,6 +227,7 @@ class Networks(Collection):
         self.check_fields(request, "update", given, thing.target)
         if "mtu" in given:
             _mtu(given, thing.values["provider:network_type"], self.core.settings)
+        await self.core.database.read(check_use, request, given, thing.values["qos_policy_id"])
         revision = thing.values["revision_number"]
         changed = await self.core.database.write(self._change, id, revision, given, self.core.now())
         return {self.singular: self.view(request, changed)}
@@ -226,7 +236,7 @@ class Networks(Collection):
         self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int
     ) -> Thing:
         names = {"router:external": "external"}
-        values = {names.get(k, k): v for k, v in given.items() if k != "qos_policy_id"}
+        values = {names.get(k, k): v for k, v in given.items()}
         row = conn.execute(sa.select(networks).where(networks.c.id == id)).first()
         if row is None or row.revision != revision:
             raise Changed
@@ -297,7 +307,7 @@ def _values(row: Any, below: list[str], tagged: dict[str, list[str]]) -> dict[st
         "mtu": row.mtu,
         "dns_domain": row.dns_domain,
         "vlan_transparent": None,
-        "qos_policy_id": None,
+        "qos_policy_id": row.qos_policy_id,
         "ipv4_address_scope": None,
         "ipv6_address_scope": None,
         "availability_zone_hints": row.availability_zone_hints,

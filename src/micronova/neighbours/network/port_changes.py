@@ -24,6 +24,7 @@ from micronova.neighbours.network.port_rows import (
     take_all,
 )
 from micronova.neighbours.network.quotas import charge_all
+from micronova.neighbours.network.slaac import follow_mac
 from micronova.neighbours.network.tables import addresses, port_security_groups, ports
 
 
@@ -93,9 +94,11 @@ def change(
     before = dict(found)
     after = {**before, **checked_values(given, before)}
     _check_service_port(conn, before, after)
+    moved = False
     if mac is not None and mac != before["mac_address"]:
         _check_mac(conn, before, mac)
         after["mac_address"] = mac
+        moved = follow_mac(conn, id, before["mac_address"], mac)
     rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
     if rebound or after["port_security_enabled"] != before["port_security_enabled"]:
         after.update(bound(after["network_id"], after["host"], after["vnic_type"], after["port_security_enabled"]))
@@ -104,7 +107,8 @@ def change(
         after["status"] = status_of(after, after["host"] in watched)
     current = groups if groups is not None else groups_of(conn, [id]).get(id, [])
     check_security(after, current)
-    moved = wanted is not None and _readdress(conn, id, after["mac_address"], wanted)
+    if wanted is not None:
+        moved = _readdress(conn, id, after["mac_address"], wanted) or moved
     if groups is not None:
         conn.execute(port_security_groups.delete().where(port_security_groups.c.port_id == id))
         if groups:

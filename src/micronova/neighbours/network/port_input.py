@@ -7,7 +7,10 @@ from typing import Any
 from micronova.neighbours.network.errors import invalid
 from micronova.neighbours.network.wire import ip_network, mac_address
 
-PLAIN = ("name", "description", "admin_state_up", "device_id", "device_owner", "port_security_enabled", "dns_domain")
+PLAIN = (
+    "name", "description", "admin_state_up", "device_id", "device_owner", "port_security_enabled", "dns_domain",
+    "qos_policy_id",
+)  # fmt: skip
 VNIC_TYPES = (
     "accelerator-direct",
     "accelerator-direct-physical",
@@ -22,7 +25,7 @@ VNIC_TYPES = (
     "virtio-forwarder",
 )
 MOST_PAIRS = 10
-_LABEL = re.compile(r"^(?!-)[a-zA-Z0-9-]{1,63}(?<!-)$")
+_LABEL = re.compile(r"^(?!-)[a-zA-Z0-9-]{1,63}(?<!-)\Z")
 
 
 def checked_values(given: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

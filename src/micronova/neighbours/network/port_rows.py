@@ -91,7 +91,7 @@ def watched_hosts(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[
 
 
 _NETWORKS = sa.select(
-    *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled"))
+    *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled", "qos_policy_id"))
 ).where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
 _WATCHED = sa.select(agents.c.host).where(
     agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
@@ -130,6 +130,7 @@ def blank(core: Core, project_id: str, network_id: str) -> dict[str, Any]:
         "extra_dhcp_opts": [],
         "dns_name": "",
         "dns_domain": "",
+        "qos_policy_id": None,
     }
 
 

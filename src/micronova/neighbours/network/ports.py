@@ -35,6 +35,7 @@ from micronova.neighbours.network.port_rows import (
     surroundings,
     with_hints,
 )
+from micronova.neighbours.network.qos_use import check_use
 from micronova.neighbours.network.security_groups import ensure_default
 from micronova.neighbours.network.tables import networks, ports
 from micronova.neighbours.network.wire import (
@@ -102,7 +103,7 @@ class PortUpdate(Body, kw_only=True, rename=_RENAME):
     binding_vnic_type: Annotated[str, Meta(max_length=64)] | Optional = UNSET
     dns_name: Name | Optional = UNSET
     dns_domain: Name | Optional = UNSET
-    qos_policy_id: None | Optional = UNSET
+    qos_policy_id: Identifier | None | Optional = UNSET
 
 
 class PortCreate(PortUpdate, kw_only=True, rename=_RENAME):
@@ -127,6 +128,7 @@ class Ports(Collection):
             **{name: ports.c[name] for name in ("id", "project_id", "name", "description", "network_id")},
             **{name: ports.c[name] for name in ("mac_address", "admin_state_up", "status", "device_id")},
             **{name: ports.c[name] for name in ("device_owner", "port_security_enabled", "dns_name", "dns_domain")},
+            "qos_policy_id": ports.c.qos_policy_id,
             "binding:host_id": ports.c.host,
             "binding:vif_type": ports.c.vif_type,
             "binding:vnic_type": ports.c.vnic_type,
@@ -205,11 +207,16 @@ class Ports(Collection):
             }
             request.authorize(target)
             self.check_fields(request, "create", given, target)
+            if given.get("qos_policy_id"):
+                await self.core.database.read(check_use, request, given)
             plans.append(await self._plan(given, project, network, around, may_name))
             targets.append(target)
         made = await self.core.change(insert_all, self.core, plans)
         learn(self.core, made)
-        things = [self._thing(each, target) for each, target in zip(made, targets, strict=True)]
+        things = [
+            self._thing(each, target, around.networks[each.row["network_id"]].qos_policy_id)
+            for each, target in zip(made, targets, strict=True)
+        ]
         return self.answer(request, things)
 
     async def _around(self, asked: Sequence[Mapping[str, Any]], projects: Sequence[str]) -> Surroundings:
@@ -248,8 +255,8 @@ class Ports(Collection):
             own_mac=bool(mac),
         )
 
-    def _thing(self, made: Made, target: dict[str, Any]) -> Thing:
-        row = SimpleNamespace(**made.row)
+    def _thing(self, made: Made, target: dict[str, Any], network_policy: str | None) -> Thing:
+        row = SimpleNamespace(**made.row, network_qos_policy=network_policy)
         tagged = {made.row["id"]: sorted(set(made.tags))}
         return Thing(values_of(row, made.fixed_ips, made.groups, tagged, self.core.settings.dns_domain), target)
 
@@ -264,6 +271,8 @@ class Ports(Collection):
         old = thing.values
         target = {**thing.target, "device_owner": owner_class(given.get("device_owner", old["device_owner"]))}
         self.check_fields(request, "update", given, target)
+        if "qos_policy_id" in given:
+            await self.core.database.read(check_use, request, given, old["qos_policy_id"])
         asked = {
             "network_id": old["network_id"],
             "security_groups": given.get("security_groups") or [],
@@ -275,7 +284,9 @@ class Ports(Collection):
         if "fixed_ips" in given:
             owner_ = given.get("device_owner", old["device_owner"])
             ranges = around.ranges.get(old["network_id"], [])
-            wanted = with_hints(self.core, wishes(old["network_id"], ranges, given["fixed_ips"] or [], owner_))
+            held = {each["ip_address"] for each in old["fixed_ips"]}
+            asked_ips = given["fixed_ips"] or []
+            wanted = with_hints(self.core, wishes(old["network_id"], ranges, asked_ips, owner_, held))
         mac = mac_address(given["mac_address"]) if given.get("mac_address") else None
         revision = old["revision_number"] if request.header("if-match") else None
         await self.core.change(change, self.core, id, revision, given, groups, wanted, mac, around.watched)
@@ -349,8 +360,8 @@ def values_of(
             for name in [row.dns_name or "host-" + each["ip_address"].replace(".", "-").replace(":", "-")]
         ],
         "ip_allocation": "immediate" if fixed else "none",
-        "qos_policy_id": None,
-        "qos_network_policy_id": None,
+        "qos_policy_id": row.qos_policy_id,
+        "qos_network_policy_id": row.network_qos_policy,
         "propagate_uplink_status": True,
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.http.request import Request
+from micronova.neighbours.network.addresses import ROUTER_INTERFACE as INTERFACE
 from micronova.neighbours.network.addresses import Range, Wish, addresses_of, range_of, wishes
 from micronova.neighbours.network.core import Changed, Core
 from micronova.neighbours.network.errors import conflict, invalid, not_found
@@ -36,7 +37,6 @@ from micronova.neighbours.network.wire import ip_address, ip_network
 from micronova.objects.errors import Conflict, NotFound
 
 GATEWAY = "network:router_gateway"
-INTERFACE = "network:router_interface"
 
 
 @dataclass

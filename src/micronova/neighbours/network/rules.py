@@ -63,7 +63,7 @@ class RuleCreate(Body, kw_only=True):
     """What a new rule may be given."""
 
     security_group_id: Identifier
-    direction: Annotated[str, Meta(pattern="^(ingress|egress)$")]
+    direction: Annotated[str, Meta(pattern=r"^(ingress|egress)\Z")]
     ethertype: Annotated[str, Meta(max_length=16)] | None | Optional = UNSET
     protocol: Annotated[str, Meta(max_length=40)] | int | None | Optional = UNSET
     port_range_min: Number | None | Optional = UNSET

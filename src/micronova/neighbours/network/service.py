@@ -19,6 +19,8 @@ from micronova.neighbours.network.floatingips import FloatingIPs
 from micronova.neighbours.network.networks import Networks
 from micronova.neighbours.network.notifier import Notifier
 from micronova.neighbours.network.ports import Ports
+from micronova.neighbours.network.qos_policies import Policies
+from micronova.neighbours.network.qos_rules import BandwidthRules, RuleTypes
 from micronova.neighbours.network.quotas import Quotas
 from micronova.neighbours.network.routers import Routers
 from micronova.neighbours.network.rules import Rules
@@ -45,6 +47,7 @@ COLLECTIONS: tuple[type[Collection], ...] = (
     Rules,
     Routers,
     FloatingIPs,
+    Policies,
     Agents,
     Availability,
 )
@@ -133,6 +136,7 @@ def routes(core: Core) -> list[Route]:
         found += collection.routes()
         if collection.taggable:
             found += [each for each in TagRoutes(collection).routes() if each.policy in NAMES]
+    found += BandwidthRules(core).routes() + RuleTypes().routes()
     return found + Quotas(core).routes() + Topologies(core).routes()
 
 

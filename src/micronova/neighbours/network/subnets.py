@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta
 
 from micronova.http.request import Request
+from micronova.neighbours.network.addresses import range_of
 from micronova.neighbours.network.cidrs import (
     SLAAC_MODES,
     Network,
@@ -17,12 +18,14 @@ from micronova.neighbours.network.cidrs import (
     default_pools,
 )
 from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
-from micronova.neighbours.network.core import Changed
+from micronova.neighbours.network.core import Changed, Core
 from micronova.neighbours.network.errors import conflict, invalid, not_found
 from micronova.neighbours.network.listing import Attributes, Clause
 from micronova.neighbours.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, bump, on_network
 from micronova.neighbours.network.networks import target as network_target
+from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.quotas import charge_all, give_back
+from micronova.neighbours.network.slaac import give_to_ports, take_from_ports
 from micronova.neighbours.network.subnetpools import take_prefix
 from micronova.neighbours.network.tables import addresses, networks, ports, router_interfaces, subnets, tags
 from micronova.neighbours.network.wire import (
@@ -156,7 +159,7 @@ class Subnets(Collection):
             self.check_fields(request, "create", given, target)
             wanted.append((self.row(project, given), given))
         may_all = request.allows("context_is_admin")
-        made = await self.core.database.write(self.insert, wanted, request.context.project_id, may_all)
+        made = await self.core.change(self._insert_and_tell, wanted, request.context.project_id, may_all)
         return self.answer(request, made)
 
     def row(self, project: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -222,6 +225,14 @@ class Subnets(Collection):
         rows = {row.id: row for row in conn.execute(self.select().where(subnets.c.id.in_(made)))}
         return self.things(conn, [rows[id] for id in made])
 
+    def _insert_and_tell(
+        self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], dict[str, Any]]], caller: str, may_all: bool
+    ) -> tuple[list[Thing], list[Event]]:
+        """Make subnets; the ports that there are get the addresses that their guests will make themselves."""
+        made = self.insert(conn, wanted, caller, may_all)
+        rows = conn.execute(sa.select(subnets).where(subnets.c.id.in_([thing.id for thing in made]))).all()
+        return made, [news for row in rows for news in give_to_ports(conn, self.core, range_of(row))]
+
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a subnet."""
         thing = await self.find(request, id, "update_subnet")
@@ -267,7 +278,7 @@ class Subnets(Collection):
         """Delete a subnet, unless a port has an address of it."""
         thing = await self.find(request, id, "delete_subnet")
         check_revision(request, thing)
-        await self.core.database.write(_delete, id)
+        await self.core.change(_delete, self.core, id)
 
 
 def _values(row: Any, tagged: dict[str, list[str]]) -> dict[str, Any]:
@@ -379,7 +390,7 @@ def _check_gateway_unused(conn: sa.Connection, row: Any) -> None:
         )
 
 
-def _delete(conn: sa.Connection, id: str) -> None:
+def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
     row = conn.execute(sa.select(subnets).where(subnets.c.id == id).with_for_update()).first()
     if row is None:
         raise Changed
@@ -395,7 +406,8 @@ def _delete(conn: sa.Connection, id: str) -> None:
         )
     if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.subnet_id == id)).first():
         raise conflict(f"Unable to complete operation on subnet {id}: A router is attached to it.", "SubnetInUse")
-    conn.execute(addresses.delete().where(addresses.c.subnet_id == id))
+    news = take_from_ports(conn, core, id)
     conn.execute(subnets.delete().where(subnets.c.id == id))
     conn.execute(tags.delete().where(tags.c.resource_id == id))
     give_back(conn, row.project_id, "subnet")
+    return None, news

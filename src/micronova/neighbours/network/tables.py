@@ -51,6 +51,26 @@ def _changed() -> list[sa.Column[Any]]:
     ]
 
 
+qos_policies = sa.Table(
+    "qos_policies",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("shared", sa.Boolean, nullable=False),
+    sa.Column("default_of", sa.String(255), unique=True),  # the project whose new networks get it
+)
+
+bandwidth_limit_rules = sa.Table(
+    "bandwidth_limit_rules",
+    metadata,
+    _id(),
+    sa.Column("policy_id", sa.String(36), sa.ForeignKey("qos_policies.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("direction", sa.String(8), nullable=False),
+    sa.Column("max_kbps", sa.Integer, nullable=False),
+    sa.Column("max_burst_kbps", sa.Integer, nullable=False),
+    sa.UniqueConstraint("policy_id", "direction", name="bandwidth_limit_rules_direction"),
+)
+
 networks = sa.Table(
     "networks",
     metadata,
@@ -69,6 +89,7 @@ networks = sa.Table(
     # NULL for local networks, of which there may be any number; 0 for flat ones, so that there is one per wire.
     sa.Column("segmentation_id", sa.Integer),
     sa.Column("availability_zone_hints", Document, nullable=False),
+    sa.Column("qos_policy_id", sa.String(36), sa.ForeignKey("qos_policies.id"), index=True),
     sa.UniqueConstraint("network_type", "physical_network", "segmentation_id", name="networks_segment"),
 )
 
@@ -128,6 +149,7 @@ ports = sa.Table(
     sa.Column("extra_dhcp_opts", Document, nullable=False),
     sa.Column("dns_name", sa.String(255), nullable=False),
     sa.Column("dns_domain", sa.String(255), nullable=False),
+    sa.Column("qos_policy_id", sa.String(36), sa.ForeignKey("qos_policies.id"), index=True),
     sa.UniqueConstraint("network_id", "mac_address", name="ports_mac"),
 )
 

@@ -15,14 +15,14 @@ Name = Annotated[str, Meta(max_length=255)]
 Project = Annotated[str, Meta(max_length=255)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=64)]
 # Clients write booleans and numbers as JSON or as text; Neutron takes both.
-Flag = bool | Annotated[int, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern="^(?i:true|false|1|0)$")]
-Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(pattern=r"^-?\d{1,9}$")]
-Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern="^[^,/]+$")]
+Flag = bool | Annotated[int, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern=r"^(?i:true|false|1|0)\Z")]
+Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,9}\Z")]
+Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^,/]+\Z")]
 Tags = Annotated[list[Tag], Meta(max_length=50)]
 
 Optional = UnsetType  # `X | Optional = UNSET`: the caller may leave the attribute out
 
-_MAC = re.compile(r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}$")
+_MAC = re.compile(r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}\Z")
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -12,8 +12,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from micronova.neighbours.network.agent.dhcp import DHCP_OWNER
 from micronova.neighbours.network.agent.metadata import MetadataProxy
-from micronova.neighbours.network.agent.plan import DHCP_OWNER, needs_dhcp, plan
+from micronova.neighbours.network.agent.plan import needs_dhcp, plan
 from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.neighbours.network.agent.state import HostState, Port
 from micronova.objects.clock import Clock
@@ -53,6 +54,7 @@ class NetworkAgent:
         self._fingerprint = ""
         self._applied: dict[tuple[str, ...], v.Verb] = {}
         self._taps: dict[str, int] = {}  # port -> index of the device that it was wired with
+        self._indices: dict[str, int] = {}  # of the taps at the last look
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._links: socket.socket | None = None
@@ -157,36 +159,45 @@ class NetworkAgent:
     def _forget_what_is_gone(self, found: v.Found) -> None:
         """What was made and is not there any more is to be made again."""
         there = {*found.namespaces, *found.links}
+        indices = {name: link.index for name, link in found.links.items() if name.startswith("tap")}
+        # The tap of a guest that was started anew has the old one's name, and nothing of what was done to it.
+        exchanged = {name for name, index in indices.items() if self._indices.get(name, index) != index}
+        self._indices = indices
         for key, verb in list(self._applied.items()):
             named = [getattr(verb, name, None) for name in ("namespace", "bridge", "outer", "tap")]
             missing = any(name is not None and name not in there for name in named)
-            stopped = isinstance(verb, v.StartDnsmasq) and verb.namespace not in found.servers
+            stopped = isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and verb.namespace not in found.servers
             loose = isinstance(verb, v.EnsureTap) and _loose(verb, found)
-            if missing or stopped or loose or isinstance(verb, v.DeleteNamespace | v.DeleteLink | v.StopDnsmasq):
+            other = getattr(verb, "tap", None) in exchanged
+            undone = isinstance(verb, v.DeleteNamespace | v.DeleteLink | v.StopDnsmasq)
+            if missing or stopped or loose or other or undone:
                 del self._applied[key]
 
     async def _report(self, state: HostState, found: v.Found) -> None:
-        """Say which ports are wired: their tap is on the bridge and the firewall knows it."""
+        """Say which ports are wired: their tap is on the bridge and the firewall knows it.
+
+        What the state says of a port may be older than what was reported of it.
+        """
         up, down = [], []
+        taps: dict[str, int] = {}
         for port in state.ports:
             if port.host != self._service.host:
                 continue
             index = self._index(port, found)
             before = self._taps.get(port.id)
             if index is None:
-                self._taps.pop(port.id, None)
-                if port.status == "ACTIVE":
+                if port.status == "ACTIVE" or before is not None:
                     down.append(port.id)
                 continue
-            self._taps[port.id] = index
-            if before is not None and before != index and port.status == "ACTIVE":
+            taps[port.id] = index
+            exchanged = before is not None and before != index
+            if exchanged:
                 down.append(port.id)  # unplugged and plugged again between two looks: compute waits for the news
-            if port.status != "ACTIVE" or port.id in down:
+            if port.status != "ACTIVE" or exchanged:
                 up.append(port.id)
-        known = {port.id for port in state.ports}
-        self._taps = {id: index for id, index in self._taps.items() if id in known}
         if up or down:
             await self._service.report(up=up, down=down, configurations=self._configurations())
+        self._taps = taps
 
     def _index(self, port: Port, found: v.Found) -> int | None:
         if not port.admin_state_up:

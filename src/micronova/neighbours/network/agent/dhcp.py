@@ -1,4 +1,4 @@
-"""What the DHCP server of a network tells its guests: a pure function of the desired state."""
+"""What DHCP servers and routers tell guests about a network: pure functions of the desired state."""
 
 import re
 from collections.abc import Iterable
@@ -7,35 +7,58 @@ from micronova.neighbours.network.agent.state import ExtraOption, Network, Port,
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS, inner_name
 
+DHCP_OWNER = "network:dhcp"
 _HOST_NAME = re.compile(r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _OPTION_NAME = re.compile(r"\A[0-9a-z][0-9a-z-]{0,63}\Z")
 _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
 
 
+_MODES: dict[str, v.Mode] = {"dhcpv6-stateful": "stateful", "dhcpv6-stateless": "stateless", "slaac": "slaac"}
+
+
 def serve(namespace: str, network: Network, server: Port, ports: Iterable[Port], domain: str) -> v.StartDnsmasq:
     """Describe the server of a network for the guests of this host."""
-    served = [subnet for subnet in network.subnets if subnet.enable_dhcp]
     own = {each.subnet_id: each.ip_address for each in server.fixed_ips}
-    ids = {subnet.id for subnet in served}
+    served = {subnet.id: _subnet(subnet, own.get(subnet.id)) for subnet in network.subnets if subnet.enable_dhcp}
+    given = {id for id, subnet in served.items() if subnet is not None and subnet.mode == "stateful"}
     guests = [port for port in ports if port.network_id == network.id and port.is_guest]
     return v.StartDnsmasq(
         namespace=namespace,
         device=inner_name(server.id),
         mtu=network.mtu,
         domain=network.dns_domain or domain,
-        subnets=tuple(_subnet(subnet, own.get(subnet.id)) for subnet in served),
-        hosts=tuple(_host(port, ids) for port in sorted(guests, key=lambda port: port.mac_address)),
+        subnets=tuple(filter(None, served.values())),
+        hosts=tuple(_host(port, given) for port in sorted(guests, key=lambda port: port.mac_address)),
     )
 
 
-def _subnet(subnet: Subnet, own: str | None) -> v.DhcpSubnet:
-    if subnet.ip_version == 6:
-        return v.DhcpSubnet(
-            cidr=subnet.cidr,
-            dns=subnet.dns_nameservers or tuple(filter(None, [own])),
-            advertise=subnet.ipv6_ra_mode is not None,
-            stateless=subnet.ipv6_address_mode in ("slaac", "dhcpv6-stateless"),
+def advertise(
+    namespace: str, joined: Iterable[tuple[Port, Network]], ports: Iterable[Port], domain: str
+) -> v.StartAdvertiser | None:
+    """Describe what a router tells of itself on its interfaces; None if there is none that it should."""
+    servers = {f.subnet_id: f.ip_address for p in ports if p.device_owner == DHCP_OWNER for f in p.fixed_ips}
+    links = []
+    for port, network in joined:
+        mine = {each.subnet_id for each in port.fixed_ips}
+        told = tuple(
+            v.DhcpSubnet(
+                cidr=subnet.cidr,
+                dns=subnet.dns_nameservers or tuple(filter(None, [servers.get(subnet.id)])),
+                advertise=True,
+                mode=_MODES[subnet.ipv6_ra_mode],
+            )
+            for subnet in network.subnets
+            if subnet.ip_version == 6 and subnet.id in mine and subnet.ipv6_ra_mode is not None
         )
+        if told:
+            links.append(v.Advertised(device=inner_name(port.id), mtu=network.mtu, subnets=told))
+    return v.StartAdvertiser(namespace=namespace, domain=domain, links=tuple(links)) if links else None
+
+
+def _subnet(subnet: Subnet, own: str | None) -> v.DhcpSubnet | None:
+    """Describe a subnet; None if the server has nothing to do with it."""
+    if subnet.ip_version == 6:
+        return _subnet6(subnet, own)
     routes = [v.DhcpRoute(destination=each.destination, via=each.nexthop) for each in subnet.host_routes]
     if own is not None and all(route.destination != f"{METADATA_ADDRESS}/32" for route in routes):
         routes.append(v.DhcpRoute(destination=f"{METADATA_ADDRESS}/32", via=own))
@@ -47,14 +70,25 @@ def _subnet(subnet: Subnet, own: str | None) -> v.DhcpSubnet:
     )
 
 
-def _host(port: Port, served: set[str]) -> v.DhcpHost:
-    addresses = tuple(each.ip_address for each in port.fixed_ips if each.subnet_id in served)
+def _subnet6(subnet: Subnet, own: str | None) -> v.DhcpSubnet | None:
+    """Where there is no router to advertise the range, the server does; with an `ipv6_ra_mode` only, others serve."""
+    mode = subnet.ipv6_address_mode or ("dhcpv6-stateful" if subnet.ipv6_ra_mode is None else None)
+    alone = subnet.ipv6_ra_mode is not None and not subnet.routed
+    if mode is None or (mode == "slaac" and not alone):
+        return None
+    dns = subnet.dns_nameservers or tuple(filter(None, [own]))
+    return v.DhcpSubnet(cidr=subnet.cidr, dns=dns, advertise=alone, mode=_MODES[mode])
+
+
+def _host(port: Port, given: set[str]) -> v.DhcpHost:
+    addresses = tuple(each.ip_address for each in port.fixed_ips if each.subnet_id in given)
+    own = tuple(each.ip_address for each in port.fixed_ips if each.subnet_id not in given)
     name = port.dns_name
     if not _HOST_NAME.match(name):
         first = next((each.ip_address for each in port.fixed_ips), port.mac_address)
         name = "host-" + re.sub(r"[^0-9a-z]+", "-", first.lower()).strip("-")
     options = tuple(filter(None, (_option(each) for each in port.extra_dhcp_opts)))
-    return v.DhcpHost(mac=port.mac_address, addresses=addresses, name=name, options=options)
+    return v.DhcpHost(mac=port.mac_address, addresses=addresses, own=own, name=name, options=options)
 
 
 def _option(given: ExtraOption) -> v.DhcpOption | None:

@@ -19,7 +19,10 @@ def firewall(state: HostState, zones: Mapping[str, int]) -> v.LoadFirewall:
             guarded.append(v.Guarded(tap=tap_name(port.id), zone=zone))  # nothing passes
         elif port.port_security_enabled:
             rules = tuple(_rules(port, state))
-            guarded.append(v.Guarded(tap=tap_name(port.id), zone=zone, pairs=tuple(_pairs(port)), rules=rules))
+            pairs = tuple(_pairs(port))
+            guarded.append(
+                v.Guarded(tap=tap_name(port.id), zone=zone, stateful=port.stateful, pairs=pairs, rules=rules)
+            )
         else:
             plain.append(v.Plain(device=tap_name(port.id), zone=zone))
     plain += [v.Plain(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from micronova.neighbours.network.agent.dhcp import serve
+from micronova.neighbours.network.agent.dhcp import DHCP_OWNER, advertise, serve
 from micronova.neighbours.network.agent.groups import firewall
-from micronova.neighbours.network.agent.state import HostState, Network, Port, Router, Subnet
+from micronova.neighbours.network.agent.state import HostState, Limit, Network, Port, Router, Subnet
 from micronova.privileged import verbs as v
 from micronova.privileged.names import (
     METADATA_ADDRESS,
@@ -22,8 +22,6 @@ from micronova.privileged.names import (
     router_namespace,
     tap_name,
 )
-
-DHCP_OWNER = "network:dhcp"
 
 
 @dataclass
@@ -49,13 +47,26 @@ def plan(prefix: str, host: str, state: HostState, found: v.Found, domain: str =
         if port.is_guest and port.host == host and tap_name(port.id) in found.links:
             mtu = networks[port.network_id].mtu
             made.verbs.append(v.EnsureTap(tap=tap_name(port.id), bridge=bridge_name(port.network_id), mtu=mtu))
+            if port.ingress or port.egress or found.links[tap_name(port.id)].limited:
+                made.verbs.append(_limit(port))
     for port in state.ports:
         if port.device_owner == DHCP_OWNER and port.host == host:
             _serve(made, prefix, networks[port.network_id], port, state, domain)
     for router in state.routers:
-        _route(made, prefix, networks, router, by_id)
+        _route(made, prefix, networks, router, by_id, domain)
     made.verbs += leftovers(prefix, made.verbs, found)
     return made
+
+
+def _limit(port: Port) -> v.SetBandwidth:
+    receive, send = port.ingress or Limit(max_kbps=0), port.egress or Limit(max_kbps=0)
+    return v.SetBandwidth(
+        tap=tap_name(port.id),
+        receive=min(receive.max_kbps, v.MOST_KILOBITS),
+        send=min(send.max_kbps, v.MOST_KILOBITS),
+        receive_burst=min(receive.max_burst_kbps, v.MOST_KILOBITS),
+        send_burst=min(send.max_burst_kbps, v.MOST_KILOBITS),
+    )
 
 
 def zones_of(networks: Iterable[str]) -> dict[str, int]:
@@ -125,20 +136,20 @@ def _serve(made: Plan, prefix: str, network: Network, port: Port, state: HostSta
     made.served[namespace] = network.id
 
 
-def _route(made: Plan, prefix: str, networks: Mapping[str, Network], router: Router, ports: Mapping[str, Port]) -> None:
+def _route(
+    made: Plan, prefix: str, networks: Mapping[str, Network], router: Router, ports: Mapping[str, Port], domain: str
+) -> None:
     if not router.admin_state_up:
         return
     namespace = router_namespace(prefix, router.id)
     made.verbs.append(v.EnsureNamespace(namespace=namespace, forward=True))
     routes: list[v.Route] = []
-    for id in router.ports:
-        port = ports.get(id)
-        if port is not None and port.network_id in networks:
-            network = networks[port.network_id]
-            made.verbs.append(_join(namespace, port, network))
-            made.verbs.append(
-                v.SetAddresses(namespace=namespace, device=inner_name(id), addresses=_addresses(port, network))
-            )
+    joined = [(ports[id], networks[ports[id].network_id]) for id in router.ports if id in ports]
+    for port, network in joined:
+        made.verbs.append(_join(namespace, port, network))
+        made.verbs.append(
+            v.SetAddresses(namespace=namespace, device=inner_name(port.id), addresses=_addresses(port, network))
+        )
     gateway = ports.get(router.gateway_port or "")
     source = None
     if gateway is not None and gateway.network_id in networks:
@@ -166,6 +177,9 @@ def _route(made: Plan, prefix: str, networks: Mapping[str, Network], router: Rou
             else (),
         )
     )
+    told = advertise(namespace, joined, ports.values(), domain)
+    if told is not None:
+        made.verbs.append(told)
 
 
 def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.Verb]:
@@ -179,7 +193,9 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
                 names.add(verb.bridge)
             case v.EnsureVeth():
                 names.add(verb.outer)
-            case v.StartDnsmasq():
+            case v.SetBandwidth(send=send) if send:
+                names.add("ifb" + verb.tap[3:])
+            case v.StartDnsmasq() | v.StartAdvertiser():
                 names.add(f"dnsmasq {verb.namespace}")
             case _:
                 pass
@@ -192,6 +208,6 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
     # A bridge goes when the last guest has left it, however it left.
     used = {link.bridge for name, link in found.links.items() if name.startswith("tap")}
     for name in sorted(found.links, key=lambda each: (each.startswith("brq"), each)):
-        if name.startswith(("vth", "brq")) and name not in names and name not in used:
+        if name.startswith(("vth", "brq", "ifb")) and name not in names and name not in used:
             gone.append(v.DeleteLink(device=name))
     return gone

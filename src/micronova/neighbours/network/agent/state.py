@@ -25,6 +25,13 @@ class ExtraOption(msgspec.Struct, frozen=True, kw_only=True):
     ip_version: int = 4
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a port may be in one direction; kilobits a second, and kilobits."""
+
+    max_kbps: int
+    max_burst_kbps: int = 0
+
+
 class Port(msgspec.Struct, frozen=True, kw_only=True):
     """A port that is bound to the host, or of a router that the host has."""
 
@@ -40,6 +47,9 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     port_security_enabled: bool = True
     fixed_ips: tuple[FixedIP, ...] = ()
     security_groups: tuple[str, ...] = ()
+    stateful: bool = True  # one of its groups tracks connections
+    ingress: Limit | None = None  # what it may receive
+    egress: Limit | None = None  # what it may send
     allowed_address_pairs: tuple[AddressPair, ...] = ()
     extra_dhcp_opts: tuple[ExtraOption, ...] = ()
     dns_name: str = ""
@@ -69,6 +79,7 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     ipv6_address_mode: str | None = None
     dns_nameservers: tuple[str, ...] = ()
     host_routes: tuple[HostRoute, ...] = ()
+    routed: bool = False  # a router has an interface on it
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):

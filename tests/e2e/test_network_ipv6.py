@@ -1,0 +1,142 @@
+"""IPv6 of guests on a real kernel: who tells them their address and their router, and what passes."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.neighbours.network.agent.groups import link_local
+from tests.e2e import dhcp6
+from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, remains
+
+pytestmark = NEEDS
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    async with agent_world(tmp_path) as made:
+        yield made
+    assert remains(made.prefix) == []
+
+
+async def network_of(cloud: AgentWorld, cidr: str, mode: str, **more: Any) -> tuple[Any, Any]:
+    network = await cloud.network.make("network", name=mode)
+    subnet = await cloud.network.make(
+        "subnet", network_id=network["id"], cidr=cidr, ip_version=6, ipv6_ra_mode=mode, ipv6_address_mode=mode, **more
+    )
+    return network, subnet
+
+
+async def joined(cloud: AgentWorld, *subnets: dict[str, Any]) -> list[dict[str, Any]]:
+    """Join subnets by a router and return its ports."""
+    router = await cloud.network.make("router")
+    ports = []
+    for subnet in subnets:
+        path = f"/routers/{router['id']}/add_router_interface"
+        answer = await cloud.network.call("PUT", path, {"subnet_id": subnet["id"]})
+        assert answer.status == 200, answer.body
+        ports.append(await cloud.network.show("port", answer.json()["port_id"]))
+    return ports
+
+
+async def until_shown(guest: Guest, text: str, *command: str) -> str:
+    """Wait until what a command prints contains the text."""
+    async with asyncio.timeout(30):
+        while text not in (shown := (await guest.do(*command)).stdout):
+            await asyncio.sleep(0.1)
+    return shown
+
+
+async def until_addressed(guest: Guest) -> None:
+    """Wait until the guest has made its own address and nobody objected to it."""
+    show = ("ip", "-6", "address", "show", "dev", "eth0")
+    await until_shown(guest, f"{guest.address}/64", *show)
+    async with asyncio.timeout(10):
+        while "tentative" in (await guest.do(*show)).stdout:
+            await asyncio.sleep(0.1)
+
+
+async def asks(guest: Guest, what: str) -> dict[str, Any]:
+    done = await guest.do(sys.executable, dhcp6.__file__, "eth0", what)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+async def reaches(guest: Guest, address: str) -> bool:
+    return (await guest.do("ping", "-c", "3", "-i", "0.3", "-W", "1", address, check=False)).returncode == 0
+
+
+async def test_a_guest_without_a_router_makes_its_address_and_has_no_default_route(cloud: AgentWorld) -> None:
+    network, _ = await network_of(cloud, "fd00:3::/64", "slaac")
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await until_addressed(a)
+    await until_addressed(b)
+    await cloud.settled()
+    assert await reaches(a, b.address)
+    assert "default" not in (await a.do("ip", "-6", "route")).stdout
+
+
+async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(cloud: AgentWorld) -> None:
+    left, one = await network_of(cloud, "fd00:1::/64", "slaac", dns_nameservers=["fd00:99::53"])
+    right, two = await network_of(cloud, "fd00:2::/64", "slaac")
+    ports = await joined(cloud, one, two)
+    other = await cloud.network.make("security_group", name="other")
+    a, b = await cloud.guest(left), await cloud.guest(right, security_groups=[other["id"]])
+    for guest, port in ((a, ports[0]), (b, ports[1])):
+        await until_addressed(guest)
+        routes = await until_shown(guest, "default", "ip", "-6", "route")
+        assert f"default via {link_local(port['mac_address'])} " in routes
+        assert routes.count("default") == 1, "the DHCP server is nobody's router"
+    await cloud.settled()
+    assert "mtu 1450" in (await a.do("ip", "-6", "route", "show", "default")).stdout
+    assert await reaches(a, "fd00:1::1")
+    assert not await reaches(a, b.address), "no rule lets it in"
+    await cloud.network.make(
+        "security_group_rule", security_group_id=other["id"], direction="ingress", ethertype="IPv6",
+        protocol="ipv6-icmp", port_range_min=128, port_range_max=0, remote_ip_prefix="fd00:1::/64",
+    )  # fmt: skip
+    await cloud.settled()
+    assert await reaches(a, b.address)
+
+
+async def test_a_server_gives_addresses_and_a_router_says_that_it_does(cloud: AgentWorld) -> None:
+    network, subnet = await network_of(cloud, "fd00:4::/64", "dhcpv6-stateful", dns_nameservers=["fd00:99::53"])
+    [port] = await joined(cloud, subnet)
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await cloud.settled()
+    for guest in (a, b):
+        lease = await asks(guest, "address")
+        assert lease == {"address": guest.address, "dns": ["fd00:99::53"]}
+        await guest.do("ip", "address", "add", f"{guest.address}/64", "dev", "eth0", "nodad")
+        routes = await until_shown(guest, "default", "ip", "-6", "route")
+        assert f"default via {link_local(port['mac_address'])} " in routes
+        shown = (await guest.do("ip", "-6", "address", "show", "dev", "eth0", "scope", "global")).stdout
+        assert "dynamic" not in shown, "no address of its own making"
+    assert await reaches(a, b.address)
+    assert await reaches(a, "fd00:4::1")
+
+
+@pytest.mark.parametrize("routed", [True, False])
+async def test_a_guest_makes_its_address_and_asks_for_the_rest(cloud: AgentWorld, routed: bool) -> None:
+    network, subnet = await network_of(cloud, "fd00:5::/64", "dhcpv6-stateless", dns_nameservers=["fd00:99::53"])
+    if routed:
+        await joined(cloud, subnet)
+    guest = await cloud.guest(network)
+    await until_addressed(guest)
+    assert await asks(guest, "options") == {"address": None, "dns": ["fd00:99::53"]}
+
+
+async def test_a_guest_cannot_be_a_router_or_a_neighbour_that_it_is_not(cloud: AgentWorld) -> None:
+    network, _ = await network_of(cloud, "fd00:6::/64", "slaac")
+    bad, good = await cloud.guest(network), await cloud.guest(network)
+    await until_addressed(bad)
+    await until_addressed(good)
+    await cloud.settled()
+    assert await reaches(good, bad.address)
+    await bad.do("ip", "address", "add", "fd00:6::bad/64", "dev", "eth0", "nodad")
+    assert not await reaches(good, "fd00:6::bad")
+    spoofed = await bad.do("ping", "-c", "1", "-W", "1", "-I", "fd00:6::bad", good.address, check=False)
+    assert spoofed.returncode != 0

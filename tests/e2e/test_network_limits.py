@@ -1,0 +1,164 @@
+"""Limits and stateless groups on a real kernel, and addresses that move."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.privileged.names import tap_name
+from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
+from tests.unit.network.world import ADMIN
+
+pytestmark = NEEDS
+
+SIZE = 1_000_000  # bytes; at 4 Mbit/s two seconds
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    async with agent_world(tmp_path) as made:
+        yield made
+    assert remains(made.prefix) == []
+
+
+_RECEIVE = """
+import socket, time
+with socket.create_server(("", 5000)) as listening:
+    print("listening", flush=True)
+    made, _ = listening.accept()
+    begun, count = time.monotonic(), 0
+    while data := made.recv(1 << 16):
+        count += len(data)
+    print(count, time.monotonic() - begun)
+"""
+_SEND = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).sendall(bytes(int(sys.argv[2])))"
+
+
+async def seconds(source: Guest, destination: Guest) -> float:
+    """Send some data from one guest to another and say how long that took."""
+    receiver = await asyncio.create_subprocess_exec(
+        "ip", "netns", "exec", destination.namespace, sys.executable, "-c", _RECEIVE, stdout=asyncio.subprocess.PIPE
+    )
+    assert receiver.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            assert await receiver.stdout.readline() == b"listening\n"
+            await source.do(sys.executable, "-c", _SEND, destination.address, str(SIZE))
+            count, took = (await receiver.stdout.read()).split()
+        assert int(count) == SIZE
+        return float(took)
+    finally:
+        if receiver.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                receiver.kill()
+        await receiver.wait()
+
+
+async def limit(cloud: AgentWorld, policy: dict[str, Any], direction: str, kbps: int) -> dict[str, Any]:
+    path = f"/qos/policies/{policy['id']}/bandwidth_limit_rules"
+    body = {"bandwidth_limit_rule": {"max_kbps": kbps, "direction": direction}}
+    answer = await cloud.network.call("POST", path, body, token=ADMIN)
+    assert answer.status == 201, answer.body
+    return answer.json()["bandwidth_limit_rule"]  # type: ignore[no-any-return]
+
+
+async def test_a_policy_slows_a_running_guest_down_and_lets_it_go_again(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await a.dhcp()
+    await b.dhcp()
+    await cloud.settled()
+    assert await seconds(a, b) < 1
+    policy = await cloud.network.make("policy", ADMIN, shared=True)
+    sending = await limit(cloud, policy, "egress", 4000)
+    await cloud.network.change("port", a.port["id"], qos_policy_id=policy["id"])
+    await cloud.settled()
+    assert 1.4 < await seconds(a, b) < 5
+    assert await seconds(b, a) < 1, "only what it sends is limited"
+    path = f"/qos/policies/{policy['id']}/bandwidth_limit_rules/{sending['id']}"
+    changed = {"bandwidth_limit_rule": {"direction": "ingress"}}
+    assert (await cloud.network.call("PUT", path, changed, token=ADMIN)).status == 200
+    await cloud.settled()
+    assert await seconds(a, b) < 1
+    assert 1.4 < await seconds(b, a) < 5
+    # A guest that is started anew has a new tap, and is no faster.
+    cloud.unplug(a)
+    await cloud.until_active(a.port["id"], "DOWN")
+    await cloud.plug(a)
+    await cloud.until_active(a.port["id"])
+    await a.dhcp()
+    await cloud.settled()
+    assert 1.4 < await seconds(b, a) < 5
+    await cloud.network.change("port", a.port["id"], qos_policy_id=None)
+    await cloud.settled()
+    assert await seconds(b, a) < 1
+    left = (await arun("tc", "-n", cloud.prefix, "qdisc")).stdout
+    assert "tbf" not in left and "ifb" not in left
+
+
+async def test_a_network_limits_its_guests_and_nothing_of_it_is_left(cloud: AgentWorld) -> None:
+    policy = await cloud.network.make("policy", ADMIN, shared=True)
+    await limit(cloud, policy, "egress", 4000)
+    network, _ = await cloud.network.network("10.1.0.0/24", qos_policy_id=policy["id"])
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await a.dhcp()
+    await b.dhcp()
+    await cloud.settled()
+    assert 1.4 < await seconds(a, b) < 5
+    detour = "ifb" + tap_name(a.port["id"])[3:]
+    assert detour in (await arun("ip", "-n", cloud.prefix, "link")).stdout
+    cloud.unplug(a)
+    await cloud.until_active(a.port["id"], "DOWN")
+    await cloud.network.delete("port", a.port["id"], ADMIN)
+    await cloud.settled()
+    assert detour not in (await arun("ip", "-n", cloud.prefix, "link")).stdout
+
+
+async def test_a_stateless_group_judges_answers_too(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    loose = await cloud.network.make("security_group", name="loose", stateful=False)
+    a, b = await cloud.guest(network, security_groups=[loose["id"]]), await cloud.guest(network)
+    group = b.port["security_groups"][0]
+    everything = {"direction": "ingress", "ethertype": "IPv4", "protocol": "icmp"}
+    await cloud.network.make("security_group_rule", security_group_id=group, **everything)
+    await a.dhcp()
+    await b.dhcp()
+    await cloud.settled()
+    assert not await a.pings(b.address), "the answer is let in by no rule"
+    rule = await cloud.network.make(
+        "security_group_rule", security_group_id=loose["id"], **everything, port_range_min=0, port_range_max=0
+    )
+    await cloud.settled()
+    assert await a.pings(b.address)
+    assert not await b.pings(a.address), "only answers are let in"
+    await cloud.network.delete("security_group_rule", rule["id"])
+    await cloud.settled()
+    assert not await a.pings(b.address)
+
+
+async def test_a_floating_ip_that_moves_is_reached_at_once(cloud: AgentWorld) -> None:
+    public, _ = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
+    guests = []
+    for cidr in ("10.1.0.0/24", "10.2.0.0/24"):
+        network, subnet = await cloud.network.network(cidr)
+        router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
+        path = f"/routers/{router['id']}/add_router_interface"
+        assert (await cloud.network.call("PUT", path, {"subnet_id": subnet["id"]})).status == 200
+        guests.append(await cloud.guest(network))
+        await guests[-1].dhcp()
+    group = guests[0].port["security_groups"][0]
+    await cloud.network.make(
+        "security_group_rule", security_group_id=group, direction="ingress", ethertype="IPv4", protocol="icmp"
+    )
+    first, second = guests
+    floating = await cloud.network.make("floatingip", floating_network_id=public["id"], port_id=first.port["id"])
+    address = floating["floating_ip_address"]
+    for guest in (first, second, first):
+        await cloud.network.change("floatingip", floating["id"], port_id=guest.port["id"])
+        await cloud.settled()
+        done = await arun("ip", "netns", "exec", cloud.prefix, "ping", "-c", "1", "-W", "1", address, check=False)
+        assert done.returncode == 0, "neighbours remember where it was, unless they are told"

@@ -1,0 +1,121 @@
+"""The network agent when things go wrong around it."""
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from micronova.privileged.client import runtime_directory
+from micronova.privileged.names import network_namespace, tap_name
+from tests.e2e.agent_world import NEEDS, AgentWorld, agent_world, arun, remains
+from tests.unit.network.world import SERVICE
+
+pytestmark = NEEDS
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    async with agent_world(tmp_path) as made:
+        yield made
+    assert remains(made.prefix) == []
+
+
+async def test_a_dead_dhcp_server_is_started_again(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    guest = await cloud.guest(network)
+    await guest.dhcp()
+    await cloud.settled()
+    namespace = network_namespace(cloud.prefix, network["id"])
+    file = runtime_directory(cloud.prefix) / namespace / "pid"
+    dead = int(file.read_text())
+    os.kill(dead, signal.SIGKILL)
+    other = await cloud.guest(network)  # anything that happens makes the agent look
+    assert (await other.dhcp())["ip"] == other.address
+    assert int(file.read_text()) != dead
+    assert (await guest.dhcp())["ip"] == guest.address
+
+
+def helper_pid(cloud: AgentWorld) -> int:
+    """Return the process that listens where verbs are sent to."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
+        made.connect(str(cloud.helper.path))
+        pid, _, _ = struct.unpack("3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(pid)
+
+
+async def test_a_helper_that_dies_is_asked_again_when_it_is_back(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    a = await cloud.guest(network)
+    await a.dhcp()
+    await cloud.settled()
+    os.kill(helper_pid(cloud), signal.SIGKILL)
+    port = await cloud.network.make("port", network_id=network["id"])  # nobody can wire it now
+    await asyncio.to_thread(cloud.helper.start)
+    b = await cloud.guest(network)
+    assert (await b.dhcp())["ip"] == b.address
+    assert await a.pings(b.address)
+    await cloud.network.delete("port", port["id"])
+
+
+async def test_a_network_that_is_deleted_and_made_again_works(cloud: AgentWorld) -> None:
+    for _ in range(3):
+        network, _ = await cloud.network.network("10.1.0.0/24")
+        guest = await cloud.guest(network)
+        assert (await guest.dhcp())["ip"] == guest.address
+        cloud.unplug(guest)
+        await cloud.network.delete("port", guest.port["id"], SERVICE)
+        await cloud.network.delete("network", network["id"])
+    await cloud.settled()
+    assert [each for each in remains(cloud.prefix) if "-n-" in each] == []
+
+
+async def test_two_clouds_with_the_same_addresses_run_side_by_side(cloud: AgentWorld, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with agent_world(tmp_path / "other") as other:
+        guests = []
+        for each in (cloud, other):
+            network, _ = await each.network.network("10.1.0.0/24")
+            guests += [await each.guest(network), await each.guest(network, fixed_ips=[{"ip_address": "10.1.0.50"}])]
+        for guest in guests:
+            assert (await guest.dhcp())["ip"] == guest.address
+        assert guests[0].address == guests[2].address
+        for guest in (guests[0], guests[2]):
+            assert await guest.pings("10.1.0.50")
+        await other.agent.stop()
+        await asyncio.to_thread(other.close)
+        assert remains(other.prefix) == []
+        assert await guests[0].pings("10.1.0.50"), "the end of one is nothing to the other"
+
+
+async def test_rules_of_dead_ports_are_gone(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await cloud.settled()
+    cloud.unplug(a)
+    await cloud.until_active(a.port["id"], "DOWN")
+    await cloud.network.delete("port", a.port["id"], SERVICE)
+    await cloud.settled()
+    rules = (await arun("ip", "netns", "exec", cloud.prefix, "nft", "list", "ruleset")).stdout
+    assert a.port["mac_address"] not in rules and tap_name(a.port["id"]) not in rules
+    assert tap_name(b.port["id"]) in rules
+
+
+async def test_many_ports_at_once_are_wired_in_time(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    await cloud.guest(network)
+    await cloud.settled()
+    guests = [await cloud.bound(network) for _ in range(20)]
+    await cloud.settled(plugged=False)
+    begun = time.monotonic()
+    await asyncio.gather(*(cloud.plug(guest) for guest in guests))
+    plugged = time.monotonic()
+    for guest in guests:
+        await cloud.until_active(guest.port["id"])
+    print(f"20 ports: plugged in {plugged - begun:.3f} s, active {time.monotonic() - plugged:.3f} s later")
+    assert time.monotonic() - plugged < 3
