@@ -42,7 +42,7 @@ class Cluster:
             settings.setdefault(name, {}).update(values)
         directory.mkdir(parents=True, exist_ok=True)
         self.config = directory / "micronova.toml"
-        self.config.write_text(_toml(settings))
+        self.config.write_text(toml(settings))
 
     def add(self, name: str, role: str, **environment: str) -> None:
         """Say which role a process has; MICRONOVA__… settings of its own may be given."""
@@ -167,7 +167,8 @@ class Cluster:
         return findings
 
 
-def _toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write settings as a file has them."""
     lines = []
     for name, values in sections.items():
         lines.append(f"[{name}]")

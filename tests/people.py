@@ -55,6 +55,14 @@ class Person:
         made: dict[str, Any] = (await self.do("POST", path, {noun: fields}))[noun]
         return made
 
+    async def make_image(self, name: str, disk_format: str, content: bytes) -> str:
+        """Upload an image, and return its id."""
+        body = {"name": name, "disk_format": disk_format, "container_format": "bare"}
+        image = str((await self.do("POST", "/image/v2/images", body))["id"])
+        kind = {"content-type": "application/octet-stream"}
+        await self.do("PUT", f"/image/v2/images/{image}/file", content, kind)
+        return image
+
 
 class People:
     """The people of a cloud: its admin, and whoever a test needs."""

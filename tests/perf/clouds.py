@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import yaml
 
-from tests.cluster import Cluster, _toml
+from tests.cluster import Cluster, toml
 from tests.perf.client import BenchError, Client, Endpoint
 from tests.perf.phases import Bench, Sizes, Target
 from tests.perf.processes import cpu_seconds
@@ -134,7 +134,7 @@ class OneProcess:
         self._port = free_port()
         strategy = "keystone" if tokens else "noauth2"
         self._config = self._place / "settings.toml"
-        self._config.write_text(_toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED}))
+        self._config.write_text(toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED}))
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:

@@ -1,0 +1,196 @@
+"""A cloud in two processes over RabbitMQ: what holds state, and the agents of one host, which may be killed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from micronova.http.client import HTTPTransport
+from micronova.objects.errors import Unavailable
+from micronova.privileged.client import runtime_directory
+from micronova.privileged.names import prefix_of
+from tests.cluster import toml
+from tests.command import micronova
+from tests.e2e.cloud import TINY, processes
+from tests.e2e.guests import until
+from tests.people import People
+from tests.services.process import free_port
+
+CONTROL = ("api", "conductor", "scheduler", "metadata", "identity", "image", "network")
+HOST = ("compute", "network-agent")
+
+
+class SplitCloud(People):
+    """Two directories, two processes; `host` is the one that has guests."""
+
+    def __init__(self, bus: str) -> None:
+        self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+        self.control, self.host = self.room / "control", self.room / "host"
+        self._bus = bus
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.flavor = self.image = ""
+
+    async def up(self) -> None:
+        """Start both, log in, and have a flavor and an image for small guests that do nothing."""
+        times = {"report_interval": 1.0, "service_down_time": 15.0, "transport_url": self._bus, "host": "host-1"}
+        secret = "e2e-metadata"
+        self._write(
+            "control",
+            default={**times, "host": "control"},
+            api={"port": self._port, "public_url": self.url},
+            conductor={"lease": 10.0, "sweep_interval": 1.0},
+            quota={"instances": -1, "cores": -1, "ram": -1},
+            neutron={"metadata_proxy_shared_secret": secret},
+        )
+        self.start("control", *CONTROL)
+        self.transport = HTTPTransport(self.url)
+        await until(self._answers, lambda: f"the cloud to answer: {self.log('control')[-2000:]}")
+        keys = json.loads((self.control / "keys.json").read_text())
+        self.admin = await self.login("admin", keys["admin_password"], "admin")
+        self._write(
+            "host",
+            default={**times, "cpu_allocation_ratio": 20.0},
+            compute={"compute_driver": "libvirt"},
+            identity={"auth_url": f"{self.url}/identity/v3", "password": keys["service_password"]},
+            neutron={
+                "endpoint_override": f"{self.url}/network",
+                "metadata_url": f"{self.url}/metadata",
+                "metadata_proxy_shared_secret": secret,
+            },
+        )
+        self.start_host()
+        await until(self.host_is_up, lambda: f"the host to be up: {self.log('host')[-2000:]}")
+        self.prefix = prefix_of(json.loads((self.host / "keys.json").read_text())["cloud_id"])
+        self.flavor = (await self.admin.make("/compute/v2.1/flavors", "flavor", name="e2e.tiny", **TINY))["id"]
+
+    async def _answers(self) -> bool:
+        with contextlib.suppress(Unavailable):
+            return (await self.transport.request("GET", "/identity/v3", {}, None)).status == 200
+        return False
+
+    async def host_is_up(self) -> bool:
+        """Say whether the compute agent reports."""
+        found = (await self.admin.do("GET", "/compute/v2.1/os-services?binary=nova-compute"))["services"]
+        return any(service["state"] == "up" for service in found)
+
+    def _write(self, name: str, **sections: Mapping[str, Any]) -> None:
+        file = self.room / f"{name}.toml"
+        file.write_text(toml(sections))
+        file.chmod(0o600)
+
+    def start(self, name: str, *roles: str) -> None:
+        command = [sys.executable, "-m", "micronova.cli.main", "run", *roles]
+        with (self.room / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [*command, "--config", str(self.room / f"{name}.toml"), "--dir", str(self.room / name)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def start_host(self) -> None:
+        """Start the agents of the host."""
+        self.start("host", *HOST)
+
+    async def restart_host(self) -> None:
+        """Start the agents of the host, and wait until they work."""
+        before = self._readies()
+        self.start_host()
+
+        async def ready() -> bool:
+            assert self.processes["host"].poll() is None, self.log("host")[-2000:]
+            return self._readies() > before
+
+        await until(ready, lambda: f"the host to come back: {self.log('host')[-2000:]}")
+
+    def _readies(self) -> int:
+        return self.log("host").count("network-agent: ready")
+
+    def agent(self) -> int | None:
+        """Return the process that is the agent, below the one of root that looks after it."""
+        root = self.processes["host"].pid
+        children = Path(f"/proc/{root}/task/{root}/children")
+        with contextlib.suppress(OSError):
+            for pid in map(int, children.read_text().split()):
+                if os.stat(f"/proc/{pid}").st_uid != 0:
+                    return pid
+        return None
+
+    def kill_host(self, *, whole: bool) -> None:
+        """Kill the agent as the kernel does when memory runs out; `whole`: root's process, too."""
+        pid = self.agent()
+        process = self.processes["host"]
+        if whole or pid is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(60)
+
+    def log(self, name: str) -> str:
+        return (self.room / f"{name}.log").read_text(errors="replace")
+
+    def audit(self) -> list[dict[str, Any]]:
+        """Return what `micronova audit` finds."""
+        done = micronova("audit", "--json", "--config", self.room / "control.toml", "--dir", self.control)
+        assert done.stdout, done.stderr
+        findings: list[dict[str, Any]] = json.loads(done.stdout)
+        return findings
+
+    async def stop(self) -> None:
+        """Stop both cleanly: the host first, which takes what it made off the machine."""
+        for name in ("host", "control"):
+            if name in self.processes:
+                process = self.processes[name]
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+                await asyncio.to_thread(process.wait, 60)
+
+    def leftovers(self) -> list[str]:
+        """List what is left on the machine, also of guests."""
+        spaces = subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout.splitlines()
+        runtime = runtime_directory(self.prefix)
+        return [
+            *(line for line in spaces if line.startswith(self.prefix)),
+            *processes(str(self.room), self.prefix),
+            *([str(runtime)] if runtime.exists() else []),
+            *map(str, (self.host / "libvirt" / "instances").iterdir()),
+            *map(str, (self.host / "libvirt" / "etc" / "qemu").glob("*.xml")),
+        ]
+
+    async def remove(self) -> None:
+        """End it however it is."""
+        if hasattr(self, "transport"):
+            await self.transport.close()
+        for process in self.processes.values():
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        for place in (self.control, self.host):
+            if place.exists():
+                await asyncio.to_thread(micronova, "down", "--dir", place)
+        shutil.rmtree(self.room)
+
+
+@contextlib.asynccontextmanager
+async def split_cloud(bus: str) -> AsyncIterator[SplitCloud]:
+    """Have such a cloud, of which nothing is left on the machine afterwards."""
+    cloud = SplitCloud(bus)
+    try:
+        await cloud.up()
+        yield cloud
+        await cloud.stop()
+        left = cloud.leftovers()
+        assert not left, f"left of the cloud: {left}"
+    finally:
+        await cloud.remove()
