@@ -192,7 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     listener = Listener(helper, given.socket, given.uid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us, which ends us in time
-    with contextlib.suppress(BrokenPipeError):  # whoever started us waits for it; if it was killed, the loop ends at once
+    with contextlib.suppress(BrokenPipeError):  # our starter, who waits for it, was killed: the loop ends
         os.write(sys.stdout.fileno(), b"ready\n")
     try:
         while True:
