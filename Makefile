@@ -62,7 +62,7 @@ unit: .venv  ## unit and functional tests, on SQLite
 	$(PYTEST) $(PARALLEL) -m "not postgresql" tests/unit tests/functional
 
 .PHONY: test
-test: check services  ## everything, on real PostgreSQL and RabbitMQ as well
+test: check services browser  ## everything, on real PostgreSQL and RabbitMQ as well
 	$(PYTEST) $(PARALLEL) -m postgresql tests/unit tests/functional
 	$(PYTEST) $(PARALLEL) tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) tests/functional/servers -k "not schemas and not bad_input"
@@ -83,6 +83,10 @@ chaos: .venv services  ## the kill test, with five seeds
 .PHONY: simulate
 simulate: .venv  ## the simulation with many seeds: make simulate SEEDS=1-1000
 	MICRONOVA_SEEDS=$(SEEDS) $(PYTEST) -n auto tests/simulation
+
+.PHONY: browser
+browser:
+	@scripts/ensure-packages chromium novnc node-xterm
 
 .PHONY: services
 services:

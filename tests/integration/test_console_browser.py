@@ -14,7 +14,7 @@ __all__ = ["cloud", "user", "viewer"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CLOUD = Wanted(hosts=1, roles=("console",))
+CLOUD = Wanted(hosts=2, roles=("console",))
 PATIENCE = 30_000  # milliseconds
 
 
@@ -65,15 +65,14 @@ async def test_a_serial_console_is_typed_into(user: Caller, viewer: Viewer, page
     await expect(rows).to_contain_text("Linux talkative 6.1.0-simulated", timeout=PATIENCE)
 
 
-async def test_a_screen_is_shown_and_takes_keys(user: Caller, viewer: Viewer, page: Page):
+async def test_a_screen_is_shown_and_takes_keys(cloud: Cloud, user: Caller, viewer: Viewer, page: Page):
     server = await user.boot()
     await _open(page, viewer, await link(user, server["id"], "vnc"))
     await _state(page, "connected")
-    await page.wait_for_function(f"({_COLOURS})() > 3")
-    before = await page.evaluate(f"({_COLOURS})()")
+    before = await _more_colours_than(3, cloud, page)
     await page.locator("canvas").click()
     await page.keyboard.type("micronova")
-    await page.wait_for_function(f"({_COLOURS})() > {before}")
+    await _more_colours_than(before, cloud, page)
     await page.get_by_role("button", name="Ctrl+Alt+Del").click()
     await _state(page, "connected")
 
@@ -100,6 +99,16 @@ async def test_the_end_of_a_server_is_told(cloud: Cloud, user: Caller, viewer: V
     await user.gone(id)
     await page.get_by_role("button", name="Connect again").click()
     await expect(page.locator("#message")).to_contain_text("ask for a new one", timeout=PATIENCE)
+
+
+async def _more_colours_than(count: int, cloud: Cloud, page: Page) -> int:
+    """Wait until the screen shows so many different colours."""
+
+    async def probe() -> int | None:
+        found = int(await page.evaluate(_COLOURS))
+        return found if found > count else None
+
+    return await cloud.until(probe, f"more than {count} colours")
 
 
 _COLOURS = """() => {

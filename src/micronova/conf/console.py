@@ -44,7 +44,7 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[str, ...], _doc("Web origins besides the proxy's own whose pages may show consoles.")
     ] = ()
     novnc_path: Annotated[str, _doc("Directory of noVNC (Debian: novnc).")] = "/usr/share/novnc"
-    xterm_path: Annotated[str, _doc("Directory of xterm.js (Debian: libjs-xterm).")] = "/usr/share/javascript/xterm"
-    socket_path: Annotated[
-        str, _doc("Only Unix sockets below this directory are consoles; empty: state_path.")
-    ] = ""
+    xterm_path: Annotated[str, _doc("Directory of the package xterm.js (Debian: node-xterm).")] = (
+        "/usr/share/nodejs/xterm"
+    )
+    socket_path: Annotated[str, _doc("Only Unix sockets below this directory are consoles; empty: state_path.")] = ""

@@ -5,6 +5,8 @@ import importlib.resources
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from micronova.console.bundle import bundle
+
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -12,6 +14,9 @@ TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
 }
+
+File = tuple[int, str, bytes]
+"""Status, type and content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,31 +44,35 @@ class Pages:
 
     def __init__(self, novnc: Path, xterm: Path) -> None:
         self._own = Path(str(importlib.resources.files("micronova.console") / "pages"))
-        self._libraries = {
-            "novnc": Library(
-                name="noVNC", folder=novnc, entry="core/rfb.js", package="novnc", setting="console.novnc_path"
-            ),
-            "xterm": Library(
-                name="xterm.js", folder=xterm, entry="xterm.js", package="libjs-xterm", setting="console.xterm_path"
-            ),
-        }
-        self._needs = {"vnc_lite.html": "novnc", "serial.html": "xterm"}
+        self._novnc = Library(
+            name="noVNC", folder=novnc, entry="core/rfb.js", package="novnc", setting="console.novnc_path"
+        )
+        self._xterm = Library(
+            name="xterm.js", folder=xterm, entry="lib/xterm.js", package="node-xterm", setting="console.xterm_path"
+        )
+        self._needs = {"vnc_lite.html": self._novnc, "serial.html": self._xterm}
 
     def missing(self) -> list[str]:
         """Say what to install, one line for each library."""
-        return [text for library in self._libraries.values() if (text := library.missing())]
+        return [text for library in (self._novnc, self._xterm) if (text := library.missing())]
 
-    def find(self, path: str) -> tuple[int, str, bytes] | None:
-        """Return status, type and content of a path, or None. Blocks."""
-        first, _, rest = path.lstrip("/").partition("/")
-        if not rest:
-            needed = self._needs.get(first)
-            problem = self._libraries[needed].missing() if needed else None
-            if problem:
-                return 503, TYPES[".html"], self.problem(problem)
-            return _read(self._own, first)
-        library = self._libraries.get(first)
-        return None if library is None else _read(library.folder, rest)
+    def find(self, path: str) -> File | None:
+        """Return what is at a path, if anything is. Blocks."""
+        name = path.lstrip("/")
+        library = self._needs.get(name)
+        problem = library.missing() if library else None
+        if problem:
+            return 503, TYPES[".html"], self.problem(problem)
+        try:
+            if name == "xterm.js":
+                return 200, TYPES[".js"], bundle(self._xterm.folder, self._xterm.entry, "Terminal")
+            if name == "xterm.css":  # Debian's package has it in lib, the others in css
+                return _read(self._xterm.folder, "lib/xterm.css") or _read(self._xterm.folder, "css/xterm.css")
+            if name.startswith("novnc/"):
+                return _read(self._novnc.folder, name.removeprefix("novnc/"))
+            return _read(self._own, name)
+        except (OSError, ValueError):  # no such file, or no such name
+            return None
 
     def problem(self, text: str) -> bytes:
         """Return a page that says what is wrong."""
@@ -71,12 +80,10 @@ class Pages:
         return template.replace("PROBLEM", html.escape(text)).encode()
 
 
-def _read(folder: Path, name: str) -> tuple[int, str, bytes] | None:
+def _read(folder: Path, name: str) -> File | None:
     parts = PurePosixPath(name).parts
     kind = TYPES.get(PurePosixPath(name).suffix)
-    if kind is None or any(part in ("..", "/") or part.startswith(".") for part in parts):
+    if kind is None or any(part == "/" or part.startswith(".") for part in parts):
         return None
-    try:
-        return 200, kind, (folder / name).read_bytes()
-    except (OSError, ValueError):  # no such file, or no such name
-        return None
+    file = folder / name
+    return (200, kind, file.read_bytes()) if file.is_file() else None

@@ -43,7 +43,7 @@ class Hurried(SystemClock):
 
 CLOCK = Hurried()
 CLOUD = Wanted(
-    hosts=1,
+    hosts=2,
     roles=("console",),
     clock=CLOCK,
     settings={"consoleauth": {"token_ttl": 100.0, "enforce_session_timeout": True}},

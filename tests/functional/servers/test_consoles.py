@@ -276,7 +276,7 @@ async def test_pages_keep_tokens_to_themselves(viewer: Viewer):
 async def test_nothing_but_pages_and_libraries_is_served(viewer: Viewer):
     assert (await viewer.page("console.css"))[0] == 200
     for path in (
-        "novnc/..%2F..%2F..%2Fetc%2Fpasswd", "novnc/../app.py", "xterm//etc/passwd", "nowhere.html", "pages.py",
+        "novnc/..%2F..%2F..%2Fetc%2Fpasswd", "novnc/../app.py", "novnc//etc/passwd", "nowhere.html", "pages.py",
         "novnc/.hidden.js", "novnc/core", "",
     ):  # fmt: skip
         status, text, _ = await viewer.page(path)

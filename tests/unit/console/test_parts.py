@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from micronova.compute.consoles import serial_url, vnc_url
+from micronova.console.bundle import bundle
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
 from micronova.objects.console import ConsoleEndpoint
@@ -36,25 +37,40 @@ def test_a_missing_library_is_told_with_its_package(tmp_path: Path) -> None:
     assert status == 503
     assert b"apt-get install novnc" in content and b"console.novnc_path" in content
     assert len(pages.missing()) == 2
-    (tmp_path / "xterm").mkdir()
-    (tmp_path / "xterm" / "xterm.js").write_text("// here")
+    assert pages.find("/xterm.js") is None and pages.find("/xterm.css") is None
+    (tmp_path / "xterm" / "lib").mkdir(parents=True)
+    (tmp_path / "xterm" / "lib" / "xterm.js").write_text("module.exports = 1")
     assert [text for text in pages.missing() if "xterm" in text] == []
     found = pages.find("/serial.html")
     assert found is not None and found[0] == 200
-    assert pages.find("/xterm/xterm.js") == (200, "text/javascript; charset=utf-8", b"// here")
 
 
 @pytest.mark.parametrize(
     "path",
-    ["/xterm/../secret.js", "/xterm//etc/x.js", "/xterm/.x.js", "/xterm/\0.js", "/xterm/secret.txt", "/../app.js", "/"],
+    ["/novnc/../secret.js", "/novnc//etc/x.js", "/novnc/.x.js", "/novnc/\0.js", "/novnc/a.txt", "/../app.js", "/"],
 )
 def test_only_files_below_the_folders_are_served(tmp_path: Path, path: str) -> None:
     (tmp_path / "secret.js").write_text("secret")
-    folder = tmp_path / "xterm"
+    folder = tmp_path / "novnc"
     folder.mkdir()
-    for name in ("xterm.js", ".x.js", "secret.txt"):
+    for name in ("a.js", ".x.js", "a.txt"):
         (folder / name).write_text("x")
-    assert Pages(tmp_path, folder).find(path) is None
+    pages = Pages(folder, tmp_path)
+    assert pages.find(path) is None
+    assert pages.find("/novnc/a.js") == (200, "text/javascript; charset=utf-8", b"x")
+
+
+def test_a_package_of_modules_becomes_one_script(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "deep").mkdir(parents=True)
+    (tmp_path / "lib" / "main.js").write_text('const d = require("./deep/d"); module.exports = { Thing: d.value };')
+    (tmp_path / "lib" / "deep" / "d.js").write_text("require('../e.js'); exports.value = 7;")
+    (tmp_path / "lib" / "e.js").write_text('require("./main"); // a circle')
+    script = bundle(tmp_path, "lib/main.js", "Thing").decode()
+    assert script.count("function (require, module, exports)") == 3
+    assert '"lib/deep/d.js":{"../e.js":"lib/e.js"}' in script
+    (tmp_path / "lib" / "e.js").write_text('require("../../outside")')
+    with pytest.raises(FileNotFoundError):
+        bundle(tmp_path, "lib/main.js", "Thing")
 
 
 async def test_unix_sockets_are_consoles_only_below_one_directory(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Picture:
     def set_format(self, data: bytes) -> None:
         """Take the client's pixels; only those of 32 bits with 8 bits a colour."""
         bits, _, big, true_colour, red, green, blue, *shifts = _FORMAT.unpack(data)
-        if bits != 32 or not true_colour or {red, green, blue} != {255} or max(shifts) > 24:
+        if bits != 32 or not true_colour or {red, green, blue} != {255} or len(set(shifts) & {0, 8, 16, 24}) != 3:
             raise EOFError("only true colours in 32 bits are shown")
         self._shifts = (shifts[0], shifts[1], shifts[2])
         self._order = ">I" if big else "<I"
@@ -54,8 +54,8 @@ class Picture:
         return struct.pack(">HHHHi", 0, 0, WIDTH, HEIGHT, _RAW) + b"".join(lines)
 
     def _line(self, y: int, background: bytes) -> bytes:
-        row = (y - (HEIGHT - _ROWS * BLOCK)) // BLOCK
-        if row < 0 or y % BLOCK == 0:
+        row, within = divmod(y - (HEIGHT - _ROWS * BLOCK), BLOCK)
+        if row < 0 or not within:
             return background * WIDTH
         shown = self._keys[row * _COLUMNS : (row + 1) * _COLUMNS]
         blocks = [background + self._pixel(_KEY_COLOURS[key % len(_KEY_COLOURS)]) * (BLOCK - 1) for key in shown]
@@ -63,7 +63,9 @@ class Picture:
 
     def _pixel(self, colour: tuple[int, int, int]) -> bytes:
         red, green, blue = (value << shift for value, shift in zip(colour, self._shifts, strict=True))
-        return struct.pack(self._order, red | green | blue)
+        # The byte that means nothing is set: noVNC 1.3 takes that of some pixels for their opacity.
+        rest = 0xFFFFFFFF ^ sum(255 << shift for shift in self._shifts)
+        return struct.pack(self._order, rest | red | green | blue)
 
 
 async def show_screen(guest: FakeGuest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
