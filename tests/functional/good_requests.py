@@ -144,6 +144,7 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
     console = await owner.do("POST", f"{C}/servers/{id}/remote-consoles", _CONSOLE)
     made["console token"] = console["remote_console"]["url"].rpartition("=")[2]
     made |= {"servers": id, "os-volumes_boot": id, "label": SECRET, "request_id": actions[0]["request_id"]}
+    made["server port"] = port["id"]
     return made
 
 
@@ -158,7 +159,10 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "image": {"image_id": "image", "member_id": "member"},
     "network": {"project": "project"},
-    "compute": {"label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token"},
+    "compute": {
+        "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
+        "port_id": "server port",
+    },
 }  # fmt: skip
 WORDS = {
     "GET /v2/schemas/{name}": "image",
@@ -301,6 +305,10 @@ BODIES: dict[str, Body] = {
     "POST /servers/{id}/action os-start": lambda t: {"os-start": None},
     "POST /servers/{id}/action os-stop": lambda t: {"os-stop": None},
     "POST /servers/{id}/action reboot": lambda t: {"reboot": {"type": "HARD"}},
+    **{f"POST /servers/{{id}}/action {action}": lambda t, action=action: {action: None}  # type: ignore[misc]
+       for action in ("pause", "unpause", "suspend", "resume", "lock", "unlock")},
+    "POST /servers/{id}/action os-resetState": lambda t: {"os-resetState": {"state": "active"}},
+    "POST /servers/{id}/os-interface": lambda t: {"interfaceAttachment": {"net_id": t["networks"]}},
     "POST /servers/{id}/action os-getConsoleOutput": lambda t: {"os-getConsoleOutput": {"length": 5}},
     "POST /servers/{id}/action os-getVNCConsole": lambda t: {"os-getVNCConsole": {"type": "novnc"}},
     "POST /servers/{id}/action os-getSPICEConsole": lambda t: {"os-getSPICEConsole": {"type": "spice-html5"}},

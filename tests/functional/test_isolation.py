@@ -232,6 +232,10 @@ REFUSED: dict[str, tuple[int, str]] = {
     **{f"network {route}": (404, "there are no agents") for route in (
         "GET /v2.0/agents/{id}", "PUT /v2.0/agents/{id}", "DELETE /v2.0/agents/{id}",
     )},
+    **{f"compute {route}": (404, "the server is looked up before policy is asked") for route in (
+        "POST /servers/{id}/action os-resetState", "POST /os-volumes_boot/{id}/action os-resetState",
+        "GET /servers/{id}/diagnostics",
+    )},
     **{f"image {route}": (404, "it is looked up before policy is asked") for route in (
         "POST /v2/images/{image_id}/actions/deactivate", "POST /v2/images/{image_id}/actions/reactivate",
         "PUT /v2/images/{image_id}/members/{member_id}",
