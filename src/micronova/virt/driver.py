@@ -115,6 +115,13 @@ class ConsoleLog(Protocol):
         """Give the last lines, or all of them."""
 
 
+def last_lines(text: str, count: int | None) -> str:
+    """Cut the end off a console log: so many lines, without a line end that would pass for one more."""
+    if count is None or count < 0:
+        return text
+    return "\n".join(text.removesuffix("\n").split("\n")[-count:]) if count else ""
+
+
 @runtime_checkable
 class HostUptime(Protocol):
     """Knows how long the host is up."""

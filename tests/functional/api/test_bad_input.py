@@ -199,6 +199,7 @@ TABLE = [
     put("/os-aggregates/1", {"aggregate": {}}, 400, "name"),
     put("/os-aggregates/odd", {"aggregate": {"name": "a"}}, 400, "id"),
     get("/os-aggregates/99999999999999999999", 400, "id"),
+    get("/os-aggregates/-1", 404, "-1"),
     post("/os-aggregates/1/action", {"add_host": {}}, 400, "host"),
     post("/os-aggregates/1/action", {"add_host": {"host": "a b"}}, 400, "host"),
     post("/os-aggregates/1/action", {"set_metadata": {"metadata": {"a": LONG}}}, 400),

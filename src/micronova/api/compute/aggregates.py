@@ -16,7 +16,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Invalid, NotSupported
+from micronova.objects.errors import Invalid, NotFound, NotSupported
 
 _BRIEF = (
     Field("id", "id"),
@@ -90,6 +90,8 @@ class SetMetadata(Body):
 
 def _number(id: str) -> int:
     number = inputs.number(id)
+    if number is None and inputs.number(id.removeprefix("-")) is not None:
+        raise NotFound(f"Aggregate {id} could not be found.")
     if number is None:
         raise Invalid(f"Invalid input received: id {id[:64]!r} must be a number.")
     return number

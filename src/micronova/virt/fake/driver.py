@@ -24,6 +24,7 @@ from micronova.virt.driver import (
     Lifecycle,
     RebootType,
     implemented,
+    last_lines,
 )
 from micronova.virt.fake.console import console_text
 from micronova.virt.fake.consoles import FakeConsoles
@@ -231,10 +232,7 @@ class FakeDriver:
         """Make up a plausible log."""
         guest = self._known(uuid)
         await self._pass("console", guest)
-        text = console_text(guest)
-        if length is None or length < 0:
-            return text
-        return "".join(text.splitlines(keepends=True)[-length:]) if length else ""
+        return last_lines(console_text(guest), length)
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
         """Show a picture that reacts to keys."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from micronova.virt.driver import last_lines
 from micronova.virt.libvirt.library import has_code
 from micronova.virt.libvirt.xmltree import child, element, unparse
 
@@ -32,10 +33,7 @@ def read_console(tail: Tail, name: str, lines: int | None) -> str:
                 continue  # just being replaced, or the guest has not run yet
             break
         data = piece + data
-    text = data.decode(errors="replace").replace("\x00", "")
-    if lines is None or lines < 0:
-        return text
-    return "".join(text.splitlines(keepends=True)[-lines:]) if lines else ""
+    return last_lines(data.decode(errors="replace").replace("\x00", ""), lines)
 
 
 def from_files(folder: Path) -> Tail:
