@@ -18,7 +18,7 @@ from micronova.compute import states
 from micronova.conductor.kinds import Continue, Ended, HostKind, Tools, abort_error, fault_of
 from micronova.conductor.operations import Operation
 from micronova.conductor.orders import work_order
-from micronova.db import actions, allocations, instances, nodes
+from micronova.db import actions, allocations, instances, nodes, services
 from micronova.db import operations as rows
 from micronova.objects.clock import micros
 from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
@@ -317,6 +317,23 @@ class Build(HostKind):
             await self._after(result)
         else:
             await self.engine.database.write(self.give_back_to_host, operation, row["host"])
+
+    def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
+        """A server may go to another host at once; one that cannot waits for its own host to come back."""
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or not self.owns(conn, operation):
+            return None
+        payload = msgspec.msgpack.decode(operation.payload, type=BuildPayload)
+        spec = _spec_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
+        since = self.engine.now() - micros(self.tools.service_down_time)
+        if (
+            spec.force_host is not None
+            or len(payload.tried) >= self._max_attempts
+            or not services.any_up(conn, "nova-compute", since, besides=payload.tried)
+        ):
+            return None
+        # What the host may not have undone in time, it removes when it is back.
+        return self._reschedule(conn, operation, row, payload, "The host was stopped.", left_behind=True)
 
     def _reschedule_from_dead(self, conn: sa.Connection, operation: Operation, report: Report) -> Continue | Ended:
         row = instances.lock(conn, operation.instance_uuid)

@@ -109,6 +109,18 @@ def any_silent(conn: sa.Connection, binary: str, oldest: int) -> bool:
     return conn.execute(unheard.limit(1)).first() is not None
 
 
+def any_up(conn: sa.Connection, binary: str, since: int, *, besides: Sequence[str] = ()) -> bool:
+    """Say whether some service in use, on none of these hosts, was heard of since a moment."""
+    heard = sa.select(_s.uuid).where(
+        _s.binary == binary,
+        _s.last_seen_at >= since,
+        _s.disabled.is_(False),
+        _s.forced_down.is_(False),
+        _s.host.not_in(besides),
+    )
+    return conn.execute(heard.limit(1)).first() is not None
+
+
 def host_users(conn: sa.Connection) -> frozenset[str]:
     """Return the hosts that have a broker user of their own."""
     return frozenset(conn.execute(sa.select(hosts.c.name)).scalars())

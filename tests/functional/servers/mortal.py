@@ -1,9 +1,14 @@
 """A compute host that can be killed, beside those of a cloud in one process."""
 
 import asyncio
+import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import pytest
+import pytest_asyncio
 
 from micronova.compute.manager import ComputeManager
 from micronova.compute.settings import ComputeSettings
@@ -95,6 +100,16 @@ class MortalHost:
             return True if found and found[0]["state"] == state else None
 
         await self._cloud.until(probe, f"{self.name} to be {state}")
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortal(cloud: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MortalHost]:
+    """A host with so much room that every server goes there first."""
+    name = f"mortal-{uuid.uuid4().hex[:6]}"
+    host = MortalHost(cloud, name, tmp_path_factory.mktemp(name), memory_mb=1 << 24, vcpus=4096, local_gb=1 << 20)
+    yield host
+    await cloud.delete_all()
+    await host.stop()
 
 
 async def _never(*_: Any) -> None:

@@ -1,19 +1,16 @@
 """Hosts that die: what they were building is built elsewhere, and what they held is removed when they return."""
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.conductor import manager
 from micronova.conductor.operations import Crash
 from micronova.db.tables import departures
-from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
-from tests.functional.servers.mortal import MortalHost
+from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.servers.mortal import MortalHost, mortal  # noqa: F401
 
 
 class Crashes:
@@ -42,16 +39,6 @@ SLOW = {"operation": "spawn", "kind": "hang"}
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager, "JUST_SENT", 100_000)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def mortal(cloud: OneProcess, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MortalHost]:
-    """A host with so much room that every server goes there first."""
-    name = f"mortal-{uuid.uuid4().hex[:6]}"
-    host = MortalHost(cloud, name, tmp_path_factory.mktemp(name), memory_mb=1 << 24, vcpus=4096, local_gb=1 << 20)
-    yield host
-    await cloud.delete_all()
-    await host.stop()
 
 
 async def _departures(cloud: Cloud, host: MortalHost) -> set[str]:
