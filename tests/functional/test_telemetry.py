@@ -22,6 +22,7 @@ from micronova.telemetry.metrics import render
 from micronova.telemetry.telemetry import Telemetry
 from micronova.telemetry.tracing import Tracing
 from tests.functional.cloud import IMAGE, OneProcess, Wanted
+from tests.functional.servers.neighbours import network
 
 
 class Spans:
@@ -79,6 +80,17 @@ async def test_a_boot_is_one_trace_across_all_roles(tmp_path: Path) -> None:
     assert attributes["instance"] == server["id"]
     assert str(attributes["host"]).startswith("fake-")
     assert (spans["compute POST /servers"].attributes or {})["http.response.status_code"] == 202
+
+
+async def test_the_trace_goes_on_in_the_neighbours(tmp_path: Path) -> None:
+    async with traced_cloud(tmp_path, Wanted(hosts=2, roles=("network",))) as (cloud, made):
+        user = cloud.caller()
+        net = await network(user)
+        await user.boot(networks=[{"uuid": net["id"]}])
+        await cloud.settled()
+    spans = made.of("compute POST /servers")
+    assert parent_of(spans["network POST /v2.0/ports"], spans) == "network"
+    assert parent_of(spans["network"], spans) == "operation build"
 
 
 async def test_a_callers_trace_goes_on(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from micronova.objects.errors import (
     Unauthorized,
     Unavailable,
 )
+from micronova.telemetry.spans import traceparent
 
 ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -241,7 +242,12 @@ class ServiceClient:
         """Send a request and return the decoded body; `token` is a user's, without one the service user's is used."""
         data = None if body is None else msgspec.json.encode(body)
         for attempt in (1, 2):
-            sent = {"accept": "application/json", "x-auth-token": token or await self._token(), **(headers or {})}
+            sent = {
+                "accept": "application/json",
+                "x-auth-token": token or await self._token(),
+                **_trace(),
+                **(headers or {}),
+            }
             if data is not None:
                 sent.setdefault("content-type", "application/json")
             answer = await self._transport.request(method, self._prefix + path, sent, data)
@@ -256,4 +262,10 @@ class ServiceClient:
 
     def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
         """Download a body in pieces."""
-        return self._transport.stream("GET", self._prefix + path, headers)
+        return self._transport.stream("GET", self._prefix + path, {**_trace(), **headers})
+
+
+def _trace() -> dict[str, str]:
+    """The header that lets a service go on with the trace of now, if there is one."""
+    parent = traceparent()
+    return {"traceparent": parent} if parent else {}
