@@ -64,7 +64,7 @@ unit: .venv  ## unit and functional tests, on SQLite
 .PHONY: test
 test: check services browser  ## everything, on real PostgreSQL and RabbitMQ as well
 	$(PYTEST) $(PARALLEL) -m postgresql tests/unit tests/functional
-	$(PYTEST) $(PARALLEL) tests/simulation
+	$(PYTEST) -n auto tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) tests/functional/servers -k "not schemas and not bad_input"
 	$(PYTEST) tests/integration
 

@@ -25,6 +25,14 @@ def pytest_configure() -> None:
     settings.load_profile("micronova")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs PostgreSQL, mostly tests that run on SQLite as well, so that a quick run can leave it out."""
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "postgresql" in parameters or "postgres" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.postgresql)
+
+
 @pytest.fixture(scope="session")
 def services_dir() -> Iterator[Path]:
     """Return a directory that unprivileged users can reach, unlike pytest's own."""
