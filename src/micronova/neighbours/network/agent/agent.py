@@ -56,6 +56,7 @@ class NetworkAgent:
         self._taps: dict[str, int] = {}  # port -> index of the device that it was wired with
         self._indices: dict[str, int] = {}  # of the taps at the last look
         self._wake = asyncio.Event()
+        self._whole = True  # nothing failed the last time; else it is tried again soon, or when something happens
         self._tasks: list[asyncio.Task[None]] = []
         self._links: socket.socket | None = None
         self.reached = ""  # the fingerprint of the state that the host is in
@@ -110,23 +111,19 @@ class NetworkAgent:
 
     async def _reconcile_once(self) -> None:
         try:
-            async with asyncio.timeout(AUDIT):
+            async with asyncio.timeout(AUDIT if self._whole else AGAIN):
                 await self._wake.wait()
         except TimeoutError:
-            self._applied.clear()
+            if self._whole:
+                self._applied.clear()
         self._wake.clear()
         if self._state is None:
             return
         fingerprint = self._fingerprint
-        try:
-            if await self.reconcile(self._state):
-                self.reached = fingerprint
-            else:
-                self._wake.set()
-                await self._clock.sleep(AGAIN)
-        except BaseException:
-            self._wake.set()
-            raise
+        self._whole = False
+        self._whole = await self.reconcile(self._state)
+        if self._whole:
+            self.reached = fingerprint
 
     async def reconcile(self, state: HostState) -> bool:
         """Bring the host to a state; say whether all of it succeeded."""
