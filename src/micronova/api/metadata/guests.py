@@ -14,6 +14,9 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import NotFound
 
 NOBODY = "There is no such server."
+# What is remembered at a time: user data has up to 64 KiB, and what a vendor's service answers up to 1 MiB.
+MOST_FACTS = 1024
+MOST_VENDOR_DATA = 128
 
 
 class Guests:
@@ -23,8 +26,8 @@ class Guests:
         """`remember`: seconds for which what was found stays good; 0: it is read each time."""
         self._database = database
         self._source = vendor_data
-        self._facts = Remembered(remember)
-        self._vendor_data = Remembered(remember)
+        self._facts = Remembered(remember, most=MOST_FACTS)
+        self._vendor_data = Remembered(remember, most=MOST_VENDOR_DATA)
 
     @property
     def static_vendor_data(self) -> bool:
