@@ -17,6 +17,7 @@ from micronova.conf.settings import load
 from micronova.http.client import Answer, HTTPTransport
 from micronova.http.mount import listen
 from micronova.metadata import ec2, openstack
+from micronova.objects.errors import MicronovaError
 from tests.functional.full_cloud import SETTINGS, FullCloud, Person, full_cloud
 from tests.functional.good_requests import KEY, C, N
 from tests.functional.proxies import Proxies, guest_port
@@ -241,8 +242,13 @@ class Alone:
         sections = {**SETTINGS, "api": {"metadata_cache_expiration": 0.0, **self._settings}}
         self.process = Process(load(environ={}, **sections), ["metadata"], StateDirectory(place))
         sock = listen("127.0.0.1", 0)
-        self._transport = HTTPTransport(f"http://127.0.0.1:{sock.getsockname()[1]}")
-        await self.process.start(sock)
+        self.url = f"http://127.0.0.1:{sock.getsockname()[1]}/metadata"
+        self._transport = HTTPTransport(self.url.removesuffix("/metadata"))
+        try:
+            await self.process.start(sock)
+        except BaseException:
+            sock.close()
+            raise
         return self
 
     async def read(self, path: str) -> Answer:
@@ -268,6 +274,39 @@ async def test_the_role_by_itself(owner: Owner, tmp_path: Any) -> None:
         assert (await guest.read("/compute/v2.1/")).status == 404
     finally:
         await guest.close()
+
+
+async def test_proxies_in_another_process(owner: Owner, tmp_path: Any) -> None:
+    guest = await _uncached(owner)
+    secret = owner.cloud.process.neighbours.metadata_secret()
+    settings = load(environ={}, neutron={"metadata_url": guest.url, "metadata_proxy_shared_secret": secret})
+    elsewhere = Process(settings, ["network-agent"], StateDirectory(tmp_path))  # only asked for the way
+    elsewhere.directory.create()
+    elsewhere.keys = elsewhere.directory.keys()
+    proxies = Proxies(elsewhere.neighbours.metadata(), elsewhere.neighbours.metadata_secret())
+    port = guest_port(owner.network, "127.0.0.5", owner.server, owner.person.project_id)
+    await proxies.serve([port])
+    try:
+        assert await proxies.get(owner.network, "127.0.0.5", "/latest/meta-data/hostname") == (200, b"web")
+        assert (await proxies.get(owner.network, "127.0.0.5", "/zork"))[0] == 404
+        await guest.close()
+        assert (await proxies.get(owner.network, "127.0.0.5", "/latest/meta-data/hostname"))[0] == 503
+    finally:
+        await proxies.close()
+        await elsewhere.neighbours.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vendordata_providers": ["Zork"]}, "no provider Zork"),
+        ({"vendordata_jsonfile_path": "/nowhere.json"}, "/nowhere.json: No such file"),
+        ({"vendordata_providers": ["DynamicJSON"], "vendordata_dynamic_targets": ["http://x"]}, "NAME@URL"),
+    ],
+)
+async def test_settings_that_are_wrong(owner: Owner, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(MicronovaError, match=words):
+        await _uncached(owner, **settings)
 
 
 async def test_without_static_vendor_data(owner: Owner) -> None:
