@@ -26,14 +26,14 @@ R = TypeVar("R")
 Mp = TypeVar("Mp")
 Mr = TypeVar("Mr")
 
-CRASHES = ("crash before", "crash after")
+ENDS = ("crash before", "crash after", "told to stop")
 WAYS = {
-    "cast": ("lost", "twice", "refused", *CRASHES),
-    "fanout": ("lost", "twice", "refused", *CRASHES),
-    "call": ("lost", "answer lost", "twice", "refused", *CRASHES),
-    "write": ("fails", "answer lost", *CRASHES),
+    "cast": ("lost", "twice", "refused", *ENDS),
+    "fanout": ("lost", "twice", "refused", *ENDS),
+    "call": ("lost", "answer lost", "twice", "refused", *ENDS),
+    "write": ("fails", "answer lost", *ENDS),
     "read": ("fails", "crash before"),
-    "driver": CRASHES,
+    "driver": ENDS,
 }
 
 
@@ -67,10 +67,24 @@ class Fate:
 
 
 class Life:
-    """One life of a process: from its start until it crashes."""
+    """One life of a process: from its start until it crashes, or has stopped because it was told to."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
+        self.told_to_stop = asyncio.Event()
+
+    async def begin(self, way: str | None) -> None:
+        """Something begins; it may be the last thing, or the last but a few."""
+        if way == "crash before":
+            await self.crash()
+        if way == "told to stop":
+            self.told_to_stop.set()
+
+    async def end(self, way: str | None) -> None:
+        """Something is done, and its effect is there: that may be the last thing."""
+        await self.goes_on()
+        if way == "crash after":
+            await self.crash()
 
     async def crash(self) -> NoReturn:
         """End it here and now, as kill -9 does: whoever is in the middle of something never comes out of it."""
@@ -105,14 +119,11 @@ class FaultyDatabase(Database):
     async def _transaction(self, kind: str, run: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         await self._life.goes_on()
         way = self._fate.at(kind, fn.__qualname__)
-        if way == "crash before":
-            await self._life.crash()
+        await self._life.begin(way)
         if way == "fails":
             raise Unavailable("The database does not answer.")
         result = await run(fn, *args, **kwargs)
-        await self._life.goes_on()
-        if way == "crash after":
-            await self._life.crash()
+        await self._life.end(way)
         if way == "answer lost":
             raise Unavailable("The database does not answer any more.")
         return result
@@ -146,7 +157,7 @@ class FaultyBus:
             return
         for _ in range(2 if way == "twice" else 1):
             await send()
-        await self._end(way)
+        await self._life.end(way)
 
     async def call(self, target: Target, method: Method[Mp, Mr], params: Mp, *, context: Context, timeout: float) -> Mr:
         way = await self._begin("call", method)
@@ -160,7 +171,7 @@ class FaultyBus:
             again.add_done_callback(lambda task: task.cancelled() or task.exception())
         begun = self._clock.monotonic()
         answer = await ask()
-        await self._end(way)
+        await self._life.end(way)
         if way == "answer lost":
             await self._clock.sleep(begun + timeout - self._clock.monotonic())
             raise CallTimeout(f"{method.label} did not answer in time")
@@ -189,16 +200,10 @@ class FaultyBus:
     async def _begin(self, kind: str, method: Method[Any, Any]) -> str | None:
         await self._life.goes_on()
         way = self._fate.at(kind, method.label)
-        if way == "crash before":
-            await self._life.crash()
+        await self._life.begin(way)
         if way == "refused":
             raise BusUnavailable(f"{method.label} could not be sent")
         return way
-
-    async def _end(self, way: str | None) -> None:
-        await self._life.goes_on()
-        if way == "crash after":
-            await self._life.crash()
 
 
 def mortal(operation: Callable[..., Awaitable[Any]], life: Life, fate: Fate) -> Callable[..., Awaitable[Any]]:
@@ -208,12 +213,9 @@ def mortal(operation: Callable[..., Awaitable[Any]], life: Life, fate: Fate) -> 
     async def run(*args: Any, **kwargs: Any) -> Any:
         await life.goes_on()
         way = fate.at("driver", name)
-        if way == "crash before":
-            await life.crash()
+        await life.begin(way)
         result = await operation(*args, **kwargs)
-        await life.goes_on()
-        if way == "crash after":
-            await life.crash()
+        await life.end(way)
         return result
 
     return run

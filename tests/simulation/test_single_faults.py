@@ -1,5 +1,5 @@
 """One thing goes wrong, at every point there is and in every way: a message is lost or doubled, a transaction fails or
-its answer is lost, the process crashes. A server's user notices nothing but a delay."""
+its answer is lost, the process crashes or is stopped. A server's user notices nothing but a delay."""
 
 import itertools
 from pathlib import Path
@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from micronova.conductor.operations import Engine
 from tests.simulation.faults import WAYS, Fate, Point
 from tests.simulation.loop import VirtualClock, simulate
 from tests.simulation.stories import whole_life
@@ -46,6 +47,18 @@ def test_a_seed_is_a_history(template: Path, tmp_path: Path):
     one, two = (_history(fresh(template, tmp_path / str(number)), Fate()) for number in (1, 2))
     assert one == two
     assert {point.kind for point in one} == {"cast", "call", "read", "write", "driver"}
+
+
+def test_a_cloud_that_would_get_stuck_is_found_out(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without the sweep nobody finds work whose message was lost: the simulation must say so."""
+
+    async def nothing(engine: Engine) -> None:
+        pass
+
+    monkeypatch.setattr(Engine, "_sweep", nothing)
+    [hint, *_] = [point for point in _history(fresh(template, tmp_path / "1"), Fate()) if point.kind == "cast"]
+    with pytest.raises(AssertionError, match="waited"):
+        _history(fresh(template, tmp_path / "2"), Fate(_Once(hint, "lost")))
 
 
 @pytest.mark.timeout(300)

@@ -88,16 +88,24 @@ class World:
             self._life = Life()
             self.lives += 1
             starting = asyncio.create_task(self._start(self._life))
-            ended = self._adopt(asyncio.create_task(self._life.ended.wait()))
-            await asyncio.wait({starting, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done() and not starting.exception():
+            if await self._first(starting) and not starting.exception():
                 self._up.set()
-                await ended
-            # Else it could not start, or crashed at it: whoever looks after processes starts it again.
+                if await self._first(asyncio.create_task(self._life.told_to_stop.wait())):
+                    self._up.clear()
+                    assert self._process is not None
+                    await self._first(asyncio.create_task(self._process.stop()))
+            # It was stopped, has crashed, or could not start: whoever looks after processes starts it again.
             self._life.ended.set()
             self._up.clear()
             await self._bury()
             await self.clock.sleep(1.0)
+
+    async def _first(self, task: "asyncio.Task[Any]") -> bool:
+        """Wait until something is done, or the process is dead; say whether it was done."""
+        ended = self._adopt(asyncio.create_task(self._life.ended.wait()))
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        return task.done() and not task.cancelled()
 
     async def _start(self, life: Life) -> None:
         def wrap(bus: Bus) -> Bus:
