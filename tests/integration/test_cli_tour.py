@@ -281,6 +281,10 @@ def test_life_of_a_server(osc: OpenStackClient) -> None:
     assert (shown["properties"], shown["tags"]) == ({"c": "d"}, ["t2"])
     assert "login:" in osc("console log show", "uno", cloud=DEMO)
     assert len(osc("console log show", "--lines", "1", "uno", cloud=DEMO).strip().splitlines()) == 1
+    for kind, page in (("novnc", "vnc_lite"), ("serial", "serial")):
+        console = osc.json("console url show", f"--{kind}", "uno", cloud=DEMO)
+        assert console["type"] == kind
+        assert f"/console/{page}.html?" in console["url"]
 
     osc("server stop", "two", cloud=DEMO)
     soft = osc.start("server reboot", "--wait", "uno", cloud=DEMO)
