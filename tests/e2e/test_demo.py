@@ -1,0 +1,48 @@
+"""`make demo`: what a newcomer sees first."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from micronova.cli.machine import probe
+from micronova.conf.settings import Settings
+from micronova.testimage.builder import available
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+def _left_of(directory: str, cloud: str) -> list[str]:
+    """List what there is of a cloud: namespaces with all that is in them, files of its servers, processes."""
+    places = [*Path("/run/netns").glob(f"{cloud}*"), *Path("/run/micronova").glob(f"{cloud}*"), Path(directory)]
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [str(place) for place in places if place.exists()] + [
+        line for line in processes if directory in line or cloud in line
+    ]
+
+
+def test_the_demo_boots_a_guest_and_leaves_nothing() -> None:
+    obstacle = probe(Settings()) or available()
+    if obstacle:
+        pytest.skip(obstacle)
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["bash", "scripts/demo"], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500,
+        env={**os.environ, "TERM": "dumb"},
+    )  # fmt: skip
+    said = done.stdout
+    assert done.returncode == 0, f"{said}\n{done.stderr}"
+    address = re.search(r"private=(10\.0\.\d+\.\d+)", said)
+    assert address is not None
+    # its timeline, its console log with its own name, address and user data, and what SSH showed
+    assert re.search(r"create, done after [\d.]+ ms", said) and "build on the host" in said
+    assert f"MICRONOVA-GUEST-READY hostname=demo ip={address[1]} " in said
+    assert "user data ran on demo" in said
+    assert f"I am demo with {address[1]}/" in said
+    assert "nothing is wrong" in said
+    assert re.search(r"^\d+ s after the cloud was up$", said, re.MULTILINE)
+    directory = re.search(r"--dir (\S+)", said)
+    cloud = re.search(r"\((mn-[0-9a-f]{8})\*\)", said)
+    assert directory is not None and cloud is not None
+    assert _left_of(directory[1], cloud[1]) == []
