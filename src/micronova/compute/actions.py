@@ -4,6 +4,7 @@ Each may be repeated: after a crash of the agent the order comes again. A reboot
 reported is done twice then; its owner asked for a restart and gets two, which no record could rule out.
 """
 
+import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -90,8 +91,12 @@ async def resume(host: Host, work: Work) -> Outcome:
 async def attach_interface(host: Host, work: Work) -> Outcome:
     """Plug one more interface in."""
     driver = _plugging(host)
-    await _present(host, work)
-    await driver.attach_interface(guest_plan(work), _vif(work))
+    guest = await _present(host, work)
+    plan = guest_plan(work)
+    if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
+        # Nothing is plugged before the guest starts, so the network has nothing to confirm.
+        plan = dataclasses.replace(plan, plugged=_at_once)
+    await driver.attach_interface(plan, _vif(work))
     return Outcome(outcome="done")
 
 
@@ -120,6 +125,10 @@ ACTIONS: Final[dict[str, Action]] = {
 
 UNWANTED: Final[dict[str, Action]] = {"attach_interface": detach_interface}
 """By the order's kind: what undoes work that came to its end too late, when the conductor does not take its report."""
+
+
+async def _at_once() -> None:
+    pass
 
 
 async def _guest(host: Host, work: Work) -> Guest:

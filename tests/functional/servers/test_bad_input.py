@@ -77,6 +77,8 @@ CREATE: list[tuple[dict[str, Any], str]] = [
     ({"min_count": 1.5}, "min_count"),
     ({"min_count": None, "max_count": 0}, "max_count"),
     ({"max_count": ""}, "max_count"),
+    ({"max_count": 100_001}, "from 1 to 100000"),
+    ({"max_count": "100001"}, "from 1 to 100000"),
     ({"max_count": 1e30}, "max_count"),
     ({"max_count": 10**30}, "max_count"),
     ({"max_count": "1" * 30}, "max_count"),

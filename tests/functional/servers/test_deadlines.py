@@ -1,15 +1,18 @@
 """What hangs ends at its deadline, and the host lets go of it."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from micronova.db.tables import allocations
-from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
+from tests.functional.servers.neighbours import network, ports_left
 
 CLOUD = Wanted(
+    roles=("network",),
     settings={
         "default": {"instance_build_timeout": 1.0, "report_interval": 0.1},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
@@ -43,20 +46,76 @@ async def test_a_build(cloud: Cloud, user: Caller):
         ("power_off", "os-stop", None, "ACTIVE"),
         ("reboot", "reboot", {"type": "SOFT"}, "ACTIVE"),
         ("reboot", "reboot", {"type": "HARD"}, "ERROR"),
+        ("pause", "pause", None, "ACTIVE"),
+        ("suspend", "suspend", None, "ERROR"),
     ],
 )
-async def test_an_action(cloud: Cloud, user: Caller, operation: str, action: str, value: Any, after: str):
+async def test_an_action(
+    cloud: OneProcess,
+    user: Caller,
+    operation: str,
+    action: str,
+    value: Any,
+    after: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
     name = _name()
     id = (await user.boot(name=name))["id"]
+    told: list[tuple[str, Any]] = []
+    monkeypatch.setattr(
+        cloud.process.notifier, "instance", lambda event, row, context, fault=None: told.append((event, fault))
+    )
     async with cloud.faults({"operation": operation, "kind": "hang", "name": name, "count": 1}):
         await user.act(id, action, value)
         await user.wait_for(id, after)
         [last, *_] = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
         assert last["message"] == "Error"
+        noun = {"os-stop": "power_off"}.get(action, action)
+        await cloud.until(_holds(lambda: len(told) > 1), "the notification")
+        assert [event for event, _ in told] == [f"{noun}.start", f"{noun}.error"]
+        assert "in time" in told[1][1]["message"]
         # The host has one place for each server: what hung there must be gone before anything else can be done.
         await user.act(id, "reboot", {"type": "HARD"})
         await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()
+
+
+async def test_an_interface_that_is_never_plugged(cloud: Cloud, user: Caller):
+    name = _name()
+    net = await network(user)
+    id = (await user.boot(name=name))["id"]
+    async with cloud.faults({"operation": "attach_interface", "kind": "hang", "name": name, "count": 1}):
+        body = {"interfaceAttachment": {"net_id": net["id"]}}
+        assert "in time" in await user.refused(500, "POST", f"/servers/{id}/os-interface", body)
+        assert await ports_left(user) == []
+        assert (await user.show(id))["addresses"] == {}
+        await user.act(id, "reboot", {"type": "HARD"})
+        await user.wait_for(id, "ACTIVE")
+    await cloud.assert_clean()
+
+
+async def test_an_interface_that_is_never_let_go(cloud: Cloud, user: Caller):
+    name = _name()
+    net = await network(user)
+    id = (await user.boot(name=name, networks=[{"uuid": net["id"]}]))["id"]
+    [port] = await ports_left(user)
+    async with cloud.faults({"operation": "detach_interface", "kind": "hang", "name": name, "count": 1}):
+        await user.delete(f"/servers/{id}/os-interface/{port['id']}", 202)
+        await user.wait_for(id, "ACTIVE")
+        [last, *_] = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+        assert (last["action"], last["message"]) == ("detach_interface", "Error")
+        assert [each["id"] for each in await ports_left(user)] == [port["id"]]
+        await user.delete(f"/servers/{id}/os-interface/{port['id']}", 202)
+        await user.wait_for(id, "ACTIVE")
+    assert await ports_left(user) == []
+    await cloud.assert_clean()
+
+
+def _holds(condition: Callable[[], bool]) -> Callable[[], Any]:
+    async def probe() -> bool | None:
+        return True if condition() else None
+
+    return probe
 
 
 async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller):

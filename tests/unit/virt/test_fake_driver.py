@@ -93,6 +93,79 @@ async def test_what_is_not_there() -> None:
             await action
 
 
+async def test_pause_and_suspend() -> None:
+    driver, events = make(), Events()
+    await driver.init_host(events)
+    await driver.spawn(plan())
+    steps = [
+        (lambda: driver.pause("i-1"), power_state.PAUSED, "paused"),
+        (lambda: driver.unpause("i-1"), power_state.RUNNING, "resumed"),
+        (lambda: driver.suspend("i-1"), power_state.SUSPENDED, "suspended"),
+        (lambda: driver.resume(plan()), power_state.RUNNING, "resumed"),
+    ]
+    for step, state, event in steps:
+        events.seen.clear()
+        await step()
+        await step()  # what is so already is not an error
+        assert (await driver.info("i-1")).power_state == state
+        assert events.seen == [("i-1", event)]
+    await driver.suspend("i-1")
+    for wrong in (driver.pause("i-1"), driver.unpause("i-1")):
+        with pytest.raises(Conflict):
+            await wrong
+    await driver.power_off("i-1", 0.0)
+    for wrong in (driver.suspend("i-1"), driver.resume(plan()), driver.unpause("i-1")):
+        with pytest.raises(Conflict):
+            await wrong
+    await driver.power_on(plan())
+    assert (await driver.info("i-1")).power_state == power_state.RUNNING
+
+
+async def test_interfaces_are_plugged_and_unplugged(tmp_path: Path) -> None:
+    driver = make(tmp_path)
+    await driver.spawn(plan())
+    more = VIF(
+        port_id="q",
+        network_id="n",
+        network_label="private",
+        mac_address="fa:16:3e:00:00:02",
+        fixed_ips=(FixedIP(address="10.0.0.6"),),
+    )
+    for _ in range(2):
+        await driver.attach_interface(plan(), more)
+    figures = await make(tmp_path).get_diagnostics("i-1")
+    assert [nic.mac_address for nic in figures.nic_details] == ["fa:16:3e:00:00:01", "fa:16:3e:00:00:02"]
+    assert "10.0.0.6" in await driver.get_console_output("i-1", None)
+    for _ in range(2):
+        await driver.detach_interface("i-1", more)
+    assert [nic.mac_address for nic in (await driver.get_diagnostics("i-1")).nic_details] == ["fa:16:3e:00:00:01"]
+
+    async def never() -> None:
+        raise BuildAborted("The network does not confirm.")
+
+    unconfirmed = plan()
+    unconfirmed.plugged = never
+    with pytest.raises(BuildAborted):
+        await driver.attach_interface(unconfirmed, more)
+    assert len((await driver.get_diagnostics("i-1")).nic_details) == 1
+
+
+async def test_figures_grow_with_the_age_of_a_guest() -> None:
+    driver = make()
+    await driver.spawn(plan())
+    young = await driver.get_diagnostics("i-1")
+    await driver._clock.advance(60.0)
+    old = await driver.get_diagnostics("i-1")
+    assert (young.state, young.num_cpus, young.memory_details.maximum) == ("running", 1, 512)
+    assert old.uptime == young.uptime + 60
+    assert old.cpu_details[0].time > young.cpu_details[0].time
+    assert old.disk_details[0].write_bytes > young.disk_details[0].write_bytes
+    await driver.power_off("i-1", 0.0)
+    assert (await driver.get_diagnostics("i-1")).state == "shutdown"
+    with pytest.raises(InstanceNotFound):
+        await driver.get_diagnostics("i-2")
+
+
 async def test_resources_follow_guests() -> None:
     driver = make(nodes_per_host=2, vcpus=8, memory_mb=4096, local_gb=50)
     await driver.spawn(plan("i-1"))
