@@ -3,6 +3,7 @@
 import ipaddress
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from micronova.neighbours.network.agent.state import (
     FixedIP,
     FloatingIP,
     HostState,
+    Limit,
     Network,
     Port,
     Router,
@@ -131,6 +133,73 @@ def test_what_is_there_and_should_not_be_goes_but_a_bridge_in_use_stays() -> Non
         f"{PREFIX}-n-99999999-99", f"{PREFIX}-r-99999999-99"
     ]  # fmt: skip
     assert [d.device for d in of(v.DeleteLink, made)] == ["vth99999999-99", "brq99999999-99"]
+
+
+def six(mode: str | None, address_mode: str | None, *, routed: bool) -> HostState:
+    """Return a state with one IPv6 subnet, a guest and a server on it, and a router if it is routed."""
+    subnet = Subnet(
+        id=SUB, cidr="fd00::/64", ip_version=6, gateway_ip="fd00::1", ipv6_ra_mode=mode,
+        ipv6_address_mode=address_mode, routed=routed, dns_nameservers=("fd00:53::1",),
+    )  # fmt: skip
+    ports = (
+        port(GUEST, NET, "fd00::5", SUB, 1, device_owner="compute:nova"),
+        port(DHCP, NET, "fd00::2", SUB, 2, device_owner="network:dhcp"),
+        port(INSIDE, NET, "fd00::1", SUB, 3, device_owner="network:router_interface"),
+    )
+    routers = (Router(id=ROUTER, ports=(INSIDE,)),) if routed else ()
+    return HostState(networks=(Network(id=NET, mtu=1450, subnets=(subnet,)),), ports=ports, routers=routers)
+
+
+@pytest.mark.parametrize(
+    ("mode", "address_mode", "routed", "served", "announced"),
+    [
+        ("slaac", "slaac", True, None, "slaac"),
+        ("slaac", "slaac", False, ("slaac", True), None),
+        ("dhcpv6-stateless", "dhcpv6-stateless", True, ("stateless", False), "stateless"),
+        ("dhcpv6-stateless", "dhcpv6-stateless", False, ("stateless", True), None),
+        ("dhcpv6-stateful", "dhcpv6-stateful", True, ("stateful", False), "stateful"),
+        ("dhcpv6-stateful", "dhcpv6-stateful", False, ("stateful", True), None),
+        (None, "dhcpv6-stateful", True, ("stateful", False), None),
+        (None, "slaac", True, None, None),
+        ("slaac", None, True, None, "slaac"),
+        (None, None, True, ("stateful", False), None),
+    ],
+)
+def test_who_tells_guests_what_in_ipv6(
+    mode: str | None, address_mode: str | None, routed: bool, served: tuple[str, bool] | None, announced: str | None
+) -> None:
+    made = plan(PREFIX, "h", six(mode, address_mode, routed=routed), v.Found(), "example.org").verbs
+    for verb in made:
+        check(verb, PREFIX)
+    [server] = of(v.StartDnsmasq, made)
+    assert [(each.mode, each.advertise) for each in server.subnets] == ([served] if served else [])
+    given = served is not None and served[0] == "stateful"
+    [host] = server.hosts
+    assert (host.addresses, host.own) == ((("fd00::5",), ()) if given else ((), ("fd00::5",)))
+    told = [(link.device, link.mtu, each.mode) for a in of(v.StartAdvertiser, made) for link in a.links
+            for each in link.subnets]  # fmt: skip
+    assert told == ([("dev33333333-00", 1450, announced)] if announced else [])
+
+
+def test_limits_go_to_taps_that_are_there_and_leave_nothing_behind() -> None:
+    limited = msgspec.structs.replace(STATE.ports[0], egress=Limit(max_kbps=2**31 - 1, max_burst_kbps=7))
+    tap, detour = "tap11111111-00", "ifb11111111-00"
+
+    def verbs(guest: Port, **links: v.Link) -> list[v.Verb]:
+        found = v.Found(links={name.replace("_", "-"): link for name, link in links.items()})
+        state = HostState(networks=(NETWORK,), ports=(guest,))
+        made = plan(PREFIX, "h", state, found).verbs
+        return [each for each in made if isinstance(each, v.SetBandwidth | v.DeleteLink)]
+
+    there = {"tap11111111_00": v.Link(index=1)}
+    known = {"tap11111111_00": v.Link(index=1, limited=True), "ifb11111111_00": v.Link(index=2)}
+    slowed = v.SetBandwidth(tap=tap, send=v.MOST_KILOBITS, send_burst=7)
+    assert verbs(limited) == []
+    assert verbs(limited, **there) == [slowed]
+    assert verbs(limited, **known) == [slowed]
+    assert verbs(STATE.ports[0], **there) == []
+    assert verbs(STATE.ports[0], **known) == [v.SetBandwidth(tap=tap), v.DeleteLink(device=detour)]
+    assert verbs(limited, ifb11111111_00=v.Link(index=2)) == [v.DeleteLink(device=detour)], "its tap is gone"
 
 
 @given(st.sets(st.uuids().map(str), max_size=60), st.uuids().map(str))
