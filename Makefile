@@ -7,6 +7,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q
 PARALLEL := -n auto --dist loadfile
 SEEDS ?= 1-200
+# Runs start many processes; what one of them compiles, or pytest rewrites, need not be done again by the next.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## this list
