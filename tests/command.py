@@ -6,24 +6,26 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.services.process import free_port
 
 
-def micronova(*arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 60) -> Any:
-    """Run the command to its end."""
+def micronova(
+    *arguments: str | Path, env: Mapping[str, str] | None = None, timeout: float = 60, inside: Sequence[str] = ()
+) -> Any:
+    """Run the command to its end, by another program (`inside`) if need be."""
     return subprocess.run(
-        [sys.executable, "-m", "micronova.cli.main", *map(str, arguments)],
+        [*inside, sys.executable, "-m", "micronova.cli.main", *map(str, arguments)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})},
     )  # fmt: skip
 
 
-def ok(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
+def ok(*arguments: str | Path, env: Mapping[str, str] | None = None, inside: Sequence[str] = ()) -> str:
     """Run the command, which must succeed, and return what it printed."""
-    done = micronova(*arguments, env=env)
+    done = micronova(*arguments, env=env, inside=inside)
     assert done.returncode == 0, f"{arguments}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr, done.stderr
     return str(done.stdout)

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,20 @@ TINY: Mapping[str, Any] = {"ram": 128, "vcpus": 1, "disk": 1}
 class RealCloud(People):
     """The cloud in a directory of its own."""
 
-    def __init__(self, settings: str = "", environment: Mapping[str, str] | None = None, name: str = "c") -> None:
+    def __init__(
+        self,
+        settings: str = "",
+        environment: Mapping[str, str] | None = None,
+        inside: Sequence[str] = (),
+        directory: Path | None = None,
+        libvirt: Path | None = None,
+    ) -> None:
         # Short: the paths of Unix sockets have a limit.
         self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
-        self.directory = self.room / name
+        self.directory = directory or self.room / "c"
+        self.libvirt = libvirt or self.directory / "libvirt"
         self._settings = settings
+        self._inside = inside
         self._environment = environment
         self.flavor = self.image = ""
         self.prefix = ""
@@ -61,19 +70,19 @@ class RealCloud(People):
             file = self.room / "micronova.toml"
             file.write_text(self._settings)
             command += ["--config", file]
-        ok(*command, env=self._environment)
+        ok(*command, env=self._environment, inside=self._inside)
 
     async def down(self) -> None:
         """Stop it."""
         await self.transport.close()
-        await asyncio.to_thread(ok, "down", "--dir", self.directory)
+        await asyncio.to_thread(ok, "down", "--dir", self.directory, inside=self._inside)
 
     async def remove(self) -> None:
         """End it however it is, and remove its directory."""
         if hasattr(self, "transport"):
             await self.transport.close()
         if self.directory.exists():
-            await asyncio.to_thread(micronova, "down", "--dir", self.directory)
+            await asyncio.to_thread(micronova, "down", "--dir", self.directory, inside=self._inside)
         shutil.rmtree(self.room)
 
     @property
@@ -97,20 +106,16 @@ class RealCloud(People):
 
     # --- what it has on the machine ------------------------------------------------------------------------------
 
-    @property
-    def instances(self) -> Path:
-        return self.directory / "libvirt" / "instances"
-
     def definitions(self) -> list[str]:
         """List the guests that its libvirt knows."""
-        folders = [self.directory / "libvirt" / name for name in ("etc/qemu", "run/qemu")]
+        folders = [self.libvirt / name for name in ("etc/qemu", "run/qemu")]
         return sorted({file.stem for folder in folders if folder.is_dir() for file in folder.glob("*.xml")})
 
     def guest_leftovers(self) -> list[str]:
         """List what is left of guests while the cloud runs: disks, definitions, processes, devices."""
-        links = _run("ip", "-n", self.prefix, "-o", "link").splitlines()
+        links = _run(*self._inside, "ip", "-n", self.prefix, "-o", "link").splitlines()
         return [
-            *(f"disk {path.name}" for path in self.instances.iterdir()),
+            *(f"disk {path.name}" for path in (self.libvirt / "instances").iterdir()),
             *(f"definition {name}" for name in self.definitions()),
             *(line for line in processes(str(self.directory), self.prefix) if "qemu-system" in line),
             *(f"device {line.split(':')[1].strip()}" for line in links if ": tap" in line),
@@ -121,7 +126,7 @@ class RealCloud(People):
         mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(self.directory) in line]
         files = [str(runtime_directory(self.prefix))] if runtime_directory(self.prefix).exists() else []
         return [
-            *(line for line in _run("ip", "netns").splitlines() if line.startswith(self.prefix)),
+            *(line for line in _run(*self._inside, "ip", "netns").splitlines() if line.startswith(self.prefix)),
             *processes(str(self.directory), self.prefix),
             *mounts,
             *files,
@@ -153,10 +158,10 @@ class Machine:
 
 
 @contextlib.asynccontextmanager
-async def real_cloud(settings: str = "", environment: Mapping[str, str] | None = None) -> AsyncIterator[RealCloud]:
+async def real_cloud(cloud: RealCloud | None = None) -> AsyncIterator[RealCloud]:
     """Have a cloud, of which nothing is left on the machine afterwards."""
     before = Machine.look()
-    cloud = RealCloud(settings, environment)
+    cloud = cloud or RealCloud()
     try:
         await cloud.up()
         yield cloud

@@ -15,6 +15,18 @@ from micronova.testimage.builder import available, build
 from micronova.virt.libvirt.setup import probe
 from tests.e2e.cloud import RealCloud, real_cloud
 from tests.e2e.host import Host, ImageServer
+from tests.e2e.workshop import Workshop
+
+FAULTY = """
+[default]
+disk_allocation_ratio = 20.0
+shutdown_timeout = 2.0
+[image_format]
+require_image_format_match = false
+[quota]
+instances = -1
+cores = -1
+"""
 
 
 @pytest.fixture(scope="session")
@@ -75,3 +87,19 @@ def can_run_guests() -> None:
         obstacle = "ssh is missing: apt-get install openssh-client"
     if obstacle:
         pytest.skip(obstacle)
+
+
+@pytest.fixture(scope="session")
+def workshop(can_run_guests: None) -> Iterator[Workshop]:
+    """Return the tools and the disk of the cloud in which things go wrong."""
+    made = Workshop()
+    yield made
+    made.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def faulty_cloud(workshop: Workshop) -> AsyncIterator[RealCloud]:
+    """Return a cloud that takes any image and whose host can be damaged; at the end nothing is left of it."""
+    cloud = RealCloud(FAULTY, workshop.environment, workshop.inside, workshop.directory, workshop.disk)
+    async with real_cloud(cloud) as made:
+        yield made

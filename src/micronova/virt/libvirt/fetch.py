@@ -33,7 +33,7 @@ async def stream(url: str) -> AsyncIterator[bytes]:
             async with session.get(url, allow_redirects=False) as answer:
                 if answer.status in (401, 403, 404):
                     raise TicketRefused(f"The image service did not give the image out: it answered {answer.status}.")
-                if answer.status != 200:
+                if answer.status not in (200, 204):  # 204: an image without data
                     raise BuildFailed(f"The image cannot be fetched: the image service answered {answer.status}.")
                 async for piece in answer.content.iter_chunked(PIECE):
                     yield piece
