@@ -64,14 +64,16 @@ unit: .venv  ## unit and functional tests, on SQLite
 	$(PYTEST) $(PARALLEL) -m "not postgresql" tests/unit tests/functional
 
 .PHONY: test
-test: check services browser  ## everything, on real PostgreSQL and RabbitMQ as well
+test: check services browser  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
 	$(PYTEST) $(PARALLEL) -m postgresql tests/unit tests/functional
 	$(PYTEST) -n auto tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) tests/functional/servers -k "not schemas and not bad_input"
 	$(PYTEST) tests/integration
+	@$(MAKE) --no-print-directory test-e2e
 
 .PHONY: test-e2e
-test-e2e: .venv  ## real guests and real networks, as root: driver and agent on their own; not part of make test yet
+test-e2e: guests services browser  ## real guests, networks and consoles; needs root
+	@scripts/ensure-packages busybox iputils-ping
 	$(PYTEST) tests/e2e
 
 .PHONY: bench

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-import libvirt
 import pytest
 
+from micronova.virt.libvirt.library import load
 from tests.e2e.cloud import RealCloud, processes
 from tests.e2e.guests import SERVERS, Guest, until
 from tests.e2e.split import SplitCloud, split_cloud
@@ -82,7 +82,7 @@ async def _neighbour(cloud: RealCloud) -> AsyncIterator[Guest]:
 @contextmanager
 def _by_hand(cloud: SplitCloud) -> Iterator[Any]:
     """Have a guest on the same libvirt that no cloud made."""
-    connection = libvirt.open(f"qemu+unix:///system?socket={cloud.host}/libvirt/run/libvirt-sock")
+    connection = load().open(f"qemu+unix:///system?socket={cloud.host}/libvirt/run/libvirt-sock")
     try:
         domain = connection.createXML(BY_HAND.format(uuid=uuid4()))
         yield domain

@@ -13,6 +13,7 @@ from micronova.testimage.builder import available
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
+
 def _left_of(directory: str, cloud: str) -> list[str]:
     """List what there is of a cloud: namespaces with all that is in them, files of its servers, processes."""
     places = [*Path("/run/netns").glob(f"{cloud}*"), *Path("/run/micronova").glob(f"{cloud}*"), Path(directory)]

@@ -1,0 +1,137 @@
+"""A running guest's interfaces come and go; its screen and serial port are used, by a browser and by a program."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, async_playwright, expect
+
+from tests.e2e.cloud import RealCloud
+from tests.e2e.guests import PATIENCE, READY, Guest, until
+from tests.functional.consoles import token_of
+from tests.osc import OpenStackClient
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
+
+_LIT = """() => {
+  const canvas = document.querySelector("canvas");
+  if (!canvas || !canvas.width) return 0;
+  const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
+  return pixels.filter((pixel) => pixel & 0xffffff).length;
+}"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
+    tenant = await cloud.tenant("10.82.0.0/24")
+    try:
+        made = await tenant.boot("dora")
+        await made.ready()
+        yield made
+    finally:
+        await tenant.clear()
+    assert cloud.guest_leftovers() == []
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page() -> AsyncIterator[Page]:
+    """A window of Debian's Chromium."""
+    program = shutil.which("chromium")
+    assert program, "there is no chromium: make test-e2e installs it"
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        )
+        page = await browser.new_page(viewport={"width": 1000, "height": 700})
+        page.set_default_timeout(PATIENCE * 1000)
+        yield page
+        await browser.close()
+
+
+async def _link(guest: Guest, protocol: str, kind: str) -> str:
+    console = await guest.tenant.person.make(
+        f"{guest.path}/remote-consoles", "remote_console", protocol=protocol, type=kind
+    )
+    return str(console["url"])
+
+
+async def test_an_interface_comes_and_goes(guest: Guest) -> None:
+    person = guest.tenant.person
+    network = await person.make("/network/v2.0/networks", "network", name="second")
+    await person.make("/network/v2.0/subnets", "subnet", network_id=network["id"], ip_version=4, cidr="10.83.0.0/24")
+    made = await person.make(f"{guest.path}/os-interface", "interfaceAttachment", net_id=network["id"])
+    [address] = [each["ip_address"] for each in made["fixed_ips"]]
+    await guest.shows(f"MICRONOVA-GUEST-DEVICE added=eth1 ip={address}")
+    assert made["mac_addr"] in await guest.ssh("cat /sys/class/net/eth1/address")
+    assert {"net", "second"} == set((await guest.show())["addresses"])
+
+    await person.do("DELETE", f"{guest.path}/os-interface/{made['port_id']}")
+    await guest.shows("MICRONOVA-GUEST-DEVICE removed=eth1")
+
+    async def gone() -> bool:
+        return (await person.request("GET", f"/network/v2.0/ports/{made['port_id']}")).status == 404
+
+    await until(gone, "the port to be deleted")
+    assert {"net"} == set((await guest.show())["addresses"])
+    assert await guest.answers_ping(), "the other interface is as it was"
+
+
+async def test_a_screen_in_a_browser(guest: Guest, page: Page) -> None:
+    await page.goto(await _link(guest, "vnc", "novnc"))
+    await expect(page.locator("#state")).to_have_text("connected")
+    await expect(page.locator("#server")).to_have_text("dora")
+
+    async def lit() -> int:
+        return int(await page.evaluate(_LIT))
+
+    before = await until(lit, "something on the screen")
+    await page.locator("canvas").click()
+    await page.keyboard.type("echo and this is what was typed on the keyboard of the screen\n")
+
+    async def more() -> bool:
+        return await lit() > before
+
+    await until(more, "what was typed")
+
+
+async def test_a_serial_console_in_a_browser(guest: Guest, page: Page) -> None:
+    await page.goto(await _link(guest, "serial", "serial"))
+    await expect(page.locator("#state")).to_have_text("connected")
+    await page.locator(".xterm-rows").click()
+    await page.keyboard.type("\necho $((6 * 7))-is-the-answer\n")
+    await expect(page.locator(".xterm-rows")).to_contain_text("42-is-the-answer")
+
+
+async def test_a_serial_console_for_a_program(cloud: RealCloud, guest: Guest) -> None:
+    token = token_of(await _link(guest, "serial", "serial"))
+    url = f"{cloud.url}/console/websockify"
+    seen = b""
+    async with aiohttp.ClientSession() as client:
+        async with client.ws_connect(url, params={"token": token}, protocols=["binary"]) as socket:
+            await socket.send_bytes(b"\necho $((6 * 9))-is-not\n")
+            async with asyncio.timeout(PATIENCE):
+                while b"54-is-not" not in seen:
+                    seen += await socket.receive_bytes()
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            await client.ws_connect(url, params={"token": "0" * len(token)}, protocols=["binary"])
+
+
+async def test_diagnostics(guest: Guest) -> None:
+    figures = await guest.tenant.cloud.admin.do("GET", f"{guest.path}/diagnostics")
+    assert (figures["state"], figures["driver"], figures["num_cpus"]) == ("running", "libvirt", 1)
+    assert figures["memory_details"]["maximum"] == 128
+    assert figures["nic_details"][0]["rx_packets"] > 0
+
+
+async def test_the_openstack_client_shows_the_console(cloud: RealCloud, guest: Guest) -> None:
+    client = OpenStackClient(cloud.directory / "clouds.yaml")
+    try:
+        log = await asyncio.to_thread(client, "console log show", guest.id)
+        url = (await asyncio.to_thread(client.json, "console url show", "--novnc", guest.id))["url"]
+    finally:
+        client.close()
+    assert f"{READY} hostname=dora" in log
+    assert url.startswith(f"{cloud.url}/console/")

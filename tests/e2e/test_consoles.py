@@ -1,0 +1,84 @@
+"""Consoles of a real guest in a real browser: its screen, and its serial port that answers."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page
+
+from tests.browser import chromium, connected, pixels, shows, window
+from tests.e2e.cloud import RealCloud
+from tests.e2e.guests import Guest, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
+
+LIT = 2000
+"""Pixels of letters on a screen that shows some lines of text."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
+    tenant = await cloud.tenant("10.79.0.0/24", router=False)
+    try:
+        made = await tenant.boot("dora")
+        await made.ready()
+        yield made
+    finally:
+        await tenant.clear()
+    assert cloud.guest_leftovers() == []
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as launched:
+        yield launched
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    async with window(browser) as opened:
+        yield opened
+
+
+async def _link(guest: Guest, protocol: str, kind: str) -> str:
+    body = {"remote_console": {"protocol": protocol, "type": kind}}
+    made = await guest.tenant.person.do("POST", f"{guest.path}/remote-consoles", body)
+    return str(made["remote_console"]["url"])
+
+
+async def _press(page: Page, text: str) -> None:
+    """Type on the keys of a keyboard, which is what a screen's guest gets: large letters are small ones with Shift."""
+    keys = {"\n": "Enter", ">": "Shift+Period", "S": "Shift+KeyS"}
+    for letter in text:
+        await page.keyboard.press(keys.get(letter, letter), delay=10)
+
+
+async def test_the_screen_is_not_blank_and_takes_keys(guest: Guest, page: Page) -> None:
+    await page.goto(await _link(guest, "vnc", "novnc"))
+    await connected(page)
+
+    async def lit() -> bool:
+        return sum((await pixels(page))[1:]) > LIT  # what does not have the background's colour
+
+    await until(lit, "letters on the screen")
+    await page.locator("canvas").click()
+    await _press(page, "\necho typed-by-hand >/dev/ttyS0\n")
+    await guest.shows("typed-by-hand")
+
+
+async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
+    await page.goto(await _link(guest, "serial", "serial"))
+    await connected(page)
+    await page.keyboard.type("\n")
+    await shows(page, ".xterm-rows", "root@dora:~#")
+    await page.keyboard.type("echo answer-$((40+2))\n")
+    await shows(page, ".xterm-rows", "answer-42")
+
+
+async def test_consoles_end_with_the_server(guest: Guest, page: Page) -> None:
+    await page.goto(await _link(guest, "vnc", "novnc"))
+    await connected(page)
+    await guest.delete()
+    await shows(page, "#message", "closed its console")
+    await page.get_by_role("button", name="Connect again").click()
+    await shows(page, "#message", "ask for a new one")
