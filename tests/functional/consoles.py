@@ -8,7 +8,8 @@ from typing import Any
 import aiohttp
 import pytest_asyncio
 
-from micronova.http.mount import HTTPServer, listen
+from micronova.http.mount import HTTPServer
+from micronova.http.sockets import listen
 from tests.functional.cloud import Caller, Cloud
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from micronova.http.mount import HTTPServer, listen
+from micronova.http.mount import HTTPServer
+from micronova.http.sockets import listen
 from tests.functional.full_cloud import FullCloud, full_cloud
 
 __all__ = ["full_cloud"]

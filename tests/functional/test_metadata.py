@@ -15,7 +15,7 @@ from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
 from micronova.http.client import Answer, HTTPTransport
-from micronova.http.mount import listen
+from micronova.http.sockets import listen
 from micronova.metadata import ec2, openstack
 from micronova.objects.errors import MicronovaError
 from tests.functional.full_cloud import SETTINGS, FullCloud, Person, full_cloud

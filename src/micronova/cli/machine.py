@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.cli.privilege import ServiceUser, become, end_with, hand_over
+from micronova.cli.privilege import ServiceUser, become, claim, end_with, hand_over, service_user
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import Settings
 from micronova.objects.errors import MicronovaError
@@ -164,3 +164,20 @@ def run_with_machine(machine: Machine, user: ServiceUser, place: StateDirectory,
         machine.stop()
     if code != 0:
         raise SystemExit(code if code > 0 else 128 - code)
+
+
+def run_as_service(
+    settings: Settings, place: StateDirectory, main: Callable[[Settings], None], *, needs_root: bool
+) -> None:
+    """Run `main` as a user who is not root. If this is root, and it is needed, root sees to the machine meanwhile."""
+    user = service_user(settings.default.user)
+    if user is None:
+        main(settings)
+    elif needs_root:
+        claim(place, user)
+        settings = settings_on(settings, place)
+        run_with_machine(Machine(settings, place, user), user, place, lambda: main(settings))
+    else:
+        hand_over(place, user)
+        become(user, place)
+        main(settings)

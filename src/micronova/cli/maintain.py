@@ -98,7 +98,8 @@ def check(directory: Path | None, config: Path | None) -> int:
 
 
 async def _check_connections(settings: Settings, place: StateDirectory) -> list[tuple[str, str | None]]:
-    from micronova.cli.wiring import COMPUTE_ROLES, Process
+    from micronova.cli.names import COMPUTE_ROLES
+    from micronova.cli.wiring import Process
     from micronova.db import schema
 
     if not settings.database.connection and not place.path.exists():

@@ -10,22 +10,22 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvloop
-
-from micronova.cli.privilege import become, claim, hand_over, service_user
+from micronova.cli.machine import run_as_service
+from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.state import StateDirectory, default_directory
-from micronova.cli.wiring import ROLES, Process
 from micronova.conf.settings import Settings, SettingsError, load
-from micronova.http.mount import HTTPServer, listen
+from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+    from micronova.http.mount import HTTPServer
 
-HTTP_ROLES = ("api", "metadata", "console", "identity", "image", "network")
+log = logging.getLogger(__name__)
 
 
 def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
@@ -44,26 +44,9 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
     def main(settings: Settings) -> None:
         run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
 
-    run_as_service(settings, roles, place, main)
-
-
-def run_as_service(
-    settings: Settings, roles: Iterable[str], place: StateDirectory, main: Callable[[Settings], None]
-) -> None:
-    """Run `main` with these settings as a user who is not root; root, if it was root, sees to what the roles need."""
-    user = service_user(settings.default.user)
     own_libvirtd = settings.compute.compute_driver == "libvirt" and not settings.libvirt.connection_uri
-    if user is not None and ("network-agent" in roles or ("compute" in roles and own_libvirtd)):
-        from micronova.cli.machine import Machine, run_with_machine, settings_on
-
-        claim(place, user)
-        settings = settings_on(settings, place)
-        run_with_machine(Machine(settings, place, user), user, place, lambda: main(settings))
-        return
-    if user is not None:
-        hand_over(place, user)
-        become(user, place)
-    main(settings)
+    needs_root = "network-agent" in roles or ("compute" in roles and own_libvirtd)
+    run_as_service(settings, place, main, needs_root=needs_root)
 
 
 def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
@@ -79,6 +62,8 @@ async def _serve(
     sock: socket.socket | None,
     stopped: asyncio.Event,
 ) -> None:
+    from micronova.cli.wiring import Process
+
     process = Process(settings, roles, place)
     await process.start(sock)
     metrics = await _metrics(settings, process)
@@ -93,11 +78,12 @@ async def _serve(
         await process.stop()
 
 
-async def _metrics(settings: Settings, process: Process) -> HTTPServer | None:
+async def _metrics(settings: Settings, process: "Process") -> "HTTPServer | None":
     place = settings.api.metrics_listen
     if not place:
         return None
     from micronova.cli.control import Control
+    from micronova.http.mount import HTTPServer
 
     address, _, port = place.rpartition(":")
     server = HTTPServer(Control(process, metrics_only=True), listen(address or "127.0.0.1", int(port)))
@@ -107,6 +93,8 @@ async def _metrics(settings: Settings, process: Process) -> HTTPServer | None:
 
 def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Run a coroutine that ends when the event is set: by SIGTERM or SIGINT."""
+
+    import uvloop
 
     async def guarded() -> None:
         stopped = asyncio.Event()

@@ -61,24 +61,24 @@ def up(
 
 
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
-    from micronova.cli.run import run_as_service, run_until_stopped
-    from micronova.cli.wiring import ROLES
-    from micronova.http.mount import listen
+    from micronova.cli.machine import run_as_service
+    from micronova.cli.names import ROLES
+    from micronova.http.sockets import listen
     from micronova.telemetry.logs import set_up_logging
 
     set_up_logging(settings)
     sock = listen(settings.api.listen, settings.api.port)  # first: a port in use should cost nothing else
     pid = os.getpid()
-    left_out = {
-        "identity": settings.api.auth_strategy == "noauth2",
-        "network-agent": settings.compute.compute_driver != "libvirt" or bool(settings.libvirt.connection_uri),
-    }
+    guests = settings.compute.compute_driver == "libvirt" and not settings.libvirt.connection_uri
+    left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not guests}
     roles = [role for role in ROLES if not left_out.get(role)]
 
     def main(settings: Settings) -> None:
+        from micronova.cli.run import run_until_stopped
+
         run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, stopped))
 
-    run_as_service(settings, roles, place, main)
+    run_as_service(settings, place, main, needs_root=guests)
 
 
 async def _up(
@@ -93,7 +93,8 @@ async def _up(
     from micronova.cli.control import Control
     from micronova.cli.run import settle_memory
     from micronova.cli.wiring import Process
-    from micronova.http.mount import HTTPServer, listen_unix
+    from micronova.http.mount import HTTPServer
+    from micronova.http.sockets import listen_unix
 
     address, port = sock.getsockname()[:2]
     url = settings.api.public_url or f"http://{_reachable(address)}:{port}"

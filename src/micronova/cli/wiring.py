@@ -12,6 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
+from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
 from micronova.cli.neighbours import Neighbours
 from micronova.cli.state import Keys, StateDirectory
 from micronova.conf.settings import Settings, SettingsError
@@ -25,15 +26,6 @@ from micronova.rpc.bus import Bus, connect
 from micronova.telemetry.telemetry import make_telemetry
 
 log = logging.getLogger(__name__)
-
-COMPUTE_ROLES = ("api", "conductor", "scheduler", "compute")
-NEIGHBOUR_ROLES = ("identity", "image", "network")
-ROLES = (*COMPUTE_ROLES, "metadata", "console", *NEIGHBOUR_ROLES, "network-agent")
-
-# Whoever asks another at its start comes after it; guests' interfaces are plugged where the agent can see them.
-START_ORDER = (
-    "identity", "image", "network", "scheduler", "conductor", "api", "metadata", "console", "network-agent", "compute",
-)  # fmt: skip
 
 
 class Role(Protocol):

@@ -5,7 +5,6 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -276,31 +275,3 @@ class _Quiet(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals are the command's business."""
         yield
-
-
-def listen(address: str, port: int) -> socket.socket:
-    """Open the listening socket, so that a port in use is known before anything else is done."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((address, port))
-    except OSError as error:
-        sock.close()
-        raise MicronovaError(
-            f"Cannot listen on {address}:{port}: {error.strerror}. Choose another with --port."
-        ) from None
-    sock.listen(1024)
-    sock.setblocking(False)
-    return sock
-
-
-def listen_unix(path: Path) -> socket.socket:
-    """Open a socket file that only its owner can use."""
-    path.unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(path))
-    path.chmod(0o600)
-    sock.listen(16)
-    sock.setblocking(False)
-    return sock

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from micronova.http.mount import HTTPServer, listen
+from micronova.http.mount import HTTPServer
+from micronova.http.sockets import listen
 from tests.functional.cloud import OneProcess, Wanted
 
 CLOUD = Wanted(hosts=2, settings={"default": {"report_interval": 5.0, "service_down_time": 60.0}})
