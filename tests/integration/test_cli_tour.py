@@ -1,7 +1,7 @@
 """A tour of the cloud with the real `openstack` client, unmodified, against `micronova up`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -307,6 +307,46 @@ def test_life_of_a_server(osc: OpenStackClient) -> None:
     osc("port delete", "its-port", cloud=DEMO)
     osc("server group delete", "tour-apart", cloud=DEMO)
     osc("keypair delete", "tour-key", cloud=DEMO)
+
+
+def test_what_is_done_to_a_server(osc: OpenStackClient, cloud: UpCloud) -> None:
+    """It is paused, suspended, locked and reset, and gets and loses interfaces."""
+    osc("server create", "--image", "test-image", "--flavor", "m1.tiny", "--no-network", "--wait", "still", cloud=DEMO)
+    for action, status in (("pause", "PAUSED"), ("unpause", "ACTIVE"), ("suspend", "SUSPENDED"), ("resume", "ACTIVE")):
+        osc(f"server {action}", "still", cloud=DEMO)
+        _until_status(osc, "still", status)
+    osc("server lock", "--reason", "for the tour", "still", cloud=DEMO)
+    shown = osc.json("server show", "still", cloud=DEMO)
+    assert (shown["locked"], shown["locked_reason"]) == (True, "for the tour")
+    assert "locked" in osc.refused("server stop", "still", cloud=DEMO)
+    osc("server unlock", "still", cloud=DEMO)
+    id = osc.json("server show", "still", cloud=DEMO)["id"]
+    osc("server set", "--auto-approve", "--state", "error", id)
+    _until_status(osc, "still", "ERROR")
+    osc("server set", "--auto-approve", "--state", "active", id)
+    _until_status(osc, "still", "ACTIVE")
+
+    osc("port create", "--network", "private", "another", cloud=DEMO)
+    osc("server add port", "still", "another", cloud=DEMO)
+    osc("server add network", "still", "private", cloud=DEMO)
+    osc("server add fixed ip", "still", "private", cloud=DEMO)
+    assert len(osc.json("port list", "--server", "still", cloud=DEMO)) == 3
+    assert len(osc.json("server show", "still", cloud=DEMO)["addresses"]["private"]) == 3
+    assert "memory" in osc("server show", "--diagnostics", id)
+    osc("server remove port", "still", "another", cloud=DEMO)
+    _until(lambda: len(osc.json("port list", "--server", "still", cloud=DEMO)) == 2)
+    assert osc.json("port show", "another", cloud=DEMO)["device_id"] == ""
+    osc("server remove network", "still", "private", cloud=DEMO)
+    _until(lambda: osc.json("port list", "--server", "still", cloud=DEMO) == [])
+    osc("server delete", "--wait", "still", cloud=DEMO)
+    osc("port delete", "another", cloud=DEMO)
+    assert cloud.audit() == []
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
 
 
 def _ids(osc: OpenStackClient) -> list[str]:
