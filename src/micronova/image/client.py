@@ -21,8 +21,6 @@ _ATTRIBUTES = frozenset(ImageMeta.__struct_fields__) | {
     "os_hidden",
     "tags",
     "virtual_size",
-    "os_hash_algo",
-    "os_hash_value",
     "created_at",
     "updated_at",
     "self",

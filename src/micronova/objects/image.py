@@ -16,6 +16,8 @@ class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     min_disk: int = 0
     min_ram: int = 0
-    checksum: str | None = None
+    checksum: str | None = None  # MD5: it finds damage, not malice
+    os_hash_algo: str | None = None
+    os_hash_value: str | None = None
     owner: str | None = None
     properties: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """Compute's client, against the embedded service and against answers as a real Glance gives them."""
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -65,7 +66,8 @@ async def test_an_image_as_compute_knows_it(cloud: World, client: ImageClient) -
     meta = await client.get(made["id"], ALICE)
     assert meta == ImageMeta(
         id=made["id"], name="n", status="active", disk_format="raw", container_format="bare", size=4, min_ram=64,
-        checksum="8d777f385d3dfec8815d20f7496026dc", owner="p1", properties={"hw_disk_bus": "virtio"},
+        checksum="8d777f385d3dfec8815d20f7496026dc", os_hash_algo="sha512",
+        os_hash_value=hashlib.sha512(b"data").hexdigest(), owner="p1", properties={"hw_disk_bus": "virtio"},
     )  # fmt: skip
     with pytest.raises(NotFound):
         await client.get(made["id"], BOB)
@@ -77,7 +79,8 @@ async def test_a_real_glance_is_read_alike() -> None:
     meta = await ImageClient(ServiceClient(transport, own_token)).get(str(GLANCE["id"]), "token")
     assert transport.asked == [f"GET /v2/images/{GLANCE['id']}"]
     assert meta == ImageMeta(
-        id=str(GLANCE["id"]), disk_format="qcow2", size=21692416, min_disk=1, checksum="c8", owner="p",
+        id=str(GLANCE["id"]), disk_format="qcow2", size=21692416, min_disk=1, checksum="c8", os_hash_algo="sha512",
+        os_hash_value="10", owner="p",
         properties={"hw_disk_bus": "scsi", "kernel_id": None},
     )  # fmt: skip
 

@@ -46,7 +46,8 @@ async def fetch(
     image: ImageMeta, url: str, target: Path, files: Pool, progress: Progress | None = None, source: Stream = stream
 ) -> None:
     """Write an image to a file; raise unless size and checksum are what the image service says they are."""
-    writer = await files.run(_Writer, target)
+    algorithm, expected = _expected(image)
+    writer = await files.run(_Writer, target, algorithm)
     try:
         async with aclosing(_closing(source(url))) as pieces:
             async for piece in pieces:
@@ -62,8 +63,16 @@ async def fetch(
         writer.close()
     if image.size and writer.size != image.size:
         raise BuildFailed(f"Of the image {image.id} only {writer.size} of {image.size} bytes arrived.")
-    if image.checksum and digest != image.checksum.lower():
-        raise BuildFailed(f"The image {image.id} is damaged: its checksum is not the one it should have.")
+    if expected and digest != expected.lower():
+        raise BuildFailed(f"The image {image.id} is damaged: its {algorithm} checksum is not the one it should have.")
+
+
+def _expected(image: ImageMeta) -> tuple[str, str]:
+    """Choose by what the image is checked: the hash that its service names, if we know the algorithm, else MD5."""
+    algorithm = (image.os_hash_algo or "").lower()
+    if image.os_hash_value and algorithm in hashlib.algorithms_guaranteed and not algorithm.startswith("shake"):
+        return algorithm, image.os_hash_value
+    return "md5", image.checksum or ""
 
 
 async def _closing(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
@@ -74,9 +83,9 @@ async def _closing(pieces: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 class _Writer:
     """Writes and sums up; zeros become holes."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, algorithm: str) -> None:
         self._descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._sum = hashlib.md5(usedforsecurity=False)  # what image services give; it finds damage, not malice
+        self._sum = hashlib.new(algorithm, usedforsecurity=False)
         self.size = 0
 
     def write(self, piece: bytes) -> None:

@@ -209,7 +209,8 @@ class ImageCache:
 
 def base_name(image: ImageMeta) -> str:
     """Name the cached file: the id, and the checksum in case that an id comes to mean something else."""
-    return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', image.checksum or 'unsummed')[:32]}"
+    content = image.os_hash_value or image.checksum or "unsummed"
+    return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
 
 
 def _refuse(image: ImageMeta) -> None:

@@ -23,6 +23,10 @@ MIB = 1024**2
 DATA = b"boot" + bytes(MIB)
 
 
+def sha512(data: bytes) -> dict[str, str]:
+    return {"os_hash_algo": "sha512", "os_hash_value": hashlib.sha512(data).hexdigest()}
+
+
 def raw(data: bytes = DATA, **changes: Any) -> ImageMeta:
     known: dict[str, Any] = {
         "id": "image-1",
@@ -167,6 +171,10 @@ async def test_a_cached_image_can_be_too_large_for_a_flavor(world: World) -> Non
         (raw(), DATA[:-1], BuildFailed, "only 1048579 of 1048580 bytes"),
         (raw(), DATA + b"x", BuildFailed, "longer than"),
         (raw(), b"tood" + bytes(MIB), BuildFailed, "damaged"),
+        (raw(checksum=None, **sha512(DATA)), b"tood" + bytes(MIB), BuildFailed, "damaged: its sha512"),
+        # What MD5 lets pass, the hash that the service names does not.
+        (raw(**sha512(b"other")), DATA, BuildFailed, "damaged: its sha512"),
+        (raw(os_hash_algo="zork", os_hash_value="00", checksum="00"), DATA, BuildFailed, "damaged: its md5"),
         (raw(disk_format="qcow2"), DATA, BuildAborted, "refused"),
         (raw(disk_format="ploop"), DATA, BuildAborted, "has the format ploop"),
         (raw(container_format="ova"), DATA, NotSupported, "bare images only"),
@@ -198,7 +206,7 @@ async def test_without_a_ticket(world: World) -> None:
 
 async def test_names_are_safe() -> None:
     assert "/" not in base_name(raw(id="../../etc/passwd", checksum="../x"))
-    assert base_name(raw()) != base_name(raw(checksum="00"))
+    assert base_name(raw()) != base_name(raw(checksum="00")) != base_name(raw(checksum="00", **sha512(DATA)))
 
 
 async def test_progress_is_told_to_everybody(world: World) -> None:
