@@ -1,0 +1,90 @@
+"""What is told of actions: each begins and ends, or fails, just once."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.functional.cloud import Caller, OneProcess, Wanted
+from tests.functional.servers.neighbours import network
+
+CLOUD = Wanted(hosts=2, roles=("network",))
+
+
+@pytest.fixture
+def told(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Any]]:
+    """What was told since: event, server, fault."""
+    heard: list[tuple[str, Any, Any]] = []
+
+    def instance(event: str, row: Any, *, context: Any, fault: Any = None) -> None:
+        heard.append((event, row, fault))
+
+    monkeypatch.setattr(cloud.process.notifier, "instance", instance)
+    return heard
+
+
+def _events(told: list[tuple[str, Any, Any]], count: int) -> Callable[[], Any]:
+    async def probe() -> list[str] | None:
+        return [event for event, _, _ in told] if len(told) >= count else None
+
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("action", "back", "status"), [("pause", "unpause", "PAUSED"), ("suspend", "resume", "SUSPENDED")]
+)
+async def test_there_and_back(cloud: OneProcess, user: Caller, told: Any, action: str, back: str, status: str):
+    id = (await user.boot())["id"]
+    await cloud.until(_events(told, 2), "the end of the build")
+    told.clear()
+    await user.act(id, action)
+    await user.wait_for(id, status)
+    await user.act(id, back)
+    await user.wait_for(id, "ACTIVE")
+    events = await cloud.until(_events(told, 4), "the notifications")
+    assert events == [f"{action}.start", f"{action}.end", f"{back}.start", f"{back}.end"]
+    assert [row["vm_state"] for _, row, _ in told] == ["active", status.lower(), status.lower(), "active"]
+
+
+async def test_a_failure(cloud: OneProcess, user: Caller, told: Any):
+    id = (await user.boot(name=user.project))["id"]
+    await cloud.until(_events(told, 2), "the end of the build")
+    told.clear()
+    async with cloud.faults({"operation": "suspend", "kind": "fail", "name": user.project, "message": "no room"}):
+        await user.act(id, "suspend")
+        await user.wait_for(id, "ERROR")
+    assert await cloud.until(_events(told, 2), "the notifications") == ["suspend.start", "suspend.error"]
+    assert told[1][2]["message"] == "no room"
+
+
+async def test_locks(cloud: OneProcess, user: Caller, told: Any):
+    id = (await user.boot())["id"]
+    await cloud.until(_events(told, 2), "the end of the build")
+    told.clear()
+    await user.act(id, "lock", {"locked_reason": "why not"})
+    await user.act(id, "lock")  # changes nothing
+    await user.act(id, "unlock")
+    assert [(event, row["locked_by"], row["locked_reason"]) for event, row, _ in told] == [
+        ("lock", "owner", "why not"),
+        ("unlock", None, None),
+    ]
+
+
+async def test_interfaces(cloud: OneProcess, user: Caller, told: Any):
+    net = await network(user)
+    id = (await user.boot(name=user.project))["id"]
+    await cloud.until(_events(told, 2), "the end of the build")
+    told.clear()
+    path, body = f"/servers/{id}/os-interface", {"interfaceAttachment": {"net_id": net["id"]}}
+    port = (await user.post(path, body, 200))["interfaceAttachment"]["port_id"]
+    await user.delete(f"{path}/{port}", 202)
+    await user.wait_for(id, "ACTIVE")
+    async with cloud.faults({"operation": "attach_interface", "kind": "fail", "name": user.project}):
+        await user.refused(500, "POST", path, body)
+    events = await cloud.until(_events(told, 6), "the notifications")
+    assert events == [
+        "interface_attach.start", "interface_attach.end", "interface_detach.start", "interface_detach.end",
+        "interface_attach.start", "interface_attach.error",
+    ]  # fmt: skip
+    assert [len(row["network_info"]) for _, row, _ in told] == [0, 1, 1, 0, 0, 0]
+    await cloud.assert_clean()
