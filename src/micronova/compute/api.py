@@ -47,6 +47,7 @@ from micronova.objects.errors import (
     Conflict,
     Invalid,
     NotFound,
+    NotSupported,
     QuotaExceeded,
     Unavailable,
 )
@@ -353,6 +354,13 @@ class API:
     def _is_up(self, conn: sa.Connection, host: str) -> bool:
         found = services.list_(conn, binary="nova-compute", host=host)
         return bool(found) and services.is_up(found[0], micros(self._clock.now()), self._service_down_time)
+
+    async def host_uptime(self, context: RequestContext, host: str) -> str | None:
+        """Ask a host how long it is up; None if it does not tell, or not in time."""
+        try:
+            return await self._compute.get_host_uptime(rpc_context(context), host)
+        except (NotSupported, Unavailable):
+            return None
 
     async def fault_rules(
         self, context: RequestContext, host: str, rules: list[dict[str, Any]] | None

@@ -332,7 +332,6 @@ compute_nodes = sa.Table(
     Column("running_vms", Integer, nullable=False, default=0),
     Column("current_workload", Integer, nullable=False, default=0),
     Column("failed_builds", Integer, nullable=False, default=0),
-    Column("uptime", String(255)),
     Column("cell", String(64), nullable=False, default=""),
     Column("created_at", Time, nullable=False),
     Column("changed_at", Time, nullable=False),

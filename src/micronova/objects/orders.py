@@ -111,7 +111,6 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()
     capabilities: dict[str, str] = {}
-    uptime: str | None = None
     reserved: dict[str, int] = {}  # resource class -> what is kept for the host itself
     allocation_ratios: dict[str, float] = {}  # resource class -> the host's setting; absent: the deployment's
 

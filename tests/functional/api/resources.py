@@ -145,6 +145,10 @@ async def _project_exists(project: str) -> bool:
     return project in PROJECTS
 
 
+async def _uptime_of(_: RequestContext, host: str) -> str | None:
+    return "up 1 day" if host == "h1" else None  # what a host would answer
+
+
 def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
     limit = quotas.defaults_from({})
@@ -159,7 +163,7 @@ def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[
         *quota_sets.routes(database, limit, _project_exists),
         *quota_class_sets.routes(database, limit),
         *services.routes(database, clock, DOWN_TIME),
-        *hypervisors.routes(database, clock, DOWN_TIME, max_limit),
+        *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
         *hosts.routes(database, clock),
         *availability_zones.routes(database, clock, DOWN_TIME),
         *aggregates.routes(database, clock),

@@ -18,7 +18,7 @@ async def add_host(cloud: Cloud, host: str, **more: Any) -> str:
     resources = {
         "node": f"{host}.example", "node_uuid": node, "hypervisor_type": "fake", "hypervisor_version": 2,
         "vcpus": 8, "memory_mb": 8192, "local_gb": 100, "reserved": {"MEMORY_MB": 512}, "cpu_info": {"arch": "x86_64"},
-        "uptime": "up 1 day", "disk_available_gb": 90, **more,
+        "disk_available_gb": 90, **more,
     }  # fmt: skip
     now = micros(cloud.clock.now())
     await cloud.database.write(services.heartbeat, "nova-compute", [host], now)

@@ -159,7 +159,7 @@ async def test_hypervisors_are_paged_since_2_33(cloud: Cloud):
 
 async def test_the_uptime_of_a_host_that_is_down_or_says_none(cloud: Cloud):
     await add_host(cloud, "h1")
-    await add_host(cloud, "h2", uptime=None)
+    await add_host(cloud, "h2")
     assert (await cloud.admin.get("/os-hypervisors/2/uptime")).status == 501
     cloud.clock.time += DOWN_TIME + 1
     assert (await cloud.admin.get("/os-hypervisors/1/uptime")).status == 400

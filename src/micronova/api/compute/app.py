@@ -85,7 +85,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
         *services.routes(db, clock, down, needs.default_zone),
-        *hypervisors.routes(db, clock, down, most),
+        *hypervisors.routes(db, clock, api.host_uptime, down, most),
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),
         *aggregates.routes(db, clock),

@@ -1,6 +1,6 @@
 """Hypervisors: the nodes that guests run on."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from micronova.api.view import OMIT, Field, View
 from micronova.db import nodes, services
 from micronova.db.engine import Database
 from micronova.db.tables import instances
+from micronova.http.context import RequestContext
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
@@ -31,6 +32,10 @@ class Host(msgspec.Struct, frozen=True):
     service: Any
     up: bool
     servers: list[dict[str, str]] | None = None
+    uptime: str | None = None  # of one that was asked for alone: lists do not ask every host
+
+
+UptimeOf = Callable[[RequestContext, str], Awaitable[str | None]]
 
 
 def _service(row: Row, host: Host, key: str) -> dict[str, Any]:
@@ -73,7 +78,7 @@ FULL = View(
     Field("disk_available_least", "disk_available_gb", OLD),
     Field("cpu_info", lambda row, _: msgspec.json.encode(row.cpu_info).decode(), until(27)),
     Field("cpu_info", "cpu_info", Range(28, 87)),
-    Field("uptime", lambda row, host: row.uptime if host.up else None, since(88)),
+    Field("uptime", lambda row, host: host.uptime, since(88)),
 )
 
 
@@ -109,8 +114,11 @@ class ShowQuery(Query):
 class Hypervisors:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, down_time: float, max_limit: int) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, down_time: float, max_limit: int, uptime_of: UptimeOf
+    ) -> None:
         self._database = database
+        self._uptime_of = uptime_of
         self._clock = clock
         self._down_time = down_time
         self._max_limit = max_limit
@@ -196,6 +204,8 @@ class Hypervisors:
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a node."""
         row, host = await self._one(request, id, _with_servers(request.query.with_servers))
+        if request.minor >= 88 and host.up:
+            host = msgspec.structs.replace(host, uptime=await self._uptime_of(request.context, row.host))
         return {"hypervisor": FULL.at(request.minor)(row, host)}
 
     async def uptime(self, request: Request, id: str) -> dict[str, Any]:
@@ -203,9 +213,10 @@ class Hypervisors:
         row, host = await self._one(request, id)
         if not host.up:
             raise Invalid(f"Compute service of {row.host} is unavailable at this time.")
-        if row.uptime is None:
+        uptime = await self._uptime_of(request.context, row.host)
+        if uptime is None:
             raise NotSupported("The hypervisor does not tell its uptime.")
-        return {"hypervisor": {**BRIEF.at(request.minor)(row, host), "uptime": row.uptime}}
+        return {"hypervisor": {**BRIEF.at(request.minor)(row, host), "uptime": uptime}}
 
     async def search(self, request: Request, id: str) -> dict[str, Any]:
         """List nodes whose name has a part (until 2.52)."""
@@ -264,9 +275,11 @@ def _servers_of(conn: sa.Connection, uuids: Sequence[str]) -> dict[str, list[dic
     return found
 
 
-def routes(database: Database, clock: Clock, service_down_time: float = 20.0, max_limit: int = 1000) -> list[Route]:
-    """Declare the routes of hypervisors."""
-    handlers = Hypervisors(database, clock, service_down_time, max_limit)
+def routes(
+    database: Database, clock: Clock, uptime_of: UptimeOf, service_down_time: float = 20.0, max_limit: int = 1000
+) -> list[Route]:
+    """Declare the routes of hypervisors; `uptime_of` asks a host, and says None when it does not tell."""
+    handlers = Hypervisors(database, clock, service_down_time, max_limit, uptime_of)
     root, rule = "/os-hypervisors", "os_compute_api:os-hypervisors"
     one = f"{root}/{{id}}"
     listed: dict[str, Any] = {"method": "GET", "query": ListQuery, "strict_query": since(53)}
