@@ -13,7 +13,7 @@ from tests.functional.cloud import IMAGE
 from tests.functional.consoles import Viewer, closed, read_until, token_of
 from tests.services.process import free_port
 
-PORT = free_port()
+PORT, RELAY = free_port(), free_port()
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,9 @@ def region(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     )
     for role in ("api", "conductor", "scheduler"):
         made.add(role, role)
-    made.add("compute", "compute", MICRONOVA__DEFAULT__HOST="host-1")
+    made.add(
+        "compute", "compute", MICRONOVA__DEFAULT__HOST="host-1", MICRONOVA__CONSOLE__RELAY_LISTEN=f"127.0.0.1:{RELAY}"
+    )
     made.add("console", "console", MICRONOVA__API__PORT=str(PORT), MICRONOVA__DATABASE__CONNECTION="")
     try:
         made.start()
@@ -51,6 +53,8 @@ async def test_a_proxy_without_a_database_shows_servers_of_a_region(region: Clus
 
     assert link("vnc", "novnc").startswith(f"http://127.0.0.1:{PORT}/console/vnc_lite.html?path=console%2Fwebsockify")
     serial = link("serial", "serial")
+    console = _ok(region.request("GET", f"/os-console-auth-tokens/{token_of(serial)}", version="2.99"))["console"]
+    assert (console["host"], console["port"]) == ("127.0.0.1", RELAY)  # nobody but the host's relay is reached
     async with aiohttp.ClientSession() as client:
         async with client.ws_connect(serial) as socket:  # the link is the WebSocket itself
             await read_until(socket, b"far login: ")

@@ -231,6 +231,7 @@ async def make_compute(process: "Process") -> "Role":
         cpu_allocation_ratio=default.cpu_allocation_ratio,
         ram_allocation_ratio=default.ram_allocation_ratio,
         disk_allocation_ratio=default.disk_allocation_ratio,
+        console_relay_listen=process.settings.console.relay_listen,
     )
     manager = ComputeManager(settings, drivers, process.bus, process.clock, process.random)
     process.telemetry.metrics.gauge(

@@ -1,11 +1,14 @@
 """Where the consoles of a host's guests are; hosts without them, and hosts where they are switched off, say so."""
 
+from micronova.console.relay import ConsoleRelay
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.errors import Invalid, NotSupported
 from micronova.virt.driver import Driver, SerialConsole, VncConsole
 
 
-async def find_console(host: str, driver: Driver, uuid: str, protocol: ConsoleProtocol) -> ConsoleEndpoint:
+async def find_console(
+    host: str, driver: Driver, relay: ConsoleRelay, uuid: str, protocol: ConsoleProtocol
+) -> ConsoleEndpoint:
     """Ask the driver; the endpoint of one that listens on every address is the host's name."""
     if protocol == "vnc" and isinstance(driver, VncConsole):
         _check(driver, "vnc_console", "VNC")
@@ -17,7 +20,7 @@ async def find_console(host: str, driver: Driver, uuid: str, protocol: ConsolePr
         raise NotSupported(f"The hypervisor of instance {uuid} has no {protocol} consoles.")
     if found.host in ("0.0.0.0", "::"):  # noqa: S104 - listened on, not connected to
         return ConsoleEndpoint(host=host, port=found.port)
-    return found
+    return relay.offer(found)
 
 
 def _check(driver: Driver, capability: str, word: str) -> None:

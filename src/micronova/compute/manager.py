@@ -24,6 +24,7 @@ from micronova.compute.rpcapi import (
 )
 from micronova.compute.settings import ComputeSettings
 from micronova.compute.waiting import wait_for_all
+from micronova.console.relay import ConsoleRelay
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
@@ -47,9 +48,10 @@ LAST_BEAT_TIMEOUT = 2.0
 class HostManager:
     """Handles the messages to one host. An order is taken in hand and the handler returns."""
 
-    def __init__(self, agent: HostAgent) -> None:
+    def __init__(self, agent: HostAgent, relay: ConsoleRelay) -> None:
         self._agent = agent
         self._host = agent.host
+        self._relay = relay
 
     async def build_and_run_instance(self, context: Context, order: WorkOrder) -> None:
         """Build a guest and let it run."""
@@ -109,7 +111,8 @@ class HostManager:
 
     async def get_console(self, context: Context, wanted: ConsoleWanted) -> ConsoleEndpoint:
         """Say where a guest's screen or serial port is."""
-        return await find_console(self._host.name, self._host.driver, wanted.instance_uuid, wanted.protocol)
+        host = self._host
+        return await find_console(host.name, host.driver, self._relay, wanted.instance_uuid, wanted.protocol)
 
     async def get_diagnostics(self, context: Context, request: DiagnosticsRequest) -> GuestDiagnostics:
         """Measure a guest."""
@@ -155,6 +158,7 @@ class ComputeManager:
         self._clock = clock
         self._random = random
         self._conductor = ConductorClient(bus, clock, random)
+        self._relay = ConsoleRelay(settings.console_relay_listen, clock, random)
         self._agents = {
             name: HostAgent(Host(name, driver, settings, clock), self._conductor) for name, driver in hosts.items()
         }
@@ -163,10 +167,12 @@ class ComputeManager:
 
     async def start(self) -> None:
         """Find what the hypervisors hold, take orders, and begin to send heartbeats."""
+        await self._relay.start()
         for agent in self._agents.values():
             await agent.host.start()
         for name, agent in self._agents.items():
-            self._servers.append(await self._bus.serve(COMPUTE, HostManager(agent), host=name, shared=False))
+            manager = HostManager(agent, self._relay)
+            self._servers.append(await self._bus.serve(COMPUTE, manager, host=name, shared=False))
         self._loops = [
             asyncio.create_task(self._send_heartbeats(), name="compute-heartbeat"),
             asyncio.create_task(self._update_resources(), name="compute-resources"),
@@ -189,6 +195,7 @@ class ComputeManager:
         for agent in agents:
             agent.abandon()
         await self._wait(UNDO_TIME)
+        await self._relay.stop()
         for agent in agents:
             await agent.host.driver.close()
         await self._last_beat()

@@ -19,6 +19,7 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_allocation_ratio: float = 4.0
     ram_allocation_ratio: float = 1.0
     disk_allocation_ratio: float = 1.0
+    console_relay_listen: str = ""  # ADDRESS:PORT for console proxies on other machines
 
     def reserved(self) -> dict[str, int]:
         """What is kept for the host itself, by resource class."""

@@ -38,7 +38,7 @@ class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The console proxy."""
+    """The console proxy, and compute hosts that it does not run on."""
 
     allowed_origins: Annotated[
         tuple[str, ...], _doc("Web origins besides the proxy's own whose pages may show consoles.")
@@ -47,4 +47,11 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     xterm_path: Annotated[str, _doc("Directory of the package xterm.js (Debian: node-xterm).")] = (
         "/usr/share/nodejs/xterm"
     )
+    relay_listen: Annotated[
+        str,
+        Meta(
+            pattern=r"^(.+:\d{1,5})?$",
+            description="ADDRESS:PORT of a compute host for console proxies on other machines; empty: none.",
+        ),
+    ] = ""
     socket_path: Annotated[str, _doc("Only Unix sockets below this directory are consoles; empty: state_path.")] = ""

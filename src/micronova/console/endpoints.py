@@ -28,7 +28,9 @@ class Connector:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 if endpoint.path:
                     return await self._open_socket(Path(endpoint.path))
-                return await asyncio.open_connection(endpoint.host, endpoint.port)
+                reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+                writer.write(endpoint.secret.encode())
+                return reader, writer
         except TimeoutError:
             raise Unavailable("The console does not answer just now: try again later.") from None
         except OSError as error:

@@ -10,11 +10,12 @@ ConsoleProtocol = Literal["vnc", "serial"]
 
 
 class ConsoleEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a console can be reached from its host: a Unix socket, or an address and a port."""
+    """Where a console can be reached: a Unix socket, or an address and a port."""
 
     path: str = ""
     host: str = ""
     port: int = 0
+    secret: str = ""  # what a relay wants to hear first
 
 
 class ConsoleGrant(msgspec.Struct, frozen=True, kw_only=True):

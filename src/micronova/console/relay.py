@@ -1,0 +1,116 @@
+"""The compute host's end of a console for proxies on other machines.
+
+Consoles of guests are Unix sockets, or listen on the loopback: nobody outside reaches them, and they ask for no
+password. A host with a relay lets a proxy in by a secret that is good once and for a short while. The secret goes from
+the host to the proxy with the answer to "where is the console", which is asked only for bearers of a token.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from pathlib import Path
+from random import Random
+
+from micronova.console.endpoints import Connector, Streams
+from micronova.objects.clock import Clock
+from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.errors import MicronovaError
+
+log = logging.getLogger(__name__)
+
+TICKET_TIME = 60.0
+SECRET_TIMEOUT = 10.0
+SECRET_DIGITS = 64
+CHUNK = 65_536
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - told apart, not listened on
+
+
+class ConsoleRelay:
+    """Lets console proxies through to this host's consoles; without an address it changes nothing."""
+
+    def __init__(self, listen: str, clock: Clock, random: Random) -> None:
+        address, _, port = listen.rpartition(":")
+        self._address = address.strip("[]")
+        self._port = int(port) if port else 0
+        self._clock = clock
+        self._random = random
+        self._connector = Connector(Path("/"))
+        self._tickets: dict[str, tuple[ConsoleEndpoint, float]] = {}
+        self._server: asyncio.Server | None = None
+        self._talks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen, if there is an address."""
+        if not self._address:
+            return
+        try:
+            self._server = await asyncio.start_server(self._accept, self._address, self._port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise MicronovaError(
+                f"Cannot listen on {self._address}:{self._port} (console.relay_listen): {reason}."
+            ) from None
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and end what goes through."""
+        if self._server is not None:
+            self._server.close()
+        for talk in self._talks:
+            talk.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+
+    def offer(self, endpoint: ConsoleEndpoint) -> ConsoleEndpoint:
+        """Return where another machine reaches a console that only this one does."""
+        if self._server is None or not (endpoint.path or endpoint.host in _LOOPBACK):
+            return endpoint
+        now = self._clock.monotonic()
+        self._tickets = {key: ticket for key, ticket in self._tickets.items() if ticket[1] > now}
+        secret = f"{self._random.getrandbits(4 * SECRET_DIGITS):0{SECRET_DIGITS}x}"
+        self._tickets[secret] = endpoint, now + TICKET_TIME
+        host = socket.gethostname() if self._address in _EVERYWHERE else self._address
+        return ConsoleEndpoint(host=host, port=self._port, secret=secret)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talk = asyncio.create_task(self._talk((reader, writer)), name="console-relay")
+        self._talks.add(talk)
+        talk.add_done_callback(self._talks.discard)
+
+    async def _talk(self, proxy: Streams) -> None:
+        reader, writer = proxy
+        try:
+            async with asyncio.timeout(SECRET_TIMEOUT):
+                secret = (await reader.readexactly(SECRET_DIGITS)).decode("latin-1")
+            endpoint, until = self._tickets.pop(secret, (None, 0.0))
+            if endpoint is None or until <= self._clock.monotonic():
+                log.warning("somebody without a good secret wanted to see a console")
+                return
+            guest = await self._connector.open(endpoint)
+            try:
+                await _carry(proxy, guest)
+            finally:
+                guest[1].close()
+        except (OSError, EOFError, TimeoutError, MicronovaError) as error:
+            log.info("a console was not relayed: %s", error)
+        finally:
+            writer.close()
+
+
+async def _carry(one: Streams, other: Streams) -> None:
+    """Carry bytes both ways until one side hangs up."""
+    tasks = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()

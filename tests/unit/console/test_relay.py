@@ -1,0 +1,103 @@
+"""The relay of a compute host: whoever has the host's secret gets through to one console, once."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from micronova.console.endpoints import Connector
+from micronova.console.relay import ConsoleRelay
+from micronova.objects.clock import SystemClock
+from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.errors import MicronovaError
+
+
+class Late(SystemClock):
+    """The machine's clock, which can be put forward."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+@pytest.fixture
+async def console(tmp_path: Path) -> AsyncIterator[ConsoleEndpoint]:
+    """A console that says everything twice."""
+    talks: set[asyncio.Task[None]] = set()
+
+    async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(data * 2)
+        writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talks.add(asyncio.create_task(repeat(reader, writer)))
+
+    server = await asyncio.start_unix_server(accept, tmp_path / "c")
+    yield ConsoleEndpoint(path=str(tmp_path / "c"))
+    server.close()
+    await asyncio.gather(*talks)
+
+
+@pytest.fixture
+async def clock() -> Late:
+    return Late()
+
+
+@pytest.fixture
+async def relay(clock: Late) -> AsyncIterator[ConsoleRelay]:
+    made = ConsoleRelay("127.0.0.1:0", clock, random.Random(1))
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def _says(endpoint: ConsoleEndpoint) -> bytes:
+    """Connect as a proxy does, say something, and return the answer."""
+    reader, writer = await Connector(Path("/nowhere")).open(endpoint)
+    try:
+        writer.write(b"hello")
+        return await reader.read(1000)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def test_a_secret_is_good_once(relay: ConsoleRelay, console: ConsoleEndpoint) -> None:
+    offered = relay.offer(console)
+    assert (offered.path, offered.host) == ("", "127.0.0.1")
+    assert await _says(offered) == b"hellohello"
+    assert await _says(offered) == b""
+
+
+async def test_a_wrong_or_an_old_secret_is_not_good(relay: ConsoleRelay, console: ConsoleEndpoint, clock: Late) -> None:
+    offered = relay.offer(console)
+    assert await _says(msgspec.structs.replace(offered, secret="0" * 64)) == b""
+    clock.ahead = 61.0
+    assert await _says(offered) == b""
+
+
+async def test_what_others_reach_is_not_relayed(relay: ConsoleRelay) -> None:
+    endpoint = ConsoleEndpoint(host="192.0.2.7", port=5900)
+    assert relay.offer(endpoint) == endpoint
+
+
+async def test_a_host_without_a_relay_tells_where_its_consoles_are(console: ConsoleEndpoint, clock: Late) -> None:
+    relay = ConsoleRelay("", clock, random.Random(1))
+    await relay.start()
+    assert relay.offer(console) == console
+    await relay.stop()
+
+
+async def test_an_address_in_use_is_one_clear_line(clock: Late) -> None:
+    first = ConsoleRelay("127.0.0.1:0", clock, random.Random(1))
+    await first.start()
+    taken = first.offer(ConsoleEndpoint(path="/x")).port
+    with pytest.raises(MicronovaError, match=r"console\.relay_listen"):
+        await ConsoleRelay(f"127.0.0.1:{taken}", clock, random.Random(1)).start()
+    await first.stop()
