@@ -71,6 +71,7 @@ QUERY_NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 async def test_query_strings(world: World) -> None:
     tried, wrong = 0, []
     for service, route in world.cloud.routes():
@@ -110,6 +111,7 @@ IDS = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 async def test_ids_in_paths(world: World) -> None:
     tried, wrong = 0, []
     for service, route in world.cloud.routes():
@@ -148,6 +150,7 @@ async def test_methods_that_a_path_does_not_have(world: World) -> None:
 # --- bodies --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 async def test_every_field_of_every_body(world: World) -> None:
     tried, wrong = 0, []
     for service, route in world.writes:
@@ -178,6 +181,7 @@ IMAGE = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 async def test_attributes_that_no_type_declares(world: World) -> None:
     tried, wrong = 0, []
     for service, route in world.writes:

@@ -17,7 +17,10 @@ from micronova.rpc.distort import DistortedBus, Distortion
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
 from tests.functional.servers.neighbours import make, network, ok, ports_left
 
-pytestmark = pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process")
+pytestmark = [
+    pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process"),
+    pytest.mark.thorough,
+]
 
 QUICK = Wanted(
     roles=("network",),
