@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from micronova.neighbours.network.agent.groups import link_local
-from tests.e2e import dhcp6
+from tests.e2e import advertisement, dhcp6
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, remains
 
 pytestmark = NEEDS
@@ -63,6 +63,11 @@ async def until_addressed(guest: Guest) -> None:
 async def asks(guest: Guest, what: str) -> dict[str, Any]:
     done = await guest.do(sys.executable, dhcp6.__file__, "eth0", what)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+async def solicits(guest: Guest) -> list[dict[str, Any]]:
+    done = await guest.do(sys.executable, advertisement.__file__, "eth0")
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 async def reaches(guest: Guest, address: str) -> bool:
@@ -119,14 +124,16 @@ async def test_a_server_gives_addresses_and_a_router_says_that_it_does(cloud: Ag
     assert await reaches(a, "fd00:4::1")
 
 
-@pytest.mark.parametrize("routed", [True, False])
-async def test_a_guest_makes_its_address_and_asks_for_the_rest(cloud: AgentWorld, routed: bool) -> None:
-    network, subnet = await network_of(cloud, "fd00:5::/64", "dhcpv6-stateless", dns_nameservers=["fd00:99::53"])
-    if routed:
-        await joined(cloud, subnet)
-    guest = await cloud.guest(network)
-    await until_addressed(guest)
-    assert await asks(guest, "options") == {"address": None, "dns": ["fd00:99::53"]}
+async def test_a_guest_makes_its_address_and_asks_for_the_rest(cloud: AgentWorld) -> None:
+    guests = []
+    for cidr, routed in (("fd00:5::/64", True), ("fd00:6::/64", False)):
+        network, subnet = await network_of(cloud, cidr, "dhcpv6-stateless", dns_nameservers=["fd00:99::53"])
+        if routed:
+            await joined(cloud, subnet)
+        guests.append(await cloud.guest(network))
+    for guest in guests:
+        await until_addressed(guest)
+        assert await asks(guest, "options") == {"address": None, "dns": ["fd00:99::53"]}
 
 
 async def test_a_guest_cannot_be_a_router_or_a_neighbour_that_it_is_not(cloud: AgentWorld) -> None:
@@ -140,3 +147,32 @@ async def test_a_guest_cannot_be_a_router_or_a_neighbour_that_it_is_not(cloud: A
     assert not await reaches(good, "fd00:6::bad")
     spoofed = await bad.do("ping", "-c", "1", "-W", "1", "-I", "fd00:6::bad", good.address, check=False)
     assert spoofed.returncode != 0
+
+
+async def test_an_advertisement_says_how_addresses_are_got(cloud: AgentWorld) -> None:
+    guests, subnets, expected = [], [], []
+    for number, (mode, (managed, other, own)) in enumerate(
+        {
+            "slaac": (False, False, True),
+            "dhcpv6-stateless": (False, True, True),
+            "dhcpv6-stateful": (True, True, False),
+        }.items()
+    ):
+        cidr = f"fd00:7:{number + 1}::/64"
+        network, subnet = await network_of(cloud, cidr, mode, dns_nameservers=["fd00:99::53"])
+        guests.append(await cloud.guest(network))
+        subnets.append(subnet)
+        said = {"managed": managed, "other": other, "mtu": 1450, "dns": ["fd00:99::53"], "prefixes": {cidr: own}}
+        expected.append(said)
+    await cloud.settled()
+    for told, said in zip(await asyncio.gather(*map(solicits, guests)), expected, strict=True):
+        [alone] = told
+        assert {name: alone[name] for name in said} == said
+        assert alone["lifetime"] == 0, "the DHCP server is nobody's router"
+    ports = await joined(cloud, *subnets)
+    await cloud.settled()
+    answers = await asyncio.gather(*map(solicits, guests))
+    for told, said, port in zip(answers, expected, ports, strict=True):
+        [routed] = told
+        assert {name: routed[name] for name in said} == said
+        assert (routed["lifetime"], routed["source"]) == (1800, link_local(port["mac_address"]))

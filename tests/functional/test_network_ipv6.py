@@ -13,9 +13,10 @@ MAC = "fa:16:3e:12:34:56"
 OWN = "f816:3eff:fe12:3456"
 
 
-@pytest.fixture
-async def cloud(tmp_path: Path) -> AsyncIterator[World]:
-    async with world(tmp_path, compute=Compute(), clock=SystemClock()) as made:
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url, compute=Compute(), clock=SystemClock()) as made:
         yield made
 
 

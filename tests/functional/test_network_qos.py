@@ -10,9 +10,10 @@ from micronova.http.client import Answer
 from tests.unit.network.world import ADMIN, ALICE, BOB, SERVICE, World, error, world
 
 
-@pytest.fixture
-async def cloud(tmp_path: Path) -> AsyncIterator[World]:
-    async with world(tmp_path) as made:
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url) as made:
         yield made
 
 

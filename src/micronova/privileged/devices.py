@@ -24,6 +24,9 @@ def ensure_namespace(verb: v.EnsureNamespace) -> None:
         run(["ip", "link", "set", "lo", "up"])
         for family in ("ipv4", "ipv6"):
             sysctl(f"{family}/conf/all/forwarding", "1" if verb.forward else "0")
+        # A router may have several devices on one network: each speaks for its own addresses only.
+        sysctl("ipv4/conf/all/arp_ignore", "1")
+        sysctl("ipv4/conf/all/arp_announce", "2")
         sysctl("ipv6/conf/default/accept_dad", "0")
         sysctl("ipv6/conf/default/accept_ra", "0")
         # Bridged packets pass the inet family's chains, where connections are known.

@@ -8,6 +8,7 @@ import os
 import pwd
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,8 +29,7 @@ def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
     place = directory / verb.namespace
     place.mkdir(mode=0o755, exist_ok=True)
     if isinstance(verb, v.StartAdvertiser):
-        changed = [_write(place / name, text) for name, text in advertiser_files(verb).items()]
-        wanted = advertiser_command(verb, place)
+        changed, wanted = [], advertiser_command(verb, place)
     else:
         changed = [_write(place / name, text) for name, text in files(verb).items()]
         wanted = command(verb, place)
@@ -74,7 +74,6 @@ def _common(place: Path) -> list[str]:
         "--bind-dynamic",
         "--except-interface=lo",
         f"--pid-file={place / 'pid'}",
-        f"--dhcp-optsfile={place / 'options'}",
         "--leasefile-ro",
         "--log-facility=/dev/null",
         f"--user={_user()}",
@@ -87,6 +86,7 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
         *_common(place),
         f"--interface={verb.device}",
         f"--dhcp-hostsfile={place / 'hosts'}",
+        f"--dhcp-optsfile={place / 'options'}",
         f"--addn-hosts={place / 'names'}",
         "--dhcp-authoritative",
         "--dhcp-no-override",
@@ -100,6 +100,8 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
         arguments.append(f"--ra-param={verb.device},mtu:{verb.mtu},{ADVERTISE},0")
     if any(subnet.advertise and subnet.mode == "stateful" for subnet in verb.subnets):
         arguments.append("--enable-ra")  # the other modes say it themselves
+    told = [*_search(verb.domain), *_servers(verb.device, verb.subnets)]
+    arguments += [f"--dhcp-option={option}" for option in told]
     room = sum(min(network(subnet.cidr).num_addresses, 65536) for subnet in verb.subnets)
     return [*arguments, f"--dhcp-lease-max={max(1, min(room, 1_000_000))}"]
 
@@ -122,14 +124,19 @@ def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
         arguments += [f"--interface={link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
     subnets = [subnet for link in verb.links for subnet in link.subnets]
     told = [msgspec.structs.replace(subnet, advertise=True) for subnet in subnets]
-    return [*arguments, *(f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(told))]
+    arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(told)]
+    options = [each for number, subnet in enumerate(told) for each in _options(number, subnet)]
+    options += [each for link in verb.links for each in _servers(link.device, link.subnets)]
+    return [*arguments, *(f"--dhcp-option={option}" for option in (*_search(verb.domain), *options))]
 
 
-def advertiser_files(verb: v.StartAdvertiser) -> dict[str, str]:
-    """Return the files that a running advertiser reads again: options."""
-    subnets = [subnet for link in verb.links for subnet in link.subnets]
-    lines = [*_search(verb.domain), *(each for n, subnet in enumerate(subnets) for each in _options(n, subnet))]
-    return {"options": "".join(f"{line}\n" for line in lines)}
+def _servers(device: str, subnets: Sequence[v.DhcpSubnet]) -> list[str]:
+    """Name the DNS servers where guests hear of them by advertisements alone: those know devices, not ranges.
+
+    On the command line, as all that is advertised: without a range to serve by DHCP, no file of options is read.
+    """
+    known = dict.fromkeys(each for subnet in subnets if subnet.mode == "slaac" for each in subnet.dns)
+    return [f"tag:{device},option6:dns-server,{','.join(f'[{each}]' for each in known)}"] if known else []
 
 
 def _search(domain: str) -> list[str]:
@@ -139,7 +146,7 @@ def _search(domain: str) -> list[str]:
 def files(verb: v.StartDnsmasq) -> dict[str, str]:
     """Return the files that a running server reads again: hosts, options, names."""
     hosts, names = [], []
-    options = [f"option:mtu,{verb.mtu}", *_search(verb.domain)]
+    options = [f"option:mtu,{verb.mtu}"]
     domain = verb.domain.strip(".")
     for number, subnet in enumerate(verb.subnets):
         options += _options(number, subnet)
@@ -160,7 +167,8 @@ def files(verb: v.StartDnsmasq) -> dict[str, str]:
 def _options(number: int, subnet: v.DhcpSubnet) -> list[str]:
     tag = f"tag:s{number}"
     if network(subnet.cidr).version == 6:
-        return [f"{tag},option6:dns-server,{','.join(f'[{each}]' for each in subnet.dns)}"] if subnet.dns else []
+        asked = subnet.dns and subnet.mode != "slaac"
+        return [f"{tag},option6:dns-server,{','.join(f'[{each}]' for each in subnet.dns)}"] if asked else []
     lines = [f"{tag},option:router,{subnet.gateway}" if subnet.gateway else f"{tag},option:router"]
     if subnet.dns:
         lines.append(f"{tag},option:dns-server,{','.join(subnet.dns)}")
