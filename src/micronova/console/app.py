@@ -122,7 +122,7 @@ class ConsoleApp:
         if not origin or origin in self._origins:
             return
         host = (headers.get(b"x-forwarded-host") or headers.get(b"host", b"")).decode("latin-1")
-        if urllib.parse.urlsplit(origin).netloc.lower() != host.lower():
+        if origin.partition("://")[2].lower() != host.lower():
             raise Forbidden("Pages of this origin may not show consoles: console.allowed_origins names those that may.")
 
     async def _authorize(self, scope: Scope) -> Any:
