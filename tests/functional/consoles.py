@@ -35,7 +35,7 @@ class Viewer:
         self, token: str = "", path: str = "console/websockify", **headers: str
     ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         """Open a WebSocket."""
-        url = f"{self.base}/{path}" + (f"?token={token}" if token else "")
+        url = f"{self.base}/{path}" + (f"{'&' if '?' in path else '?'}token={token}" if token else "")
         async with self._client.ws_connect(url, protocols=["binary"], headers=headers) as opened:
             yield opened
 

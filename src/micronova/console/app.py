@@ -5,6 +5,7 @@ the token's value is never logged, never cached and never sent on by a browser t
 """
 
 import asyncio
+import contextlib
 import http.cookies
 import logging
 import urllib.parse
@@ -24,6 +25,7 @@ from micronova.rpc.errors import RemoteError, RpcError
 log = logging.getLogger(__name__)
 
 LONGEST_TOKEN = 128
+HANG_UP_TIMEOUT = 5.0
 _PROTOCOL = "binary"
 
 
@@ -96,13 +98,13 @@ class ConsoleApp:
             grant = await self._authorize(scope)
             reader, writer = await self._connector.open(grant.endpoint)
         except MicronovaError as error:
-            await _refuse(send, error)
+            await _refuse(receive, send, error)
             return
         try:
             try:
                 session = self._sessions.begin(grant)
             except MicronovaError as error:
-                await _refuse(send, error)
+                await _refuse(receive, send, error)
                 return
             try:
                 chosen = _PROTOCOL if _PROTOCOL in scope["subprotocols"] else None
@@ -133,12 +135,18 @@ class ConsoleApp:
             raise Unavailable("Nobody can check this console link just now: try again later.") from error
 
 
-async def _refuse(send: Send, error: MicronovaError) -> None:
+async def _refuse(receive: Receive, send: Send, error: MicronovaError) -> None:
     """Answer instead of becoming a WebSocket."""
     status = 403 if isinstance(error, NotFound) else status_of(error)
     start = {"type": "websocket.http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
     await send(start)
     await send({"type": "websocket.http.response.body", "body": f"{message_of(error)}\n".encode()})
+    # It hears that the answer is out, and then that the connection is gone: if we returned before that, uvicorn would
+    # log an error for each refusal.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(HANG_UP_TIMEOUT):
+            await receive()
+            await receive()
 
 
 def _token(scope: Scope) -> str:

@@ -1,9 +1,11 @@
 """Consoles: links to them, who gets in, what is shown, and when it ends."""
 
 import contextlib
+import logging
 import struct
 import uuid
 
+import pytest
 import sqlalchemy as sa
 
 from micronova.db.tables import console_tokens
@@ -196,7 +198,7 @@ async def test_whoever_opens_a_serial_console_later_takes_it_over(user: Caller, 
 # --- who gets in ---------------------------------------------------------------------------------------------------
 
 
-async def test_only_a_good_token_gets_in(user: Caller, viewer: Viewer):
+async def test_only_a_good_token_gets_in(user: Caller, viewer: Viewer, caplog: pytest.LogCaptureFixture):
     token = token_of(await link(user, (await user.boot())["id"]))
     assert await viewer.refused() == 403
     assert await viewer.refused("x" * 4000) == 403
@@ -204,14 +206,18 @@ async def test_only_a_good_token_gets_in(user: Caller, viewer: Viewer):
     assert await viewer.refused(token, "console/elsewhere") == 403
     assert await viewer.refused(token, "compute/v2.1/servers") == 403
     assert await viewer.refused(token, "nowhere") == 403
+    assert await viewer.refused(token, "console/websockify?a=1&a=2" + "&b=1" * 20) == 400
     async with viewer.socket(Cookie=f"token={token}") as socket:
         await read_until(socket, b"login: ")
+    assert token not in caplog.text
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_pages_of_other_sites_do_not_get_in(user: Caller, viewer: Viewer):
     token = token_of(await link(user, (await user.boot())["id"]))
     assert await viewer.refused(token, Origin="http://evil.example.org") == 403
     assert await viewer.refused(token, Origin="null") == 403
+    assert await viewer.refused(token, Origin="http://[") == 403
     async with viewer.socket(token, Origin=viewer.base) as socket:
         await read_until(socket, b"login: ")
 
