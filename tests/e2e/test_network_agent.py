@@ -113,6 +113,23 @@ async def test_a_guest_cannot_pretend_to_be_another(cloud: AgentWorld) -> None:
     assert allowed.returncode == 0
 
 
+async def test_a_guest_whose_port_is_gone_talks_to_nobody(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    lost, other = await cloud.guest(network), await cloud.guest(network)
+    await lost.dhcp()
+    await other.dhcp()
+    await cloud.network.make(
+        "security_group_rule", security_group_id=other.port["security_groups"][0], direction="ingress",
+        ethertype="IPv4", protocol="icmp",
+    )  # fmt: skip
+    await cloud.settled()
+    assert await lost.pings(other.address)
+    await cloud.network.delete("port", lost.port["id"], SERVICE)  # its tap is still there
+    await cloud.settled()
+    assert not await lost.pings(other.address)
+    assert not await other.pings(lost.address)
+
+
 async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld) -> None:
     public, outside = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
     network, subnet = await cloud.network.network("10.1.0.0/24")

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from micronova.neighbours.network.agent.groups import link_local
+from micronova.privileged.names import router_namespace
 from tests.e2e import advertisement, dhcp6
-from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, remains
+from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
+from tests.unit.network.world import ADMIN
 
 pytestmark = NEEDS
 
@@ -105,6 +107,17 @@ async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(clou
     )  # fmt: skip
     await cloud.settled()
     assert await reaches(a, b.address)
+
+
+async def test_a_router_reaches_the_world_outside(cloud: AgentWorld) -> None:
+    public = await cloud.network.make("network", ADMIN, router__external=True, shared=True)
+    outside = await cloud.network.make("subnet", ADMIN, network_id=public["id"], cidr="fd00:8::/64", ip_version=6)
+    router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
+    await cloud.settled()
+    namespace = router_namespace(cloud.prefix, router["id"])
+    ping = ("ping", "-c", "3", "-i", "0.3", "-W", "1", outside["gateway_ip"])
+    assert (await arun("ip", "netns", "exec", namespace, *ping, check=False)).returncode == 0
+    assert "default via fd00:8::1" in (await arun("ip", "-n", namespace, "-6", "route")).stdout
 
 
 async def test_a_server_gives_addresses_and_a_router_says_that_it_does(cloud: AgentWorld) -> None:

@@ -14,7 +14,7 @@ import pytest
 from micronova.privileged.client import runtime_directory
 from micronova.privileged.names import network_namespace, tap_name
 from tests.e2e.agent_world import NEEDS, AgentWorld, agent_world, arun, remains
-from tests.unit.network.world import SERVICE
+from tests.unit.network.world import ADMIN, SERVICE
 
 pytestmark = NEEDS
 
@@ -91,6 +91,30 @@ async def test_two_clouds_with_the_same_addresses_run_side_by_side(cloud: AgentW
         await asyncio.to_thread(other.close)
         assert remains(other.prefix) == []
         assert await guests[0].pings("10.1.0.50"), "the end of one is nothing to the other"
+
+
+async def test_a_restart_disturbs_no_traffic_through_a_router(cloud: AgentWorld) -> None:
+    public, _ = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
+    network, subnet = await cloud.network.network("10.1.0.0/24")
+    router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
+    path = f"/routers/{router['id']}/add_router_interface"
+    assert (await cloud.network.call("PUT", path, {"subnet_id": subnet["id"]})).status == 200
+    guest = await cloud.guest(network)
+    await guest.dhcp()
+    await cloud.network.make(
+        "security_group_rule", security_group_id=guest.port["security_groups"][0], direction="ingress",
+        ethertype="IPv4", protocol="icmp",
+    )  # fmt: skip
+    floating = await cloud.network.make("floatingip", floating_network_id=public["id"], port_id=guest.port["id"])
+    await cloud.settled()
+    ping = ("ping", "-q", "-c", "100", "-i", "0.05", "-W", "1", floating["floating_ip_address"])
+    pings = asyncio.create_task(arun("ip", "netns", "exec", cloud.prefix, *ping))
+    await cloud.agent.stop()
+    await asyncio.to_thread(cloud.helper.stop)
+    await asyncio.to_thread(cloud.helper.start)
+    await cloud.start_agent()
+    await cloud.settled()
+    assert "100 received" in (await pings).stdout
 
 
 async def test_rules_of_dead_ports_are_gone(cloud: AgentWorld) -> None:

@@ -27,6 +27,7 @@ def firewall(verb: v.LoadFirewall) -> str:
     groups = {group.id: number for number, group in enumerate(verb.groups, 1)}
     ports = list(enumerate(verb.guarded, 1))
     zones = {port.tap: port.zone for port in verb.guarded} | {each.device: each.zone for each in verb.plain}
+    taps = [device for device in zones if device.startswith("tap")]
     bridge = [
         *(line for number, port in ports for line in _sources(number, port)),
         *(line for number, port in ports for line in _honest(number, port)),
@@ -34,11 +35,13 @@ def firewall(verb: v.LoadFirewall) -> str:
         *(f"chain to{n} {{ meta mark set meta mark or {n << 16:#x}; }}" for n, _ in ports),
         "chain pre {",
         "type filter hook prerouting priority -300; policy accept;",
+        _strangers("iifname", taps),
         _dispatch("iifname", {f'"{p.tap}"': f"jump honest{n}" for n, p in ports}),
         _map("meta mark set iifname", {f'"{device}"': str(zone) for device, zone in zones.items()}),
         "}",
         "chain across {",
         "type filter hook forward priority -200; policy accept;",
+        _strangers("oifname", taps),
         "meta mark set 0;",
         _dispatch("iifname", {f'"{p.tap}"': f"jump from{n}" for n, p in ports}),
         _dispatch("oifname", {f'"{p.tap}"': f"jump to{n}" for n, p in ports}),
@@ -70,6 +73,7 @@ def firewall(verb: v.LoadFirewall) -> str:
         'iifname "lo" accept;',
         "ct state established,related accept;",
         "icmp type echo-request accept;",
+        "icmpv6 type { echo-request, nd-neighbor-solicit, nd-neighbor-advert } accept;",
         "}",
     ]
     return _replace("bridge", bridge) + _replace("inet", inet)
@@ -115,6 +119,12 @@ def _replace(family: str, lines: Sequence[str]) -> str:
     """Replace a table as a whole: the empty declaration makes sure that there is one to delete."""
     body = "\n".join(line for line in lines if line)
     return f"table {family} {TABLE}\ndelete table {family} {TABLE}\ntable {family} {TABLE} {{\n{body}\n}}\n"
+
+
+def _strangers(which: str, taps: Sequence[str]) -> str:
+    """Let nothing pass at a tap whose port is not known yet, or not any more: nobody knows what it may send."""
+    known = ", ".join(f'"{tap}"' for tap in taps)
+    return f'{which} "tap*" {which} != {{ {known} }} drop;' if taps else f'{which} "tap*" drop;'
 
 
 def _dispatch(what: str, targets: dict[str, str]) -> str:
