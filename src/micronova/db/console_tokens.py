@@ -1,4 +1,8 @@
-"""Tokens that let their bearers into consoles: kept as digests, for a while, and never longer than the server."""
+"""Tokens that let their bearers into consoles: kept as digests, for a while, and never longer than the server.
+
+The transaction that deletes a server deletes its tokens (`instances.to_history`). One that has left its host leaves
+them behind: they are good only where they were made.
+"""
 
 from typing import Any
 
@@ -38,11 +42,6 @@ def is_on(conn: sa.Connection, uuid: str, host: str) -> bool:
     """Say whether a server is still on the host where somebody looks at it."""
     query = sa.select(instances.c.uuid).where(instances.c.uuid == uuid, instances.c.host == host)
     return conn.execute(query).first() is not None
-
-
-def revoke(conn: sa.Connection, uuid: str) -> None:
-    """Forget every token of a server: it is deleted, or leaves its host."""
-    conn.execute(console_tokens.delete().where(console_tokens.c.instance_uuid == uuid))
 
 
 def purge(conn: sa.Connection, now: int) -> int:

@@ -4,7 +4,7 @@ import asyncio
 
 import sqlalchemy as sa
 
-from micronova.db import console_tokens
+from micronova.db import instances
 from micronova.db.tables import console_tokens as table
 from micronova.objects.clock import SystemClock, micros
 from tests.functional.cloud import Caller, Cloud, Wanted
@@ -79,8 +79,6 @@ async def test_what_has_run_out_is_forgotten(cloud: Cloud, user: Caller):
 async def test_a_server_that_left_its_host_takes_nobody_in(cloud: Cloud, user: Caller, viewer: Viewer):
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
-    database = cloud.process.database
-    assert database is not None
     async with viewer.socket(token) as socket:
         await read_until(socket, b"login: ")
         host = await user.host_of(id)
@@ -89,13 +87,9 @@ async def test_a_server_that_left_its_host_takes_nobody_in(cloud: Cloud, user: C
         CLOCK.forward(20)  # the proxy asks now and then
         assert "not on its host" in await closed(socket)
         await _move(cloud, id, host)
-    await database.write(console_tokens.revoke, id)  # what a move does
-    assert await viewer.refused(token) == 403
 
 
 async def _move(cloud: Cloud, id: str, host: str) -> None:
-    from micronova.db import instances
-
     database = cloud.process.database
     assert database is not None
     await database.write(instances.update, id, micros(CLOCK.now()), {"host": host})
