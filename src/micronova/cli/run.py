@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from micronova.cli.machine import run_as_service
 from micronova.cli.names import HTTP_ROLES, ROLES
+from micronova.cli.privilege import hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.sockets import listen
@@ -122,6 +123,13 @@ def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, 
     """Run several workers on one socket; a worker that dies is started again."""
     sock = listen(settings.api.listen, settings.api.port)
     os.set_inheritable(sock.fileno(), True)
+    # Once, before there are workers: several at the same moment would make different keys, or keep them for root.
+    user = service_user(settings.default.user)
+    if user is None:
+        place.create()
+        place.keys()
+    else:
+        hand_over(place, user)
     command = [
         sys.executable,
         "-m",

@@ -186,6 +186,8 @@ class Build(HostKind):
         networks = self.tools.networks
         if candidate.networks == "none" or networks is None:
             return candidate
+        if await self.engine.database.read(_is_anothers, candidate.operation):
+            return None  # placing took so long that the lease ran out
         assert candidate.placement is not None
         chosen = candidate.placement.selected
         try:
@@ -287,7 +289,12 @@ class Build(HostKind):
     # --- what may go wrong -----------------------------------------------------------------------------------
 
     async def _overtaken(self, operation: Operation, row: Any, networks: Any = "unknown") -> None:
-        """The server is being deleted: let go of what this build holds, quietly."""
+        """The server is being deleted: let go of what this build holds, quietly.
+
+        Unless the build goes on in other hands: then the ports are theirs.
+        """
+        if await self.engine.database.read(_is_anothers, operation):
+            return
         if self.tools.networks is not None and networks != "none":
             await self.tools.networks.deallocate(instance_uuid=operation.instance_uuid)
         await self.cancel(operation)
@@ -530,6 +537,15 @@ def _load(conn: sa.Connection, operations: list[Operation]) -> list[tuple[Operat
         else:
             loaded.append((operation, row, _spec_of(spec), spec["networks"]))
     return loaded
+
+
+def _is_anothers(conn: sa.Connection, operation: Operation) -> bool:
+    """Say whether somebody else has a build that we took to be ours: another conductor, and perhaps its host by now."""
+    row = rows.get(conn, operation.id)
+    if row is not None and row["owner"] == operation.owner and row["epoch"] == operation.epoch:
+        return False
+    instance = instances.get(conn, operation.instance_uuid)
+    return instance is not None and instance["task_state"] != states.DELETING
 
 
 def _timed(operation: Operation, report: Report) -> BuildPayload:

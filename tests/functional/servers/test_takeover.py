@@ -19,6 +19,7 @@ from micronova.objects.errors import NoValidHost
 from micronova.rpc.contract import Context
 from micronova.scheduler.manager import SchedulerManager
 from tests.functional.cloud import Caller, OneProcess, Wanted
+from tests.functional.servers.neighbours import network, ports_of
 
 
 class Crashes:
@@ -36,6 +37,7 @@ class Crashes:
 crashes = Crashes()
 CLOUD = Wanted(
     hosts=2,
+    roles=("network",),
     after_step=crashes,
     settings={
         "default": {"report_interval": 0.1},
@@ -109,6 +111,26 @@ async def test_a_paused_conductor_comes_back_to_a_build_that_is_done(
     await _idle(cloud, second)
     assert (await user.show(id))["status"] == "ACTIVE"
     assert await user.host_of(id) == host
+    await cloud.assert_clean()
+
+
+async def test_a_paused_conductor_leaves_the_ports_of_the_other_one_alone(
+    cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch
+):
+    net = await network(user)
+    gate = Gate()
+    monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place))
+    id = await user.create(networks=[{"uuid": net["id"]}])
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await _expire(cloud, id)
+    await user.wait_for(id, "ACTIVE")
+    [port] = await ports_of(user, id)
+    gate.open.set()
+    await gate.left.wait()
+    await _idle(cloud, second)
+    assert [each["id"] for each in await ports_of(user, id)] == [port["id"]]
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
     await cloud.assert_clean()
 
 
