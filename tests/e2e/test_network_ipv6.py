@@ -107,6 +107,12 @@ async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(clou
     )  # fmt: skip
     await cloud.settled()
     assert await reaches(a, b.address)
+    path = f"/routers/{ports[0]['device_id']}/remove_router_interface"
+    for subnet, guest in ((one, a), (two, b)):
+        assert (await cloud.network.call("PUT", path, {"subnet_id": subnet["id"]})).status == 200
+        async with asyncio.timeout(10):
+            while "default" in (await guest.do("ip", "-6", "route")).stdout:
+                await asyncio.sleep(0.1)
 
 
 async def test_a_router_reaches_the_world_outside(cloud: AgentWorld) -> None:

@@ -4,6 +4,7 @@ A router that advertises itself has one too, which does nothing else: guests tak
 router, so it must come from the router's own device.
 """
 
+import contextlib
 import os
 import pwd
 import signal
@@ -14,14 +15,17 @@ from pathlib import Path
 import msgspec
 
 from micronova.privileged import verbs as v
+from micronova.privileged.announce import withdraw
 from micronova.privileged.checks import network
-from micronova.privileged.kernel import inside, run
+from micronova.privileged.kernel import Failed, inside, run
 
 PROGRAM = "dnsmasq"
 LEASE = 86400
 ADVERTISE = 60  # seconds between advertisements that nobody has asked for
 LIFETIME = 1800  # seconds that a router is taken for one after its last advertisement
 STOP_TIMEOUT = 5.0
+_DEVICE = "--interface="
+_ADVERTISER = "--port=0"  # no DNS: only a router's advertiser is started so
 
 
 def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
@@ -39,7 +43,7 @@ def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
             os.kill(pid, signal.SIGHUP)
         return
     if pid is not None:
-        _end(pid)
+        _end(pid, verb.namespace, keep=wanted)
     with inside(verb.namespace):
         run(wanted)
 
@@ -49,7 +53,7 @@ def stop(namespace: str, directory: Path) -> None:
     place = directory / namespace
     pid = running(place)
     if pid is not None:
-        _end(pid)
+        _end(pid, namespace)
     if place.is_dir():
         for file in place.iterdir():
             file.unlink()
@@ -84,7 +88,7 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
     """Return the command line: what a running server cannot be told otherwise."""
     arguments = [
         *_common(place),
-        f"--interface={verb.device}",
+        f"{_DEVICE}{verb.device}",
         f"--dhcp-hostsfile={place / 'hosts'}",
         f"--dhcp-optsfile={place / 'options'}",
         f"--addn-hosts={place / 'names'}",
@@ -119,9 +123,9 @@ _KINDS: dict[v.Mode, str] = {"stateful": "static", "stateless": "ra-stateless", 
 
 def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
     """Return the command line of a router's advertiser. What it would answer to DHCP never reaches it (`rulesets`)."""
-    arguments = [*_common(place), "--port=0", "--enable-ra"]
+    arguments = [*_common(place), _ADVERTISER, "--enable-ra"]
     for link in verb.links:
-        arguments += [f"--interface={link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
+        arguments += [f"{_DEVICE}{link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
     subnets = [subnet for link in verb.links for subnet in link.subnets]
     told = [msgspec.structs.replace(subnet, advertise=True) for subnet in subnets]
     arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(told)]
@@ -211,10 +215,17 @@ def _arguments(pid: int) -> list[str]:
     return [part.decode(errors="replace") for part in raw.split(b"\0")[:-1]]
 
 
-def _end(pid: int) -> None:
+def _end(pid: int, namespace: str, keep: Sequence[str] = ()) -> None:
+    """End a server; guests hear at once that a router which it advertised, and whoever comes next does not, is none."""
+    before = _arguments(pid)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT
     while _arguments(pid):
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
+    if _ADVERTISER in before:
+        gone = [each for each in before if each.startswith(_DEVICE) and each not in keep]
+        with contextlib.suppress(Failed), inside(namespace):
+            for each in gone:
+                withdraw(each.removeprefix(_DEVICE))
