@@ -53,6 +53,13 @@ async def connected(page: Page) -> None:
     await expect(page.locator("#state")).to_have_text("connected", timeout=PATIENCE)
 
 
+async def press(page: Page, text: str) -> None:
+    """Type on the keys of a keyboard, which is what a screen's guest gets: large letters are small ones with Shift."""
+    keys = {"\n": "Enter", ">": "Shift+Period", "S": "Shift+KeyS"}
+    for letter in text:
+        await page.keyboard.press(keys.get(letter, letter), delay=10)
+
+
 async def pixels(page: Page) -> list[int]:
     """Return how many pixels of the screen have each of its colours, the most frequent one first."""
     return sorted(await page.evaluate(_PIXELS), reverse=True)

@@ -112,6 +112,12 @@ class Guest:
         await until(there, lambda: f"{text!r} {count} times on the console of {self.name}:\n{seen[-3000:]}")
         return seen
 
+    async def console(self, protocol: str, kind: str) -> str:
+        """Return a link to one of its consoles."""
+        body = {"remote_console": {"protocol": protocol, "type": kind}}
+        made = await self.tenant.person.do("POST", f"{self.path}/remote-consoles", body)
+        return str(made["remote_console"]["url"])
+
     async def ready(self, count: int = 1) -> dict[str, str]:
         """Wait until it has booted so many times; return what it says of itself."""
         await self.wait("ACTIVE")

@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page
 
-from tests.browser import chromium, connected, pixels, shows, window
+from tests.browser import chromium, connected, pixels, press, shows, window
 from tests.e2e.cloud import RealCloud
 from tests.e2e.guests import Guest, until
 
@@ -40,21 +40,8 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
         yield opened
 
 
-async def _link(guest: Guest, protocol: str, kind: str) -> str:
-    body = {"remote_console": {"protocol": protocol, "type": kind}}
-    made = await guest.tenant.person.do("POST", f"{guest.path}/remote-consoles", body)
-    return str(made["remote_console"]["url"])
-
-
-async def _press(page: Page, text: str) -> None:
-    """Type on the keys of a keyboard, which is what a screen's guest gets: large letters are small ones with Shift."""
-    keys = {"\n": "Enter", ">": "Shift+Period", "S": "Shift+KeyS"}
-    for letter in text:
-        await page.keyboard.press(keys.get(letter, letter), delay=10)
-
-
 async def test_the_screen_is_not_blank_and_takes_keys(guest: Guest, page: Page) -> None:
-    await page.goto(await _link(guest, "vnc", "novnc"))
+    await page.goto(await guest.console("vnc", "novnc"))
     await connected(page)
 
     async def lit() -> bool:
@@ -62,12 +49,12 @@ async def test_the_screen_is_not_blank_and_takes_keys(guest: Guest, page: Page) 
 
     await until(lit, "letters on the screen")
     await page.locator("canvas").click()
-    await _press(page, "\necho typed-by-hand >/dev/ttyS0\n")
+    await press(page, "\necho typed-by-hand >/dev/ttyS0\n")
     await guest.shows("typed-by-hand")
 
 
 async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
-    await page.goto(await _link(guest, "serial", "serial"))
+    await page.goto(await guest.console("serial", "serial"))
     await connected(page)
     await page.keyboard.type("\n")
     await shows(page, ".xterm-rows", "root@dora:~#")
@@ -76,7 +63,7 @@ async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
 
 
 async def test_consoles_end_with_the_server(guest: Guest, page: Page) -> None:
-    await page.goto(await _link(guest, "vnc", "novnc"))
+    await page.goto(await guest.console("vnc", "novnc"))
     await connected(page)
     await guest.delete()
     await shows(page, "#message", "closed its console")

@@ -280,6 +280,7 @@ async def make_api(process: "Process") -> "Role":
         LinkSettings(
             token_ttl=settings.consoleauth.token_ttl,
             vnc_base_url=settings.vnc.novncproxy_base_url,
+            spice_base_url=settings.spice.html5proxy_base_url,
             serial_base_url=settings.serial_console.base_url,
         ),
     )

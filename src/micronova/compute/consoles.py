@@ -31,7 +31,7 @@ PROTOCOLS: dict[str, str] = {
 }
 """By the types that the API knows: their protocols."""
 
-SERVED: dict[str, ConsoleProtocol] = {"novnc": "vnc", "serial": "serial"}
+SERVED: dict[str, ConsoleProtocol] = {"novnc": "vnc", "spice-html5": "spice", "serial": "serial"}
 """The types that there are consoles of."""
 
 
@@ -40,6 +40,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     token_ttl: float
     vnc_base_url: str = ""  # empty: where the API was asked
+    spice_base_url: str = ""
     serial_base_url: str = ""
 
 
@@ -59,7 +60,9 @@ class ConsoleLinks:
         """Return a link to a server's console; `root_url` is scheme://host:port as the user knows this cloud."""
         protocol = SERVED.get(kind)
         if protocol is None:
-            raise Invalid(f"Consoles of the type {kind} are not available in this cloud: there are novnc and serial.")
+            raise Invalid(
+                f"Consoles of the type {kind} are not available in this cloud: there are novnc, spice-html5 and serial."
+            )
         if row["task_state"] == states.DELETING:
             raise Conflict(f"Instance {row['uuid']} is being deleted.")
         await self._api.console_endpoint(context, row, protocol)  # its host says whether there is one
@@ -78,7 +81,9 @@ class ConsoleLinks:
         )
         if protocol == "vnc":
             return vnc_url(self._settings.vnc_base_url or f"{root_url}/console/vnc_lite.html", token)
-        return serial_url(self._settings.serial_base_url or f"{root_url}/console/serial.html", token)
+        if protocol == "spice":
+            return page_url(self._settings.spice_base_url or f"{root_url}/console/spice_auto.html", token)
+        return page_url(self._settings.serial_base_url or f"{root_url}/console/serial.html", token)
 
     async def show(self, context: RequestContext, token: str) -> tuple[str, str, ConsoleEndpoint]:
         """Return the server, its host and the console of a token that is good."""
@@ -99,6 +104,6 @@ def vnc_url(base: str, token: str) -> str:
     return f"{base}{'&' if '?' in base else '?'}path={urllib.parse.quote(path, safe='')}"
 
 
-def serial_url(base: str, token: str) -> str:
+def page_url(base: str, token: str) -> str:
     """Return a link to a page, or to the WebSocket itself if that is the base."""
     return f"{base}{'&' if '?' in base else '?'}token={token}"

@@ -3,7 +3,7 @@
 from micronova.console.relay import ConsoleRelay
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.errors import Invalid, NotSupported
-from micronova.virt.driver import Driver, SerialConsole, VncConsole
+from micronova.virt.driver import Driver, SerialConsole, SpiceConsole, VncConsole
 
 
 async def find_console(
@@ -13,6 +13,9 @@ async def find_console(
     if protocol == "vnc" and isinstance(driver, VncConsole):
         _check(driver, "vnc_console", "VNC")
         found = await driver.get_vnc_console(uuid)
+    elif protocol == "spice" and isinstance(driver, SpiceConsole):
+        _check(driver, "spice_console", "SPICE")
+        found = await driver.get_spice_console(uuid)
     elif protocol == "serial" and isinstance(driver, SerialConsole):
         _check(driver, "serial_console", "serial")
         found = await driver.get_serial_console(uuid)

@@ -25,6 +25,14 @@ class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
 
 
+class Spice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links to screens that are shown by SPICE."""
+
+    html5proxy_base_url: Annotated[
+        str, _doc("Page that SPICE links lead to; empty: /console/spice_auto.html where the API was asked.")
+    ] = ""
+
+
 class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to serial ports."""
 
@@ -46,6 +54,9 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     novnc_path: Annotated[str, _doc("Directory of noVNC (Debian: novnc).")] = "/usr/share/novnc"
     xterm_path: Annotated[str, _doc("Directory of the package xterm.js (Debian: node-xterm).")] = (
         "/usr/share/nodejs/xterm"
+    )
+    spice_html5_path: Annotated[str, _doc("Directory of spice-html5 (Debian: spice-html5).")] = (
+        "/usr/share/spice-html5"
     )
     relay_listen: Annotated[
         str,

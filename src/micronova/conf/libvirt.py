@@ -38,10 +38,11 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = ""
     rng_dev_path: Annotated[str, _doc("Where guests' random numbers come from.")] = "/dev/urandom"
     force_config_drive: Annotated[bool, _doc("Whether every guest gets a config drive.")] = False
-    vnc_enabled: Annotated[bool, _doc("Whether guests have a screen.")] = True
+    vnc_enabled: Annotated[bool, _doc("Whether guests' screens are shown by VNC.")] = True
     vnc_server_listen: Annotated[
         str, _doc("Address of guests' VNC; empty: a Unix socket, or loopback with a libvirt that is not ours.")
     ] = ""
+    spice_enabled: Annotated[bool, _doc("Whether guests' screens are shown by SPICE, too.")] = False
     wait_soft_reboot_seconds: Annotated[float, _doc("After so long a soft reboot becomes a hard one.")] = 120.0
 
     call_timeout: Annotated[float, _doc("A libvirt that takes longer for a simple call counts as hung.")] = 60.0

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from micronova.conf.console import VNC, Console, ConsoleAuth, SerialConsole
+from micronova.conf.console import VNC, Console, ConsoleAuth, SerialConsole, Spice
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import MicronovaError
 
@@ -303,6 +303,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     libvirt: LibvirtSettings = LibvirtSettings()
     consoleauth: ConsoleAuth = ConsoleAuth()
     vnc: VNC = VNC()
+    spice: Spice = Spice()
     serial_console: SerialConsole = SerialConsole()
     console: Console = Console()
     notifications: Notifications = Notifications()

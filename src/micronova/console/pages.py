@@ -42,7 +42,7 @@ class Library:
 class Pages:
     """Files by path; what is not there, or not of a known type, is not served."""
 
-    def __init__(self, novnc: Path, xterm: Path) -> None:
+    def __init__(self, novnc: Path, xterm: Path, spice: Path) -> None:
         self._own = Path(str(importlib.resources.files("micronova.console") / "pages"))
         self._novnc = Library(
             name="noVNC", folder=novnc, entry="core/rfb.js", package="novnc", setting="console.novnc_path"
@@ -50,10 +50,13 @@ class Pages:
         self._xterm = Library(
             name="xterm.js", folder=xterm, entry="lib/xterm.js", package="node-xterm", setting="console.xterm_path"
         )
-        self._needs = {"vnc_lite.html": self._novnc, "serial.html": self._xterm}
+        self._spice = Library(
+            name="spice-html5", folder=spice, entry="main.js", package="spice-html5", setting="console.spice_html5_path"
+        )
+        self._needs = {"vnc_lite.html": self._novnc, "serial.html": self._xterm, "spice_auto.html": self._spice}
 
     def missing(self) -> list[str]:
-        """Say what to install, one line for each library."""
+        """Say what to install, one line for each library; of SPICE, which few clouds offer, only its page does."""
         return [text for library in (self._novnc, self._xterm) if (text := library.missing())]
 
     def find(self, path: str) -> File | None:
@@ -70,6 +73,8 @@ class Pages:
                 return _read(self._xterm.folder, "lib/xterm.css") or _read(self._xterm.folder, "css/xterm.css")
             if name.startswith("novnc/"):
                 return _read(self._novnc.folder, name.removeprefix("novnc/"))
+            if name.startswith("spice-html5/"):
+                return _read(self._spice.folder, name.removeprefix("spice-html5/"))
             return _read(self._own, name)
         except (OSError, ValueError):  # no such file, or no such name
             return None

@@ -24,7 +24,9 @@ class ConsoleProxy:
         self, bus: Bus, clock: Clock, settings: Console, *, state_path: Path, enforce_timeout: bool = False
     ) -> None:
         self.sessions = Sessions(ConsoleAuthAPI(bus), clock, enforce_timeout=enforce_timeout)
-        self._pages = Pages(Path(settings.novnc_path), Path(settings.xterm_path))
+        self._pages = Pages(
+            Path(settings.novnc_path), Path(settings.xterm_path), Path(settings.spice_html5_path)
+        )
         sockets = Path(settings.socket_path) if settings.socket_path else state_path
         self.app = ConsoleApp(self.sessions, Connector(sockets), self._pages, settings.allowed_origins)
 

@@ -124,7 +124,7 @@ console_tokens = sa.Table(
     Column("token_digest", String(64), primary_key=True),
     Column("instance_uuid", String(36), nullable=False),
     Column("host", String(255), nullable=False),  # where the instance was: a token is void once it has left
-    Column("protocol", String(16), nullable=False),  # vnc | serial
+    Column("protocol", String(16), nullable=False),  # vnc | spice | serial
     Column("created_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
     Index("console_tokens_by_instance", "instance_uuid"),

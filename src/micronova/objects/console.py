@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-ConsoleProtocol = Literal["vnc", "serial"]
+ConsoleProtocol = Literal["vnc", "spice", "serial"]
 """The protocols that drivers speak; the API knows more, and refuses them."""
 
 

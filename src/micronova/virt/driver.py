@@ -195,6 +195,14 @@ class VncConsole(Protocol):
 
 
 @runtime_checkable
+class SpiceConsole(Protocol):
+    """Shows guests' screens by SPICE."""
+
+    async def get_spice_console(self, uuid: str) -> ConsoleEndpoint:
+        """Say where."""
+
+
+@runtime_checkable
 class SerialConsole(Protocol):
     """Lets one talk to guests by their serial ports."""
 
@@ -222,6 +230,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "screenshot": Screenshot,
     "diagnostics": Diagnostics,
     "vnc_console": VncConsole,
+    "spice_console": SpiceConsole,
     "serial_console": SerialConsole,
     "fault_injection": FaultInjection,
 }

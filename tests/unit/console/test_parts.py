@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from micronova.compute.consoles import serial_url, vnc_url
+from micronova.compute.consoles import page_url, vnc_url
 from micronova.console.bundle import bundle
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
@@ -28,15 +28,18 @@ def test_links_to_screens_name_the_websocket_beside_the_page(base: str, expected
 
 
 def test_links_to_serial_ports_may_be_websockets() -> None:
-    assert serial_url("ws://c/console/websockify", "t") == "ws://c/console/websockify?token=t"
+    assert page_url("ws://c/console/websockify", "t") == "ws://c/console/websockify?token=t"
 
 
 def test_a_missing_library_is_told_with_its_package(tmp_path: Path) -> None:
-    pages = Pages(tmp_path / "novnc", tmp_path / "xterm")
+    pages = Pages(tmp_path / "novnc", tmp_path / "xterm", tmp_path / "spice")
     status, _, content = pages.find("/vnc_lite.html") or (0, "", b"")
     assert status == 503
     assert b"apt-get install novnc" in content and b"console.novnc_path" in content
-    assert len(pages.missing()) == 2
+    status, _, content = pages.find("/spice_auto.html") or (0, "", b"")
+    assert status == 503
+    assert b"apt-get install spice-html5" in content and b"console.spice_html5_path" in content
+    assert len(pages.missing()) == 2  # of SPICE nobody is warned who may not offer it
     assert pages.find("/xterm.js") is None and pages.find("/xterm.css") is None
     (tmp_path / "xterm" / "lib").mkdir(parents=True)
     (tmp_path / "xterm" / "lib" / "xterm.js").write_text("module.exports = 1")
@@ -55,8 +58,10 @@ def test_only_files_below_the_folders_are_served(tmp_path: Path, path: str) -> N
     folder.mkdir()
     for name in ("a.js", ".x.js", "a.txt"):
         (folder / name).write_text("x")
-    pages = Pages(folder, tmp_path)
-    assert pages.find(path) is None
+    pages = Pages(folder, tmp_path, folder)
+    for each in (path, path.replace("novnc", "spice-html5")):
+        assert pages.find(each) is None
+    assert pages.find("/spice-html5/a.js") == (200, "text/javascript; charset=utf-8", b"x")
     assert pages.find("/novnc/a.js") == (200, "text/javascript; charset=utf-8", b"x")
 
 

@@ -1,4 +1,4 @@
-// What both consoles share: the token, what it stands for, the state that is shown, and the WebSocket.
+// What the consoles share: the token, what it stands for, the state that is shown, and the WebSocket.
 
 const element = (id) => document.getElementById(id);
 
@@ -34,18 +34,19 @@ async function ask() {
   return said.server;
 }
 
-// Say why there is no connection: the proxy knows more about the token than the browser about the WebSocket.
-async function explain(reason) {
+// Say why there is no connection: the proxy knows more about the token than the browser about the WebSocket. The
+// hint is for a server that is still there.
+export async function explain(reason, hint = "") {
   try {
     await ask();
-    fail(reason || "The connection to the console was lost.");
+    fail(`${reason || "The connection to the console was lost."} ${hint}`.trim());
   } catch (error) {
     fail(reason || error.message);
   }
 }
 
-// Connect to the console that the token stands for; null, and a message is shown, if that cannot be.
-export async function connect(protocol) {
+// Return the WebSocket's address of the console that the token stands for; null, and a message is shown, if there is none.
+export async function locate(protocol) {
   try {
     const server = await ask();
     if (server.protocol !== protocol) {
@@ -60,6 +61,13 @@ export async function connect(protocol) {
   const address = new URL("websockify", location.href);
   address.protocol = address.protocol === "https:" ? "wss:" : "ws:";
   address.search = new URLSearchParams({ token: token() });
+  return address;
+}
+
+// Connect to the console; null, and a message is shown, if that cannot be.
+export async function connect(protocol) {
+  const address = await locate(protocol);
+  if (!address) return null;
   const socket = new WebSocket(address, ["binary"]);
   socket.binaryType = "arraybuffer";
   socket.addEventListener("close", (event) => explain(event.reason));

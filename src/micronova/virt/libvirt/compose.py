@@ -11,7 +11,7 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import NotSupported
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
-from micronova.virt.libvirt.definition import Cpu, Definition, Disk, Owner, Rng, Serial, Video, Vnc
+from micronova.virt.libvirt.definition import Cpu, Definition, Disk, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, parse_cpus, require
 from micronova.virt.libvirt.interfaces import interfaces
 from micronova.virt.libvirt.layout import DiskRecord, GuestRecord, Layout
@@ -72,6 +72,7 @@ def compose(
     _refuse(wishes, instance, facts)
     machine, uefi, secure = _firmware(wishes, facts, settings)
     cpus = _cpus(wishes, instance, record, facts, settings, taken_cpus)
+    screens = _screens(shop, instance.uuid)
     is_qemu = facts.is_qemu
     windows = wishes.image("os_type") == "windows"
     queues_wanted = wishes.enabled(
@@ -118,9 +119,9 @@ def compose(
             virt_type=facts.virt_type,
         ),
         serials=_serials(shop, wishes, instance.uuid) if is_qemu or facts.os_type == "hvm" else (),
-        vnc=_vnc(shop, instance.uuid),
-        video=_video(wishes, facts) if settings.vnc_enabled else None,
-        tablet=_tablet(wishes, facts) if settings.vnc_enabled else None,
+        screens=screens,
+        video=_video(wishes, facts) if screens else None,
+        tablet=_tablet(wishes, facts) if screens else None,
         rng=_rng(wishes, facts, settings),
         watchdog=_watchdog(wishes) if is_qemu else None,
         guest_agent=is_qemu
@@ -299,12 +300,19 @@ def _serials(shop: Workshop, wishes: Wishes, uuid: str) -> tuple[Serial, ...]:
     )
 
 
-def _vnc(shop: Workshop, uuid: str) -> Vnc | None:
-    if not shop.settings.vnc_enabled:
-        return None
-    if shop.vnc_on_socket:
-        return Vnc(socket=shop.layout.seen(shop.layout.socket(uuid, "vnc")))
-    return Vnc(address=shop.settings.vnc_server_listen or "127.0.0.1")
+def _screens(shop: Workshop, uuid: str) -> tuple[Screen, ...]:
+    settings, layout = shop.settings, shop.layout
+    found = []
+    if settings.vnc_enabled:
+        if shop.vnc_on_socket:
+            found.append(Screen(protocol="vnc", socket=layout.seen(layout.socket(uuid, "vnc"))))
+        else:
+            found.append(Screen(protocol="vnc", address=settings.vnc_server_listen or "127.0.0.1"))
+    if settings.spice_enabled:
+        # QEMU makes the socket itself, which it can only in directories that were made for it.
+        socket = layout.seen(layout.socket(uuid, "spice")) if layout.private else ""
+        found.append(Screen(protocol="spice", socket=socket))
+    return tuple(found)
 
 
 def _video(wishes: Wishes, facts: HostFacts) -> Video | None:

@@ -1,6 +1,7 @@
 """A guest's definition as plain data: what is in it has been decided, nothing is looked up any more."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from micronova.virt.libvirt.topology import CpuPlan
 
@@ -68,9 +69,10 @@ class Serial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vnc:
-    """The screen, at a socket or at an address where libvirt finds a port."""
+class Screen:
+    """Who shows the screen, at a socket or at an address where libvirt finds a port."""
 
+    protocol: Literal["vnc", "spice"]
     socket: str = ""
     address: str = "127.0.0.1"
 
@@ -116,7 +118,7 @@ class Definition:
     disks: tuple[Disk, ...] = ()
     interfaces: tuple[Interface, ...] = ()
     serials: tuple[Serial, ...] = ()
-    vnc: Vnc | None = None
+    screens: tuple[Screen, ...] = ()
     video: Video | None = None
     tablet: str | None = None  # usb | virtio
     rng: Rng | None = None

@@ -1,6 +1,6 @@
 """Devices of a guest as libvirt's XML. Nothing is decided here; see `compose`."""
 
-from micronova.virt.libvirt.definition import Definition, Disk, Interface, Serial, Vnc
+from micronova.virt.libvirt.definition import Definition, Disk, Interface, Screen, Serial
 from micronova.virt.libvirt.xmltree import Element, child, element
 
 
@@ -21,8 +21,10 @@ def devices(guest: Definition) -> Element:
         child(channel, "target", type="virtio", name="org.qemu.guest_agent.0")
     if guest.tablet:
         child(found, "input", type="tablet", bus=guest.tablet)
-    if guest.vnc:
-        found.append(vnc(guest.vnc))
+    found.extend(graphics(screen) for screen in guest.screens)
+    if any(screen.protocol == "spice" for screen in guest.screens):
+        # Guests have no sound card; libvirt would have SPICE bring their sound nevertheless.
+        child(found, "audio", id=1, type="none")
     if guest.video:
         video = child(found, "video")
         child(video, "model", type=guest.video.model, vram=guest.video.vram_kib, heads=1)
@@ -102,14 +104,18 @@ def serial(port: Serial, number: int) -> Element:
     return found
 
 
-def vnc(screen: Vnc) -> Element:
-    """The VNC server: without a password, which is the console proxy's business; nobody else can reach it."""
+def graphics(screen: Screen) -> Element:
+    """Who shows the screen: without a password, which is the console proxy's business; nobody else can reach it."""
     if screen.socket:
-        found = element("graphics", type="vnc")
+        found = element("graphics", type=screen.protocol)
         child(found, "listen", type="socket", socket=screen.socket)
-        return found
-    found = element("graphics", type="vnc", autoport="yes", listen=screen.address)
-    child(found, "listen", type="address", address=screen.address)
+    else:
+        found = element("graphics", type=screen.protocol, autoport="yes", listen=screen.address)
+        child(found, "listen", type="address", address=screen.address)
+    if screen.protocol == "spice":
+        # What a browser can draw: its client knows neither dictionaries of images nor, on our page, video.
+        child(found, "image", compression="auto_lz")
+        child(found, "streaming", mode="off")
     return found
 
 

@@ -8,6 +8,7 @@ whatever point an agent dies at, `list_guests` finds it and `destroy` removes it
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import NAMESPACE_URL, uuid5
@@ -139,7 +140,11 @@ class LibvirtDriver:
         """What is implemented and what this host can do."""
         found = implemented(self)
         if not self._settings.vnc_enabled:
-            found -= {"vnc_console", "screenshot"}
+            found -= {"vnc_console"}
+        if not self._settings.spice_enabled:
+            found -= {"spice_console"}
+        if not (self._settings.vnc_enabled or self._settings.spice_enabled):
+            found -= {"screenshot"}
         if self._ready is not None and not self._facts.is_qemu:
             found -= {"serial_console", "console_log", "screenshot"}
         return found
@@ -340,8 +345,19 @@ class LibvirtDriver:
         await self._guests.expect_running(uuid)
         if self._vnc_on_socket:
             return ConsoleEndpoint(path=str(self._layout.socket(uuid, "vnc")))
-        host, port = await self._guests.ask(uuid, hotplug.vnc_address, "say where its screen is")
-        return ConsoleEndpoint(host=host, port=port)
+        return await self._screen_port(uuid, "vnc")
+
+    async def get_spice_console(self, uuid: str) -> ConsoleEndpoint:
+        """Say where the guest's screen is shown by SPICE."""
+        if not self._settings.spice_enabled:
+            raise Conflict("This host shows no screens by SPICE: its setting spice_enabled is off.")
+        await self._guests.expect_running(uuid)
+        if not self._layout.private:
+            return await self._screen_port(uuid, "spice")
+        path = self._layout.socket(uuid, "spice")
+        if not await self._files.run(path.exists):
+            raise Conflict("The guest was started without SPICE: it has it once it is started anew.")
+        return ConsoleEndpoint(path=str(path))
 
     async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
         """Say where one of the guest's serial ports is."""
@@ -368,6 +384,11 @@ class LibvirtDriver:
         )
 
     # --- what goes on behind ---
+
+    async def _screen_port(self, uuid: str, protocol: str) -> ConsoleEndpoint:
+        find = partial(hotplug.screen_address, protocol=protocol)
+        host, port = await self._guests.ask(uuid, find, "say where its screen is")
+        return ConsoleEndpoint(host=host, port=port)
 
     @property
     def _facts(self) -> HostFacts:

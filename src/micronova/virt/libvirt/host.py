@@ -76,7 +76,7 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
         domain = secure = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
         if arch == "x86_64":
             secure = parse(connection.getDomainCapabilities(None, arch, SECURE_MACHINE, virt_type))
-    return facts(
+    found = facts(
         capabilities,
         domain,
         secure,
@@ -88,6 +88,17 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
         cgroups=cgroups,
         direct_io=can_bypass_cache(folder),
     )
+    check_screens(found, settings)
+    return found
+
+
+def check_screens(found: HostFacts, settings: LibvirtSettings) -> None:
+    """Refuse a setting that this host cannot live up to, before any guest is promised it."""
+    if settings.spice_enabled and "spice" not in found.graphics:
+        raise LibvirtMissing(
+            f"This host's {found.hypervisor} has no SPICE, which libvirt.spice_enabled wants: install a QEMU that has "
+            "it (Debian: qemu-system-x86), or switch it off."
+        )
 
 
 def facts(

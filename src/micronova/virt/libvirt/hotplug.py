@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from micronova.objects.clock import Clock
-from micronova.objects.errors import InstanceNotFound, MicronovaError
+from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
 from micronova.objects.network import VIF
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt import domains
@@ -69,12 +69,12 @@ async def detach(connection: Connection, watchers: Watchers, clock: Clock, cloud
     raise DriverFailed("The guest does not let go of the interface.")
 
 
-def vnc_address(domain: Any) -> tuple[str, int]:
+def screen_address(domain: Any, protocol: str) -> tuple[str, int]:
     """Say where a running guest's screen is, when it has a port."""
-    graphics = parse(domain.XMLDesc(0)).find("./devices/graphics[@type='vnc']")
+    graphics = parse(domain.XMLDesc(0)).find(f"./devices/graphics[@type='{protocol}']")
     port = int(graphics.get("port", "-1")) if graphics is not None else -1
     if graphics is None or port < 0:
-        raise InstanceNotFound("The guest has no screen.")
+        raise Conflict(f"The guest was started without {protocol.upper()}: it has it once it is started anew.")
     return graphics.get("listen") or "127.0.0.1", port
 
 

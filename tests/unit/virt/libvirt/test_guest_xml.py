@@ -1,5 +1,6 @@
 """Guest definitions, looked at as data."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.guest_xml import domain, domain_xml, metadata, owner_of
+from micronova.virt.libvirt.layout import Layout
 from micronova.virt.libvirt.xmltree import Element, child, element, parse, unparse
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 
@@ -166,6 +168,26 @@ def test_consoles() -> None:
     root = made(specs={"hw:serial_port_count": "2"})
     assert [one(port, "target").get("port") for port in root.findall("./devices/serial")] == ["0", "1"]
     assert len(root.findall("./devices/serial/log")) == 1
+
+
+def test_spice_is_beside_vnc_or_instead_of_it() -> None:
+    assert made().find("./devices/graphics[@type='spice']") is None
+    root = made(settings=LibvirtSettings(spice_enabled=True))
+    assert [screen.get("type") for screen in root.findall("./devices/graphics")] == ["vnc", "spice"]
+    screen = one(root, "./devices/graphics[@type='spice']")
+    assert dict(screen.items()) == {"type": "spice"}  # no port
+    assert attributes(screen, "listen") == [{"type": "socket", "socket": f"/var/lib/libvirt/sockets/{UUID}.spice"}]
+    assert one(screen, "image").get("compression") == "auto_lz" and one(screen, "streaming").get("mode") == "off"
+    assert attributes(root, "./devices/audio") == [{"id": "1", "type": "none"}]
+    root = made(settings=LibvirtSettings(vnc_enabled=False, spice_enabled=True))
+    assert one(root, "./devices/graphics").get("type") == "spice" and root.find("./devices/video") is not None
+
+
+def test_spice_of_a_libvirt_that_is_not_ours_listens_on_the_loopback() -> None:
+    root = made(settings=LibvirtSettings(spice_enabled=True), layout=Layout(Path("/state/libvirt")))
+    screen = one(root, "./devices/graphics[@type='spice']")
+    assert screen.get("autoport") == "yes"
+    assert attributes(screen, "listen") == [{"type": "address", "address": "127.0.0.1"}]
 
 
 def test_cpu_models() -> None:

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from micronova.virt.libvirt.host import can_bypass_cache, choose_virt_type, cpu_flags, facts, parse_cpus
+from micronova.conf.libvirt import LibvirtSettings
+from micronova.virt.libvirt.host import (
+    can_bypass_cache,
+    check_screens,
+    choose_virt_type,
+    cpu_flags,
+    facts,
+    parse_cpus,
+)
 from micronova.virt.libvirt.library import LibvirtMissing
 from micronova.virt.libvirt.xmltree import parse
 
@@ -45,6 +53,7 @@ DOMAIN = """
   <devices>
     <disk supported='yes'><enum name='bus'><value>virtio</value><value>ide</value></enum></disk>
     <video supported='yes'><enum name='modelType'><value>vga</value></enum></video>
+    <graphics supported='yes'><enum name='type'><value>vnc</value><value>spice</value></enum></graphics>
     <rng supported='yes'/>
   </devices>
 </domainCapabilities>
@@ -66,6 +75,21 @@ def test_facts() -> None:
     first, second = found.cells
     assert (first.memory_mb, first.cpus, first.siblings, first.pages) == (4096, (0, 1), ((0, 1),), {2048: 16})
     assert second.siblings == ((2,),)
+    assert found.graphics == {"vnc", "spice"}
+
+
+def test_spice_is_wanted_only_of_hosts_that_have_it() -> None:
+    old = DOMAIN.replace("<value>spice</value>", "")
+    for domain, able in ((DOMAIN, True), (old, False)):
+        found = facts(
+            parse(CAPABILITIES), parse(domain), parse(domain), virt_type="qemu", hypervisor="QEMU", version=7_002_022
+        )
+        check_screens(found, LibvirtSettings())
+        if able:
+            check_screens(found, LibvirtSettings(spice_enabled=True))
+        else:
+            with pytest.raises(LibvirtMissing, match="QEMU has no SPICE"):
+                check_screens(found, LibvirtSettings(spice_enabled=True))
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,9 @@ async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> Non
     assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection"}
     (blind,) = make(tmp_path, vnc_enabled=False).values()
     assert "vnc_console" not in blind.capabilities() and "pause" in blind.capabilities()
+    assert "spice_console" not in driver.capabilities() | blind.capabilities()
+    (spicy,) = make(tmp_path, vnc_enabled=False, spice_enabled=True).values()
+    assert {"spice_console", "screenshot"} <= spicy.capabilities() and "vnc_console" not in spicy.capabilities()
 
 
 async def test_wrong_settings(able: None, tmp_path: Path) -> None:

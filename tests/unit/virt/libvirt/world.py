@@ -113,6 +113,7 @@ def composed(
     devices: tuple[BlockDevice, ...] = (),
     taken: frozenset[int] = frozenset(),
     vnc_on_socket: bool = True,
+    layout: Layout | None = None,
     record: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Definition:
@@ -130,6 +131,6 @@ def composed(
         "epoch": 3,
         "disks": plan_disks(a_plan, settings),
     }
-    layout = Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"), gid=1)
+    layout = layout or Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"), gid=1)
     shop = Workshop(facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket)
     return compose(shop, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
