@@ -35,7 +35,7 @@ class Workshop:
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "sh", "-c",
              f"mount -t tmpfs -o size={DISK},mode=0711 disk '{self._disk}' && echo ready && exec sleep infinity"],
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE, start_new_session=True,  # Ctrl-C is for us; it is needed until the cloud is gone
         )  # fmt: skip
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"ready\n"
