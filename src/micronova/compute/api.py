@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from micronova.compute import states
 from micronova.compute.acceptance import Acceptance, rpc_context
 from micronova.compute.hooks import Hooks
-from micronova.compute.interfaces import Interfaces, Networks
+from micronova.compute.interfaces import Interfaces, Networks, ServerGroups
 from micronova.compute.new_servers import (
     Created,
     CreateRequest,
@@ -354,6 +354,30 @@ class API:
     def _is_up(self, conn: sa.Connection, host: str) -> bool:
         found = services.list_(conn, binary="nova-compute", host=host)
         return bool(found) and services.is_up(found[0], micros(self._clock.now()), self._service_down_time)
+
+    # --- security groups -------------------------------------------------------------------------------------
+
+    async def security_groups(self, context: RequestContext, row: Any) -> list[dict[str, Any]]:
+        """Return the security groups of a server's ports, with their rules."""
+        return await self._groups().of_server(row["uuid"], context.token)
+
+    async def add_security_group(self, context: RequestContext, row: Any, group: str) -> None:
+        """Give all ports of a server a group; rules hold for a running guest at once."""
+        names = await self._groups().add(row["uuid"], group, token=context.token, project_id=row["project_id"])
+        await self._show_groups(row["uuid"], names)
+
+    async def remove_security_group(self, context: RequestContext, row: Any, group: str) -> None:
+        """Take a group off all ports of a server."""
+        names = await self._groups().remove(row["uuid"], group, token=context.token, project_id=row["project_id"])
+        await self._show_groups(row["uuid"], names)
+
+    def _groups(self) -> ServerGroups:
+        if self._networks is None:
+            raise NotSupported("There is no network service, and so there are no security groups.")
+        return self._networks.groups
+
+    async def _show_groups(self, uuid: str, names: list[str]) -> None:
+        await self._database.write(instances.update, uuid, micros(self._clock.now()), {"security_groups": names})
 
     async def host_uptime(self, context: RequestContext, host: str) -> str | None:
         """Ask a host how long it is up; None if it does not tell, or not in time."""

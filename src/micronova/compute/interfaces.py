@@ -51,8 +51,25 @@ _TOLD: dict[str, type[MicronovaError]] = {
 }
 
 
+class ServerGroups(Protocol):
+    """What is needed of the network service for the security groups of servers."""
+
+    async def of_server(self, server: str, token: str) -> list[dict[str, Any]]:
+        """Return the groups with their rules."""
+
+    async def add(self, server: str, asked: str, *, token: str, project_id: str) -> list[str]:
+        """Add one, by name or id; return the names of all."""
+
+    async def remove(self, server: str, asked: str, *, token: str, project_id: str) -> list[str]:
+        """Take one away; return the names of those that are left."""
+
+
 class Networks(Protocol):
     """What is needed of the network service."""
+
+    @property
+    def groups(self) -> ServerGroups:
+        """The security groups of servers."""
 
     async def validate(
         self,

@@ -14,6 +14,7 @@ import msgspec
 
 from micronova.http.client import ServiceClient
 from micronova.network.calls import Calls, mark_of
+from micronova.network.groups import Groups
 from micronova.network.plan import Plan, PlannedPort, Planner
 from micronova.network.vifs import marked, unmarked, vif_of
 from micronova.objects.errors import Conflict, NotFound
@@ -28,6 +29,7 @@ class NetworkClient:
     def __init__(self, client: ServiceClient) -> None:
         self.calls = Calls(client)
         self._planner = Planner(self.calls)
+        self.groups = Groups(self.calls, self._planner)
 
     async def validate(
         self,

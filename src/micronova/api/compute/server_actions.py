@@ -72,6 +72,24 @@ class ResetStateBody(msgspec.Struct, forbid_unknown_fields=True):
     value: ResetState = field(name="os-resetState")
 
 
+class SecurityGroup(msgspec.Struct, forbid_unknown_fields=True):
+    """A security group by its name or id."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class AddSecurityGroupBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Add a security group."""
+
+    value: SecurityGroup = field(name="addSecurityGroup")
+
+
+class RemoveSecurityGroupBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Remove a security group."""
+
+    value: SecurityGroup = field(name="removeSecurityGroup")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Action:
     """One action: its name in the body, who does it, who may ask for it."""
@@ -128,6 +146,16 @@ class ServerActions:
         wanted = states.ACTIVE if request.body.value.state == "active" else states.ERROR
         await self._api.actions.reset_state(row, wanted)
 
+    async def add_security_group(self, request: Request, id: str) -> None:
+        """Give a server's ports a security group."""
+        row = await access.server(self._database, request, id)
+        await self._api.add_security_group(request.context, row, request.body.value.name)
+
+    async def remove_security_group(self, request: Request, id: str) -> None:
+        """Take a security group off a server's ports."""
+        row = await access.server(self._database, request, id)
+        await self._api.remove_security_group(request.context, row, request.body.value.name)
+
     async def console_output(self, request: Request, id: str) -> dict[str, str]:
         """Read the end of a server's console log."""
         row = await access.server(self._database, request, id)
@@ -170,6 +198,18 @@ def routes(database: Database, api: API) -> list[Route]:
             handler=handlers.unlock,
             policy="os_compute_api:os-lock-server:unlock",
             body=_bare("unlock"),
+        ),
+        _Action(
+            name="addSecurityGroup",
+            handler=handlers.add_security_group,
+            policy="os_compute_api:os-security-groups:add",
+            body=AddSecurityGroupBody,
+        ),
+        _Action(
+            name="removeSecurityGroup",
+            handler=handlers.remove_security_group,
+            policy="os_compute_api:os-security-groups:remove",
+            body=RemoveSecurityGroupBody,
         ),
         _Action(
             name="os-resetState",
