@@ -84,7 +84,13 @@ async def _network(admin: Person, owner: Person) -> Things:
     floating = await owner.make(
         f"{N}/floatingips", "floatingip", description=SECRET, floating_network_id=networks[0]["id"]
     )
+    # Limits are made by admins.
+    policy = await admin.make(f"{N}/qos/policies", "policy", name=SECRET, project_id=owner.project_id)
+    limits = f"{N}/qos/policies/{policy['id']}/bandwidth_limit_rules"
+    limit = await admin.make(limits, "bandwidth_limit_rule", max_kbps=1000)
+    await admin.do("PUT", f"{N}/qos/policies/{policy['id']}/tags/{SECRET}")
     made = {
+        "qos": policy["id"], "policies": policy["id"], "limit": limit["id"],
         "networks": network["id"], "subnets": subnet["id"], "routers": router["id"], "security-groups": group["id"],
         "security-group-rules": group["security_group_rules"][0]["id"], "ports": port["id"], "subnetpools": pool["id"],
         "floatingips": floating["id"], "network-ip-availabilities": network["id"],
@@ -158,7 +164,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "endpoint_id": "endpoint",
     },
     "image": {"image_id": "image", "member_id": "member"},
-    "network": {"project": "project"},
+    "network": {"project": "project", "rule": "limit"},
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
         "port_id": "server port",
@@ -167,6 +173,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
 WORDS = {
     "GET /v2/schemas/{name}": "image",
     "GET /v2.0/extensions/{alias}": "router",
+    "GET /v2.0/qos/rule-types/{type}": "bandwidth_limit",
     **{f"{method} /{{path:path}}": "openstack/latest/password" for method in ("GET", "HEAD", "POST")},
 }
 
@@ -290,6 +297,12 @@ BODIES: dict[str, Body] = {
     "PUT /v2.0/routers/{id}/remove_extraroutes": lambda t: {"router": {"routes": []}},
     "POST /v2.0/floatingips": lambda t: {"floatingip": {"floating_network_id": t["public"], "port_id": t["ports"]}},
     "PUT /v2.0/floatingips/{id}": lambda t: {"floatingip": {"description": "x"}},
+    "POST /v2.0/qos/policies": lambda t: {"policy": _NAMED},
+    "PUT /v2.0/qos/policies/{id}": lambda t: {"policy": _NAMED},
+    "POST /v2.0/qos/policies/{id}/bandwidth_limit_rules": lambda t: {
+        "bandwidth_limit_rule": {"max_kbps": 500, "direction": "ingress"}
+    },
+    "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}": lambda t: {"bandwidth_limit_rule": {"max_kbps": 600}},
     "PUT /v2.0/agents/{id}": lambda t: {"agent": {"description": "x"}},
     "POST /v2.0/agent-reports": lambda t: {"host": "a-host-without-guests"},
     "PUT /v2.0/quotas/{project}": lambda t: {"quota": {"port": 77}},
@@ -307,6 +320,8 @@ BODIES: dict[str, Body] = {
     "POST /servers/{id}/action reboot": lambda t: {"reboot": {"type": "HARD"}},
     **{f"POST /servers/{{id}}/action {action}": lambda t, action=action: {action: None}  # type: ignore[misc]
        for action in ("pause", "unpause", "suspend", "resume", "lock", "unlock")},
+    "POST /servers/{id}/action addSecurityGroup": lambda t: {"addSecurityGroup": {"name": t["security-groups"]}},
+    "POST /servers/{id}/action removeSecurityGroup": lambda t: {"removeSecurityGroup": {"name": t["security-groups"]}},
     "POST /servers/{id}/action os-resetState": lambda t: {"os-resetState": {"state": "active"}},
     "POST /servers/{id}/os-interface": lambda t: {"interfaceAttachment": {"net_id": t["networks"]}},
     "POST /servers/{id}/action os-getConsoleOutput": lambda t: {"os-getConsoleOutput": {"length": 5}},

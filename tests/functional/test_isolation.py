@@ -194,9 +194,12 @@ OPEN: dict[str, tuple[int, str]] = {
     "network GET /v2.0/extensions/{alias}": (200, PUBLIC),
     "network GET /v2.0/availability_zones": (200, PUBLIC),
     "network GET /v2.0/service-providers": (200, PUBLIC),
+    "network GET /v2.0/qos/rule-types": (200, PUBLIC),
+    "network GET /v2.0/qos/rule-types/{type}": (200, PUBLIC),
     "network GET /v2.0/agents": (200, "an empty list: Neutron leaves out what policy hides"),
     **{f"network GET /v2.0/{kind}": (200, OWN) for kind in (
         "networks", "subnets", "subnetpools", "ports", "security-groups", "security-group-rules", "routers",
+        "qos/policies",
         "floatingips",
     )},
     **{f"network POST /v2.0/{kind}": (201, NEW) for kind in ("networks", "subnetpools", "security-groups", "routers")},
@@ -229,6 +232,14 @@ REFUSED: dict[str, tuple[int, str]] = {
     )},
     **{f"network {method} /v2.0/auto-allocated-topology/{{project}}": (403, "as for quotas")
        for method in ("GET", "DELETE")},
+    **{f"network {route}": (404, "admins' business, but a policy that one cannot see is not there") for route in (
+        "PUT /v2.0/qos/policies/{id}", "DELETE /v2.0/qos/policies/{id}",
+        "POST /v2.0/qos/policies/{id}/tags", "PUT /v2.0/qos/policies/{id}/tags", "DELETE /v2.0/qos/policies/{id}/tags",
+        "PUT /v2.0/qos/policies/{id}/tags/{tag}", "DELETE /v2.0/qos/policies/{id}/tags/{tag}",
+        "POST /v2.0/qos/policies/{id}/bandwidth_limit_rules",
+        "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}",
+        "DELETE /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}",
+    )},
     **{f"network {route}": (404, "there are no agents") for route in (
         "GET /v2.0/agents/{id}", "PUT /v2.0/agents/{id}", "DELETE /v2.0/agents/{id}",
     )},
