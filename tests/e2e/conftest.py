@@ -17,6 +17,10 @@ from tests.e2e.cloud import RealCloud, real_cloud
 from tests.e2e.host import Host, ImageServer
 from tests.e2e.workshop import Workshop
 
+SHARED = """
+[libvirt]
+spice_enabled = true
+"""
 FAULTY = """
 [default]
 disk_allocation_ratio = 20.0
@@ -75,7 +79,7 @@ def machine(test_image: Path) -> Iterator[Host]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cloud(can_run_guests: None) -> AsyncIterator[RealCloud]:
     """Return the cloud that tests share; at the end nothing is left of it."""
-    async with real_cloud() as made:
+    async with real_cloud(RealCloud(SHARED)) as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""Consoles of a real guest in a real browser: its screen, and its serial port that answers."""
+"""Consoles of a real guest in a real browser: its screen by VNC and SPICE, and its serial port that answers."""
 
 from collections.abc import AsyncIterator
 
@@ -40,17 +40,42 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
         yield opened
 
 
-async def test_the_screen_is_not_blank_and_takes_keys(guest: Guest, page: Page) -> None:
-    await page.goto(await guest.console("vnc", "novnc"))
-    await connected(page)
-
+async def _lit(page: Page) -> None:
     async def lit() -> bool:
         return sum((await pixels(page))[1:]) > LIT  # what does not have the background's colour
 
     await until(lit, "letters on the screen")
+
+
+@pytest.mark.parametrize(("protocol", "kind"), [("vnc", "novnc"), ("spice", "spice-html5")])
+async def test_the_screen_is_not_blank_and_takes_keys(guest: Guest, page: Page, protocol: str, kind: str) -> None:
+    await page.goto(await guest.console(protocol, kind))
+    await connected(page)
+    await _lit(page)
     await page.locator("canvas").click()
-    await press(page, "\necho typed-by-hand >/dev/ttyS0\n")
-    await guest.shows("typed-by-hand")
+    await press(page, f"\necho typed-by-{protocol} >/dev/ttyS0\n")
+    await guest.shows(f"typed-by-{protocol}")
+
+
+async def test_all_channels_of_spice_have_one_token(guest: Guest, page: Page) -> None:
+    sockets: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    url = await guest.console("spice", "spice-html5")
+    await page.goto(url)
+    await connected(page)
+    assert len(sockets) >= 4  # main, screen, keys, cursor
+    assert {socket.partition("?")[2] for socket in sockets} == {url.partition("?")[2]}
+
+
+async def test_whoever_opens_spice_later_takes_it_over(guest: Guest, browser: Browser, page: Page) -> None:
+    url = await guest.console("spice", "spice-html5")
+    await page.goto(url)
+    await connected(page)
+    async with window(browser) as second:
+        await second.goto(url)
+        await connected(second)
+        await shows(page, "#message", "another window")
+        await _lit(second)
 
 
 async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
@@ -62,10 +87,14 @@ async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
     await shows(page, ".xterm-rows", "answer-42")
 
 
-async def test_consoles_end_with_the_server(guest: Guest, page: Page) -> None:
-    await page.goto(await guest.console("vnc", "novnc"))
-    await connected(page)
-    await guest.delete()
-    await shows(page, "#message", "closed its console")
-    await page.get_by_role("button", name="Connect again").click()
-    await shows(page, "#message", "ask for a new one")
+async def test_consoles_end_with_the_server(guest: Guest, browser: Browser, page: Page) -> None:
+    async with window(browser) as other:
+        await page.goto(await guest.console("vnc", "novnc"))
+        await other.goto(await guest.console("spice", "spice-html5"))
+        await connected(page)
+        await connected(other)
+        await guest.delete()
+        for each in (page, other):
+            await shows(each, "#message", "closed its console")
+            await each.get_by_role("button", name="Connect again").click()
+            await shows(each, "#message", "ask for a new one")

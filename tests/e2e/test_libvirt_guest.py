@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import struct
 from uuid import uuid4
 
 import msgspec
@@ -16,6 +17,8 @@ from tests.e2e.host import FLAVOR, MARK, PATIENCE, USER_DATA, Host, console
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 READY = "MICRONOVA-GUEST-READY"
+SPICE_HELLO = b"REDQ" + struct.pack("<IIIIBBIIII", 2, 2, 22, 0, 1, 0, 1, 0, 18, 0b1001)
+"""SPICE 2.2, a new session, the main channel, one word of capabilities."""
 
 
 async def test_the_life_of_a_guest(host: Host) -> None:
@@ -110,6 +113,29 @@ async def _power(driver: LibvirtDriver, uuid: str) -> int:
     guest = await driver.info(uuid)
     assert guest is not None
     return guest.power_state
+
+
+async def test_spice_comes_with_the_next_start(host: Host) -> None:
+    plan = host.plan()
+    uuid = plan.instance.uuid
+    async with host.agent() as (driver, _):
+        await driver.spawn(plan)
+        with pytest.raises(Conflict, match="spice_enabled is off"):
+            await driver.get_spice_console(uuid)
+    async with host.agent(spice_enabled=True) as (driver, _):
+        with pytest.raises(Conflict, match="started without SPICE"):
+            await driver.get_spice_console(uuid)
+        await driver.reboot(plan, "HARD")
+        spice = await driver.get_spice_console(uuid)
+        reader, writer = await asyncio.open_unix_connection(spice.path)
+        writer.write(SPICE_HELLO)
+        assert await asyncio.wait_for(reader.readexactly(4), PATIENCE) == b"REDQ"
+        writer.close()
+        await driver.power_off(uuid, 0)
+        with pytest.raises(Conflict, match="does not run"):
+            await driver.get_spice_console(uuid)
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
 
 
 async def test_a_guest_that_exists_is_not_made_twice(host: Host) -> None:

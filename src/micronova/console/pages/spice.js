@@ -33,6 +33,8 @@ if (address) {
     ctrlAltDel.disabled = false;
     canvas.focus();
   }, LOOK_INTERVAL);
+  // The library lets the keys go elsewhere when the mouse is not over the screen.
+  screen.addEventListener("mouseout", (event) => event.target.focus());
   ctrlAltDel.addEventListener("click", () => {
     sendCtrlAltDel(spice);
     screen.querySelector("canvas")?.focus();
