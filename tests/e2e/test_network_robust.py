@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -130,16 +129,12 @@ async def test_rules_of_dead_ports_are_gone(cloud: AgentWorld) -> None:
     assert tap_name(b.port["id"]) in rules
 
 
-async def test_many_ports_at_once_are_wired_in_time(cloud: AgentWorld) -> None:
+async def test_many_ports_at_once_are_wired(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     await cloud.guest(network)
     await cloud.settled()
     guests = [await cloud.bound(network) for _ in range(20)]
     await cloud.settled(plugged=False)
-    begun = time.monotonic()
     await asyncio.gather(*(cloud.plug(guest) for guest in guests))
-    plugged = time.monotonic()
     for guest in guests:
         await cloud.until_active(guest.port["id"])
-    print(f"20 ports: plugged in {plugged - begun:.3f} s, active {time.monotonic() - plugged:.3f} s later")
-    assert time.monotonic() - plugged < 3

@@ -155,8 +155,8 @@ def run_with_machine(machine: Machine, user: ServiceUser, place: StateDirectory,
         if ended:
             break
         if select.select([reader], [], [], LOOK)[0]:
-            os.read(reader, 512)
-        elif not asked:
+            os.read(reader, 512)  # a child ended, or we were told to
+        if not asked:
             machine.look_after()
     code = os.waitstatus_to_exitcode(status)
     # A cloud that fell over leaves its guests running: the next start finds them.
