@@ -137,8 +137,11 @@ def run_with_machine(machine: Machine, user: ServiceUser, place: StateDirectory,
     hand_over(place, user)
     machine.start()
     root = os.getpid()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # none is to come while nobody is there to take it
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         os.close(reader)
         os.close(writer)
         machine.helper.detach()
@@ -147,8 +150,9 @@ def run_with_machine(machine: Machine, user: ServiceUser, place: StateDirectory,
         main()
         return
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+    for number in signals:
         signal.signal(number, woken)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     status = 0
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
