@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -181,6 +182,18 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     said = refused("up", "--driver", "fake", "--dir", place, "--port", str(free_port()))
     assert str(place) in said and "belongs to another user" in said
     assert place.stat().st_uid == 12345 and not (place / "keys.json").exists()
+
+
+def test_where_guests_cannot_be_real_it_says_what_to_do(tmp_path: Path) -> None:
+    place = ("--dir", tmp_path / "cloud", "--port", str(free_port()))
+    env = {"PATH": f"{tmp_path}:{os.path.dirname(shutil.which('useradd') or '/usr/sbin/useradd')}"}
+    wanted = "apt-get install --no-install-recommends" if os.geteuid() == 0 else "run as root"
+    assert wanted in refused("up", "--driver", "libvirt", *place, env=env)
+    said = ok("up", *place, "--detach", env=env)
+    try:
+        assert "fake driver" in said and "Real guests are not possible here" in said and wanted in said
+    finally:
+        ok("down", "--dir", tmp_path / "cloud")
 
 
 @AS_ROOT
