@@ -82,6 +82,14 @@ def test_a_network_gets_a_bridge_and_a_server() -> None:
     assert made.served == {f"{PREFIX}-n-aaaaaaaa-00": NET}
 
 
+def test_of_two_addresses_on_one_subnet_the_first_is_leased() -> None:
+    more = (FixedIP(subnet_id=SUB, ip_address="10.0.0.5"), FixedIP(subnet_id=SUB, ip_address="10.0.0.30"))
+    ports = (msgspec.structs.replace(STATE.ports[0], fixed_ips=more), *STATE.ports[1:])
+    made = plan(PREFIX, "h", msgspec.structs.replace(STATE, ports=ports), v.Found())
+    [server] = of(v.StartDnsmasq, made.verbs)
+    assert [(h.addresses, h.own) for h in server.hosts] == [(("10.0.0.5",), ("10.0.0.30",))]
+
+
 def test_a_router_translates_for_its_networks() -> None:
     made = plan(PREFIX, "h", STATE, v.Found()).verbs
     [router] = of(v.LoadRouter, made)

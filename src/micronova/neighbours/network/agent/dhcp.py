@@ -81,8 +81,13 @@ def _subnet6(subnet: Subnet, own: str | None) -> v.DhcpSubnet | None:
 
 
 def _host(port: Port, given: set[str]) -> v.DhcpHost:
-    addresses = tuple(each.ip_address for each in port.fixed_ips if each.subnet_id in given)
-    own = tuple(each.ip_address for each in port.fixed_ips if each.subnet_id not in given)
+    # A client gets one address of a subnet: the first, which metadata names too. The others it sets itself.
+    leased: dict[str, str] = {}
+    for each in port.fixed_ips:
+        if each.subnet_id in given:
+            leased.setdefault(each.subnet_id, each.ip_address)
+    addresses = tuple(leased.values())
+    own = tuple(each.ip_address for each in port.fixed_ips if each.ip_address not in addresses)
     name = port.dns_name
     if not _HOST_NAME.match(name):
         first = next((each.ip_address for each in port.fixed_ips), port.mac_address)
