@@ -67,7 +67,10 @@ async def _more_colours_than(count: int, cloud: Cloud, page: Page) -> int:
 
 
 async def test_a_link_that_is_not_good_says_what_to_do(viewer: Viewer, page: Page):
-    for path in ("serial.html?token=nonsense", "vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3Dnonsense"):
+    for path in (
+        "serial.html?token=nonsense", "spice_auto.html?token=nonsense",
+        "vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3Dnonsense",
+    ):  # fmt: skip
         await page.goto(f"{viewer.base}/console/{path}")
         await shows(page, "#message", "ask for a new one")
         await shows(page, "#state", "not connected")

@@ -273,7 +273,8 @@ async def test_pages_ask_what_their_token_stands_for(user: Caller, viewer: Viewe
 
 
 async def test_pages_keep_tokens_to_themselves(viewer: Viewer):
-    for path in ("vnc_lite.html?path=x%3Ftoken%3Dy", "serial.html?token=y", "console.css", "nowhere"):
+    pages = ("vnc_lite.html?path=x%3Ftoken%3Dy", "serial.html?token=y", "spice_auto.html?token=y")
+    for path in (*pages, "console.css", "nowhere"):
         _, _, headers = await viewer.page(path)
         assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
         assert "script-src 'self'" in headers["content-security-policy"]
