@@ -186,6 +186,7 @@ class Tenant:
     subnet: dict[str, Any] = field(default_factory=dict)
     group: str = ""
     public: str = ""
+    router: str = ""
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
@@ -214,9 +215,20 @@ class Tenant:
             made = await person.make(
                 "/network/v2.0/routers", "router", name="router", external_gateway_info={"network_id": self.public}
             )
-            await person.do(
-                "PUT", f"/network/v2.0/routers/{made['id']}/add_router_interface", {"subnet_id": self.subnet["id"]}
-            )
+            self.router = made["id"]
+            await self._route(self.subnet["id"])
+
+    async def _route(self, subnet: str) -> None:
+        path = f"/network/v2.0/routers/{self.router}/add_router_interface"
+        await self.person.do("PUT", path, {"subnet_id": subnet})
+
+    async def add_ipv6(self, cidr: str) -> None:
+        """Have addresses in the network that guests make themselves when the router tells them to."""
+        made = await self.person.make(
+            "/network/v2.0/subnets", "subnet", network_id=self.network["id"], ip_version=6, cidr=cidr,
+            ipv6_ra_mode="slaac", ipv6_address_mode="slaac",
+        )  # fmt: skip
+        await self._route(made["id"])
 
     async def allow(self, **rule: Any) -> str:
         """Open something in the default security group; return the rule's id."""

@@ -27,6 +27,7 @@ _LIT = """() => {
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
     tenant = await cloud.tenant("10.82.0.0/24")
+    await tenant.add_ipv6("fd00:82::/64")
     try:
         made = await tenant.boot("dora")
         await made.ready()
@@ -56,6 +57,16 @@ async def _link(guest: Guest, protocol: str, kind: str) -> str:
         f"{guest.path}/remote-consoles", "remote_console", protocol=protocol, type=kind
     )
     return str(console["url"])
+
+
+async def test_an_ipv6_address_by_advertisement(guest: Guest) -> None:
+    [address] = [each["ip_address"] for each in (await guest.port())["fixed_ips"] if ":" in each["ip_address"]]
+
+    async def has_it() -> bool:
+        return address in await guest.ssh("ip -6 address show dev eth0 scope global")
+
+    await until(has_it, f"the guest to have {address}")
+    assert "1 packets received" in await guest.ssh("ping -6 -c 1 -W 5 fd00:82::1")
 
 
 async def test_an_interface_comes_and_goes(guest: Guest) -> None:
