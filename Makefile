@@ -74,7 +74,7 @@ test: check services browser  ## everything, on real PostgreSQL and RabbitMQ, an
 .PHONY: test-e2e
 test-e2e: guests services browser  ## real guests, networks and consoles; needs root
 	@scripts/ensure-packages busybox iputils-ping
-	$(PYTEST) tests/e2e
+	$(PYTEST) -n 2 --dist loadfile tests/e2e
 
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
