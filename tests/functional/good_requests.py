@@ -167,7 +167,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "network": {"project": "project", "rule": "limit"},
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
-        "port_id": "server port",
+        "port_id": "server port", "project": "project",
     },
 }  # fmt: skip
 WORDS = {

@@ -228,7 +228,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "compute POST /servers": (400, "the flavor in the body does not exist for it"),
     "compute POST /os-volumes_boot": (400, "the flavor in the body does not exist for it"),
     **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
-        "GET /os-quota-sets/{id}", "GET /os-quota-sets/{id}/detail",
+        "GET /os-quota-sets/{id}", "GET /os-quota-sets/{id}/detail", "GET /os-simple-tenant-usage/{project}",
     )},
     **{f"network {method} /v2.0/auto-allocated-topology/{{project}}": (403, "as for quotas")
        for method in ("GET", "DELETE")},

@@ -32,6 +32,7 @@ from micronova.api.compute import (
     server_security_groups,
     servers,
     services,
+    simple_tenant_usage,
     versions_doc,
 )
 from micronova.compute.api import API
@@ -87,6 +88,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
         *services.routes(db, clock, down, needs.default_zone),
+        *simple_tenant_usage.routes(db, clock, most),
         *hypervisors.routes(db, clock, api.host_uptime, down, most),
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),

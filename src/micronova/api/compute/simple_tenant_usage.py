@@ -1,0 +1,152 @@
+"""What projects used: hours of servers, times their memory, CPUs and disks."""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from micronova.api import inputs
+from micronova.api.inputs import STRICT, Paged
+from micronova.api.links import Links
+from micronova.db import usages
+from micronova.db.engine import Database
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Invalid, NotFound
+
+RULE = "os_compute_api:os-simple-tenant-usage"
+PAGED = since(40)
+FOUR_WEEKS = 28 * 24 * 3600 * 1_000_000
+HOUR = 3600 * 1_000_000
+
+
+class UsageQuery(Paged):
+    """The span of time; without one, the last four weeks."""
+
+    versions = {"limit": PAGED, "marker": PAGED}
+
+    start: str | UnsetType = UNSET
+    end: str | UnsetType = UNSET
+    detailed: str | UnsetType = UNSET
+
+
+class Span(msgspec.Struct, frozen=True):
+    """From when to when, in microseconds."""
+
+    begin: int
+    end: int
+    now: int
+
+
+class SimpleTenantUsage:
+    """The handlers."""
+
+    def __init__(self, database: Database, clock: Clock, max_limit: int) -> None:
+        self._database = database
+        self._clock = clock
+        self._max_limit = max_limit
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """Show what every project used."""
+        span, rows, links = await self._used(request, "os-simple-tenant-usage", None)
+        by_project: dict[str, list[Any]] = {}
+        for row in rows:
+            by_project.setdefault(row.project_id, []).append(row)
+        # Only "1" ever meant it.
+        detailed = request.query.detailed == "1"
+        shown = [_total(project, of, span, detailed) for project, of in by_project.items()]
+        return {"tenant_usages": shown, **({"tenant_usages_links": links} if links else {})}
+
+    async def show(self, request: Request, project: str) -> dict[str, Any]:
+        """Show what one project used."""
+        request.authorize({"project_id": project})
+        span, rows, links = await self._used(request, f"os-simple-tenant-usage/{project}", project)
+        shown = _total(project, rows, span, True) if rows else {}
+        return {"tenant_usage": shown, **({"tenant_usage_links": links} if links else {})}
+
+    async def _used(
+        self, request: Request, path: str, project: str | None
+    ) -> tuple[Span, list[Any], list[dict[str, str]]]:
+        query: UsageQuery = request.query
+        span = self._span(query)
+        paged = request.minor in PAGED
+        limit, marker = query.page(self._max_limit) if paged else (None, None)
+        try:
+            rows = await self._database.read(
+                lambda conn: usages.used(conn, span.begin, span.end, project_id=project, marker=marker, limit=limit)
+            )
+        except NotFound as error:
+            raise Invalid(str(error)) from None
+        more = bool(limit) and len(rows) == limit
+        return span, rows, Links(request).next(request, path, rows[-1].uuid) if more else []
+
+    def _span(self, query: UsageQuery) -> Span:
+        now = micros(self._clock.now())
+        end = now if isinstance(query.end, UnsetType) else inputs.moment(query.end, "end")
+        begin = end - FOUR_WEEKS if isinstance(query.start, UnsetType) else inputs.moment(query.start, "start")
+        if begin > end:
+            raise Invalid("Invalid start time. The start time cannot occur after the end time.")
+        return Span(begin, end, now)
+
+
+def _hours(row: Any, span: Span) -> float:
+    """Return how long a server existed within the span."""
+    ended: int = span.now if row.ended_at is None else row.ended_at
+    began: int = max(span.begin, row.launched_at)
+    return max(0, min(span.end, ended) - began) / HOUR
+
+
+def _total(project: str, rows: list[Any], span: Span, detailed: bool) -> dict[str, Any]:
+    used = [(row, _hours(row, span)) for row in rows]
+
+    def sum_of(amount: str) -> float:
+        return sum(hours * _amount(row.flavor, amount) for row, hours in used)
+
+    total: dict[str, Any] = {
+        "tenant_id": project,
+        "start": iso_micros(span.begin),
+        "stop": iso_micros(span.end),
+        "total_hours": sum(hours for _, hours in used),
+        "total_memory_mb_usage": sum_of("memory_mb"),
+        "total_vcpus_usage": sum_of("vcpus"),
+        "total_local_gb_usage": sum_of("local_gb"),
+    }
+    if detailed:
+        total["server_usages"] = [_server(row, hours, span) for row, hours in used]
+    return total
+
+
+def _amount(flavor: dict[str, Any], amount: str) -> int:
+    if amount == "local_gb":
+        return int(flavor["disk"]) + int(flavor.get("ephemeral", 0))
+    return int(flavor["ram" if amount == "memory_mb" else amount])
+
+
+def _server(row: Any, hours: float, span: Span) -> dict[str, Any]:
+    until = span.now if row.ended_at is None else row.ended_at
+    return {
+        "instance_id": row.uuid,
+        "name": row.display_name,
+        "tenant_id": row.project_id,
+        "flavor": row.flavor["name"],
+        **{amount: _amount(row.flavor, amount) for amount in ("memory_mb", "vcpus", "local_gb")},
+        "hours": hours,
+        "started_at": iso_micros(row.launched_at),
+        "ended_at": iso_micros(row.ended_at),
+        "state": "terminated" if row.ended_at is not None else row.vm_state,
+        "uptime": max(0, until - row.launched_at) // 1_000_000,
+    }
+
+
+def routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+    """Declare the routes."""
+    handlers = SimpleTenantUsage(database, clock, max_limit)
+    path = "/os-simple-tenant-usage"
+    common: dict[str, Any] = {"method": "GET", "query": UsageQuery, "strict_query": STRICT}
+    return [
+        Route(path=path, handler=handlers.index, policy=f"{RULE}:list", **common),
+        Route(path=f"{path}/{{project}}", handler=handlers.show, policy=f"{RULE}:show", checks_policy=True, **common),
+    ]
