@@ -159,14 +159,15 @@ class Host:
     def taps(self) -> list[str]:
         return [line.split(":")[1].strip() for line in self.ip("-o", "link").splitlines() if ": tap" in line]
 
-    def qemus(self) -> list[int]:
-        """Give the processes of guests of this host."""
+    def qemus(self, uuid: str = "") -> list[int]:
+        """Give the processes of guests of this host, or of one guest."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     command = (entry / "cmdline").read_bytes()
-                    if b"qemu-system" in command and _same_namespace(int(entry.name), self.namespace):
+                    wanted = b"qemu-system" in command and uuid.encode() in command
+                    if wanted and _same_namespace(int(entry.name), self.namespace):
                         found.append(int(entry.name))
                 except OSError:
                     continue

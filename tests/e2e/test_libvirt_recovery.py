@@ -109,6 +109,24 @@ async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
     assert host.leftovers() == []
 
 
+async def test_an_interrupted_removal_is_known_to_the_next_agent(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(uuid: str) -> None:
+        raise RuntimeError("killed")
+
+    plan = host.plan()
+    async with host.agent() as (driver, _):
+        await driver.spawn(plan)
+        monkeypatch.setattr(driver, "_remove_logs", interrupted)
+        with pytest.raises(RuntimeError, match="killed"):
+            await driver.destroy(plan.instance.uuid)
+    async with host.agent() as (driver, _):
+        assert [guest.uuid for guest in await driver.list_guests()] == [plan.instance.uuid]
+        await driver.destroy(plan.instance.uuid)
+    assert host.leftovers() == []
+
+
 class _Stock(PrivateLibvirtd):
     """A libvirtd that is configured as distributions do: it gives the files to whom it runs guests as."""
 
@@ -161,7 +179,7 @@ async def test_a_libvirtd_that_dies_comes_back(host: Host) -> None:
         for plan in (running, doomed):
             await driver.spawn(plan)
         # One of the guests goes while nobody can tell us.
-        pids = dict(zip([running.instance.uuid, doomed.instance.uuid], sorted(host.qemus()), strict=True))
+        pids = {plan.instance.uuid: pid for plan in (running, doomed) for pid in host.qemus(plan.instance.uuid)}
         daemon = driver._daemon._owner("libvirtd")
         assert daemon is not None
         os.kill(daemon, signal.SIGKILL)

@@ -223,9 +223,10 @@ class LibvirtDriver:
 
         async with self._observer.changing(uuid):
             await self._connection.work(uuid, remove, "remove the guest", timeout=START_TIMEOUT)
+            # The record goes last: by it an agent that comes after us knows that there is something to remove.
+            await self._files.run(self._remove_logs, uuid)
             if record is not None:
                 await self._files.run(self._store.remove, uuid)
-            await self._files.run(self._remove_logs, uuid)
         self._observer.gone(uuid)
 
     # --- power ---
