@@ -1,13 +1,11 @@
-"""A running guest's interfaces come and go; its screen and serial port are used, by a browser and by a program."""
+"""What a running guest has: IPv6, interfaces that come and go, figures, and consoles for programs."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 import pytest_asyncio
-from playwright.async_api import Page, async_playwright, expect
 
 from tests.e2e.cloud import RealCloud
 from tests.e2e.guests import PATIENCE, READY, Guest, until
@@ -15,14 +13,6 @@ from tests.functional.consoles import token_of
 from tests.osc import OpenStackClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
-
-_LIT = """() => {
-  const canvas = document.querySelector("canvas");
-  if (!canvas || !canvas.width) return 0;
-  const pixels = new Uint32Array(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.buffer);
-  return pixels.filter((pixel) => pixel & 0xffffff).length;
-}"""
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
@@ -35,28 +25,6 @@ async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
     finally:
         await tenant.clear()
     assert cloud.guest_leftovers() == []
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def page() -> AsyncIterator[Page]:
-    """A window of Debian's Chromium."""
-    program = shutil.which("chromium")
-    assert program, "there is no chromium: make test-e2e installs it"
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        )
-        page = await browser.new_page(viewport={"width": 1000, "height": 700})
-        page.set_default_timeout(PATIENCE * 1000)
-        yield page
-        await browser.close()
-
-
-async def _link(guest: Guest, protocol: str, kind: str) -> str:
-    console = await guest.tenant.person.make(
-        f"{guest.path}/remote-consoles", "remote_console", protocol=protocol, type=kind
-    )
-    return str(console["url"])
 
 
 async def test_an_ipv6_address_by_advertisement(guest: Guest) -> None:
@@ -90,34 +58,8 @@ async def test_an_interface_comes_and_goes(guest: Guest) -> None:
     assert await guest.answers_ping(), "the other interface is as it was"
 
 
-async def test_a_screen_in_a_browser(guest: Guest, page: Page) -> None:
-    await page.goto(await _link(guest, "vnc", "novnc"))
-    await expect(page.locator("#state")).to_have_text("connected")
-    await expect(page.locator("#server")).to_have_text("dora")
-
-    async def lit() -> int:
-        return int(await page.evaluate(_LIT))
-
-    before = await until(lit, "something on the screen")
-    await page.locator("canvas").click()
-    await page.keyboard.type("echo and this is what was typed on the keyboard of the screen\n")
-
-    async def more() -> bool:
-        return await lit() > before
-
-    await until(more, "what was typed")
-
-
-async def test_a_serial_console_in_a_browser(guest: Guest, page: Page) -> None:
-    await page.goto(await _link(guest, "serial", "serial"))
-    await expect(page.locator("#state")).to_have_text("connected")
-    await page.locator(".xterm-rows").click()
-    await page.keyboard.type("\necho $((6 * 7))-is-the-answer\n")
-    await expect(page.locator(".xterm-rows")).to_contain_text("42-is-the-answer")
-
-
 async def test_a_serial_console_for_a_program(cloud: RealCloud, guest: Guest) -> None:
-    token = token_of(await _link(guest, "serial", "serial"))
+    token = token_of(await guest.console("serial", "serial"))
     url = f"{cloud.url}/console/websockify"
     seen = b""
     async with aiohttp.ClientSession() as client:
