@@ -17,6 +17,9 @@ LOOK = 0.2
 READY = "MICRONOVA-GUEST-READY"
 SERVERS = "/compute/v2.1/servers"
 
+# A disk that boots, to a program of one instruction that runs in a circle.
+IDLE_DISK = b"\xeb\xfe" + bytes(508) + b"\x55\xaa" + bytes(1 << 20)
+
 
 class Home(Protocol):
     """The cloud of a tenant."""

@@ -13,7 +13,7 @@ import pytest
 
 from micronova.virt.libvirt.library import load
 from tests.e2e.cloud import RealCloud, processes
-from tests.e2e.guests import SERVERS, Guest, until
+from tests.e2e.guests import IDLE_DISK, SERVERS, Guest, until
 from tests.e2e.split import SplitCloud, split_cloud
 from tests.people import Person
 
@@ -106,7 +106,7 @@ async def _kill_and_restart(cloud: SplitCloud, chance: random.Random) -> None:
 async def test_agents_killed_at_any_moment(cloud: RealCloud, amqp_url: str) -> None:
     async with _neighbour(cloud) as neighbour, split_cloud(amqp_url) as split:
         life = await neighbour.ssh("cat /proc/sys/kernel/random/boot_id")
-        image = await split.admin.make_image("nothing", "raw", bytes(1 << 20))
+        image = await split.admin.make_image("idle", "raw", IDLE_DISK)
         network = await split.admin.make("/network/v2.0/networks", "network", name="net")
         await split.admin.make(
             "/network/v2.0/subnets", "subnet", network_id=network["id"], ip_version=4, cidr="10.79.0.0/24"

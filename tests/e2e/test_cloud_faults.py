@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.cloud import RealCloud
-from tests.e2e.guests import Guest, Tenant, until
+from tests.e2e.guests import IDLE_DISK, Guest, Tenant, until
 from tests.e2e.workshop import Workshop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
@@ -63,8 +63,16 @@ async def test_a_wrong_image_format(tenant: Tenant, faulty_cloud: RealCloud) -> 
     await _works(tenant, "honest")
 
 
-async def test_a_guest_that_never_boots(tenant: Tenant) -> None:
+async def test_a_disk_that_cannot_be_booted(tenant: Tenant, faulty_cloud: RealCloud) -> None:
     image = await tenant.person.make_image("zeros", "raw", bytes(1 << 20))
+    message = await _fails(tenant, "never", imageRef=image)
+    assert f"The image {image} cannot be booted: it has no boot sector" in message
+    assert f"The image {image} cannot be booted" in faulty_cloud.log
+    await _works(tenant, "next")
+
+
+async def test_a_guest_that_never_comes_up(tenant: Tenant) -> None:
+    image = await tenant.person.make_image("idle", "raw", IDLE_DISK)
     guest = await tenant.boot("never", imageRef=image)
     await guest.wait("ACTIVE")  # as far as a cloud can tell
     assert "MICRONOVA" not in await guest.log()

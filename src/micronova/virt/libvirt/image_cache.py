@@ -171,6 +171,11 @@ class ImageCache:
                 made = got
             else:
                 await tools.convert(got, _QEMU_FORMATS[image.disk_format], made, virtual_size)
+            if not await self._files.run(_can_start, made):
+                raise BuildAborted(
+                    f"The image {image.id} cannot be booted: it has no boot sector, no partition table and no "
+                    "CD file system."
+                )
             await self._files.run(self._publish, made, base / name)
         except OSError as error:
             raise BuildFailed(f"The image cannot be cached: {error.strerror}.") from error
@@ -211,6 +216,15 @@ def base_name(image: ImageMeta) -> str:
     """Name the cached file: the id, and the checksum in case that an id comes to mean something else."""
     content = image.os_hash_value or image.checksum or "unsummed"
     return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
+
+
+def _can_start(disk: Path) -> bool:
+    """Say whether firmware finds anything to start on a disk: an MBR, a GPT, or an ISO 9660 file system. Blocks."""
+    with disk.open("rb") as stream:
+        begin = stream.read(36 * 1024)
+    if begin[510:512] == b"\x55\xaa" or b"EFI PART" in (begin[512:520], begin[4096:4104]):
+        return True
+    return begin[32769:32774] == b"CD001"
 
 
 def _refuse(image: ImageMeta) -> None:

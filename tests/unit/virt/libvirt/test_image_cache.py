@@ -20,7 +20,7 @@ from micronova.virt.libvirt.pool import Pool
 from tests.unit.compute.world import ManualClock
 
 MIB = 1024**2
-DATA = b"boot" + bytes(MIB)
+DATA = b"boot" + bytes(506) + b"\x55\xaa" + bytes(MIB - 508)  # with a boot sector
 
 
 def sha512(data: bytes) -> dict[str, str]:
@@ -158,7 +158,7 @@ async def test_a_small_flavor_does_not_decide_for_a_large_one(world: World) -> N
 
 
 async def test_a_cached_image_can_be_too_large_for_a_flavor(world: World) -> None:
-    big = bytes(1024) + b"x"
+    big = DATA[:1024] + b"x"
     world.source.data = big
     await world.get(raw(big))
     with pytest.raises(BuildAborted, match="needs a disk of 1 GB; the flavor's has 0 GB"):
@@ -176,6 +176,7 @@ async def test_a_cached_image_can_be_too_large_for_a_flavor(world: World) -> Non
         (raw(**sha512(b"other")), DATA, BuildFailed, "damaged: its sha512"),
         (raw(os_hash_algo="zork", os_hash_value="00", checksum="00"), DATA, BuildFailed, "damaged: its md5"),
         (raw(disk_format="qcow2"), DATA, BuildAborted, "refused"),
+        (raw(b"data" + bytes(MIB)), b"data" + bytes(MIB), BuildAborted, "no boot sector"),
         (raw(disk_format="ploop"), DATA, BuildAborted, "has the format ploop"),
         (raw(container_format="ova"), DATA, NotSupported, "bare images only"),
     ],
@@ -217,7 +218,7 @@ async def test_progress_is_told_to_everybody(world: World) -> None:
 
 
 async def test_ageing(world: World) -> None:
-    data = b"other"
+    data = DATA[:512]
     other = raw(data, id="image-2")
     await world.get(raw())
     world.source.data = data
