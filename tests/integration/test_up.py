@@ -251,6 +251,19 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     assert ok("db", "upgrade", "--dir", cloud.directory).count("is current") == 4
 
 
+def test_a_new_host_is_told_how_to_reach_the_brokers(tmp_path: Path) -> None:
+    file = tmp_path / "micronova.toml"
+    file.write_text('[default]\ntransport_url = "amqp://admin:hush@one:1234,[::1],three/region"\n')
+    place = ("--dir", tmp_path / "cloud", "--config", file)
+    ok("db", "upgrade", *place)
+    said = ok("host", "add", "compute-9", *place)
+    settings = tomllib.loads(said.partition("the settings of")[2].partition("\n")[2])["default"]
+    assert settings["host"] == "compute-9" and "hush" not in said
+    login, _, brokers = settings["transport_url"].removeprefix("amqp://").partition("@")
+    assert login.startswith("compute-9:") and brokers == "one:1234,[::1]:5672,three:5672/region"
+    assert "rabbitmqctl set_permissions -p 'region' compute-9 " in said
+
+
 def test_state_survives_a_restart(cloud: UpCloud) -> None:
     token = _ensure_up(cloud)
     _create(cloud, token, "kept", 3)

@@ -5,7 +5,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
@@ -77,6 +76,7 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
 
     from micronova.db import services
     from micronova.rpc.amqp.permissions import for_host
+    from micronova.rpc.amqp.url import parse
 
     async def work(database: Database, settings: Settings) -> str:
         if settings.default.transport_url.startswith("local:"):
@@ -84,17 +84,15 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
         await database.write(services.register_host_user, name, int(time.time() * 1e6))
         return settings.default.transport_url
 
-    url = urlsplit(_with_database(directory, config, work))
+    broker = parse(_with_database(directory, config, work))
     password = secrets.token_urlsafe(18)
-    vhost = url.path.lstrip("/") or "/"
     allowed = for_host(name, name)
     click.echo("# On the broker:")
     click.echo(f"rabbitmqctl add_user {name} {password}")
     patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
-    click.echo(f"rabbitmqctl set_permissions -p '{vhost}' {name} {patterns}")
+    click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
     click.echo(f"\n# On {name}, the settings of `micronova run compute --config FILE`:")
-    place = f"{url.hostname}:{url.port or 5672}{url.path or '/'}"
-    click.echo(f'[default]\nhost = "{name}"\ntransport_url = "amqp://{name}:{password}@{place}"')
+    click.echo(f'[default]\nhost = "{name}"\ntransport_url = "{broker.for_user(f"{name}:{password}")}"')
 
 
 def drain(name: str, directory: Path | None, config: Path | None) -> None:

@@ -101,7 +101,10 @@ def test_broker_urls() -> None:
     assert parse("amqps://broker/?cafile=ca.pem") == BrokerUrl(
         (("broker", 5671),), "guest", "guest", "/", {"cafile": "ca.pem"}
     )
-    assert "secret" not in str(parse("amqp://user:secret@broker/"))
+    assert str(parse("amqp://user:secret@broker/")) == "amqp://user@broker:5672/"
+    cluster = parse("amqps://user:p@one:1234,[::1]/v%2Fhost?cafile=ca.pem")
+    assert cluster.for_user("host:q") == "amqps://host:q@one:1234,[::1]:5671/v%2Fhost?cafile=ca.pem"
+    assert parse(cluster.for_user("user:p")) == cluster
     for url in ("http://broker", "amqp:///vhost"):
         with pytest.raises(ValueError, match="broker URL"):
             parse(url)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from micronova.rpc.errors import BadBusUrl
 
@@ -21,8 +21,13 @@ class BrokerUrl:
 
     def __str__(self) -> str:
         """Without the password: this goes into messages and logs."""
-        hosts = ",".join(f"{host}:{port}" for host, port in self.hosts)
-        return f"{'amqp' if self.tls is None else 'amqps'}://{self.user}@{hosts}/{self.vhost.removeprefix('/')}"
+        return self.for_user(self.user)
+
+    def for_user(self, login: str) -> str:
+        """Return the URL for somebody else: "user", or "user:password"."""
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        scheme, query = ("amqp", "") if self.tls is None else ("amqps", f"?{urlencode(self.tls)}" if self.tls else "")
+        return f"{scheme}://{login}@{hosts}/{'' if self.vhost == '/' else quote(self.vhost, safe='')}{query}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Make the TLS settings, if the URL asks for TLS; the broker's certificate is always checked."""
@@ -43,19 +48,22 @@ def parse(url: str) -> BrokerUrl:
 
 
 def _parse(url: str) -> BrokerUrl:
-    parts = urlsplit(url)
-    if parts.scheme not in ("amqp", "amqps"):
-        raise ValueError(f"it begins with amqp:// or amqps://, not {parts.scheme}://")
-    secure = parts.scheme == "amqps"
-    login, _, hosts = parts.netloc.rpartition("@")
+    # By hand: urlsplit takes a list of hosts for one, and newer versions of it refuse brackets in the middle.
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("amqp", "amqps"):
+        raise ValueError(f"it begins with amqp:// or amqps://, not {scheme}://")
+    secure = scheme == "amqps"
+    before, _, query = rest.partition("?")
+    place, _, vhost = before.partition("/")
+    login, _, hosts = place.rpartition("@")
     user, _, password = login.partition(":")
     default_port = 5671 if secure else 5672
     return BrokerUrl(
         hosts=tuple(_host(host, default_port) for host in hosts.split(",")),
         user=unquote(user) or "guest",
         password=unquote(password) or "guest",
-        vhost=unquote(parts.path[1:]) or "/",
-        tls={key: values[0] for key, values in parse_qs(parts.query).items()} if secure else None,
+        vhost=unquote(vhost) or "/",
+        tls={key: values[0] for key, values in parse_qs(query).items()} if secure else None,
     )
 
 
