@@ -136,11 +136,11 @@ class ConsoleApp:
 
 
 async def _refuse(receive: Receive, send: Send, error: MicronovaError) -> None:
-    """Answer instead of becoming a WebSocket."""
+    """Answer instead of becoming a WebSocket; without a body, which some clients take for frames of the guest's."""
     status = 403 if isinstance(error, NotFound) else status_of(error)
-    start = {"type": "websocket.http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]}
-    await send(start)
-    await send({"type": "websocket.http.response.body", "body": f"{message_of(error)}\n".encode()})
+    reason = (b"x-console-error", message_of(error).encode("latin-1", "replace"))
+    await send({"type": "websocket.http.response.start", "status": status, "headers": [reason]})
+    await send({"type": "websocket.http.response.body", "body": b""})
     # It hears that the answer is out, and then that the connection is gone: if we returned before that, uvicorn would
     # log an error for each refusal.
     with contextlib.suppress(TimeoutError):

@@ -1,8 +1,10 @@
 """Consoles: links to them, who gets in, what is shown, and when it ends."""
 
+import asyncio
 import contextlib
 import logging
 import struct
+import urllib.parse
 import uuid
 
 import pytest
@@ -289,3 +291,19 @@ async def test_nothing_but_pages_and_libraries_is_served(viewer: Viewer):
         status, text, _ = await viewer.page(path)
         assert status == 404 and "root:" not in text and "import" not in text, path
 
+
+async def test_a_refusal_says_why_and_sends_no_data(viewer: Viewer):
+    address = urllib.parse.urlsplit(viewer.base)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    try:
+        lines = [
+            "GET /console/websockify?token=bad HTTP/1.1", f"Host: {address.netloc}", "Upgrade: websocket",
+            "Connection: Upgrade", "Sec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==", "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Protocol: binary",
+        ]  # fmt: skip
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        head, _, data = (await reader.read()).partition(b"\r\n\r\n")
+    finally:
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 403") and b"x-console-error: This console link is not valid" in head
+    assert data == b""  # Tempest would take it for a frame
