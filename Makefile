@@ -30,7 +30,7 @@ help:  ## this list
 
 # What real guests need. Where it cannot be installed, guests are simulated, and micronova up says why.
 GUESTS := qemu-system-x86 qemu-utils genisoimage libvirt-daemon-system libvirt-daemon-driver-qemu \
-	libvirt-dev pkg-config gcc libc6-dev python3-dev iproute2 nftables dnsmasq-base openssh-client procps novnc node-xterm spice-html5
+	libvirt-dev pkg-config gcc libc6-dev python3-dev iproute2 nftables dnsmasq-base openssh-client procps ovmf novnc node-xterm spice-html5
 
 .PHONY: guests
 guests: .venv

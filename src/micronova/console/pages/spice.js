@@ -8,6 +8,15 @@ const LOOK_INTERVAL = 50; // milliseconds
 const screen = document.getElementById("screen");
 const ctrlAltDel = document.getElementById("ctrl-alt-del");
 
+// The proxy says why it closes, on every channel; whichever closes first has said it for all.
+let reason = "";
+window.WebSocket = class extends WebSocket {
+  constructor(...given) {
+    super(...given);
+    this.addEventListener("close", (event) => { reason ||= event.reason; });
+  }
+};
+
 const address = await locate("spice");
 if (address) {
   const spice = new SpiceMainConn({ uri: address.href, screen_id: screen.id });
@@ -22,7 +31,7 @@ if (address) {
     over = true;
     clearInterval(looking);
     ctrlAltDel.disabled = true;
-    explain(event.reason, "Perhaps it was opened in another window.");
+    explain(event.reason || reason, "Perhaps it was opened in another window.");
   });
   // The library tells when it is connected, not when it can be looked at and typed into.
   const looking = setInterval(() => {
