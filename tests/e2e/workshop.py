@@ -66,7 +66,8 @@ class Workshop:
     @property
     def inside(self) -> list[str]:
         """The command before a command that is to see the disk."""
-        return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", "--"]
+        # With its root, too: entering a mount namespace alone leads out of a chroot that we may be in.
+        return ["nsenter", f"--target={self._holder.pid}", "--mount", "--root", "--"]
 
     @property
     def disk(self) -> Path:
