@@ -116,7 +116,7 @@ class Listener:
             self.socket.bind(str(path))
         finally:
             os.umask(before)
-        os.chown(path, uid, -1)
+        os.chown(path, uid, -1, follow_symlinks=False)  # the directory is that user's own
         self.socket.listen(16)
 
     def accept(self) -> None:
