@@ -214,7 +214,7 @@ def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
 
 def _operation(row: sa.RowMapping) -> dict[str, Any]:
     """Return of an operation what tells how it went; those that ended long ago are gone."""
-    from micronova.conductor.build import BuildPayload
+    from micronova.conductor.build_payload import BuildPayload
     from micronova.rpc.contract import Context
 
     build = msgspec.msgpack.decode(row["payload"], type=BuildPayload) if row["kind"] == "build" else None

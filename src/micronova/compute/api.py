@@ -30,7 +30,7 @@ from micronova.compute.new_servers import (
     network_plan,
 )
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
-from micronova.conductor.build import BuildPayload
+from micronova.conductor.build_payload import BuildPayload
 from micronova.conductor.kinds import Notifier
 from micronova.conductor.operations import new_row
 from micronova.conductor.rpcapi import ConductorAPI

@@ -47,14 +47,11 @@ class Delete(HostKind):
         order = await database.write(self.dispatch, operation, row, host, {})
         self.engine.stepped(self.name, "dispatched")
         if order is not None:
-            await self.hand_over(operation, row, order)
+            await self.hand_over(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
         """Return the order to destroy the guest."""
-        devices = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
-        return work_order(
-            operation, row, kind=self.order_kind, host=row["host"], now=self.engine.now(), devices=devices
-        )
+        return work_order(conn, operation, row, kind=self.order_kind, now=self.engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
         """The guest is gone; or the host could not, and tries again later."""

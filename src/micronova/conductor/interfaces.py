@@ -39,12 +39,11 @@ class InterfaceKind(HostKind):
         """Return the order; the list of interfaces in it describes the port."""
         payload = _payload(operation)
         return work_order(
+            conn,
             operation,
             row,
             kind=self.order_kind,
-            host=row["host"],
             now=self.engine.now(),
-            devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
             wait_for_plugs=tuple(payload.wait_for_plugs),
             parameters={"port_id": payload.port_id or ""},
         )
@@ -85,7 +84,7 @@ class InterfaceKind(HostKind):
                 await self.overtaken(operation)
             return
         self.notify(f"{self.notification}.start", operation, row)
-        await self.hand_over(operation, row, order)
+        await self.hand_over(operation, order)
 
     def _dispatch(self, conn: sa.Connection, operation: Operation, vif: VIF | None, payload: bytes) -> WorkOrder | None:
         row = instances.lock(conn, operation.instance_uuid)

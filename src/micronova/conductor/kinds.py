@@ -184,7 +184,7 @@ class HostKind(Kind):
             return Ended(accepted=again, destroy=not here and self.order_kind == "build")
         return self.reported(conn, Operation.of(operation_row), row, report)
 
-    async def hand_over(self, operation: Operation, row: Any, order: WorkOrder) -> None:
+    async def hand_over(self, operation: Operation, order: WorkOrder) -> None:
         """Send the order; a lost one is sent again by the host's next heartbeat."""
         try:
             await self.tools.compute.send_order(operation.context, order)

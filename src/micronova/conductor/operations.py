@@ -258,7 +258,7 @@ class Engine:
         except Crash as crash:
             log.info("crash after %s", crash)
         except Unavailable as error:
-            await self._later(group, error)
+            await self.later(group, error)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -268,7 +268,7 @@ class Engine:
             for operation in group:
                 self._hand.pop(operation.id, None)
 
-    async def _later(self, group: list[Operation], error: Unavailable) -> None:
+    async def later(self, group: list[Operation], error: Unavailable) -> None:
         """Something we need does not answer: try again soon, and more and more slowly."""
         pause = min(30.0, 0.5 * 2 ** min(group[0].attempts, 6))
         log.warning("%s of %s waits %.1f s: %s", group[0].kind, group[0].instance_uuid, pause, error)
@@ -291,7 +291,7 @@ class Engine:
             try:
                 await kind.fail(operation, error)
             except Unavailable as unavailable:
-                await self._later([operation], unavailable)
+                await self.later([operation], unavailable)
             except Exception:
                 log.exception("operation %s could not be failed; it is taken up again later", operation.id)
 

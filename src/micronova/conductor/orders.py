@@ -1,37 +1,38 @@
 """From rows to work orders: everything that a host needs to know, in one message."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 
 from micronova.conductor.operations import Operation
 from micronova.conductor.secrets import Secrets
+from micronova.db import instances
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.orders import WorkOrder
 
 
 def work_order(
+    conn: sa.Connection,
     operation: Operation,
     row: Any,
     *,
     kind: str,
-    host: str,
     now: int,
-    devices: Sequence[dict[str, Any]] = (),
     secrets: Secrets | None = None,
     image_ticket: str | None = None,
     wait_for_plugs: tuple[str, ...] = (),
     parameters: dict[str, str] | None = None,
 ) -> WorkOrder:
-    """Return the order for a host; the operation's epoch is the one that the host works at."""
+    """Return the order for the server's host; the operation's epoch is the one that the host works at."""
+    devices = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
     secrets = secrets or Secrets()
     return WorkOrder(
         operation_id=operation.id,
         kind=kind,
         epoch=operation.epoch,
-        host=host,
+        host=row["host"],
         instance=instance_spec(row, operation.epoch),
         deadline=operation.deadline / 1e6,
         attempt=operation.attempts,

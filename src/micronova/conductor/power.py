@@ -28,6 +28,7 @@ class Power(HostKind):
         super().__init__(tools)
         self.name = self.order_kind = kind  # type: ignore[misc]
         self.event = event
+        self.notification = {"stop": "power_off", "start": "power_on"}.get(kind, kind)
 
     async def run(self, operations: list[Operation]) -> None:
         """Send the order to the server's host, or see what became of it."""
@@ -43,20 +44,14 @@ class Power(HostKind):
             if order is None:
                 await self.cancel(operation)
                 continue
-            self.notify(f"{self._event_name(operation)}.start", operation, row)
-            await self.hand_over(operation, row, order)
+            self.notify(f"{self.notification}.start", operation, row)
+            await self.hand_over(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
         """Return the order."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         return work_order(
-            operation,
-            row,
-            kind=self.order_kind,
-            host=row["host"],
-            now=self.engine.now(),
-            devices=instances.devices(conn, [row["uuid"]]).get(row["uuid"], ()),
-            parameters=payload.parameters,
+            conn, operation, row, kind=self.order_kind, now=self.engine.now(), parameters=payload.parameters
         )
 
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
@@ -67,15 +62,14 @@ class Power(HostKind):
         values: dict[str, Any] = {"task_state": None}
         if report.power_state is not None:
             values["power_state"] = report.power_state
-        name = self._event_name(operation)
         if report.outcome == "done":
             values["vm_state"] = action.ends_in
             instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
             self.end(conn, operation, "success", host=report.host)
-            return Ended(events=[(f"{name}.end", {**row, **values}, None)])
+            return Ended(events=[(f"{self.notification}.end", {**row, **values}, None)])
         fault = fault_of(abort_error(report), now)
         self._failed(conn, operation, row, action, fault, values)
-        return Ended(events=[(f"{name}.error", {**row, **values}, fault)])
+        return Ended(events=[(f"{self.notification}.error", {**row, **values}, fault)])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give up: the server is what it was before."""
@@ -97,7 +91,7 @@ class Power(HostKind):
         fault = fault_of(error, self.engine.now())
         values: dict[str, Any] = {"task_state": None}
         self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, values)
-        return [(f"{self._event_name(operation)}.error", {**row, **values}, fault)]
+        return [(f"{self.notification}.error", {**row, **values}, fault)]
 
     def _failed(
         self,
@@ -113,6 +107,3 @@ class Power(HostKind):
             values["vm_state"] = action.fails_in
         instances.update(conn, row["uuid"], self.engine.now(), values, epoch=operation.epoch)
         self.end(conn, operation, "error", host=row["host"], fault=fault)
-
-    def _event_name(self, operation: Operation) -> str:
-        return {"stop": "power_off", "start": "power_on"}.get(self.name, self.name)

@@ -11,18 +11,6 @@ from tests.functional.servers.neighbours import network
 CLOUD = Wanted(hosts=2, roles=("network",))
 
 
-@pytest.fixture
-def told(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Any]]:
-    """What was told since: event, server, fault."""
-    heard: list[tuple[str, Any, Any]] = []
-
-    def instance(event: str, row: Any, *, context: Any, fault: Any = None) -> None:
-        heard.append((event, row, fault))
-
-    monkeypatch.setattr(cloud.process.notifier, "instance", instance)
-    return heard
-
-
 def _events(told: list[tuple[str, Any, Any]], count: int) -> Callable[[], Any]:
     async def probe() -> list[str] | None:
         return [event for event, _, _ in told] if len(told) >= count else None

@@ -57,14 +57,12 @@ async def test_an_action(
     action: str,
     value: Any,
     after: str,
-    monkeypatch: pytest.MonkeyPatch,
+    told: list[tuple[str, Any, Any]],
 ):
     name = _name()
     id = (await user.boot(name=name))["id"]
-    told: list[tuple[str, Any]] = []
-    monkeypatch.setattr(
-        cloud.process.notifier, "instance", lambda event, row, context, fault=None: told.append((event, fault))
-    )
+    await cloud.until(_holds(lambda: len(told) > 1), "the end of the build")
+    told.clear()
     async with cloud.faults({"operation": operation, "kind": "hang", "name": name, "count": 1}):
         await user.act(id, action, value)
         await user.wait_for(id, after)
@@ -72,8 +70,8 @@ async def test_an_action(
         assert last["message"] == "Error"
         noun = {"os-stop": "power_off"}.get(action, action)
         await cloud.until(_holds(lambda: len(told) > 1), "the notification")
-        assert [event for event, _ in told] == [f"{noun}.start", f"{noun}.error"]
-        assert "in time" in told[1][1]["message"]
+        assert [event for event, _, _ in told] == [f"{noun}.start", f"{noun}.error"]
+        assert "in time" in told[1][2]["message"]
         # The host has one place for each server: what hung there must be gone before anything else can be done.
         await user.act(id, "reboot", {"type": "HARD"})
         await user.wait_for(id, "ACTIVE")

@@ -102,7 +102,7 @@ async def test_a_host_that_comes_back_in_time_goes_on(cloud: Cloud, user: Caller
     await cloud.assert_clean()
 
 
-async def test_a_server_that_was_sent_to_this_host_only(cloud: Cloud, user: Caller, mortal: MortalHost):
+async def test_a_server_that_was_sent_to_this_host_only(cloud: Cloud, user: Caller, mortal: MortalHost, told: Any):
     await mortal.start(SLOW)
     id = await user.admin.create(availability_zone=f"nova:{mortal.name}")
     await user.wait_for(id, "BUILD", task="spawning")
@@ -110,6 +110,11 @@ async def test_a_server_that_was_sent_to_this_host_only(cloud: Cloud, user: Call
     server = await user.wait_for(id, "ERROR")
     assert "does not answer" in server["fault"]["message"]
     assert mortal.name not in server["fault"]["message"]
+
+    async def all_told() -> list[str] | None:
+        return [event for event, _, _ in told] if len(told) > 1 else None
+
+    assert await cloud.until(all_told, "the notifications") == ["create.start", "create.error"]
     await mortal.start()
     await mortal.rid_of(id)
     await cloud.assert_clean()
