@@ -31,7 +31,7 @@ def check(verb: v.Verb, prefix: str) -> None:
             if verb.namespace == prefix:
                 raise Refused(f"{verb.namespace} is the namespace of bridges: it serves no network.")
     match verb:
-        case v.EnsureVeth():
+        case v.EnsureVeth() | v.AdoptTap():
             _unicast(verb.mac)
         case v.SetAddresses():
             for each in verb.addresses:

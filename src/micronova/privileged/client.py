@@ -139,11 +139,15 @@ def runtime_directory(prefix: str) -> Path:
 class HelperProcess:
     """A helper that this process started, while it was root; it ends with this process. Methods block."""
 
-    def __init__(self, prefix: str, path: Path, *, uid: int = 0, directory: Path | None = None) -> None:
+    def __init__(
+        self, prefix: str, path: Path, *, uid: int = 0, directory: Path | None = None, guests: Path | None = None
+    ) -> None:
+        """`guests` is where guests' disks are, if their taps are to be taken in from outside."""
         self.prefix = prefix
         self.path = path
         self._uid = uid
         self._directory = directory or runtime_directory(prefix)
+        self._guests = guests
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -202,4 +206,5 @@ class HelperProcess:
         return [
             sys.executable, "-m", "micronova.privileged.helper", "--prefix", self.prefix, "--socket", str(self.path),
             "--directory", str(self._directory), "--uid", str(self._uid),
+            *(["--guests", str(self._guests)] if self._guests is not None else []),
         ]  # fmt: skip

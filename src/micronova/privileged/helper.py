@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.privileged import devices, dnsmasq, rulesets, sockets, wire
+from micronova.privileged import adoption, devices, dnsmasq, rulesets, sockets, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check
 from micronova.privileged.kernel import Failed
@@ -38,18 +38,23 @@ Answer = tuple[v.Reply, socket.socket | None]
 class Helper:
     """Does verbs for one cloud."""
 
-    def __init__(self, prefix: str, directory: Path) -> None:
-        """`prefix` is that of the cloud's names; `directory` is where the files of its servers are."""
+    def __init__(self, prefix: str, directory: Path, guests: Path | None = None) -> None:
+        """`prefix` is that of the cloud's names; `directory` is where the files of its servers are.
+
+        `guests` is where the cloud has its guests' disks, if a libvirt runs them that makes their taps out here.
+        """
         if not PREFIX.match(prefix):
             raise Refused(f"{prefix!r} is not a cloud's prefix.")
         self.prefix = prefix
         self.directory = directory
+        self._guests = guests
         self._lock = threading.Lock()
         self._verbs: dict[type[v.Verb], Callable[[Any], Answer | None]] = {
             v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb),
             v.DeleteNamespace: self._delete_namespace,
             v.EnsureBridge: lambda verb: devices.ensure_bridge(verb, prefix),
             v.EnsureTap: lambda verb: (v.Reply(present=devices.ensure_tap(verb, prefix)), None),
+            v.AdoptTap: self._adopt_tap,
             v.EnsureVeth: lambda verb: devices.ensure_veth(verb, prefix),
             v.DeleteLink: lambda verb: devices.delete_link(verb.device, prefix),
             v.SetAddresses: lambda verb: devices.set_addresses(verb),
@@ -61,7 +66,7 @@ class Helper:
             v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),
             v.SetBandwidth: lambda verb: devices.set_bandwidth(verb, prefix),
             v.Inventory: lambda verb: (v.Reply(found=self.inventory()), None),
-            v.WatchLinks: lambda verb: (v.Reply(), sockets.watch_links(prefix)),
+            v.WatchLinks: lambda verb: (v.Reply(), self._watch_links(verb)),
             v.ListenMetadata: lambda verb: (v.Reply(), sockets.listen_metadata(verb.namespace)),
             v.Connect: lambda verb: (v.Reply(), sockets.connect(verb, prefix)),
             v.Cleanup: lambda verb: self.cleanup(),
@@ -84,7 +89,14 @@ class Helper:
         """List what there is of the cloud."""
         namespaces, links = devices.inventory(self.prefix)
         servers = [name for name in self._served() if dnsmasq.running(self.directory / name) is not None]
-        return v.Found(namespaces=tuple(namespaces), servers=tuple(servers), links=links)
+        adopts = self._guests is not None
+        return v.Found(
+            namespaces=tuple(namespaces),
+            servers=tuple(servers),
+            links=links,
+            adopts=adopts,
+            outside=tuple(adoption.outside()) if adopts else (),
+        )
 
     def cleanup(self) -> None:
         """Take away all that there is of the cloud."""
@@ -92,6 +104,16 @@ class Helper:
             dnsmasq.stop(name, self.directory)
         for name in reversed(devices.namespaces(self.prefix)):  # the one with the bridges last
             devices.delete_namespace(name)
+
+    def _adopt_tap(self, verb: v.AdoptTap) -> Answer:
+        if self._guests is None:
+            raise Refused("This cloud's guests have their taps in its own namespace.")
+        return v.Reply(present=adoption.adopt_tap(verb, self.prefix, self._guests)), None
+
+    def _watch_links(self, verb: v.WatchLinks) -> socket.socket:
+        if verb.outside and self._guests is None:
+            raise Refused("This cloud's guests have their taps in its own namespace.")
+        return sockets.watch_links("" if verb.outside else self.prefix)
 
     def _delete_namespace(self, verb: v.DeleteNamespace) -> None:
         dnsmasq.stop(verb.namespace, self.directory)
@@ -179,12 +201,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--directory", required=True, type=Path, help="for the files of its servers")
     parser.add_argument("--socket", required=True, type=Path, help="where it listens")
     parser.add_argument("--uid", required=True, type=int, help="who may ask, besides root")
+    parser.add_argument("--guests", type=Path, help="where guests' disks are, if taps are to be taken in from outside")
     parser.add_argument("--cleanup", action="store_true", help="take all of the cloud away and end")
     given = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s privileged %(levelname)s %(message)s")
     given.directory.mkdir(parents=True, exist_ok=True)
     given.directory.chmod(0o755)  # DHCP servers read there as a user of their own
-    helper = Helper(given.prefix, given.directory)
+    helper = Helper(given.prefix, given.directory, given.guests)
     if given.cleanup:
         helper.cleanup()
         with contextlib.suppress(OSError):  # something else is in there: not ours to remove

@@ -1,6 +1,7 @@
 """Sockets that are made inside a namespace and handed to a process that may not step into it."""
 
 import socket
+from contextlib import nullcontext
 
 from micronova.privileged import verbs as v
 from micronova.privileged.kernel import inside
@@ -10,8 +11,11 @@ _RTMGRP_LINK = 1
 
 
 def watch_links(namespace: str) -> socket.socket:
-    """Return a netlink socket that hears of devices; whoever holds it may not change any without being root."""
-    with inside(namespace):
+    """Return a netlink socket that hears of devices; whoever holds it may not change any without being root.
+
+    No namespace: the one that the helper was started in.
+    """
+    with inside(namespace) if namespace else nullcontext():
         made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         made.bind((0, _RTMGRP_LINK))
         return made

@@ -88,6 +88,18 @@ class EnsureTap(Verb, frozen=True, kw_only=True, tag="ensure_tap"):
     create: bool = False
 
 
+class AdoptTap(Verb, frozen=True, kw_only=True, tag="adopt_tap"):
+    """A guest's tap that a libvirt of the machine made is in the cloud's namespace; the answer says whether it is.
+
+    Only for clouds that root started with such a libvirt.
+    """
+
+    identity = ("tap",)
+    tap: Tap
+    mac: Mac  # of the guest's interface
+    guest: Uuid
+
+
 class EnsureVeth(Verb, frozen=True, kw_only=True, tag="ensure_veth"):
     """A pair that joins a namespace to a bridge."""
 
@@ -291,7 +303,9 @@ class Inventory(Verb, frozen=True, kw_only=True, tag="inventory"):
 
 
 class WatchLinks(Verb, frozen=True, kw_only=True, tag="watch_links"):
-    """A socket that tells when a device of the cloud's namespace comes or goes."""
+    """A socket that tells when a device of the cloud's namespace comes or goes; or one outside, whence taps come."""
+
+    outside: bool = False
 
 
 class ListenMetadata(Verb, frozen=True, kw_only=True, tag="listen_metadata"):
@@ -315,9 +329,9 @@ class Cleanup(Verb, frozen=True, kw_only=True, tag="cleanup"):
 
 
 AnyVerb = (
-    EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | EnsureVeth | DeleteLink | SetAddresses | SetRoutes
-    | LoadFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq | SetBandwidth | Inventory | WatchLinks
-    | ListenMetadata | Connect | Cleanup
+    EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | AdoptTap | EnsureVeth | DeleteLink | SetAddresses
+    | SetRoutes | LoadFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq | SetBandwidth | Inventory
+    | WatchLinks | ListenMetadata | Connect | Cleanup
 )  # fmt: skip
 
 
@@ -336,6 +350,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     namespaces: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()  # namespaces that have a living dnsmasq
     links: dict[str, Link] = {}
+    adopts: bool = False  # taps are made outside the cloud's namespace, and taken into it
+    outside: tuple[str, ...] = ()  # those that are named as guests' are, whoever's they may be
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -22,6 +22,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "delete_namespace": {"namespace": NETWORK},
     "ensure_bridge": {"bridge": "brq11111111-11", "mtu": 1450},
     "ensure_tap": {"tap": "tap11111111-11", "bridge": "brq11111111-11"},
+    "adopt_tap": {"tap": "tap11111111-11", "mac": MAC, "guest": UUID},
     "ensure_veth": {
         "outer": "vth11111111-11", "bridge": "brq11111111-11", "namespace": NETWORK, "inner": "dev11111111-11",
         "mac": MAC,
@@ -156,6 +157,7 @@ def test_there_is_no_other_verb() -> None:
         ("set_addresses", {"device": "eth0"}),
         ("set_routes", {"routes": [{"destination": "10.0.0.0/8"}]}),
         ("set_routes", {"routes": [{"destination": "10.0.0.0/8", "via": "fe80::1"}]}),
+        ("adopt_tap", {"mac": "01:00:5e:00:00:01"}),
         ("ensure_veth", {"mac": "01:00:5e:00:00:01"}),
         ("ensure_veth", {"namespace": PREFIX}),
         ("start_dnsmasq", {"namespace": PREFIX}),
