@@ -53,6 +53,17 @@ async def test_the_server_shows_that_it_is_being_deleted(cloud: Cloud, user: Cal
         await user.gone(server["id"])
 
 
+async def test_a_server_is_deleted_by_force(cloud: Cloud, user: Caller):
+    server = await user.boot()
+    await user.post(f"/servers/{server['id']}/action", {"lock": None})
+    force = {"forceDelete": None}
+    await user.refused(409, "POST", f"/servers/{server['id']}/action", force)
+    await user.post(f"/servers/{server['id']}/action", {"unlock": None})
+    await user.post(f"/servers/{server['id']}/action", force)
+    await user.gone(server["id"])
+    await user.refused(404, "POST", f"/servers/{server['id']}/action", force)
+
+
 async def test_many_deletes_of_one_server_at_once(cloud: Cloud, user: Caller):
     server = await user.boot()
     answers = await asyncio.gather(*(user.request("DELETE", f"/servers/{server['id']}") for _ in range(8)))

@@ -118,6 +118,10 @@ class ServerActions:
 
         return handle
 
+    async def force_delete(self, request: Request, id: str) -> None:
+        """Delete a server at once, even where deleted servers are kept for a while."""
+        await self._api.actions.delete(request.context, await access.server(self._database, request, id))
+
     async def reboot(self, request: Request, id: str) -> None:
         """Restart a server."""
         row = await access.server(self._database, request, id)
@@ -190,6 +194,12 @@ def routes(database: Database, api: API) -> list[Route]:
         plain("unpause", "unpause", "os_compute_api:os-pause-server:unpause"),
         plain("suspend", "suspend", "os_compute_api:os-suspend-server:suspend"),
         plain("resume", "resume", "os_compute_api:os-suspend-server:resume"),
+        _Action(
+            name="forceDelete",
+            handler=handlers.force_delete,
+            policy="os_compute_api:os-deferred-delete:force",
+            body=_bare("forceDelete"),
+        ),
         _Action(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
         replace(lock, body=_bare("lock"), versions=until(72)),
         replace(lock, versions=since(73)),
