@@ -16,11 +16,11 @@ from micronova.cli.inspect import find_timeline
 from micronova.cli.waterfall import bars_of
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
-from micronova.rpc.distort import DistortedBus, Distortion
 from micronova.telemetry.logs import JSONLines
 from micronova.telemetry.metrics import render
 from micronova.telemetry.telemetry import Telemetry
 from micronova.telemetry.tracing import Tracing
+from tests.distort import DistortedBus, Distortion
 from tests.functional.cloud import IMAGE, OneProcess, Wanted
 from tests.functional.servers.neighbours import network
 

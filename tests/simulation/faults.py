@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.objects.errors import Unavailable
-from micronova.rpc.bus import DEFAULT_PREFETCH, Bus, BusStats
-from micronova.rpc.contract import Context, Interface, Method, Target
+from micronova.rpc.bus import Bus
+from micronova.rpc.contract import Context, Method, Target
 from micronova.rpc.errors import BusUnavailable, CallTimeout
-from micronova.rpc.server import Server
+from micronova.rpc.wrapper import BusWrapper
 from tests.simulation.database import InlineDatabase
 from tests.simulation.loop import VirtualClock
 
@@ -132,18 +132,13 @@ class FaultyDatabase(Database):
         """The database stays."""
 
 
-class FaultyBus:
+class FaultyBus(BusWrapper):
     """A process's connection to the bus."""
 
     def __init__(self, bus: Bus, life: Life, fate: Fate, clock: VirtualClock) -> None:
-        self._bus, self._life, self._fate, self._clock = bus, life, fate, clock
+        super().__init__(bus)
+        self._life, self._fate, self._clock = life, fate, clock
         self._second: set[asyncio.Task[Any]] = set()
-
-    async def start(self) -> None:
-        await self._bus.start()
-
-    async def stop(self) -> None:
-        await self._bus.stop()
 
     async def cast(self, target: Target, method: Method[Mp, Any], params: Mp, *, context: Context) -> None:
         await self._hint("cast", method, lambda: self._bus.cast(target, method, params, context=context))
@@ -176,26 +171,6 @@ class FaultyBus:
             await self._clock.sleep(begun + timeout - self._clock.monotonic())
             raise CallTimeout(f"{method.label} did not answer in time")
         return answer
-
-    async def serve(
-        self,
-        interface: Interface,
-        handler: object,
-        *,
-        host: str | None = None,
-        prefetch: int = DEFAULT_PREFETCH,
-        shared: bool = True,
-    ) -> Server:
-        return await self._bus.serve(interface, handler, host=host, prefetch=prefetch, shared=shared)
-
-    def can_send_version(self, interface: Interface, version: str) -> bool:
-        return self._bus.can_send_version(interface, version)
-
-    def stats(self) -> BusStats:
-        return self._bus.stats()
-
-    async def count_dead_letters(self) -> int:
-        return await self._bus.count_dead_letters()
 
     async def _begin(self, kind: str, method: Method[Any, Any]) -> str | None:
         await self._life.goes_on()

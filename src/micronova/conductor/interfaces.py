@@ -6,6 +6,7 @@ port is deleted, or let go if it is the user's) → done. A port carries the ope
 that a step that runs twice finds it; the server's list of interfaces has it from `dispatched` to the end of `cleanup`.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 import msgspec
@@ -62,17 +63,17 @@ class InterfaceKind(HostKind):
             else:
                 await self.order_host(operation, row)
 
+    @abstractmethod
     async def order_host(self, operation: Operation, row: Any) -> None:
         """Have the server's host do its part."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def overtaken(self, operation: Operation) -> None:
         """Something else is done to the server now: let go of what this operation holds, and end it."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def clean_up(self, operation: Operation) -> None:
         """Let the port go, and end the operation."""
-        raise NotImplementedError
 
     async def send(self, operation: Operation, row: Any, vif: VIF | None, payload: bytes) -> None:
         """Make the host the owner, with the interface in the server's list, and send the order."""

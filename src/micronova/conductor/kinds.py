@@ -1,6 +1,7 @@
 """What the kinds of operations share: their tools, and the way of an operation through a host."""
 
 import logging
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -146,13 +147,13 @@ class HostKind(Kind):
 
     # --- what kinds decide -----------------------------------------------------------------------------------
 
+    @abstractmethod
     def order(self, conn: sa.Connection, operation: Operation, row: Any) -> WorkOrder:
         """Return the order, from what is in the database; also used to send it again."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reported(self, conn: sa.Connection, operation: Operation, row: Any, report: Report) -> Continue | Ended:
         """Apply a host's report, in the transaction that ends or continues the operation."""
-        raise NotImplementedError
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """The host that works on it says goodbye: go on without it now, or None: it is taken up again at its return.

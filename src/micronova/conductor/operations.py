@@ -13,6 +13,7 @@ its states in `compute/states.py`. CONTRIBUTING.md has the checklist.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
@@ -99,19 +100,19 @@ def new_row(
     }
 
 
-class Kind:
+class Kind(ABC):
     """One kind of operation: what its steps do."""
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
 
+    @abstractmethod
     async def run(self, operations: list[Operation]) -> None:
         """Run operations of one request from their persisted steps; each ends finished, or owned by a host."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Give up: bring the instance into the state that the failure of this kind means."""
-        raise NotImplementedError
 
 
 class Observer(Protocol):

@@ -21,6 +21,7 @@ import queue
 import random
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Statistics:
         self.by_function[name] = self.by_function.get(name, 0) + 1
 
 
-class Database:
+class Database(ABC):
     """A database that transactions are run on; made by `open_database`."""
 
     dialect: str
@@ -73,17 +74,17 @@ class Database:
     def __init__(self) -> None:
         self.statistics = Statistics()
 
+    @abstractmethod
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in a transaction that only reads."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in one transaction; it is durable when this returns."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def close(self) -> None:
         """Finish what runs and close all connections."""
-        raise NotImplementedError
 
 
 @dataclass(slots=True)

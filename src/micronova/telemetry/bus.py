@@ -1,6 +1,6 @@
 """A bus on which traces travel: messages carry the span they are sent in, and are handled within a span below it.
 
-Around any bus, like `rpc.distort`, and only when tracing is on. A message that belongs to no trace (a heartbeat)
+Around any bus, and only when tracing is on. A message that belongs to no trace (a heartbeat)
 begins none.
 """
 
@@ -10,41 +10,34 @@ from typing import Any
 import msgspec
 from opentelemetry.trace import SpanKind
 
-from micronova.rpc.bus import DEFAULT_PREFETCH, Bus, BusStats
+from micronova.rpc.bus import DEFAULT_PREFETCH, Bus
 from micronova.rpc.contract import Context, Interface, Method, P, R, Target
 from micronova.rpc.server import Server
+from micronova.rpc.wrapper import BusWrapper
 from micronova.telemetry.spans import traceparent
 from micronova.telemetry.tracing import Tracing
 
 Handler = Callable[[Context, Any], Awaitable[Any]]
 
 
-class TracedBus:
+class TracedBus(BusWrapper):
     """Passes messages on to another bus."""
 
     def __init__(self, bus: Bus, tracing: Tracing) -> None:
-        self._bus = bus
+        super().__init__(bus)
         self._tracing = tracing
-
-    async def start(self) -> None:
-        """Start the bus within."""
-        await self._bus.start()
-
-    async def stop(self) -> None:
-        """Stop the bus within."""
-        await self._bus.stop()
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message."""
-        await self._bus.cast(target, method, params, context=_here(context))
+        await super().cast(target, method, params, context=_here(context))
 
     async def call(self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float) -> R:
         """Send a message and wait for its answer."""
-        return await self._bus.call(target, method, params, context=_here(context), timeout=timeout)
+        return await super().call(target, method, params, context=_here(context), timeout=timeout)
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message to every server of a topic."""
-        await self._bus.fanout(topic, method, params, context=_here(context))
+        await super().fanout(topic, method, params, context=_here(context))
 
     async def serve(
         self,
@@ -57,19 +50,7 @@ class TracedBus:
     ) -> Server:
         """Handle an interface's messages, each within a span."""
         traced = _Traced(self._tracing, interface, handler, host or "")
-        return await self._bus.serve(interface, traced, host=host, prefetch=prefetch, shared=shared)
-
-    def can_send_version(self, interface: Interface, version: str) -> bool:
-        """Say whether messages of this contract version may be sent."""
-        return self._bus.can_send_version(interface, version)
-
-    def stats(self) -> BusStats:
-        """Say what happened so far."""
-        return self._bus.stats()
-
-    async def count_dead_letters(self) -> int:
-        """Ask how many messages lie in the dead-letter queue."""
-        return await self._bus.count_dead_letters()
+        return await super().serve(interface, traced, host=host, prefetch=prefetch, shared=shared)
 
 
 def _here(context: Context) -> Context:

@@ -13,7 +13,7 @@ from micronova.conductor import manager
 from micronova.conductor.operations import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
-from micronova.rpc.distort import DistortedBus, Distortion
+from tests.distort import DistortedBus, Distortion
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
 from tests.functional.servers.neighbours import make, network, ok, ports_left
 

@@ -17,7 +17,6 @@ from micronova.objects.clock import SystemClock
 from micronova.objects.errors import NoValidHost
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import Context, Interface, Method
-from micronova.rpc.distort import DistortedBus, Distortion
 from micronova.rpc.errors import (
     BusUnavailable,
     CallTimeout,
@@ -26,6 +25,7 @@ from micronova.rpc.errors import (
     RemoteError,
     VersionTooNew,
 )
+from tests.distort import DistortedBus, Distortion
 
 T = TypeVar("T")
 CONTEXT = Context(request_id="req-1", user_id="user", project_id="project", traceparent="00-trace")

@@ -177,7 +177,7 @@ class Broken(HostFilter):
         raise RuntimeError("out of order")
 
 
-class Unmakeable(HostFilter):
+class Unmakeable(OnlyH2):
     """A filter that cannot be made."""
 
     def __init__(self, options: FilterOptions) -> None:

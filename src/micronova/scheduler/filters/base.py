@@ -5,6 +5,7 @@ that is true, name it in `filters/registry.py` or as an entry point of `micronov
 """
 
 import enum
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import msgspec
@@ -28,7 +29,7 @@ class FilterOptions(msgspec.Struct, frozen=True, kw_only=True):
     service_down_time: float = 60.0
 
 
-class HostFilter:
+class HostFilter(ABC):
     """Says which hosts can take an instance of a request."""
 
     name: ClassVar[str] = ""
@@ -38,17 +39,17 @@ class HostFilter:
     def __init__(self, options: FilterOptions) -> None:
         self.options = options
 
+    @abstractmethod
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         """Give True for each host that passes; None if the request does not concern this filter."""
-        raise NotImplementedError
 
 
 class EachHost(HostFilter):
     """A filter that looks at hosts one at a time, as objects: simple to write, and as slow as Python."""
 
+    @abstractmethod
     def passes(self, host: HostState, spec: RequestSpec) -> bool:
         """Say whether this host can take an instance of the request."""
-        raise NotImplementedError
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))

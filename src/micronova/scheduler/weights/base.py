@@ -5,6 +5,7 @@ it the narrowest `scope` that is true, and name it in `weights/registry.py` or a
 `micronova.weighers`.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from micronova.scheduler.filters.base import Scope
 from micronova.scheduler.host_table import HostView
 
 
-class HostWeigher:
+class HostWeigher(ABC):
     """Says how well each host suits, in units of its own: all are brought to 0…1 before they are summed."""
 
     name: ClassVar[str] = ""
@@ -23,6 +24,6 @@ class HostWeigher:
     def __init__(self, multiplier: float = 1.0) -> None:
         self.multiplier = multiplier  # negative: the other way round
 
+    @abstractmethod
     def weigh(self, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
         """Give a number per host, more is better; None if the request does not concern this weigher."""
-        raise NotImplementedError

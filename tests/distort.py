@@ -11,10 +11,10 @@ from random import Random
 from typing import Any
 
 from micronova.objects.clock import Clock
-from micronova.rpc.bus import DEFAULT_PREFETCH, Bus, BusStats
-from micronova.rpc.contract import Context, Interface, Method, P, R, Target
+from micronova.rpc.bus import Bus
+from micronova.rpc.contract import Context, Method, P, R, Target
 from micronova.rpc.errors import BusUnavailable
-from micronova.rpc.server import Server
+from micronova.rpc.wrapper import BusWrapper
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +37,16 @@ class Distortion:
     applies: Callable[[Method[Any, Any]], bool] = every_method
 
 
-class DistortedBus:
+class DistortedBus(BusWrapper):
     """Passes messages on to another bus, distorted."""
 
     def __init__(self, bus: Bus, distortion: Distortion, *, clock: Clock, random: Random) -> None:
-        self._bus = bus
+        super().__init__(bus)
         self._distortion = distortion
         self._clock = clock
         self._random = random
         self._on_the_way: set[asyncio.Task[Any]] = set()
         self.dropped: Counter[str] = Counter()
-
-    async def start(self) -> None:
-        """Start the bus within."""
-        await self._bus.start()
 
     async def stop(self) -> None:
         """Forget what is still held back, stop the bus within."""
@@ -58,7 +54,7 @@ class DistortedBus:
             task.cancel()
         if self._on_the_way:
             await asyncio.wait(self._on_the_way)
-        await self._bus.stop()
+        await super().stop()
 
     async def arrived(self) -> None:
         """Wait until nothing is held back and all doubled calls are answered."""
@@ -84,7 +80,7 @@ class DistortedBus:
     async def call(self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float) -> R:
         """Send a message and wait for its first answer."""
         if not self._distortion.applies(method):
-            return await self._bus.call(target, method, params, context=context, timeout=timeout)
+            return await super().call(target, method, params, context=context, timeout=timeout)
 
         async def ask(delay: float) -> R:
             if delay:
@@ -99,30 +95,6 @@ class DistortedBus:
                 task.cancel()
             raise
         return next(task for task in asked if task in done).result()
-
-    async def serve(
-        self,
-        interface: Interface,
-        handler: object,
-        *,
-        host: str | None = None,
-        prefetch: int = DEFAULT_PREFETCH,
-        shared: bool = True,
-    ) -> Server:
-        """Serve on the bus within."""
-        return await self._bus.serve(interface, handler, host=host, prefetch=prefetch, shared=shared)
-
-    def can_send_version(self, interface: Interface, version: str) -> bool:
-        """Ask the bus within."""
-        return self._bus.can_send_version(interface, version)
-
-    def stats(self) -> BusStats:
-        """Give the statistics of the bus within: what was really sent."""
-        return self._bus.stats()
-
-    async def count_dead_letters(self) -> int:
-        """Ask the bus within."""
-        return await self._bus.count_dead_letters()
 
     async def _hint(self, method: Method[Any, Any], drop: bool, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._distortion.applies(method):
