@@ -21,7 +21,8 @@ from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.objects.clock import SystemClock
 from micronova.privileged.client import HelperProcess, PrivilegedClient, runtime_directory
 from micronova.privileged.names import prefix_of, tap_name
-from tests.unit.network.world import ALICE, SERVICE, Compute, World, world
+from tests.functional.proxies import keys_of
+from tests.unit.network.world import ALICE, KEYRING, SERVICE, Compute, World, world
 
 HOST = "h1"
 NEEDS = [
@@ -107,15 +108,13 @@ class AgentWorld:
         self.agent: NetworkAgent
 
     async def start_agent(self) -> None:
-        async def token() -> str:
-            return SERVICE
-
-        client = ServiceClient(ASGITransport(self.network.role.service.app), token)
+        keys = keys_of(KEYRING, HOST)
+        client = ServiceClient(ASGITransport(self.network.role.service.app), keys.ticket, renew=keys.forget)
         privileged = PrivilegedClient(self.directory / "helper.sock")
         self.asked: list[dict[str, str]] = []
         self.agent = NetworkAgent(
             NetworkServiceClient(client, HOST), privileged, SystemClock(), prefix=self.prefix, domain="openstacklocal",
-            metadata=MetadataProxy(privileged, ASGITransport(self._metadata), "shared"),
+            metadata=MetadataProxy(privileged, ASGITransport(self._metadata), keys),
         )  # fmt: skip
         await self.agent.start()
 

@@ -1,16 +1,15 @@
 """The network agent on a real kernel, with namespaces in the place of guests."""
 
 import asyncio
-import hashlib
-import hmac
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from micronova.http.host_keys import sign_metadata
 from micronova.privileged.names import bridge_name
-from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
-from tests.unit.network.world import ADMIN, ALICE, BOB, SERVICE
+from tests.e2e.agent_world import HOST, NEEDS, AgentWorld, Guest, agent_world, arun, remains
+from tests.unit.network.world import ADMIN, ALICE, BOB, KEYRING, SERVICE
 
 pytestmark = NEEDS
 
@@ -219,6 +218,8 @@ async def test_metadata_tells_each_guest_its_own_whatever_it_says(cloud: AgentWo
         shown = await guest.do("timeout", "5", "busybox", "wget", "-q", "-O", "-", *lies, url)
         assert shown.stdout == server
         asked = cloud.asked[-1]
-        assert asked["x-instance-id-signature"] == hmac.new(b"shared", server.encode(), hashlib.sha256).hexdigest()
+        key = KEYRING.metadata_key(HOST, int(asked["x-metadata-key-expires"]))
+        assert asked["x-metadata-host"] == HOST
+        assert asked["x-instance-id-signature"] == sign_metadata(key, HOST, server, project, guest.address)
         assert (asked["x-tenant-id"], asked["x-forwarded-for"]) == (project, guest.address)
         assert asked["path"] == "/openstack/latest/meta_data.json"

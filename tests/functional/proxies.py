@@ -2,11 +2,14 @@
 
 import asyncio
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from micronova.http.client import Transport
+from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.neighbours.network.agent.metadata import MetadataProxy
 from micronova.neighbours.network.agent.state import FixedIP, HostState, Port
+from micronova.objects.host_keys import HostKeys
 from micronova.privileged import verbs as v
 
 
@@ -37,12 +40,21 @@ def guest_port(network: str, address: str, server: str, project: str) -> Port:
     )  # fmt: skip
 
 
+def keys_of(keyring: HostKeyring, host: str, now: Callable[[], float] = time.time) -> HeldKeys:
+    """What a host holds, without the conductor that would give it."""
+
+    async def fetch() -> HostKeys:
+        return keyring.issue(host, now())
+
+    return HeldKeys(host, fetch, now)
+
+
 class Proxies:
     """A proxy in each of some networks."""
 
-    def __init__(self, transport: Transport, secret: str) -> None:
+    def __init__(self, transport: Transport, keys: HeldKeys) -> None:
         self._helper = Loopback()
-        self._proxy = MetadataProxy(self._helper, transport, secret)
+        self._proxy = MetadataProxy(self._helper, transport, keys)
 
     async def serve(self, ports: Iterable[Port]) -> None:
         """Listen in the networks of these ports."""

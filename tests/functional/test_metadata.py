@@ -15,12 +15,13 @@ from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
 from micronova.http.client import Answer, HTTPTransport
+from micronova.http.host_keys import HostKeyring, sign_metadata
 from micronova.http.sockets import listen
 from micronova.metadata import ec2, openstack
 from micronova.objects.errors import MicronovaError
 from tests.functional.full_cloud import SETTINGS, FullCloud, Person, full_cloud
 from tests.functional.good_requests import KEY, C, N
-from tests.functional.proxies import Proxies, guest_port
+from tests.functional.proxies import Proxies, guest_port, keys_of
 from tests.schemas.tempest import check
 
 __all__ = ["full_cloud"]
@@ -38,11 +39,12 @@ class Owner:
     person: Person
     server: str
     network: str
+    host: str
 
     @property
     def headers(self) -> dict[str, str]:
         """What the proxy of the server's network sends."""
-        return signed(self.cloud, self.server, self.person.project_id)
+        return signed(self.cloud, self.host, self.server, self.person.project_id)
 
     async def read(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
         transport = self.cloud.process.neighbours.metadata()
@@ -61,13 +63,19 @@ class Owner:
         return answer.json()
 
 
-def signed(cloud: FullCloud, server: str, project: str, secret: str | None = None) -> dict[str, str]:
-    key = (secret or cloud.process.neighbours.metadata_secret()).encode()
+def signed(
+    cloud: FullCloud, host: str, server: str, project: str, keyring: HostKeyring | None = None, lifetime: float = 900.0
+) -> dict[str, str]:
+    """What the proxies of a host say, if somebody with this server and project asks."""
+    neighbours, now = cloud.process.neighbours, cloud.process.clock.now()
+    keys = (keyring or neighbours.keyring()).issue(host, now, lifetime)
     return {
         "x-instance-id": server,
         "x-tenant-id": project,
         "x-forwarded-for": "10.9.0.5",
-        "x-instance-id-signature": hmac.new(key, server.encode(), hashlib.sha256).hexdigest(),
+        "x-metadata-host": host,
+        "x-metadata-key-expires": str(keys.expires_at),
+        "x-instance-id-signature": sign_metadata(keys.metadata_key, host, server, project, "10.9.0.5"),
     }
 
 
@@ -89,7 +97,8 @@ async def _owner(cloud: FullCloud, name: str) -> Owner:
         return True if shown["status"] == "ACTIVE" else None
 
     await cloud.until(active, "the server to run")
-    return Owner(cloud, person, server["id"], network["id"])
+    shown = (await cloud.admin.do("GET", f"{C}/servers/{server['id']}"))["server"]
+    return Owner(cloud, person, server["id"], network["id"], shown["OS-EXT-SRV-ATTR:host"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -278,12 +287,10 @@ async def test_the_role_by_itself(owner: Owner, tmp_path: Any) -> None:
 
 async def test_proxies_in_another_process(owner: Owner, tmp_path: Any) -> None:
     guest = await _uncached(owner)
-    secret = owner.cloud.process.neighbours.metadata_secret()
-    settings = load(environ={}, neutron={"metadata_url": guest.url, "metadata_proxy_shared_secret": secret})
+    settings = load(environ={}, default={"host": owner.host}, neutron={"metadata_url": guest.url})
     elsewhere = Process(settings, ["network-agent"], StateDirectory(tmp_path))  # only asked for the way
-    elsewhere.directory.create()
-    elsewhere.keys = elsewhere.directory.keys()
-    proxies = Proxies(elsewhere.neighbours.metadata(), elsewhere.neighbours.metadata_secret())
+    elsewhere.bus = owner.cloud.process.bus  # a conductor gives the host its keys
+    proxies = Proxies(elsewhere.neighbours.metadata(), elsewhere.neighbours.host_keys())
     port = guest_port(owner.network, "127.0.0.5", owner.server, owner.person.project_id)
     await proxies.serve([port])
     try:
@@ -385,18 +392,66 @@ async def test_a_request_that_no_proxy_sent(owner: Owner, other: Owner) -> None:
     )
     for signature in wrong:
         await refused(owner, {**good, "x-instance-id-signature": signature}, 403)
-    await refused(owner, signed(owner.cloud, owner.server, owner.person.project_id, secret="another"), 403)
-    # A signature of one server is none of another.
+    # A signature of one server is none of another, nor of another project or address.
     stolen = {**other.headers, "x-instance-id": owner.server, "x-tenant-id": owner.person.project_id}
     await refused(owner, stolen, 403)
+    await refused(owner, {**good, "x-tenant-id": other.person.project_id}, 403)
+    await refused(owner, {**good, "x-forwarded-for": "10.9.0.6"}, 403)
+
+
+async def test_the_key_of_a_host(owner: Owner, other: Owner) -> None:
+    project, good = owner.person.project_id, owner.headers
+    another = HostKeyring(b"the key of another cloud")
+    await refused(owner, signed(owner.cloud, owner.host, owner.server, project, another), 403)
+    await refused(owner, signed(owner.cloud, owner.host, owner.server, project, lifetime=0), 403)  # it has run out
+    later = str(int(good["x-metadata-key-expires"]) + 60)
+    for expiry in ("", "zork", "1e9", "-1", later, "9" * 500, "\xb2"):
+        await refused(owner, {**good, "x-metadata-key-expires": expiry}, 403)
+    # Neither is the name of another host, nor none: that is for proxies with the shared secret, of which there is none.
+    for name in ("elsewhere", owner.host.upper(), f"{owner.host}%00", ""):
+        await refused(owner, {**good, "x-metadata-host": name}, 403)
+    for name in ("x-metadata-host", "x-metadata-key-expires"):
+        await refused(owner, Doubled(good, name, good[name]), 400)
+
+
+async def test_a_host_is_believed_about_its_own_guests_only(owner: Owner) -> None:
+    """Somebody who has stolen a host has a good key, and knows the ids of servers elsewhere."""
+    await owner.read("/openstack/latest/meta_data.json")  # remembered
+    stolen = signed(owner.cloud, "stolen", owner.server, owner.person.project_id)
+    await refused(owner, stolen, 404)
+    assert (await owner.read("/latest/meta-data/hostname")).status == 200
+
+
+async def test_the_proxies_of_a_neutron(owner: Owner) -> None:
+    """They sign the server's id with a secret that all of them share, and know nothing of our hosts."""
+    place = StateDirectory(owner.cloud.process.directory.path)
+    settings = load(environ={}, **{**SETTINGS, "neutron": {"metadata_proxy_shared_secret": "of all"}})
+    service = Process(settings, ["metadata"], place)
+    await service.start()
+    transport = service.neighbours.metadata()
+
+    def says(secret: str) -> dict[str, str]:
+        signature = hmac.new(secret.encode(), owner.server.encode(), hashlib.sha256).hexdigest()
+        said = {"x-instance-id": owner.server, "x-tenant-id": owner.person.project_id}
+        return {**said, "x-instance-id-signature": signature}
+
+    try:
+        for headers, status in ((says("of all"), 200), (says("of some"), 403), (says(""), 403), (owner.headers, 200)):
+            answer = await transport.request("GET", "/latest/meta-data/hostname", headers, None)
+            assert answer.status == status
+        await refused(owner, says("of all"), 403)  # where there is no such secret
+        await refused(owner, says(""), 403)
+    finally:
+        await service.stop()
 
 
 async def test_a_server_of_another_project_does_not_exist(owner: Owner, other: Owner) -> None:
     """Whoever owns a port may write somebody else's server into it: its own project is what counts."""
     await owner.read("/openstack/latest/meta_data.json")  # remembered
-    await refused(owner, signed(owner.cloud, owner.server, other.person.project_id), 404)
-    await refused(owner, signed(owner.cloud, "11111111-0000-4000-8000-00000000000f", owner.person.project_id), 404)
-    await refused(owner, signed(owner.cloud, "' OR 1=1 --", owner.person.project_id), 404)
+    project = owner.person.project_id
+    await refused(owner, signed(owner.cloud, owner.host, owner.server, other.person.project_id), 404)
+    await refused(owner, signed(owner.cloud, owner.host, "11111111-0000-4000-8000-00000000000f", project), 404)
+    await refused(owner, signed(owner.cloud, owner.host, "' OR 1=1 --", project), 404)
 
 
 async def test_methods(owner: Owner) -> None:
@@ -409,28 +464,30 @@ async def test_methods(owner: Owner) -> None:
 async def test_the_same_address_in_two_networks(owner: Owner, other: Owner) -> None:
     """Through the proxies: each guest reads its own, whatever it writes into its request."""
     neighbours = owner.cloud.process.neighbours
-    proxies = Proxies(neighbours.metadata(), neighbours.metadata_secret())
     address = "127.0.0.5"
-    await proxies.serve(
-        guest_port(each.network, address, each.server, each.person.project_id) for each in (owner, other)
-    )
+    every = {}
+    for each in (owner, other):
+        every[each.server] = Proxies(neighbours.metadata(), keys_of(neighbours.keyring(), each.host))
+        ports = [guest_port(one.network, address, one.server, one.person.project_id) for one in (owner, other)]
+        await every[each.server].serve(ports)
     try:
         for mine, theirs, name in ((owner, other, b"web"), (other, owner, b"db")):
+            proxies = every[mine.server]
             lies = [f"{key}: {value}" for key, value in theirs.headers.items()]
             for headers in ([], lies, [line.upper() for line in lies], lies * 2):
                 assert await proxies.get(mine.network, address, "/latest/meta-data/hostname", *headers) == (200, name)
         # A port of one project that says that it belongs to another's server.
+        proxies = every[owner.server]
         await proxies.serve([guest_port(other.network, address, owner.server, other.person.project_id)])
         assert (await proxies.get(other.network, address, "/latest/meta-data/hostname"))[0] == 404
     finally:
-        await proxies.close()
+        for proxies in every.values():
+            await proxies.close()
 
 
 async def test_a_cloud_without_the_service(tmp_path: Any) -> None:
     process = Process(load(environ={}), ["conductor"], StateDirectory(tmp_path))
-    process.directory.create()
-    process.keys = process.directory.keys()
-    proxies = Proxies(process.neighbours.metadata(), process.neighbours.metadata_secret())
+    proxies = Proxies(process.neighbours.metadata(), keys_of(HostKeyring(b"0123456789abcdef"), "host"))
     await proxies.serve([guest_port("a", "127.0.0.5", "server", "project")])
     assert (await proxies.get("a", "127.0.0.5", "/"))[0] == 503
     await proxies.close()

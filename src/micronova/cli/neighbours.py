@@ -1,13 +1,14 @@
 """How this process reaches identity, image and network: in the process, by URL, or not at all."""
 
-import hashlib
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport
+from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
 from micronova.http.tokens import Revocations, TokenVerifier
@@ -126,9 +127,26 @@ class Neighbours:
             self._networks = NetworkClient(self._client("network", override))
         return self._networks
 
-    def network_service(self) -> ServiceClient:
-        """Return the bare client of the network service, for its agent."""
-        return self._client("network", self._process.settings.neutron.endpoint_override)
+    def network_service(self, keys: HeldKeys) -> ServiceClient:
+        """Return the bare client of the network service, for its agent: it comes as the host that it works for."""
+        transport = self._transport("network", self._process.settings.neutron.endpoint_override)
+        return ServiceClient(transport, keys.ticket, renew=keys.forget)
+
+    # --- compute hosts ---------------------------------------------------------------------------------------
+
+    def keyring(self) -> HostKeyring:
+        """Return what makes and knows the keys of hosts; all who need it have the same setting, or directory."""
+        given = self._process.settings.neutron.ticket_key
+        if given:
+            return HostKeyring(bytes.fromhex(given))
+        own = bytes.fromhex(self._process.keys.ticket_key)
+        return HostKeyring(hmac.digest(own, b"compute hosts", "sha256"))
+
+    def host_keys(self) -> HeldKeys:
+        """Return the keys of this host, which a conductor gives."""
+        process = self._process
+        assert process.bus is not None
+        return HeldKeys(process.host, HostKeysAPI(process.bus, process.host).fetch, process.clock.now)
 
     def compute(self) -> ServiceClient | None:
         """Return the compute client, for neighbours that tell it something; the API may start after them."""
@@ -144,12 +162,6 @@ class Neighbours:
         if url or "metadata" in self._process.roles:
             return self._transport("metadata", url)
         return Nowhere("There is no metadata service here: run the role metadata, or set neutron.metadata_url.")
-
-    def metadata_secret(self) -> str:
-        """Return what the metadata service and the proxies share."""
-        given = self._process.settings.neutron.metadata_proxy_shared_secret
-        key = bytes.fromhex(self._process.keys.secret_key)
-        return given or hmac.new(key, b"metadata proxy", hashlib.sha256).hexdigest()
 
     def _has(self, name: str, override: str) -> bool:
         if override or name in self._process.roles:

@@ -75,16 +75,18 @@ async def make_image(process: "Process") -> "Role":
 
 async def make_network(process: "Process") -> "Role":
     """The embedded network service."""
+    from micronova.http.host_keys import HostTickets
     from micronova.neighbours.network.service import NetworkService
     from micronova.policies.enforcer import Enforcer
     from micronova.policies.network import RULES
 
+    neighbours = process.neighbours
     role = NetworkService(
         await process.open_database("network"),
         Enforcer(RULES),
-        process.neighbours.authenticator(),
+        HostTickets(neighbours.keyring(), neighbours.authenticator(), process.clock.now),
         process.clock,
-        process.neighbours.compute(),
+        neighbours.compute(),
         schema=process.schema_of("network"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
@@ -104,14 +106,15 @@ async def make_network_agent(process: "Process") -> "Role":
     from micronova.privileged.names import prefix_of
 
     neighbours = process.neighbours
+    keys = neighbours.host_keys()
     privileged = PrivilegedClient(helper_socket(process.directory))
     return NetworkAgent(
-        NetworkServiceClient(neighbours.network_service(), process.host),
+        NetworkServiceClient(neighbours.network_service(keys), process.host),
         privileged,
         process.clock,
         prefix=prefix_of(process.keys.cloud_id),
         domain="openstacklocal",
-        metadata=MetadataProxy(privileged, neighbours.metadata(), neighbours.metadata_secret()),
+        metadata=MetadataProxy(privileged, neighbours.metadata(), keys),
     )
 
 
@@ -154,6 +157,8 @@ async def make_scheduler(process: "Process") -> "Role":
 
 async def make_conductor(process: "Process") -> "Role":
     """The conductor with its engine of operations."""
+    from micronova.conductor.host_keys import HostKeyDesk
+    from micronova.conductor.host_users import HostUsers
     from micronova.conductor.kinds import Tools
     from micronova.conductor.manager import ConductorManager
     from micronova.conductor.operations import Engine
@@ -182,6 +187,7 @@ async def make_conductor(process: "Process") -> "Role":
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
     )
+    users = HostUsers(process.database, required=settings.conductor.require_host_users)
     return ConductorManager(
         bus=process.bus,
         tools=tools,
@@ -189,7 +195,8 @@ async def make_conductor(process: "Process") -> "Role":
         report_interval=settings.default.report_interval,
         ratios=allocation_ratios(settings),
         max_attempts=settings.scheduler.max_attempts,
-        require_host_users=settings.conductor.require_host_users,
+        host_users=users,
+        host_keys=HostKeyDesk(users, process.neighbours.keyring(), process.clock),
     )
 
 
@@ -342,10 +349,11 @@ async def make_metadata(process: "Process") -> "Role":
     assert process.database is not None
     settings = process.settings.api
     guests = Guests(process.database, vendor_data_source(settings), settings.metadata_cache_expiration)
-    secret = process.neighbours.metadata_secret()
+    shared_secret = process.settings.neutron.metadata_proxy_shared_secret
+    signatures = Signatures(process.neighbours.keyring(), shared_secret, process.clock.now)
     service = Service(
         "metadata",
-        routes(process.database, guests, Signatures(secret), process.clock, process.random),
+        routes(process.database, guests, signatures, process.clock, process.random),
         policy=Enforcer([]),
         authenticator=NoTokens(),
         fault_body=compute_fault,

@@ -151,7 +151,7 @@ class Process:
 
             self.database = await self.open_database("compute")
             await upgrade(self.database, metadata, "micronova.db.migrations")
-        if any(role in self.roles for role in (*COMPUTE_ROLES, "console")):
+        if any(role in self.roles for role in (*COMPUTE_ROLES, "console", "network-agent")):
             self.bus = await self.connect_bus()
 
     def schema_of(self, name: str) -> str | None:

@@ -12,16 +12,18 @@ from micronova.conductor import audit
 from micronova.conductor.build import Build
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.delete import Delete
+from micronova.conductor.host_keys import HostKeyDesk
+from micronova.conductor.host_users import HostUsers
 from micronova.conductor.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.kinds import HOST, Continue, Ended, HostKind, Tools
 from micronova.conductor.operations import Engine, Operation
 from micronova.conductor.power import Power
-from micronova.conductor.rpcapi import CONSOLE, TASKS, GuestEvent, Operations, ReportReply
+from micronova.conductor.rpcapi import CONSOLE, KEYS, TASKS, GuestEvent, Operations, ReportReply
 from micronova.conductor.rpcapi import HOST as HOST_INTERFACE
 from micronova.db import instances, nodes, services
 from micronova.db import operations as rows
 from micronova.objects.clock import micros
-from micronova.objects.errors import Forbidden, Unavailable
+from micronova.objects.errors import Unavailable
 from micronova.objects.orders import Departed, Heartbeat, HeartbeatReply, HostBeat, HostReply, Report, WorkOrder
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Context
@@ -46,7 +48,8 @@ class ConductorManager:
         report_interval: float,
         ratios: dict[str, float],
         max_attempts: int,
-        require_host_users: bool,
+        host_users: HostUsers,
+        host_keys: HostKeyDesk,
     ) -> None:
         self._bus = bus
         self._tools = tools
@@ -55,8 +58,8 @@ class ConductorManager:
         self._report_interval = report_interval
         self._ratios = ratios
         self._consoles = Consoles(self.engine.database, tools.compute, self.engine.clock)
-        self._require_host_users = require_host_users
-        self._host_users: frozenset[str] = frozenset()  # hosts that have a broker user of their own
+        self._host_users = host_users
+        self._host_keys = host_keys
         self._servers: list[Server] = []
         self._loops: list[asyncio.Task[None]] = []
         self._kinds: dict[str, HostKind] = {}
@@ -78,12 +81,13 @@ class ConductorManager:
 
     async def start(self) -> None:
         """Serve messages and sweep."""
-        self._host_users = await self.engine.database.read(services.host_users)
+        await self._host_users.refresh()
         await self.engine.start()
         self._servers = [
             await self._bus.serve(TASKS, self),
             await self._bus.serve(HOST_INTERFACE, self),
             await self._bus.serve(CONSOLE, self._consoles),
+            await self._bus.serve(KEYS, self._host_keys),
         ]
         self._loops = [
             asyncio.create_task(self._beat_forever(), name="conductor-heartbeat"),
@@ -104,7 +108,7 @@ class ConductorManager:
             try:
                 now = self.engine.now()
                 await self.engine.database.write(services.heartbeat, "nova-conductor", [self._host], now)
-                self._host_users = await self.engine.database.read(services.host_users)
+                await self._host_users.refresh()
             except Exception as error:
                 log.warning("heartbeat: %s", error)
             await self.engine.clock.sleep(self._report_interval)
@@ -132,7 +136,7 @@ class ConductorManager:
 
     async def report(self, context: Context, params: Report) -> ReportReply:
         """Take the end of an order: refuse it if it is stale, else finish or continue the operation."""
-        self._check(context, params.host)
+        self._host_users.check(context, params.host)
         found = await self._database(self._report, params)
         if found is None:
             return ReportReply(accepted=False)
@@ -159,7 +163,7 @@ class ConductorManager:
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         """Renew the leases of what hosts have in hand; tell them what they should have and do not."""
         for beat in params.hosts:
-            self._check(context, beat.host)
+            self._host_users.check(context, beat.host)
         now = self.engine.clock.now()  # before the transaction looks: orders issued earlier are in the reply
         replies, given_back = await self._database(self._heartbeat, params)
         for operation in given_back:
@@ -255,7 +259,7 @@ class ConductorManager:
 
     async def guest_event(self, context: Context, params: GuestEvent) -> None:
         """A guest changed by itself: show it, unless an operation is at work on the server."""
-        self._check(context, params.host)
+        self._host_users.check(context, params.host)
         await self._database(self._power_change, params.host, params.instance_uuid, params.epoch, params.power_state)
 
     def _power_change(self, conn: sa.Connection, host: str, uuid: str, epoch: int, power_state: int) -> None:
@@ -268,12 +272,6 @@ class ConductorManager:
             return
         values = {"power_state": power_state, "vm_state": states.seen(row["vm_state"], power_state)}
         instances.update(conn, row["uuid"], self.engine.now(), values, epoch=row["epoch"])
-
-    def _check(self, context: Context, host: str) -> None:
-        """A host speaks only for itself: the broker says who really sent the message."""
-        sender = context.sender
-        if sender != host and (self._require_host_users or {sender, host} & self._host_users):
-            raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
 
     async def _database(self, fn: Any, *args: Any) -> Any:
         try:

@@ -3,6 +3,7 @@
 import msgspec
 
 from micronova.objects.console import ConsoleGrant
+from micronova.objects.host_keys import HostKeys
 from micronova.objects.orders import Heartbeat, HeartbeatReply, Report
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Context, Interface
@@ -49,6 +50,12 @@ class ConsoleStanding(msgspec.Struct, frozen=True):
     is_there: bool
 
 
+class HostQuestion(msgspec.Struct, frozen=True):
+    """A host asks for what it proves itself with to other services."""
+
+    host: str
+
+
 TASKS = Interface("conductor", namespace="compute_task", version="1.0")
 BUILD_INSTANCES = TASKS.method("build_instances", Operations)
 RUN_OPERATIONS = TASKS.method("run_operations", Operations)
@@ -62,6 +69,10 @@ CONSOLE = Interface("conductor", namespace="console", version="1.0")
 AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleQuestion, ConsoleGrant)
 CHECK_CONSOLE = CONSOLE.method("check_console", ConsoleCheck, ConsoleStanding)
 
+KEYS = Interface("conductor", namespace="keys", version="1.0")
+HOST_KEYS = KEYS.method("host_keys", HostQuestion, HostKeys)
+
+KEYS_TIMEOUT = 10.0
 CONSOLE_TIMEOUT = 35.0  # the conductor asks a host meanwhile
 
 
@@ -85,6 +96,19 @@ class ConsoleAuthAPI:
             CONSOLE.target(), CHECK_CONSOLE, check, context=Context(), timeout=CONSOLE_TIMEOUT
         )
         return answer.is_there
+
+
+class HostKeysAPI:
+    """Asks a conductor on behalf of a compute host."""
+
+    def __init__(self, bus: Bus, host: str) -> None:
+        self._bus = bus
+        self._host = host
+
+    async def fetch(self) -> HostKeys:
+        """Ask for the host's keys; Forbidden if the broker does not know us as that host."""
+        question = HostQuestion(self._host)
+        return await self._bus.call(KEYS.target(), HOST_KEYS, question, context=Context(), timeout=KEYS_TIMEOUT)
 
 
 class ConductorAPI:

@@ -222,8 +222,16 @@ class Glance(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Neutron(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The network service."""
 
+    ticket_key: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hex digits that conductors, an embedded network service and the metadata service share to "
+            "give each compute host its own keys; empty: from state_path.",
+        ),
+    ] = ""
     metadata_proxy_shared_secret: Annotated[
-        str, _doc("What metadata service and network agents in other processes share; empty: from state_path.")
+        str, _doc("What the metadata service shares with a real Neutron's proxies; empty: it believes only our hosts.")
     ] = ""
     metadata_url: Annotated[
         str, _doc("The metadata service, for a network agent in another process; empty: the one in this process.")

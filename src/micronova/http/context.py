@@ -19,6 +19,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
     expires_at: float = 0.0
     remote_address: str = ""
+    host: str = ""  # a compute host that came with its ticket: then there is neither user nor role
     traceparent: str = ""
 
     @property

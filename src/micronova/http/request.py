@@ -7,6 +7,7 @@ import falcon.asgi
 import msgspec
 
 from micronova.http.context import RequestContext
+from micronova.objects.errors import Forbidden
 
 if TYPE_CHECKING:
     from micronova.http.service import Route, Service
@@ -61,6 +62,14 @@ class Request:
     def authorize(self, target: Mapping[str, Any] | None = None, rule: str | None = None) -> None:
         """Refuse (403) unless policy lets the caller do this to the target; without one, to its own project."""
         self.service.policy.enforce(rule or self.route.policy or "", self.context, target)
+        self.authorized = True
+
+    def authorize_host(self, host: str) -> None:
+        """Let a host, known by its ticket, act for itself; of everybody else policy is asked."""
+        if not self.context.host:
+            self.authorize()
+        elif self.context.host != host:
+            raise Forbidden(f"This is the ticket of host {self.context.host}: it is not good for host {host[:255]}.")
         self.authorized = True
 
     def allows(self, rule: str, target: Mapping[str, Any] | None = None) -> bool:

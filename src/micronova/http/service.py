@@ -23,6 +23,7 @@ from micronova.http.faults import FaultBody, message_of, status_of
 from micronova.http.request import Request, Response
 from micronova.http.versions import Range, Versions
 from micronova.objects.errors import (
+    Forbidden,
     Invalid,
     MethodNotAllowed,
     MicronovaError,
@@ -54,6 +55,7 @@ class Route:
     checks_policy: bool = False  # the handler itself authorises, against the thing that it loads
     raw_body: bool = False  # the handler reads the stream itself (uploads)
     takes_ticket: bool = False  # a signed ?ticket= may stand for a token: the handler verifies it
+    for_hosts: bool = False  # compute hosts may come with their own ticket: the handler asks `authorize_host`
     name: str = ""  # a stable name for metrics and documents; "" = method and path
 
     @property
@@ -153,6 +155,8 @@ class Service:
                     http.get_header("x-auth-token"), request.context
                 )
                 self._check_project(request, http)
+                if request.context.host and not all(route.for_hosts for route in routes):
+                    raise Forbidden("The ticket of a host opens only what is for hosts.")
             await self._run(routes, request, http, answer)
         except Exception as error:
             self._fault(request, answer, error)

@@ -14,6 +14,7 @@ import msgspec
 from micronova.db.engine import Database, open_database
 from micronova.http.client import Answer, ASGITransport, ServiceClient
 from micronova.http.context import RequestContext
+from micronova.http.host_keys import HostKeyring, HostTickets
 from micronova.neighbours.network.service import NetworkService
 from micronova.objects.errors import Unauthorized
 from micronova.policies.enforcer import Enforcer
@@ -24,6 +25,7 @@ READER = "rita@p1/reader"
 MANAGER = "mona@p1/manager,member,reader"
 ADMIN = "root@p0/admin,manager,member,reader"
 SERVICE = "nova@services/service"
+KEYRING = HostKeyring(b"0123456789abcdef")  # for the tickets of hosts
 
 
 class Tokens:
@@ -120,8 +122,9 @@ class World:
         self.compute = compute
         client = ServiceClient(ASGITransport(compute), token, prefix="/v2.1") if compute is not None else None
         self.role = NetworkService(
-            database, Enforcer(RULES), Tokens(), clock, client, chance=random.Random(7), **settings
-        )
+            database, Enforcer(RULES), HostTickets(KEYRING, Tokens(), clock.now), clock, client,
+            chance=random.Random(7), **settings,
+        )  # fmt: skip
         self.transport = ASGITransport(self.role.service.app, "cloud")
 
     async def call(

@@ -6,11 +6,15 @@ import pytest
 import pytest_asyncio
 
 from micronova.http.client import Answer
-from micronova.neighbours.network.agent.metadata import HEAD_LIMIT, signature
+from micronova.http.host_keys import HostKeyring, sign_metadata
+from micronova.neighbours.network.agent.metadata import HEAD_LIMIT
 from micronova.objects.errors import Unavailable
-from tests.functional.proxies import Proxies, guest_port
+from tests.functional.proxies import Proxies, guest_port, keys_of
+from tests.unit.network.world import ManualClock
 
-SECRET = "shared"
+KEYRING = HostKeyring(b"0123456789abcdef")
+HOST = "compute-17"
+NOW = 1_800_000_000.0
 MINE, THEIRS = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-000000000002"
 
 
@@ -20,11 +24,15 @@ class Service:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, Mapping[str, str], bytes | None]] = []
         self.works = True
+        self.refuses = 0  # so many requests
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         if not self.works:
             raise Unavailable("http://metadata.internal:8775 does not answer.")
         self.asked.append((method, url, dict(headers), body))
+        if self.refuses:
+            self.refuses -= 1
+            return Answer(403, {"content-type": "text/plain"}, b"no")
         return Answer(200, {"content-type": "text/plain"}, b"here")
 
     def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
@@ -39,9 +47,16 @@ def service() -> Service:
     return Service()
 
 
+@pytest.fixture
+def clock() -> ManualClock:
+    made = ManualClock()
+    made.time = NOW
+    return made
+
+
 @pytest_asyncio.fixture
-async def proxies(service: Service) -> AsyncIterator[Proxies]:
-    made = Proxies(service, SECRET)
+async def proxies(service: Service, clock: ManualClock) -> AsyncIterator[Proxies]:
+    made = Proxies(service, keys_of(KEYRING, HOST, clock.now))
     await made.serve(
         [guest_port("a", "127.0.0.5", MINE, "project-a"), guest_port("b", "127.0.0.5", THEIRS, "project-b")]
     )
@@ -58,7 +73,11 @@ async def test_a_guest_is_known_by_network_and_address(service: Service, proxies
             "x-instance-id": server,
             "x-tenant-id": project,
             "x-forwarded-for": "127.0.0.5",
-            "x-instance-id-signature": signature(SECRET.encode(), server),
+            "x-metadata-host": HOST,
+            "x-metadata-key-expires": "1800000900",
+            "x-instance-id-signature": sign_metadata(
+                KEYRING.metadata_key(HOST, 1_800_000_900), HOST, server, project, "127.0.0.5"
+            ),
         }
     assert (await proxies.get("a", "127.0.0.6", "/"))[0] == 404  # nobody there has this address
     assert service.asked == []
@@ -68,7 +87,8 @@ async def test_a_guest_is_known_by_network_and_address(service: Service, proxies
     "name",
     ["X-Instance-ID", "x-instance-id", "X-INSTANCE-ID", "X-Instance-Id ", " X-Instance-ID", "X_Instance_ID",
      "X-Tenant-ID", "X-Project-Id", "X-Forwarded-For", "Forwarded", "X-Instance-ID-Signature", "X-Metadata-Provider",
-     "X-Metadata-Provider-Signature", "X-Auth-Token", "Host", "Cookie", "Traceparent"],
+     "X-Metadata-Provider-Signature", "X-Metadata-Host", "X-Metadata-Key-Expires", "X-Auth-Token", "Host",
+     "Cookie", "Traceparent"],
 )  # fmt: skip
 async def test_no_header_of_a_guest_says_who_it_is(service: Service, proxies: Proxies, name: str) -> None:
     lines = [f"{name}: {THEIRS}", f"{name}:\t{THEIRS}", f"{name.swapcase()}:{THEIRS}"]
@@ -76,7 +96,11 @@ async def test_no_header_of_a_guest_says_who_it_is(service: Service, proxies: Pr
     [(_, _, headers, _)] = service.asked
     assert headers["x-instance-id"] == MINE and headers["x-tenant-id"] == "project-a"
     assert THEIRS not in str(headers)
-    assert set(headers) == {"x-instance-id", "x-tenant-id", "x-forwarded-for", "x-instance-id-signature"}
+    assert set(headers) == {
+        "x-instance-id", "x-tenant-id", "x-forwarded-for", "x-instance-id-signature", "x-metadata-host",
+        "x-metadata-key-expires",
+    }  # fmt: skip
+    assert headers["x-metadata-host"] == HOST
 
 
 async def test_harmless_headers_are_handed_on(service: Service, proxies: Proxies) -> None:
@@ -88,9 +112,6 @@ async def test_harmless_headers_are_handed_on(service: Service, proxies: Proxies
 async def test_a_body_is_handed_on(service: Service, proxies: Proxies) -> None:
     assert (await proxies.post("a", "127.0.0.5", "/openstack/latest/password", b"secret"))[0] == 200
     assert service.asked[0][0] == "POST" and service.asked[0][3] == b"secret"
-
-
-HOST = "Host: x\r\n"
 
 
 @pytest.mark.parametrize(
@@ -136,3 +157,16 @@ async def test_who_is_gone_is_nobody(service: Service, proxies: Proxies) -> None
     await proxies.serve([guest_port("a", "127.0.0.6", MINE, "project-a")])
     assert (await proxies.get("a", "127.0.0.5", "/"))[0] == 404
     assert (await proxies.get("a", "127.0.0.6", "/"))[0] == 200
+
+
+async def test_a_key_that_is_refused_is_exchanged_once(service: Service, proxies: Proxies, clock: ManualClock) -> None:
+    await proxies.get("a", "127.0.0.5", "/")
+    clock.time += 60
+    service.refuses = 1
+    assert await proxies.get("a", "127.0.0.5", "/") == (200, b"here")
+    assert [headers["x-metadata-key-expires"] for _, _, headers, _ in service.asked] == [
+        "1800000900", "1800000900", "1800000960",
+    ]  # fmt: skip
+    service.refuses = 2
+    assert (await proxies.get("a", "127.0.0.5", "/"))[0] == 403
+    assert service.asked[-1][2]["x-metadata-key-expires"] == "1800000960", "a new key every time would be a flood"

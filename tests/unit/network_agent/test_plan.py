@@ -224,3 +224,17 @@ def test_zones_are_distinct_and_stay(ids: set[str], another: str) -> None:
 def test_link_local_addresses(number: int) -> None:
     mac = ":".join(f"{byte:02x}" for byte in number.to_bytes(6, "big"))
     assert ipaddress.ip_address(link_local(mac)).is_link_local
+
+
+def test_a_tap_that_was_made_outside_is_taken_in_for_its_own_guest_before_it_is_wired() -> None:
+    server = "77777777-0000-4000-8000-000000000001"
+    guest = port(GUEST, NET, "10.0.0.5", SUB, 1, device_owner="compute:nova", device_id=server)
+    state = msgspec.structs.replace(STATE, ports=(guest, *STATE.ports[1:]))
+    tap = f"tap{GUEST[:11]}"
+    found = v.Found(adopts=True, outside=(tap, "tap99999999-99"))
+    verbs = plan(PREFIX, "h", state, found).verbs
+    adopted = [verb for verb in verbs if isinstance(verb, v.AdoptTap)]
+    assert adopted == [v.AdoptTap(tap=tap, mac="fa:16:3e:00:00:01", guest=server)]
+    check(adopted[0], PREFIX)
+    assert not any(isinstance(verb, v.EnsureTap) for verb in verbs)
+    assert not [verb for verb in plan(PREFIX, "other", state, found).verbs if isinstance(verb, v.AdoptTap)]

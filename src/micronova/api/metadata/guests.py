@@ -1,5 +1,7 @@
 """What is known of guests: read from the database, and remembered for some seconds because guests poll."""
 
+from typing import NamedTuple
+
 import msgspec
 import sqlalchemy as sa
 
@@ -36,11 +38,15 @@ class Guests:
 
     async def facts(self, asker: Asker) -> Facts:
         """Return what the guest may know; a server of another project does not exist for it."""
-        facts = await self._facts.get(asker.instance_id, lambda: self._read(asker.instance_id))
-        # Asked each time: a port may say whose server it belongs to, and only its own project is to be trusted.
-        if facts.instance.project_id != asker.project_id:
+        found = await self._facts.get(asker.instance_id, lambda: self._read(asker.instance_id))
+        if asker.host not in (None, found.host):  # it may have been moved since
+            found = await self._read(asker.instance_id)
+            self._facts.put(asker.instance_id, found)
+        # Asked each time: a port may say whose server it belongs to, and only its own project is to be trusted; and
+        # a host is to be trusted about its own guests.
+        if found.facts.instance.project_id != asker.project_id or asker.host not in (None, found.host):
             raise NotFound(NOBODY)
-        return msgspec.structs.replace(facts, address=asker.address)
+        return msgspec.structs.replace(found.facts, address=asker.address)
 
     async def vendor_data(self, facts: Facts) -> VendorData:
         """Return what the operator tells the guest."""
@@ -50,20 +56,26 @@ class Guests:
         """Let go of all connections."""
         await self._source.close()
 
-    async def _read(self, uuid: str) -> Facts:
+    async def _read(self, uuid: str) -> "_Guest":
         found = await self._database.read(_load, uuid)
         if found is None:
             raise NotFound(NOBODY)
         return found
 
 
-def _load(conn: sa.Connection, uuid: str) -> Facts | None:
+class _Guest(NamedTuple):
+    facts: Facts
+    host: str | None
+
+
+def _load(conn: sa.Connection, uuid: str) -> _Guest | None:
     row = instances.get(conn, uuid)
     if row is None:
         return None
     devices = instances.devices(conn, [uuid]).get(uuid, ())
-    return Facts(
+    facts = Facts(
         instance=instance_spec(row, row["epoch"]),
         vifs=vifs(row),
         block_devices=tuple(msgspec.convert(device, BlockDevice) for device in devices),
     )
+    return _Guest(facts, row["host"])

@@ -1,11 +1,21 @@
-"""Whom a request is about: what the proxy of a network says, and proves with a signature."""
+"""Whom a request is about: what the proxy of a network says, and proves with a signature.
+
+The proxies of this cloud's hosts sign with a key of their host's own, and are believed about guests of that host
+only. A real Neutron's proxies sign the server's id with a secret that all of them share, if there is one.
+"""
 
 import hashlib
 import hmac
+import re
+import urllib.parse
+from collections.abc import Callable
 from typing import NamedTuple
 
+from micronova.http.host_keys import EXPIRY_HEADER, HOST_HEADER, HostKeyring, sign_metadata
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden, Invalid
+
+_EXPIRY = re.compile(r"[1-9][0-9]{0,11}", re.ASCII)
 
 
 class Asker(NamedTuple):
@@ -14,23 +24,45 @@ class Asker(NamedTuple):
     instance_id: str
     project_id: str
     address: str
+    host: str | None = None  # on which the guest must be; None: the proxy knows no hosts
 
 
 class Signatures:
-    """Knows the secret that is shared with the proxies."""
+    """Knows what proxies sign with."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+    def __init__(self, keyring: HostKeyring, shared_secret: str, now: Callable[[], float]) -> None:
+        """`shared_secret`: that of a real Neutron's proxies; empty: there are none."""
+        self._keyring = keyring
+        self._secret = shared_secret.encode()
+        self._now = now
 
     def asker(self, request: Request) -> Asker:
         """Return who asks; raise Invalid for a header that is missing or doubled, Forbidden for a wrong signature."""
         instance_id = _only(request, "x-instance-id")
         project_id = _only(request, "x-tenant-id")
         signature = _header(request, "x-instance-id-signature")
-        expected = hmac.new(self._secret, instance_id.encode("latin-1"), hashlib.sha256).hexdigest()
+        forwarded = _header(request, "x-forwarded-for")
+        host = urllib.parse.unquote(_header(request, HOST_HEADER)) or None
+        asker = Asker(instance_id, project_id, forwarded.partition(",")[0].strip(), host)
+        expected = self._of_host(request, asker) if host is not None else self._shared(instance_id)
         if not hmac.compare_digest(expected.encode(), signature.encode("latin-1")):
             raise Forbidden("Invalid proxy request signature.")
-        return Asker(instance_id, project_id, _header(request, "x-forwarded-for").partition(",")[0].strip())
+        return asker
+
+    def _of_host(self, request: Request, asker: Asker) -> str:
+        expiry = _header(request, EXPIRY_HEADER)
+        if not _EXPIRY.fullmatch(expiry) or int(expiry) <= self._now():
+            raise Forbidden("The host's key has run out: ask a conductor for a new one.")
+        assert asker.host is not None
+        key = self._keyring.metadata_key(asker.host, int(expiry))
+        return sign_metadata(key, asker.host, asker.instance_id, asker.project_id, asker.address)
+
+    def _shared(self, instance_id: str) -> str:
+        if not self._secret:
+            raise Forbidden(
+                "This proxy does not say for which host it signs, and there is no neutron.metadata_proxy_shared_secret."
+            )
+        return hmac.new(self._secret, instance_id.encode("latin-1"), hashlib.sha256).hexdigest()
 
 
 def _only(request: Request, name: str) -> str:

@@ -3,7 +3,7 @@
 `GET /v2.0/agent-states/HOST` answers with the whole desired state of a host and its fingerprint. With `fingerprint` in
 the query it waits until the state is another one, for at most `wait` seconds. Changes that this process makes are
 noticed at once; those of other processes within `LOOK` seconds. `POST /v2.0/agent-reports` is an agent's heartbeat and
-tells which ports are wired. Both are for service users only.
+tells which ports are wired. Both are for service users, and for hosts: each for itself, by its ticket.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from msgspec import Meta
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
+from micronova.neighbours.network import dhcp_ports
 from micronova.neighbours.network.addresses import addresses_of
 from micronova.neighbours.network.binding import news_of
 from micronova.neighbours.network.collection import chunks
@@ -113,6 +114,7 @@ class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     configurations: dict[str, Any] = {}
     up: Annotated[list[Annotated[str, Meta(max_length=36)]], Meta(max_length=10_000)] = []
     down: Annotated[list[Annotated[str, Meta(max_length=36)]], Meta(max_length=10_000)] = []
+    dhcp: bool = False  # ports of DHCP servers are missing, or too many
 
 
 class AgentRoutes:
@@ -127,17 +129,18 @@ class AgentRoutes:
         return [
             Route(
                 method="GET", path="/v2.0/agent-states/{id}", handler=self.state, policy="get_agent_state",
-                query=StateQuery,
+                query=StateQuery, checks_policy=True, for_hosts=True,
             ),
             Route(
                 method="POST", path="/v2.0/agent-reports", handler=self.report, policy="report_agent", body=Report,
-                status=204,
+                status=204, checks_policy=True, for_hosts=True,
             ),
         ]  # fmt: skip
 
     async def state(self, request: Request, id: str) -> dict[str, Any]:
         """GET /v2.0/agent-states/{id}: the id is the host's name."""
         refuse_nul(id, "host")
+        request.authorize_host(id)
         query: StateQuery = request.query
         deadline = asyncio.get_running_loop().time() + query.wait
         while True:
@@ -155,11 +158,14 @@ class AgentRoutes:
         """POST /v2.0/agent-reports."""
         body: Report = request.body
         refuse_nul(body.host, "host")
+        request.authorize_host(body.host)
         database = self.core.database
         quiet = database.inner if isinstance(database, Watched) else database  # a heartbeat is no news to agents
         await quiet.write(_heard, self.core, body)
         if body.up or body.down:
             await self.core.change(_wired, self.core, body)
+        if body.dhcp:
+            await dhcp_ports.settle(self.core, body.host)
 
 
 def _heard(conn: sa.Connection, core: Core, report: Report) -> None:

@@ -8,17 +8,17 @@ touched.
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from micronova.neighbours.network.agent.dhcp import DHCP_OWNER
+from micronova.neighbours.network.agent.dhcp import lacks_servers
+from micronova.neighbours.network.agent.links import LinkWatch
 from micronova.neighbours.network.agent.metadata import MetadataProxy
-from micronova.neighbours.network.agent.plan import needs_dhcp, plan
+from micronova.neighbours.network.agent.plan import plan
 from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.neighbours.network.agent.state import HostState, Port
 from micronova.objects.clock import Clock
-from micronova.objects.errors import Conflict, MicronovaError, NotFound
+from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
 from micronova.privileged.client import Privileged, PrivilegedError
 from micronova.privileged.names import tap_name
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 25.0  # seconds; the service takes an agent for dead after 75
 AGAIN = 1.0  # seconds before something that failed is tried again
+SOON = 0.05  # seconds before a tap is asked for again that QEMU did not hold yet; longer each time
 AUDIT = 60.0  # seconds after which everything is looked at as if nothing were known
 
 
@@ -58,13 +59,18 @@ class NetworkAgent:
         self._wake = asyncio.Event()
         self._whole = True  # nothing failed the last time; else it is tried again soon, or when something happens
         self._tasks: list[asyncio.Task[None]] = []
-        self._links: socket.socket | None = None
+        self._patience = AGAIN  # seconds before what is not whole is tried again
+        self._links = LinkWatch(privileged, self._wake.set)
+        self._told = False  # the service knows that we were started
         self.reached = ""  # the fingerprint of the state that the host is in
 
     async def start(self) -> None:
         """Make the namespace of bridges, report, and begin to watch."""
         await self._privileged.call(v.EnsureNamespace(namespace=self._prefix))
-        await self._service.report(started=True, configurations=self._configurations())
+        try:
+            await self._tell_start()
+        except Unavailable as error:  # guests that run need their host now; who is away hears of it later
+            log.warning("network agent: %s", error)
         self._tasks = [
             asyncio.create_task(self._forever(work))
             for work in (self._watch_once, self._reconcile_once, self._heartbeat)
@@ -78,7 +84,7 @@ class NetworkAgent:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         self._tasks = []
-        self._close_links()
+        self._links.close()
         if self._metadata is not None:
             await self._metadata.close()
         await self._privileged.close()
@@ -103,7 +109,13 @@ class NetworkAgent:
             self._fingerprint, self._state = fingerprint, state
             self._wake.set()
 
+    async def _tell_start(self) -> None:
+        await self._service.report(started=True, configurations=self._configurations())
+        self._told = True
+
     async def _heartbeat(self) -> None:
+        if not self._told:
+            await self._tell_start()
         await self._clock.sleep(HEARTBEAT)
         await self._service.report(configurations=self._configurations())
 
@@ -111,8 +123,9 @@ class NetworkAgent:
 
     async def _reconcile_once(self) -> None:
         try:
-            async with asyncio.timeout(AUDIT if self._whole else AGAIN):
+            async with asyncio.timeout(AUDIT if self._whole else self._patience):
                 await self._wake.wait()
+                self._patience = SOON
         except TimeoutError:
             if self._whole:
                 self._applied.clear()
@@ -127,31 +140,39 @@ class NetworkAgent:
 
     async def reconcile(self, state: HostState) -> bool:
         """Bring the host to a state; say whether all of it succeeded."""
-        await self._watch_links()
-        answer = await self._privileged.call(v.Inventory())
-        found = answer.found or v.Found()
+        await self._links.ensure()
+        found = await self._look()
+        if found.adopts and await self._links.ensure(outside=True):
+            found = await self._look()  # what came before anybody watched
         self._forget_what_is_gone(found)
         wanted = plan(self._prefix, self._service.host, state, found, self._domain)
         done = True
+        early = False
         for verb in wanted.verbs:
             if self._applied.get(verb.key) == verb:
                 continue
             try:
-                await self._privileged.call(verb)
+                answer = await self._privileged.call(verb)
             except PrivilegedError as error:  # one network that cannot be made does not keep the others from being
                 log.error("%s", error)
                 self._applied.pop(verb.key, None)
                 done = False
             else:
                 self._applied[verb.key] = verb
+                if isinstance(verb, v.AdoptTap) and not answer.present:  # nobody tells when its guest has it
+                    del self._applied[verb.key]
+                    done, early = False, True
         for key in set(self._applied) - {verb.key for verb in wanted.verbs}:
             del self._applied[key]
         if self._metadata is not None:
             made = {n: id for n, id in wanted.served.items() if ("EnsureNamespace", n) in self._applied}
             await self._metadata.serve(made, state)
         await self._report(state, found)
-        await self._dhcp_ports(state)
+        self._patience = min(self._patience * 2, AGAIN) if early else AGAIN
         return done
+
+    async def _look(self) -> v.Found:
+        return (await self._privileged.call(v.Inventory())).found or v.Found()
 
     def _forget_what_is_gone(self, found: v.Found) -> None:
         """What was made and is not there any more is to be made again."""
@@ -171,7 +192,7 @@ class NetworkAgent:
                 del self._applied[key]
 
     async def _report(self, state: HostState, found: v.Found) -> None:
-        """Say which ports are wired: their tap is on the bridge and the firewall knows it.
+        """Say which ports are wired: their tap is on the bridge and the firewall knows it; and which are missing.
 
         What the state says of a port may be older than what was reported of it.
         """
@@ -192,8 +213,9 @@ class NetworkAgent:
                 down.append(port.id)  # unplugged and plugged again between two looks: compute waits for the news
             if port.status != "ACTIVE" or exchanged:
                 up.append(port.id)
-        if up or down:
-            await self._service.report(up=up, down=down, configurations=self._configurations())
+        dhcp = lacks_servers(self._service.host, state)
+        if up or down or dhcp:
+            await self._service.report(up=up, down=down, dhcp=dhcp, configurations=self._configurations())
         self._taps = taps
 
     def _index(self, port: Port, found: v.Found) -> int | None:
@@ -204,50 +226,6 @@ class NetworkAgent:
         link = found.links.get(tap_name(port.id))
         wired = ("EnsureTap", tap_name(port.id)) in self._applied and ("LoadFirewall",) in self._applied
         return link.index if link is not None and wired else None
-
-    async def _dhcp_ports(self, state: HostState) -> None:
-        """Have a port for the DHCP server on each network that has guests here, and none elsewhere."""
-        host = self._service.host
-        servers = {p.network_id: p for p in state.ports if p.device_owner == DHCP_OWNER and p.host == host}
-        used = {p.network_id for p in state.ports if p.is_guest and p.host == host}
-        for network in state.networks:
-            server = servers.get(network.id)
-            wanted = [subnet.id for subnet in network.subnets if subnet.enable_dhcp]
-            try:
-                if network.id in used and needs_dhcp(network):
-                    if server is None:
-                        await self._service.make_dhcp_port(network.id, wanted)
-                    elif {each.subnet_id for each in server.fixed_ips} != set(wanted):
-                        await self._service.change_dhcp_port(server.id, wanted)
-                elif server is not None:
-                    await self._service.delete_port(server.id)
-            except (Conflict, NotFound) as error:  # the network is full, or gone meanwhile: the next state says
-                log.warning("no DHCP server on network %s: %s", network.id, error)
-
-    # --- devices that come and go ---
-
-    async def _watch_links(self) -> None:
-        if self._links is None:
-            self._links = await self._privileged.open(v.WatchLinks())
-            self._links.setblocking(False)
-            asyncio.get_running_loop().add_reader(self._links, self._link_changed)
-
-    def _link_changed(self) -> None:
-        assert self._links is not None
-        try:
-            while self._links.recv(1 << 16):
-                pass
-        except BlockingIOError:
-            pass
-        except OSError:  # so many at once that some were lost: look
-            pass
-        self._wake.set()
-
-    def _close_links(self) -> None:
-        if self._links is not None:
-            asyncio.get_running_loop().remove_reader(self._links)
-            self._links.close()
-            self._links = None
 
 
 def _loose(verb: v.EnsureTap, found: v.Found) -> bool:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from micronova.neighbours.network.agent.state import ExtraOption, Network, Port, Subnet
+from micronova.neighbours.network.agent.state import ExtraOption, HostState, Network, Port, Subnet
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS, inner_name
 
@@ -14,6 +14,24 @@ _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
 
 
 _MODES: dict[str, v.Mode] = {"dhcpv6-stateful": "stateful", "dhcpv6-stateless": "stateless", "slaac": "slaac"}
+
+
+def lacks_servers(host: str, state: HostState) -> bool:
+    """Say whether a server's port is missing, has other addresses than its network's subnets, or is needed no more."""
+    servers = {p.network_id: p for p in state.ports if p.device_owner == DHCP_OWNER and p.host == host}
+    used = {p.network_id for p in state.ports if p.is_guest and p.host == host}
+    for network in state.networks:
+        served = {subnet.id for subnet in network.subnets if subnet.enable_dhcp} if network.id in used else set()
+        server = servers.get(network.id)
+        if server is None:
+            if served:
+                return True
+            continue
+        held = {each.subnet_id for each in server.fixed_ips}
+        own = {subnet.id for subnet in network.subnets if subnet.makes_own}  # every port has an address there
+        if not served or served - held or held - served - own:
+            return True
+    return False
 
 
 def serve(namespace: str, network: Network, server: Port, ports: Iterable[Port], domain: str) -> v.StartDnsmasq:

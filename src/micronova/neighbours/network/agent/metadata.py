@@ -2,21 +2,19 @@
 
 Who asks is not what a request says. A listener belongs to one network, the firewall lets a guest send only from
 its own addresses, and so network and source address name the port. The metadata service is told the server and the
-project with a signature over the server's id, the way that Neutron's proxy does it; of the guest's own headers only
-harmless ones are handed on.
+project with a signature by this host's own key; of the guest's own headers only harmless ones are handed on.
 """
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import http
 import logging
 import re
 import urllib.parse
 from collections.abc import Mapping
+from typing import Protocol
 
-from micronova.http.client import Transport
+from micronova.http.client import Answer, Transport
 from micronova.neighbours.network.agent.state import HostState, Port
 from micronova.objects.errors import MicronovaError
 from micronova.privileged import verbs as v
@@ -37,14 +35,24 @@ class BadRequest(Exception):
     """Not a request that we understand."""
 
 
+class Voucher(Protocol):
+    """What makes the metadata service believe us."""
+
+    async def vouch(self, instance_id: str, project_id: str, address: str) -> dict[str, str]:
+        """Return the headers that say which guest asks, and prove it."""
+
+    def forget(self) -> None:
+        """Get another key: this one was refused."""
+
+
 class MetadataProxy:
     """Listens in the namespaces of networks."""
 
-    def __init__(self, privileged: Privileged, transport: Transport, secret: str) -> None:
-        """`transport` leads to the metadata service, with which `secret` is shared."""
+    def __init__(self, privileged: Privileged, transport: Transport, voucher: Voucher) -> None:
+        """`transport` leads to the metadata service."""
         self._privileged = privileged
         self._transport = transport
-        self._secret = secret.encode()
+        self._voucher = voucher
         self._servers: dict[str, asyncio.Server] = {}
         self._ports: dict[tuple[str, str], Port] = {}  # by network and address
 
@@ -104,19 +112,17 @@ class MetadataProxy:
         if port is None:
             return _response(404, b"Not Found", "text/plain")
         sent = {name: value for name, value in headers.items() if name in _HANDED_ON}
-        sent |= {
-            "x-forwarded-for": address,
-            "x-instance-id": port.device_id,
-            "x-tenant-id": port.project_id,
-            "x-instance-id-signature": signature(self._secret, port.device_id),
-        }
-        answer = await self._transport.request(method, target, sent, body or None)
+        answer = await self._ask(port, address, method, target, sent, body)
+        if answer.status == 403:
+            self._voucher.forget()
+            answer = await self._ask(port, address, method, target, sent, body)
         return _response(answer.status, answer.body, answer.headers.get("content-type", "text/plain"))
 
-
-def signature(secret: bytes, instance_id: str) -> str:
-    """Return what proves to the metadata service that a request comes from the proxy."""
-    return hmac.new(secret, instance_id.encode(), hashlib.sha256).hexdigest()
+    async def _ask(
+        self, port: Port, address: str, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        said = await self._voucher.vouch(port.device_id, port.project_id, address)
+        return await self._transport.request(method, target, {**headers, **said}, body or None)
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str], bytes]:

@@ -44,6 +44,8 @@ def plan(prefix: str, host: str, state: HostState, found: v.Found, domain: str =
         made.verbs.append(v.EnsureBridge(bridge=bridge_name(network.id), mtu=network.mtu))
         made.verbs += _outside(prefix, network, state.ports)
     for port in state.ports:
+        if port.is_guest and port.host == host and tap_name(port.id) in found.outside:
+            made.verbs.append(v.AdoptTap(tap=tap_name(port.id), mac=port.mac_address, guest=port.device_id))
         if port.is_guest and port.host == host and tap_name(port.id) in found.links:
             mtu = networks[port.network_id].mtu
             made.verbs.append(v.EnsureTap(tap=tap_name(port.id), bridge=bridge_name(port.network_id), mtu=mtu))
@@ -78,11 +80,6 @@ def zones_of(networks: Iterable[str]) -> dict[str, int]:
             zone = zone % 65535 + 1
         taken[zone] = id
     return {id: zone for zone, id in taken.items()}
-
-
-def needs_dhcp(network: Network) -> bool:
-    """Say whether guests of a network are served."""
-    return any(subnet.enable_dhcp for subnet in network.subnets)
 
 
 def _outside(prefix: str, network: Network, ports: Iterable[Port]) -> list[v.Verb]:

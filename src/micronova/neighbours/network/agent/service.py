@@ -33,34 +33,9 @@ class NetworkServiceClient:
         configurations: dict[str, Any] | None = None,
         up: Sequence[str] = (),
         down: Sequence[str] = (),
+        dhcp: bool = False,
     ) -> None:
-        """Tell that the agent lives, and which ports are wired or no longer so."""
+        """Tell that the agent lives, which ports are wired or no longer so, and whether DHCP servers lack theirs."""
         body: dict[str, Any] = {"host": self.host, "started": started, "up": list(up), "down": list(down)}
-        body["configurations"] = configurations or {}
+        body.update(configurations=configurations or {}, dhcp=dhcp)
         await self._client.request("POST", "/v2.0/agent-reports", body)
-
-    async def make_dhcp_port(self, network_id: str, subnet_ids: Sequence[str]) -> None:
-        """Make the port of the host's DHCP server on a network, unless there is one of which we have not heard yet."""
-        device = f"dhcp-{self.host}"[:255]
-        query = urllib.parse.urlencode({"network_id": network_id, "device_id": device, "fields": "id"})
-        if (await self._client.request("GET", f"/v2.0/ports?{query}"))["ports"]:
-            return
-        port = {
-            "network_id": network_id,
-            "name": "",
-            "device_owner": "network:dhcp",
-            "device_id": device,
-            "fixed_ips": [{"subnet_id": each} for each in subnet_ids],
-            "port_security_enabled": False,
-            "binding:host_id": self.host,
-        }
-        await self._client.request("POST", "/v2.0/ports", {"port": port})
-
-    async def change_dhcp_port(self, port_id: str, subnet_ids: Sequence[str]) -> None:
-        """Give a DHCP port an address on each subnet that is served now."""
-        body = {"port": {"fixed_ips": [{"subnet_id": each} for each in subnet_ids]}}
-        await self._client.request("PUT", f"/v2.0/ports/{port_id}", body)
-
-    async def delete_port(self, port_id: str) -> None:
-        """Delete a port that is needed no more."""
-        await self._client.request("DELETE", f"/v2.0/ports/{port_id}", ok=(404,))

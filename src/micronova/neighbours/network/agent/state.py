@@ -81,6 +81,11 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     host_routes: tuple[HostRoute, ...] = ()
     routed: bool = False  # a router has an interface on it
 
+    @property
+    def makes_own(self) -> bool:
+        """Whether ports make their addresses themselves."""
+        return bool({self.ipv6_ra_mode, self.ipv6_address_mode} & {"slaac", "dhcpv6-stateless"})
+
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
     """A network that has ports on the host."""

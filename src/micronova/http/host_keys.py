@@ -1,0 +1,154 @@
+"""What a compute host proves itself with to other services, without a password of the cloud's.
+
+Conductors, the embedded network service and the metadata service share one key. A conductor, which knows by the
+broker who asks, writes for a host a *ticket* (it stands for a token at the routes that are for hosts) and a *metadata
+key*. Both are bound to the host's name and to the moment they run out; neither tells anything about the shared key.
+"""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from micronova.http.context import RequestContext
+from micronova.http.tickets import Tickets
+from micronova.objects.errors import Unauthorized, Unavailable
+from micronova.objects.host_keys import HostKeys
+
+if TYPE_CHECKING:
+    from micronova.http.service import Authenticator
+
+log = logging.getLogger(__name__)
+
+LIFETIME = 900.0  # seconds: how long a host that was thrown out of the cloud still has what it got
+AGAIN = 10.0  # seconds before keys are asked for again, however often they are refused or cannot be had
+PREFIX = "mnh1."  # of a host's ticket, as tokens have theirs
+HOST_HEADER = "x-metadata-host"
+EXPIRY_HEADER = "x-metadata-key-expires"
+_LONGEST = 2048
+
+
+class HostKeyring:
+    """Makes the keys of hosts, and knows them again."""
+
+    def __init__(self, key: bytes) -> None:
+        self._tickets = Tickets(key)
+
+    def issue(self, host: str, now: float, lifetime: float = LIFETIME) -> HostKeys:
+        """Make a host's keys."""
+        expires_at = int(now + lifetime)
+        name = base64.urlsafe_b64encode(host.encode()).decode().rstrip("=")
+        return HostKeys(
+            ticket=f"{PREFIX}{name}.{self._tickets.issue(_network(host), expires_at)}",
+            metadata_key=self.metadata_key(host, expires_at),
+            expires_at=expires_at,
+            lifetime=lifetime,
+        )
+
+    def host_of(self, ticket: str, now: float) -> str:
+        """Return the host whose ticket this is; raise Unauthorized when it is forged or has run out."""
+        name, _, rest = ticket.removeprefix(PREFIX).partition(".")
+        try:
+            if len(ticket) > _LONGEST:
+                raise ValueError
+            host = base64.b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
+        except (binascii.Error, ValueError):
+            raise Unauthorized("The host's ticket is not valid.") from None
+        self._tickets.verify(rest, _network(host), now)
+        return host
+
+    def metadata_key(self, host: str, expires_at: int) -> str:
+        """Return the key with which a host signs for its guests until a moment."""
+        return self._tickets.issue(f"metadata\n{host}", expires_at)
+
+
+def _network(host: str) -> str:
+    return f"network\n{host}"
+
+
+def sign_metadata(key: str, host: str, instance_id: str, project_id: str, address: str) -> str:
+    """Return what proves that a host's metadata proxy said this about a guest."""
+    said = "\n".join((host, instance_id, project_id, address))
+    return hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()
+
+
+class HostTickets:
+    """An authenticator: a host by its ticket, everybody else as before."""
+
+    def __init__(self, keyring: HostKeyring, others: "Authenticator", now: Callable[[], float]) -> None:
+        self._keyring = keyring
+        self._others = others
+        self._now = now
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Choose by the token's form."""
+        if token is None or not token.startswith(PREFIX):
+            return await self._others.authenticate(token, context)
+        return msgspec.structs.replace(context, host=self._keyring.host_of(token, self._now()))
+
+
+class HeldKeys:
+    """The keys of this host: got from a conductor, renewed long before they run out.
+
+    For a `ServiceClient`: `ServiceClient(transport, keys.ticket, renew=keys.forget)`.
+    """
+
+    def __init__(self, host: str, fetch: Callable[[], Awaitable[HostKeys]], now: Callable[[], float]) -> None:
+        self._host = host
+        self._fetch = fetch
+        self._now = now
+        self._lock = asyncio.Lock()
+        self._keys: HostKeys | None = None
+        self._got_at = self._renew_at = self._good_until = 0.0
+
+    async def ticket(self) -> str:
+        """Return what stands for a token."""
+        return (await self._get()).ticket
+
+    async def vouch(self, instance_id: str, project_id: str, address: str) -> dict[str, str]:
+        """Return the headers that tell the metadata service which guest asks, and prove it."""
+        keys = await self._get()
+        return {
+            "x-instance-id": instance_id,
+            "x-tenant-id": project_id,
+            "x-forwarded-for": address,
+            HOST_HEADER: urllib.parse.quote(self._host, safe=""),
+            EXPIRY_HEADER: str(keys.expires_at),
+            "x-instance-id-signature": sign_metadata(keys.metadata_key, self._host, instance_id, project_id, address),
+        }
+
+    def forget(self) -> None:
+        """Do not use the present keys any more, unless they are new: a service refused them."""
+        if self._now() >= self._got_at + AGAIN:
+            self._keys = None
+
+    async def _get(self) -> HostKeys:
+        now = self._now()
+        # While somebody renews keys that are still good, the others go on with them.
+        if self._keys is not None and now < self._good_until and (now < self._renew_at or self._lock.locked()):
+            return self._keys
+        async with self._lock:
+            if self._keys is None or self._now() >= self._renew_at:
+                await self._renew()
+            assert self._keys is not None
+            return self._keys
+
+    async def _renew(self) -> None:
+        try:
+            keys = await self._fetch()
+        except Unavailable as error:
+            if self._keys is None or self._now() >= self._good_until:
+                raise
+            log.warning("the keys of host %s are not renewed yet: %s", self._host, error)
+            self._renew_at = self._now() + AGAIN
+            return
+        self._keys, self._got_at = keys, self._now()
+        # A third: conductors may be away for some minutes, and the host works on.
+        self._renew_at, self._good_until = self._got_at + keys.lifetime / 3, self._got_at + keys.lifetime
