@@ -228,6 +228,7 @@ async def make_compute(process: "Process") -> "Role":
         max_concurrent_builds=default.max_concurrent_builds,
         report_interval=default.report_interval,
         resource_interval=compute.resource_interval,
+        boot_timeout=compute.boot_timeout,
         vif_plugging_timeout=default.vif_plugging_timeout,
         vif_plugging_is_fatal=default.vif_plugging_is_fatal,
         shutdown_timeout=default.shutdown_timeout,

@@ -45,6 +45,7 @@ async def start(host: Host, work: Work) -> Outcome:
     guest = await _guest(host, work)
     if guest.power_state != power_state.RUNNING:
         await host.driver.power_on(guest_plan(work))
+    host.boots.started(guest.uuid)
     return _switched(host, guest, power_state.RUNNING)
 
 
@@ -53,6 +54,7 @@ async def reboot(host: Host, work: Work) -> Outcome:
     guest = await _guest(host, work)
     hard = work.order.parameters.get("type", "HARD").upper() == "HARD"
     await host.driver.reboot(guest_plan(work), "HARD" if hard else "SOFT")
+    host.boots.started(guest.uuid)
     return _switched(host, guest, power_state.RUNNING)
 
 

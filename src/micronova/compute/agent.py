@@ -65,6 +65,7 @@ class HostAgent:
         gate = host.plugs.gate(order.instance.uuid, order.wait_for_plugs)
         work = Work(order, context, gate, host.clock.now())
         slot = self._book.add(work)
+        host.boots.ordered(order.instance.uuid)
         work.task = asyncio.get_running_loop().create_task(self._run(work, slot))
         # Not in the task itself: one that is cancelled before its first step never runs.
         work.task.add_done_callback(lambda _: self._finished(work))
@@ -163,6 +164,7 @@ class HostAgent:
             departed=tuple(Departed(uuid, epoch) for uuid, epoch in self._departed.items()),
             nodes=nodes,
             power_changes=self.host.power_changes(),
+            boots=self.host.boots.verdicts(),
         )
 
     def beat_lost(self, beat: HostBeat) -> None:
@@ -177,6 +179,7 @@ class HostAgent:
             if self._departed.get(gone.instance_uuid) == gone.epoch:
                 del self._departed[gone.instance_uuid]
         self.host.told(beat.power_changes)
+        self.host.boots.told(beat.boots, () if reply is None else reply.boots_again)
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes

@@ -88,6 +88,7 @@ async def _make(host: Host, work: Work) -> Outcome:
             except Exception as error:
                 log.exception("host %s: instance %s could not be built", host.name, uuid)
                 raise _driver_error(error) from error
+        host.boots.started(uuid)
         host.switched(uuid, power_state.RUNNING)
     except (Exception, asyncio.CancelledError) as error:
         work.phase = Phase.UNDOING

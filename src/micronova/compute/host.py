@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from micronova.compute.boot_watch import BootWatch
 from micronova.compute.plugs import PlugBoard
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.compute.settings import ComputeSettings
@@ -52,6 +53,7 @@ class Host:
         self.clock = clock
         self.book = WorkBook()
         self.plugs = PlugBoard(settings, clock)
+        self.boots = BootWatch(name, driver, settings, clock, self.book, self._power_of)
         self.build_slots: AbstractAsyncContextManager[Any] = (
             asyncio.Semaphore(settings.max_concurrent_builds) if settings.max_concurrent_builds > 0 else nullcontext()
         )
@@ -68,6 +70,8 @@ class Host:
         able = self.driver.capabilities()
         self._abilities = {ability(name): str(name in able).lower() for name in CAPABILITIES}
         await self.update_available_resource()
+        if "boot_signs" in able:
+            self.boots.start([uuid for uuid, known in self._guests.items() if known.power == power_state.RUNNING])
 
     async def update_available_resource(self) -> None:
         """Ask the hypervisor and mend the books by it; what is being worked on is left alone."""
@@ -133,6 +137,7 @@ class Host:
         for tracker in self._trackers.values():
             tracker.release(uuid)
         self._guests.pop(uuid, None)
+        self.boots.gone(uuid)
         self._restless.discard(uuid)
         self._touched.add(uuid)
         self.book.epochs.forget(uuid)
@@ -143,10 +148,16 @@ class Host:
         if known is not None:
             known.power = _POWER[event]
             self._restless.add(uuid)
+            if event == "started":
+                self.boots.started(uuid)
             if self.on_power_change is not None and known.power != known.told and not self.book.on(uuid):
                 # Whether the hint arrives is not known: what comes next is news in any case, until a beat is heard.
                 known.told = None
                 self.on_power_change(PowerChange(uuid, known.epoch, known.power))
+
+    def _power_of(self, uuid: str) -> int | None:
+        known = self._guests.get(uuid)
+        return None if known is None else known.power
 
     def progress(self, uuid: str, percent: int) -> None:
         """Take a driver's word for how far it has come."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from random import Random
 
 from micronova.compute.agent import HostAgent
+from micronova.compute.boot_watch import look_interval
 from micronova.compute.conductor_client import ConductorClient
 from micronova.compute.guest_consoles import find_console
 from micronova.compute.host import Host
@@ -177,6 +178,8 @@ class ComputeManager:
             asyncio.create_task(self._send_heartbeats(), name="compute-heartbeat"),
             asyncio.create_task(self._update_resources(), name="compute-resources"),
         ]
+        if self._settings.boot_timeout > 0:
+            self._loops.append(asyncio.create_task(self._watch_boots(), name="compute-boots"))
 
     async def stop(self) -> None:
         """Take no more orders, let work finish within the grace time, undo the rest, give the leases back."""
@@ -257,6 +260,16 @@ class ComputeManager:
                     await agent.host.update_available_resource()
                 except Exception:
                     log.exception("host %s: its resources cannot be told", name)
+
+    async def _watch_boots(self) -> None:
+        interval = look_interval(self._settings)
+        while True:
+            await self._clock.sleep(interval)
+            for name, agent in self._agents.items():
+                try:
+                    await agent.host.boots.look()
+                except Exception as error:  # drivers may raise anything; the next look tells
+                    log.warning("host %s: whether its guests boot cannot be told: %s", name, error)
 
     async def _wait(self, seconds: float) -> None:
         await wait_for_all(self._clock, [task for agent in self._agents.values() for task in agent.tasks()], seconds)

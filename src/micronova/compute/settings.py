@@ -9,6 +9,7 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent_builds: int = 10  # of each host; 0: no limit
     report_interval: float = 5.0
     resource_interval: float = 60.0
+    boot_timeout: float = 300.0  # 0: guests are not watched
     vif_plugging_timeout: float = 300.0  # 0: do not wait
     vif_plugging_is_fatal: bool = True
     shutdown_timeout: float = 60.0

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.compute import states
-from micronova.conductor import audit
+from micronova.conductor import audit, boots
 from micronova.conductor.build import Build
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.delete import Delete
@@ -203,6 +203,7 @@ class ConductorManager:
         leaving: dict[str, list[Departed]] = {}
         for row in rows.departures_of(conn, names):
             leaving.setdefault(row["host"], []).append(Departed(row["instance_uuid"], row["epoch"]))
+        boots_again = boots.hear(conn, params.hosts, now)
         known = nodes.hosts_with_nodes(conn, names)
         replies = [
             self._beat_of(
@@ -210,6 +211,8 @@ class ConductorManager:
             )
             for beat in params.hosts
         ]
+        if boots_again:
+            replies = [msgspec.structs.replace(each, boots_again=boots_again.get(each.host, ())) for each in replies]
         return replies, self._goodbye(conn, [row for host in stopping for row in owned.get(HOST + host, [])])
 
     def _goodbye(self, conn: sa.Connection, owned: list[Any]) -> list[Operation]:

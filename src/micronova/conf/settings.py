@@ -48,6 +48,10 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     transport_url: Annotated[str, _doc("The bus: local:// (one process) or amqp://USER:PASSWORD@HOST/VHOST.")] = (
         "local://"
     )
+    control_users: Annotated[
+        tuple[str, ...],
+        _doc("Broker users whose messages count; a compute host's own may only report. Empty: everybody's do."),
+    ] = ()
     control_exchange: Annotated[str, _doc("The broker's exchange at which listeners wait for notifications.")] = "nova"
     report_interval: Annotated[float, Meta(gt=0, description="Seconds between heartbeats of a service.")] = 5.0
     service_down_time: Annotated[float, Meta(gt=0, description="A service not heard of for so long is down.")] = 20.0
@@ -263,6 +267,9 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compute_driver: Annotated[str, _doc("fake, libvirt, or a driver's entry point.")] = "fake"
     shutdown_grace: Annotated[float, Meta(ge=0, description="Seconds that work in hand may go on at SIGTERM.")] = 10.0
     resource_interval: Annotated[float, Meta(gt=0, description="Seconds between audits of a host's resources.")] = 60.0
+    boot_timeout: Annotated[
+        float, Meta(ge=0, description="Seconds until a guest that shows no sign of booting is in ERROR; 0: for ever.")
+    ] = 300.0
 
 
 class Notifications(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

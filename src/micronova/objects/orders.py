@@ -151,6 +151,15 @@ class PowerChange(msgspec.Struct, frozen=True):
     power_state: int
 
 
+class BootVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host says of a guest that was started: that it has not begun to boot, or that it has after all."""
+
+    instance_uuid: str
+    epoch: int  # the newest that the host has seen of the instance
+    fault: str = ""  # why it does not count as booted, for the server's owner; empty: it has booted
+    found: bool = False  # by an agent that has started since: the instance may be at a newer epoch
+
+
 class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part of a heartbeat."""
 
@@ -161,6 +170,7 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     power_changes: tuple[PowerChange, ...] = ()  # all guests in the first beat, afterwards what changed by itself
     stopping: bool = False  # the last beat: leases are given back now
+    boots: tuple[BootVerdict, ...] = ()  # guests that do not boot, or do after all; those that simply do are not told
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +187,7 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     drop: tuple[str, ...] = ()  # operations in hand that are no longer this host's: stop and undo
     departures: tuple[Departed, ...] = ()
     resend_nodes: bool = False  # the database does not know this host's nodes
+    boots_again: tuple[str, ...] = ()  # instances whose verdict came amid an operation: tell it again after that
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

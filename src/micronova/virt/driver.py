@@ -12,10 +12,10 @@ What every driver promises:
 - `destroy` and the power methods may be repeated: what is so already is not an error.
 - `spawn` leaves clean-up to the manager, which calls `destroy` after any failure; `destroy` therefore also
   removes the half-made.
-- The manager never runs two methods on the same guest at once, except `info` and the console.
+- The manager never runs two methods on the same guest at once, except `info`, `boot_signs` and the console.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -186,6 +186,21 @@ class Diagnostics(Protocol):
         """Give the figures of one guest."""
 
 
+class BootSign(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guest has shown of itself since it was started."""
+
+    booted: bool  # more than firmware does that finds nothing to start
+    seen: str  # what it did, to be read after "it": "read 512 bytes of its disks…"
+
+
+@runtime_checkable
+class BootSigns(Protocol):
+    """Sees whether guests that were started have begun to boot."""
+
+    async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
+        """Look at many guests at once; who does not run, or of whom nothing can be told, is left out."""
+
+
 @runtime_checkable
 class VncConsole(Protocol):
     """Shows guests' screens by VNC."""
@@ -229,6 +244,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "hot_plug": HotPlug,
     "screenshot": Screenshot,
     "diagnostics": Diagnostics,
+    "boot_signs": BootSigns,
     "vnc_console": VncConsole,
     "spice_console": SpiceConsole,
     "serial_console": SerialConsole,

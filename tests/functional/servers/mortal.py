@@ -47,7 +47,11 @@ class MortalHost:
         self._bus = connect(url, clock=process.clock, random=Random(3), name=self.name, grace=0.0)
         await self._bus.start()
         default = process.settings.default
-        settings = ComputeSettings(report_interval=default.report_interval, shutdown_grace=0.1)
+        settings = ComputeSettings(
+            report_interval=default.report_interval,
+            shutdown_grace=0.1,
+            boot_timeout=process.settings.compute.boot_timeout,
+        )
         self._manager = ComputeManager(settings, drivers, self._bus, process.clock, Random(3))
         await self._manager.start()
         await self._is("up")

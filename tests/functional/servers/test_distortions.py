@@ -27,7 +27,7 @@ QUICK = Wanted(
     settings={
         "default": {"report_interval": 0.1, "service_down_time": 5.0},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
-        "compute": {"shutdown_grace": 0.5},
+        "compute": {"shutdown_grace": 0.5, "boot_timeout": 0.5},
     },
 )
 BUSES = {
@@ -171,9 +171,19 @@ async def _fails_to_go(user: Caller) -> None:
     await user.gone(id)
 
 
+async def _does_not_boot(user: Caller) -> None:
+    id = await user.create(name="hangs-at-boot")
+    assert "not begun to boot" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    await user.act(id, "reboot", {"type": "HARD"})
+    assert "not begun to boot" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+
+
 STORIES = (
     _whole_life, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
     _deleted_while_it_is_built, _with_networks, _interfaces, _fails_to_stop, _fails_to_go,
+    _does_not_boot,
 )  # fmt: skip
 
 
@@ -189,6 +199,7 @@ async def _everything(cloud: Cloud) -> None:
         {"operation": "attach_interface", "kind": "hang", "name": "plugs-for-ever"},
         {"operation": "power_off", "kind": "fail", "name": "does-not-stop"},
         {"operation": "destroy", "kind": "fail", "name": "does-not-go", "count": 1},
+        {"operation": "boot", "kind": "hang", "name": "hangs-at-boot"},
     ]
     async with cloud.faults(*rules):
         await asyncio.gather(*(story(cloud.caller()) for story in STORIES))

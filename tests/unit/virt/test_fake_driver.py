@@ -393,3 +393,33 @@ def no_hosts(setup: DriverSetup) -> dict[str, object]:
 
 def broken(setup: DriverSetup) -> dict[str, object]:
     raise ZeroDivisionError("oh\nno")
+
+
+async def test_a_guest_boots_unless_a_rule_says_otherwise() -> None:
+    driver = make(
+        rules=[
+            {"operation": "boot", "kind": "hang", "name": "server-hangs"},
+            {"operation": "boot", "kind": "delay", "name": "server-slow", "delay": 60.0},
+            {"operation": "*", "kind": "delay", "count": 3},
+        ]
+    )
+    for uuid in ("hangs", "slow", "boots"):
+        await driver.spawn(plan(uuid))
+
+    async def booted() -> dict[str, bool]:
+        signs = await driver.boot_signs(["hangs", "slow", "boots", "unknown"])
+        return {uuid: sign.booted for uuid, sign in signs.items()}
+
+    assert await booted() == {"hangs": False, "slow": False, "boots": True}
+    assert [rule["hits"] for rule in driver.fault_rules()] == [1, 1, 3], "booting is not an order"
+    assert await driver.get_console_output("hangs", None) == "Booting from Hard Disk...\n"
+    assert "Linux version" in await driver.get_console_output("boots", None)
+    figures = await driver.get_diagnostics("hangs")
+    assert (figures.disk_details[0].read_bytes, figures.nic_details[0].tx_packets) == (512, 0)
+    await driver._clock.advance(60.0)
+    assert await booted() == {"hangs": False, "slow": True, "boots": True}
+    await driver.power_off("boots", 0.0)
+    driver.set_fault_rules([])
+    await driver.reboot(plan("hangs"), "HARD")
+    assert await booted() == {"hangs": True, "slow": True}
+    assert (await driver.get_console_output("hangs", None)).count("Linux version") == 1

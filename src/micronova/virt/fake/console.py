@@ -3,6 +3,8 @@
 from micronova.virt import power_state
 from micronova.virt.fake.guests import FakeGuest
 
+_FIRMWARE = "Booting from Hard Disk..."
+
 
 def console_text(guest: FakeGuest) -> str:
     """Give the console log of a guest: one boot after the other, as if it had really happened."""
@@ -10,8 +12,9 @@ def console_text(guest: FakeGuest) -> str:
         return ""
     lines: list[str] = []
     for boot in range(1, guest.boots + 1):
-        lines += _boot(guest, boot)
-        if boot < guest.boots:
+        hung = boot in guest.hung
+        lines += [_FIRMWARE] if hung else _boot(guest, boot)
+        if boot < guest.boots and not hung:
             lines.append("[   61.204511] reboot: Restarting system")
     if guest.power_state == power_state.SHUTDOWN:
         lines.append("[   61.204511] reboot: Power down")

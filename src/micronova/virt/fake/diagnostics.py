@@ -10,6 +10,7 @@ from micronova.objects.diagnostics import (
     NicDiagnostics,
 )
 from micronova.virt import power_state
+from micronova.virt.driver import BootSign
 from micronova.virt.fake.guests import FakeGuest
 
 _STATES: Final = {
@@ -25,9 +26,22 @@ _SECTOR: Final = 512
 _PACKET: Final = 100  # octets
 
 
+def is_silent(guest: FakeGuest, now: float) -> bool:
+    """Say whether a guest that was started has done nothing yet."""
+    return guest.hangs or now < guest.booted_at + guest.silent_for
+
+
+def boot_sign(guest: FakeGuest, now: float) -> BootSign:
+    """Say whether a guest boots."""
+    if is_silent(guest, now):
+        return BootSign(booted=False, seen=f"read {_SECTOR} bytes of its disks and did nothing else (simulated)")
+    return BootSign(booted=True, seen="booted")
+
+
 def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
     """Give a guest's figures at this time."""
     age = max(0, int(now - guest.booted_at)) if guest.power_state == power_state.RUNNING else 0
+    silent = is_silent(guest, now)
     return GuestDiagnostics(
         state=_STATES[guest.power_state],
         driver="libvirt",  # the API knows no other name that fits: whose guest it really is, the hypervisor's tells
@@ -41,10 +55,10 @@ def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
         disk_details=(
             DiskDiagnostics(
                 device="vda",
-                read_bytes=(1000 + age) * _SECTOR,
-                read_requests=1000 + age,
-                write_bytes=2 * age * _SECTOR,
-                write_requests=2 * age,
+                read_bytes=(1 if silent else 1000 + age) * _SECTOR,
+                read_requests=1 if silent else 1000 + age,
+                write_bytes=0 if silent else 2 * age * _SECTOR,
+                write_requests=0 if silent else 2 * age,
                 errors_count=0,
             ),
         ),
@@ -55,8 +69,8 @@ def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
                 rx_packets=age,
                 rx_errors=0,
                 rx_drop=0,
-                tx_octets=age * _PACKET,
-                tx_packets=age,
+                tx_octets=0 if silent else age * _PACKET,
+                tx_packets=0 if silent else age,
                 tx_errors=0,
                 tx_drop=0,
             )

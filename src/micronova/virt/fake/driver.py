@@ -1,6 +1,7 @@
 """The fake driver: a simulator of one compute host, with capacity, latencies and faults."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -18,6 +19,7 @@ from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt import power_state
 from micronova.virt.driver import (
+    BootSign,
     DriverEvents,
     DriverFailed,
     GuestPlan,
@@ -28,7 +30,7 @@ from micronova.virt.driver import (
 )
 from micronova.virt.fake.console import console_text
 from micronova.virt.fake.consoles import FakeConsoles
-from micronova.virt.fake.diagnostics import diagnose
+from micronova.virt.fake.diagnostics import boot_sign, diagnose
 from micronova.virt.fake.faults import FaultBook
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
 from micronova.virt.fake.settings import FakeSettings
@@ -228,6 +230,12 @@ class FakeDriver:
         await self._pass("diagnostics", guest)
         return diagnose(guest, self._clock.now())
 
+    async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
+        """Tell which guests have a `boot` fault, or take their time."""
+        now = self._clock.now()
+        found = [guest for uuid in uuids if (guest := self._find(uuid)) is not None]
+        return {guest.uuid: boot_sign(guest, now) for guest in found if guest.power_state == power_state.RUNNING}
+
     async def get_console_output(self, uuid: str, length: int | None) -> str:
         """Make up a plausible log."""
         guest = self._known(uuid)
@@ -294,8 +302,12 @@ class FakeDriver:
         return await self._consoles.open(protocol, guest)
 
     def _boot(self, guest: FakeGuest) -> None:
+        draw = self._faults.draw("boot", self.host, guest.name, guest.metadata)
         guest.boots += 1
         guest.booted_at = self._clock.now()
+        guest.silent_for = draw.delay
+        if draw.kind:
+            guest.hung = (*guest.hung, guest.boots)
         self._switch(guest, power_state.RUNNING, "started")
 
     def _switch(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:

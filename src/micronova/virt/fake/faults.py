@@ -10,6 +10,7 @@ from micronova.objects.errors import Invalid
 
 Operation = Literal[
     "spawn",
+    "boot",
     "destroy",
     "power_on",
     "power_off",
@@ -25,7 +26,8 @@ Operation = Literal[
     "diagnostics",
     "*",
 ]
-"""`shutdown` is the guest's own reaction when it is asked to stop; the others are what the manager orders."""
+"""`boot` and `shutdown` are what the guest does when it is started and asked to stop; the others are what the manager
+orders. `*` is all but `boot`."""
 
 Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]
 """fail: the hypervisor fails, another host may not. abort: the guest cannot be built anywhere. no_resources:
@@ -68,7 +70,7 @@ class _Rule:
     def matches(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> bool:
         rule = self.rule
         return (
-            rule.operation in ("*", operation)
+            (rule.operation == operation or (rule.operation == "*" and operation != "boot"))
             and (rule.count is None or self.hits < rule.count)
             and (self._name is None or self._name.search(name) is not None)
             and (self._host is None or self._host.search(host) is not None)

@@ -43,6 +43,13 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     boots: int = 0
     booted_at: float = 0.0
+    silent_for: float = 0.0  # seconds after that until it shows that it boots
+    hung: tuple[int, ...] = ()  # which of its boots never come that far, counted from 1
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its last boot does not come to anything."""
+        return self.boots in self.hung
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
