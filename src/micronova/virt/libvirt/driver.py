@@ -8,6 +8,7 @@ whatever point an agent dies at, `list_guests` finds it and `destroy` removes it
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt import power_state
 from micronova.virt.driver import (
+    BootSign,
     DriverEvents,
     DriverFailed,
     GuestPlan,
@@ -33,6 +35,7 @@ from micronova.virt.driver import (
     implemented,
 )
 from micronova.virt.libvirt import diagnostics, domains, hotplug, resources
+from micronova.virt.libvirt.boot_signs import boot_signs
 from micronova.virt.libvirt.compose import Workshop, domain_name
 from micronova.virt.libvirt.config_drive import make_config_drive
 from micronova.virt.libvirt.connection import Connection
@@ -146,7 +149,7 @@ class LibvirtDriver:
         if not (self._settings.vnc_enabled or self._settings.spice_enabled):
             found -= {"screenshot"}
         if self._ready is not None and not self._facts.is_qemu:
-            found -= {"serial_console", "console_log", "screenshot"}
+            found -= {"serial_console", "console_log", "screenshot", "boot_signs"}
         return found
 
     async def get_available_resources(self) -> list[NodeResources]:
@@ -383,6 +386,10 @@ class LibvirtDriver:
         return await self._guests.ask(
             uuid, lambda domain: diagnostics.diagnose(domain, hypervisor=hypervisor), "measure the guest"
         )
+
+    async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
+        """Tell from their disks and networks which guests have begun to boot."""
+        return await boot_signs(self._connection, self._store, self._files, self._cloud, uuids)
 
     # --- what goes on behind ---
 

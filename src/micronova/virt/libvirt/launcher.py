@@ -55,6 +55,8 @@ class Launcher:
 
     async def launch(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Define a guest as it is to be now, and start it."""
+        if record.resumed:
+            await self._files.run(self._store.save, msgspec.structs.replace(record, resumed=False))
         xml = domain_xml(compose(self._shop, plan.instance, record, plan.network_info))
         await self._connection.work(record.uuid, lambda connection: domains.define(connection, xml), "define the guest")
         await self._start(plan, START_TIMEOUT, domains.switch_off)
@@ -72,6 +74,8 @@ class Launcher:
 
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with what was plugged when it was saved."""
+        if not record.resumed:
+            await self._files.run(self._store.save, msgspec.structs.replace(record, resumed=True))
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # What was put away is not thrown away because the network does not confirm.
         await self._start(plan, timeout, domains.save)

@@ -61,6 +61,7 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = False  # it has run: from then on its owner may have data on it
     disks: tuple[DiskRecord, ...] = ()
     pins: PinRecord | None = None  # not placed yet
+    resumed: bool = False  # it was last started from its saved memory: it has not booted in this run
 
 
 class Layout:
