@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from micronova.api import inputs
-from micronova.api.compute import flavors, server_create, server_parts
+from micronova.api.compute import flavors, server_parts, server_values
 from micronova.neighbours.network import port_input, wire
 from micronova.virt.libvirt import interfaces
 
 TYPES: list[tuple[Any, str]] = [
     (inputs.Whole, "7"), (inputs.HostName, "a-host"), (inputs.Key, "key"), (flavors.FlavorId, "m1"),
-    (flavors.Factor, "1.5"), (server_create.Id, "6f70656e-7374-4163-8b00-000000000000"), (wire.Number, "7"),
+    (flavors.Factor, "1.5"), (server_values.Id, "6f70656e-7374-4163-8b00-000000000000"), (wire.Number, "7"),
     (wire.Flag, "true"),
 ]  # fmt: skip
 

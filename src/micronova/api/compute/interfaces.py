@@ -1,6 +1,5 @@
 """The interfaces of servers: list, show, attach, detach."""
 
-import ipaddress
 from typing import Annotated, Any
 
 import msgspec
@@ -8,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
 from micronova.api.compute import access
-from micronova.api.compute.server_create import Id, Tag
+from micronova.api.compute.server_values import Id, Tag, given, ip_address
 from micronova.api.inputs import STRICT
 from micronova.api.view import Field, View
 from micronova.compute.api import API
@@ -93,17 +92,14 @@ class Interfaces:
 
 
 def _wanted(asked: Attachment) -> NetworkRequest | None:
-    network, port, tag = (None if each is UNSET else each for each in (asked.net_id, asked.port_id, asked.tag))
+    network, port, tag = given(asked.net_id), given(asked.port_id), given(asked.tag)
     address = None if isinstance(asked.fixed_ips, UnsetType) else asked.fixed_ips[0].ip_address
     if network is not None and port is not None:
         raise Invalid("Must not input both network_id and port_id")
     if address is not None:
         if network is None:
             raise Invalid("Must input network_id when request IP address")
-        try:
-            address = str(ipaddress.ip_address(address))
-        except ValueError:
-            raise Invalid(f"Invalid input for field/attribute ip_address: {address!r} is not an IP address.") from None
+        address = str(ip_address("ip_address", address))
     if network is None and port is None:
         if tag is not None:
             raise Invalid("Invalid input for field/attribute tag: it needs a net_id or a port_id beside it.")

@@ -1,161 +1,35 @@
-"""POST /servers: the body, its rules by microversion, and what is handed to compute."""
+"""POST /servers: the rules of its body that a type cannot say, and what is handed to compute."""
 
 import base64
 import binascii
-import ipaddress
 import re
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET
 
 from micronova.api import inputs
+from micronova.api.compute.server_create_body import Body, Device, NewServer
+from micronova.api.compute.server_values import (
+    UUID,
+    access_address,
+    boolean,
+    disk_config,
+    given,
+    hostname,
+    integer,
+    ip_address,
+)
 from micronova.compute.api import API
 from micronova.compute.new_servers import Created, CreateRequest
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.http.versions import Range, since, until
+from micronova.http.versions import Range
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest
 from micronova.objects.orders import InjectedFile
 
-UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\Z"
-
-Name = Annotated[str, Meta(min_length=1, max_length=255)]
-Id = Annotated[str, Meta(pattern=UUID)]
-Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
-Count = Annotated[int, Meta(ge=1)] | str
 MOST_SERVERS = 100_000  # that one request may ask for, whatever the quota says
-Flag = bool | str | int
-
-
-class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={}):
-    pass
-
-
-class Network(_Strict):
-    """One interface that is wanted."""
-
-    uuid: Id | UnsetType = UNSET
-    port: Id | None | UnsetType = UNSET
-    fixed_ip: str | UnsetType = UNSET
-    tag: Tag | UnsetType = UNSET
-
-    # Tags of interfaces were lost for a while (2.33 to 2.41) and restored.
-    versions = {"tag": since(32)}
-
-
-class SecurityGroup(_Strict):
-    """A security group by name or id."""
-
-    name: Annotated[str, Meta(min_length=1, max_length=255)]
-
-
-class File(_Strict):
-    """A file to be injected, until 2.56."""
-
-    path: Annotated[str, Meta(min_length=1)]
-    contents: str
-
-
-class DeviceV1(msgspec.Struct, kw_only=True):
-    """A block device in the oldest form; what volumes need besides is kept as it comes."""
-
-    device_name: str | None = None
-    volume_id: str | None = None
-    snapshot_id: str | None = None
-    volume_size: int | str | None = None
-    delete_on_termination: Flag | None = None
-    no_device: Any = None
-    virtual_name: str | None = None
-
-
-class Device(_Strict):
-    """A block device."""
-
-    boot_index: int | str | None = None
-    uuid: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    image_id: Id | None = None
-    source_type: str | UnsetType = UNSET
-    destination_type: str | None = None
-    volume_id: str | None = None
-    snapshot_id: str | None = None
-    volume_size: int | str | None = None
-    device_name: Annotated[str, Meta(max_length=255, pattern=r"^(/dev/)?[a-zA-Z0-9/_-]*\Z")] | None = None
-    disk_bus: str | None = None
-    device_type: str | None = None
-    guest_format: str | None = None
-    delete_on_termination: Flag | None = None
-    no_device: Any = None
-    virtual_name: str | None = None
-    tag: Tag | UnsetType = UNSET
-    volume_type: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
-
-    versions = {"tag": since(32), "volume_type": since(67)}
-
-
-class NewServer(
-    _Strict,
-    rename={
-        "image_ref": "imageRef",
-        "flavor_ref": "flavorRef",
-        "admin_pass": "adminPass",
-        "access_ip_v4": "accessIPv4",
-        "access_ip_v6": "accessIPv6",
-        "disk_config": "OS-DCF:diskConfig",
-        "hints": "os:scheduler_hints",
-    },
-):
-    """The server that is asked for."""
-
-    name: Name
-    flavor_ref: str | int
-    image_ref: str | UnsetType = UNSET
-    admin_pass: str | UnsetType = UNSET
-    metadata: dict[inputs.Key, Annotated[str, Meta(max_length=255)]] | UnsetType = UNSET
-    networks: list[Network] | str | UnsetType = UNSET
-    access_ip_v4: str | UnsetType = UNSET
-    access_ip_v6: str | UnsetType = UNSET
-    personality: list[File] | UnsetType = UNSET
-    availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
-    block_device_mapping: list[DeviceV1] | UnsetType = UNSET
-    block_device_mapping_v2: list[Device] | UnsetType = UNSET
-    config_drive: Flag | None | UnsetType = UNSET
-    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
-    min_count: Count | UnsetType = UNSET
-    max_count: Count | UnsetType = UNSET
-    return_reservation_id: Flag | UnsetType = UNSET
-    security_groups: list[SecurityGroup] | UnsetType = UNSET
-    user_data: Annotated[str, Meta(max_length=65535)] | None | UnsetType = UNSET
-    disk_config: str | UnsetType = UNSET
-    hints: dict[str, Any] | UnsetType = UNSET
-    description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
-    tags: Annotated[list[Tag], Meta(max_length=50)] | UnsetType = UNSET
-    trusted_image_certificates: (
-        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)] | None | UnsetType
-    ) = UNSET
-    host: inputs.HostName | UnsetType = UNSET
-    hypervisor_hostname: inputs.HostName | UnsetType = UNSET
-    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
-
-    versions = {
-        "description": since(19),
-        "personality": until(56),
-        "tags": since(52),
-        "trusted_image_certificates": since(63),
-        "host": since(74),
-        "hypervisor_hostname": since(74),
-        "hostname": since(90),
-    }
-
-
-class Body(_Strict, rename={"hints": "os:scheduler_hints", "hints2": "OS-SCH-HNT:scheduler_hints"}):
-    """The request's body; scheduler hints stand beside the server."""
-
-    server: NewServer
-    hints: dict[str, Any] | UnsetType = UNSET
-    hints2: dict[str, Any] | UnsetType = UNSET
 
 
 def routes(api: API) -> list[Route]:
@@ -224,7 +98,7 @@ def to_request(request: Request) -> CreateRequest:
     least, most = _counts(server)
     if server.hostname is not UNSET and most > 1 and minor >= 90 and minor < 94:
         raise Invalid("Invalid input for field/attribute hostname: only one server may be made with a hostname.")
-    host, node = _unset(server.host), _unset(server.hypervisor_hostname)
+    host, node = given(server.host), given(server.hypervisor_hostname)
     if (host or node) and (force_host or force_node):
         raise Invalid(
             "Invalid input for field/attribute host: a host in availability_zone and host or hypervisor_hostname "
@@ -234,15 +108,15 @@ def to_request(request: Request) -> CreateRequest:
         name=inputs.name(server.name, relaxed=request.relaxed),
         flavor_id=str(server.flavor_ref).rstrip("/").rpartition("/")[2],
         image_id=_image_id(server),
-        description=inputs.printable(_unset(server.description), "description") if minor >= 19 else server.name.strip(),
+        description=inputs.printable(given(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
         legacy_networks=minor < 37,
         security_groups=server_groups_asked(server) or ["default"],
-        key_name=_unset(server.key_name),
+        key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},
         user_data=_user_data(server),
         files=_files(server),
-        config_drive=_unset(server.config_drive) not in (None, "") and boolean("config_drive", server.config_drive),
+        config_drive=given(server.config_drive) not in (None, "") and boolean("config_drive", server.config_drive),
         availability_zone=zone,
         force_host=force_host,
         force_node=force_node,
@@ -252,18 +126,14 @@ def to_request(request: Request) -> CreateRequest:
         max_count=most,
         block_devices=_devices(server, minor),
         hints=_hints(body),
-        access_ip_v4=_address("accessIPv4", server.access_ip_v4, 4),
-        access_ip_v6=_address("accessIPv6", server.access_ip_v6, 6),
-        admin_password=_unset(server.admin_pass),
-        disk_config=_disk_config(server.disk_config),
+        access_ip_v4=access_address("accessIPv4", server.access_ip_v4, 4),
+        access_ip_v6=access_address("accessIPv6", server.access_ip_v6, 6),
+        admin_password=given(server.admin_pass),
+        disk_config=disk_config(server.disk_config),
         tags=list(server.tags) if server.tags is not UNSET else [],
-        trusted_certs=_certificates(_unset(server.trusted_image_certificates)),
-        hostname=_hostname(server, minor),
+        trusted_certs=_certificates(given(server.trusted_image_certificates)),
+        hostname=None if server.hostname is UNSET else hostname(server.hostname, minor),
     )
-
-
-def _unset(value: Any) -> Any:
-    return None if value is UNSET else value
 
 
 def _certificates(ids: list[str] | None) -> list[str] | None:
@@ -272,26 +142,9 @@ def _certificates(ids: list[str] | None) -> list[str] | None:
     return ids
 
 
-def boolean(field: str, value: Any) -> bool:
-    """Read a flag as OpenStack's clients write it."""
-    text = str(value).strip().lower()
-    if text in ("true", "1", "on", "yes", "t", "y"):
-        return True
-    if text in ("false", "0", "off", "no", "f", "n"):
-        return False
-    raise Invalid(f"Invalid input for field/attribute {field}: {str(value)[:64]!r} is neither true nor false.")
-
-
-def _integer(field: str, value: Any) -> int:
-    try:
-        return int(value)
-    except (TypeError, ValueError):
-        raise Invalid(f"Invalid input for field/attribute {field}: {str(value)[:64]!r} is not a number.") from None
-
-
 def _counts(server: NewServer) -> tuple[int, int]:
-    least = _integer("min_count", server.min_count) if server.min_count is not UNSET else 1
-    most = _integer("max_count", server.max_count) if server.max_count is not UNSET else least
+    least = integer("min_count", server.min_count) if server.min_count is not UNSET else 1
+    most = integer("max_count", server.max_count) if server.max_count is not UNSET else least
     for field, value in (("min_count", least), ("max_count", most)):
         if not 1 <= value <= MOST_SERVERS:
             wrong = f"it must be from 1 to {MOST_SERVERS}, not {str(value)[:32]}"
@@ -302,7 +155,7 @@ def _counts(server: NewServer) -> tuple[int, int]:
 
 
 def _zone(server: NewServer) -> tuple[str | None, str | None, str | None]:
-    text = _unset(server.availability_zone)
+    text = given(server.availability_zone)
     if not text:
         return None, None, None
     zone, *rest = text.split(":")
@@ -339,10 +192,10 @@ def _networks(server: NewServer, minor: int) -> list[NetworkRequest] | str | Non
         return None
     found: list[NetworkRequest] = []
     for item in wanted:
-        port, network = _unset(item.port), _unset(item.uuid)
-        address = _unset(item.fixed_ip)
+        port, network = given(item.port), given(item.uuid)
+        address = given(item.fixed_ip)
         if address is not None:
-            _parse_address("networks.fixed_ip", address)
+            ip_address("networks.fixed_ip", address)
             if port:
                 raise Invalid(
                     f"Specified Fixed IP '{address}' cannot be used with port '{port}': the two together "
@@ -353,29 +206,13 @@ def _networks(server: NewServer, minor: int) -> list[NetworkRequest] | str | Non
         if port and any(other.port_id == port for other in found):
             raise Invalid(f"Invalid input for field/attribute networks: port {port} is asked for twice.")
         found.append(
-            NetworkRequest(network_id=None if port else network, port_id=port, fixed_ip=address, tag=_unset(item.tag))
+            NetworkRequest(network_id=None if port else network, port_id=port, fixed_ip=address, tag=given(item.tag))
         )
     return found
 
 
-def _parse_address(field: str, text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        raise Invalid(f"Invalid input for field/attribute {field}: {text[:64]!r} is not an IP address.") from None
-
-
-def _address(field: str, value: Any, version: int) -> str | None:
-    if value is UNSET or not value:
-        return None
-    parsed = _parse_address(field, value)
-    if parsed.version != version:
-        raise Invalid(f"Invalid input for field/attribute {field}: {value} is not an IPv{version} address.")
-    return str(parsed)
-
-
 def _user_data(server: NewServer) -> str | None:
-    data = _unset(server.user_data)
+    data = given(server.user_data)
     if data is None:
         return None
     try:
@@ -427,15 +264,15 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
 
 
 def _device(item: Device) -> BlockDevice:
-    source = _unset(item.source_type)
+    source = given(item.source_type)
     where = "block_device_mapping_v2"
     if source not in _SOURCES:
         raise Invalid(f"Invalid input for field/attribute {where}.source_type: it is one of {', '.join(_SOURCES)}.")
     destination = item.destination_type or ("local" if source in ("image", "blank") else "volume")
     if destination not in ("local", "volume"):
         raise Invalid(f"Invalid input for field/attribute {where}.destination_type: it is local or volume.")
-    boot = None if item.boot_index is None else _integer(f"{where}.boot_index", item.boot_index)
-    size = None if item.volume_size is None else _integer(f"{where}.volume_size", item.volume_size)
+    boot = None if item.boot_index is None else integer(f"{where}.boot_index", item.boot_index)
+    size = None if item.volume_size is None else integer(f"{where}.volume_size", item.volume_size)
     if size is not None and size < 1:
         raise Invalid(f"Invalid input for field/attribute {where}.volume_size: it must be at least 1.")
     if source == "blank" and item.uuid:
@@ -456,8 +293,8 @@ def _device(item: Device) -> BlockDevice:
         guest_format=item.guest_format,
         disk_bus=item.disk_bus,
         device_type=item.device_type,
-        tag=_unset(item.tag),
-        volume_type=_unset(item.volume_type),
+        tag=given(item.tag),
+        volume_type=given(item.volume_type),
         delete_on_termination=boolean(f"{where}.delete_on_termination", delete) if delete is not None else True,
     )
 
@@ -479,27 +316,6 @@ def _hints(body: Body) -> dict[str, list[str]]:
         if name in _HINT_LISTS and not all(re.match(UUID, each) for each in values):
             raise Invalid(f"Invalid input for field/attribute os:scheduler_hints.{name}: it must be uuids of servers.")
         if name == "build_near_host_ip":
-            _parse_address("os:scheduler_hints.build_near_host_ip", values[0])
+            ip_address("os:scheduler_hints.build_near_host_ip", values[0])
         found[name] = values
     return found
-
-
-def _disk_config(value: Any) -> str:
-    if value is UNSET:
-        return "MANUAL"
-    if value not in ("AUTO", "MANUAL"):
-        raise Invalid("Invalid input for field/attribute OS-DCF:diskConfig: it is AUTO or MANUAL.")
-    return str(value)
-
-
-_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
-
-
-def _hostname(server: NewServer, minor: int) -> str | None:
-    name = _unset(server.hostname)
-    if name is None:
-        return None
-    form = rf"{_LABEL}(\.{_LABEL})*" if minor >= 94 else _LABEL
-    if not re.fullmatch(form, name):
-        raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
-    return str(name)

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from micronova.api import inputs
 from micronova.api.compute import access
+from micronova.api.compute.server_values import Tag
 from micronova.api.compute.server_views import addresses
 from micronova.compute import states
 from micronova.compute.acceptance import check_lock
@@ -20,8 +21,7 @@ from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, InstanceNotFound, Invalid, NotFound, QuotaExceeded
 
-Items = dict[Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-_:. ]{1,255}\Z")], Annotated[str, Meta(max_length=255)]]
-Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^,/]*\Z")]
+Items = dict[inputs.Key, Annotated[str, Meta(max_length=255)]]
 MOST_TAGS = 50
 
 

@@ -8,8 +8,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
 from micronova.api.compute import access
-from micronova.api.compute.server_create import _LABEL, _address, _disk_config
 from micronova.api.compute.server_query import ListQuery, filters_of
+from micronova.api.compute.server_values import access_address, disk_config, hostname
 from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, Shown
 from micronova.api.inputs import STRICT
 from micronova.api.links import Links
@@ -153,13 +153,13 @@ class Servers:
         if asked.description is not UNSET:
             values["display_description"] = inputs.printable(asked.description, "description")
         if asked.access_ip_v4 is not UNSET:
-            values["access_ip_v4"] = _address("accessIPv4", asked.access_ip_v4, 4)
+            values["access_ip_v4"] = access_address("accessIPv4", asked.access_ip_v4, 4)
         if asked.access_ip_v6 is not UNSET:
-            values["access_ip_v6"] = _address("accessIPv6", asked.access_ip_v6, 6)
+            values["access_ip_v6"] = access_address("accessIPv6", asked.access_ip_v6, 6)
         if asked.disk_config is not UNSET:
-            values["disk_config"] = _disk_config(asked.disk_config)
+            values["disk_config"] = disk_config(asked.disk_config)
         if asked.hostname is not UNSET:
-            values["hostname"] = _hostname(asked.hostname, request.minor)
+            values["hostname"] = hostname(asked.hostname, request.minor)
         if asked.pinned_availability_zone is not UNSET:
             wanted = asked.pinned_availability_zone
             if wanted is not None and row["availability_zone"] not in (None, wanted):
@@ -173,15 +173,6 @@ class Servers:
     async def delete(self, request: Request, id: str) -> None:
         """Delete a server."""
         await self._api.actions.delete(request.context, await access.server(self._database, request, id))
-
-
-def _hostname(name: str, minor: int) -> str:
-    import re
-
-    form = rf"{_LABEL}(\.{_LABEL})*" if minor >= 94 else _LABEL
-    if not re.fullmatch(form, name):
-        raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
-    return name
 
 
 def routes(database: Database, clock: Clock, api: API, max_limit: int, service_down_time: float) -> list[Route]:

@@ -1,0 +1,142 @@
+"""The body of POST /servers; `versions` says at which microversions a field exists."""
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from micronova.api import inputs
+from micronova.api.compute.server_values import Id, Tag
+from micronova.http.versions import since, until
+
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Count = Annotated[int, Meta(ge=1)] | str
+Flag = bool | str | int
+
+
+class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={}):
+    pass
+
+
+class Network(_Strict):
+    """One interface that is wanted."""
+
+    uuid: Id | UnsetType = UNSET
+    port: Id | None | UnsetType = UNSET
+    fixed_ip: str | UnsetType = UNSET
+    tag: Tag | UnsetType = UNSET
+
+    # Tags of interfaces were lost for a while (2.33 to 2.41) and restored.
+    versions = {"tag": since(32)}
+
+
+class SecurityGroup(_Strict):
+    """A security group by name or id."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class File(_Strict):
+    """A file to be injected, until 2.56."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    contents: str
+
+
+class DeviceV1(msgspec.Struct, kw_only=True):
+    """A block device in the oldest form; what volumes need besides is kept as it comes."""
+
+    device_name: str | None = None
+    volume_id: str | None = None
+    snapshot_id: str | None = None
+    volume_size: int | str | None = None
+    delete_on_termination: Flag | None = None
+    no_device: Any = None
+    virtual_name: str | None = None
+
+
+class Device(_Strict):
+    """A block device."""
+
+    boot_index: int | str | None = None
+    uuid: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
+    image_id: Id | None = None
+    source_type: str | UnsetType = UNSET
+    destination_type: str | None = None
+    volume_id: str | None = None
+    snapshot_id: str | None = None
+    volume_size: int | str | None = None
+    device_name: Annotated[str, Meta(max_length=255, pattern=r"^(/dev/)?[a-zA-Z0-9/_-]*\Z")] | None = None
+    disk_bus: str | None = None
+    device_type: str | None = None
+    guest_format: str | None = None
+    delete_on_termination: Flag | None = None
+    no_device: Any = None
+    virtual_name: str | None = None
+    tag: Tag | UnsetType = UNSET
+    volume_type: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
+
+    versions = {"tag": since(32), "volume_type": since(67)}
+
+
+class NewServer(
+    _Strict,
+    rename={
+        "image_ref": "imageRef",
+        "flavor_ref": "flavorRef",
+        "admin_pass": "adminPass",
+        "access_ip_v4": "accessIPv4",
+        "access_ip_v6": "accessIPv6",
+        "disk_config": "OS-DCF:diskConfig",
+        "hints": "os:scheduler_hints",
+    },
+):
+    """The server that is asked for."""
+
+    name: Name
+    flavor_ref: str | int
+    image_ref: str | UnsetType = UNSET
+    admin_pass: str | UnsetType = UNSET
+    metadata: dict[inputs.Key, Annotated[str, Meta(max_length=255)]] | UnsetType = UNSET
+    networks: list[Network] | str | UnsetType = UNSET
+    access_ip_v4: str | UnsetType = UNSET
+    access_ip_v6: str | UnsetType = UNSET
+    personality: list[File] | UnsetType = UNSET
+    availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    block_device_mapping: list[DeviceV1] | UnsetType = UNSET
+    block_device_mapping_v2: list[Device] | UnsetType = UNSET
+    config_drive: Flag | None | UnsetType = UNSET
+    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    min_count: Count | UnsetType = UNSET
+    max_count: Count | UnsetType = UNSET
+    return_reservation_id: Flag | UnsetType = UNSET
+    security_groups: list[SecurityGroup] | UnsetType = UNSET
+    user_data: Annotated[str, Meta(max_length=65535)] | None | UnsetType = UNSET
+    disk_config: str | UnsetType = UNSET
+    hints: dict[str, Any] | UnsetType = UNSET
+    description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
+    tags: Annotated[list[Tag], Meta(max_length=50)] | UnsetType = UNSET
+    trusted_image_certificates: (
+        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)] | None | UnsetType
+    ) = UNSET
+    host: inputs.HostName | UnsetType = UNSET
+    hypervisor_hostname: inputs.HostName | UnsetType = UNSET
+    hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
+
+    versions = {
+        "description": since(19),
+        "personality": until(56),
+        "tags": since(52),
+        "trusted_image_certificates": since(63),
+        "host": since(74),
+        "hypervisor_hostname": since(74),
+        "hostname": since(90),
+    }
+
+
+class Body(_Strict, rename={"hints": "os:scheduler_hints", "hints2": "OS-SCH-HNT:scheduler_hints"}):
+    """The request's body; scheduler hints stand beside the server."""
+
+    server: NewServer
+    hints: dict[str, Any] | UnsetType = UNSET
+    hints2: dict[str, Any] | UnsetType = UNSET
