@@ -222,6 +222,20 @@ async def test_a_guest_with_a_config_drive(image: Path, key: Path, tmp_path: Pat
         routes = await ssh("ip route")
         assert "169.254.169.254 via 192.0.2.1 dev eth1" in routes and "203.0.113.0/24 via 192.0.2.2 dev eth1" in routes
         assert "192.0.2.9" not in routes
+        # A lease that is renewed says what the name servers are from now on.
+        renewed = lease.replace("dns=192.0.2.53", "dns='192.0.2.54 192.0.2.55'")
+        await ssh(f"{lease} /etc/guest/dhcp bound; {renewed} /etc/guest/dhcp renew")
+        known = await ssh("cat /etc/resolv.conf")
+        assert "nameserver 192.0.2.54\nnameserver 192.0.2.55\n" in known
+        await ssh("kill -USR1 $(cat /var/run/udhcpc.eth0.pid)")
+
+        # What programs of the field (Tempest, for one) expect of a guest.
+        assert await ssh("sudo sh -c 'id -u'") == "0\n"
+        assert await ssh("curl -s http://127.0.0.1/") == "guest-one\n"
+        assert await ssh("blkid -L config-2 -o device") == "/dev/sr0\n"
+        titles, *disks = (await ssh("lsblk -lb --nodeps")).splitlines()
+        at = titles.index("TYPE")
+        assert {(line.split()[0], line[at:].strip()) for line in disks} == {("vda", "disk"), ("sr0", "rom")}
 
         await guest.monitor("netdev_add", type="user", id="n2")
         await guest.monitor("device_add", driver="virtio-net-pci", netdev="n2", id="nic2", romfile="")

@@ -26,6 +26,7 @@ def build(root: Path) -> bytes:
     for directory in ("dev", "proc", "sys", "run", "tmp", "mnt", "var/log", "etc/dropbear"):
         archive.directory(directory)
     archive.directory("root/.ssh", 0o700)
+    archive.link("var/run", "/run")
     archive.device("dev/console", 5, 1)
     _add_busybox(archive, root)
     _add_login(archive, root)
