@@ -20,7 +20,7 @@ async def test_a_guest_outlives_a_cloud_that_is_killed_and_is_switched_off_by_on
         await guest.ready()
         life = await guest.ssh("cat /proc/sys/kernel/random/boot_id")
 
-        await _kill(cloud)
+        await kill(cloud)
         assert await guest.answers_ping(), "its network needs no cloud"
         await cloud.up()
         assert await guest.ssh("cat /proc/sys/kernel/random/boot_id") == life
@@ -39,7 +39,7 @@ async def test_a_guest_outlives_a_cloud_that_is_killed_and_is_switched_off_by_on
         await tenant.clear()
 
 
-async def _kill(cloud: RealCloud) -> None:
+async def kill(cloud: RealCloud) -> None:
     """Kill every process of the cloud itself, as no guest's or libvirt's."""
     await cloud.transport.close()
 

@@ -107,6 +107,17 @@ def become(user: ServiceUser, place: StateDirectory, groups: Iterable[int] = ())
         )
 
 
+def let_through(place: StateDirectory, gid: int) -> None:
+    """Let a group pass through DIR to what is theirs in it, and see nothing else there; for DIR's owner."""
+    os.umask(0o077)
+    for entry in place.path.iterdir():
+        found = entry.lstat()
+        if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode) and entry.name != "libvirt":
+            entry.chmod(stat.S_IMODE(found.st_mode) & 0o700)
+    os.chown(place.path, -1, gid)
+    place.path.chmod(0o710)
+
+
 def end_with(parent: int, number: int) -> None:
     """Have the kernel send this process a signal when its parent ends; end at once if it has ended already."""
     ctypes.CDLL(None, use_errno=True).prctl(_DIE_WITH_PARENT, number, 0, 0, 0)

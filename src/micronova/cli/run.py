@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from micronova.cli.machine import run_as_service
+from micronova.cli.machine import run_as_service, uses_machine
 from micronova.cli.names import HTTP_ROLES, ROLES
 from micronova.cli.privilege import hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
@@ -45,8 +45,7 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
     def main(settings: Settings) -> None:
         run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
 
-    own_libvirtd = settings.compute.compute_driver == "libvirt" and not settings.libvirt.connection_uri
-    needs_root = "network-agent" in roles or ("compute" in roles and own_libvirtd)
+    needs_root = "network-agent" in roles or ("compute" in roles and uses_machine(settings))
     run_as_service(settings, place, main, needs_root=needs_root)
 
 

@@ -41,19 +41,19 @@ def up(
             fake={"hosts": hosts},
         )
 
+    from micronova.cli.machine import probe, unwired
+
     notice = ""
     settings = settings_for("fake" if driver == "fake" else "libvirt")
     if driver != "fake":
-        from micronova.cli.machine import probe
-
         obstacle = probe(settings)
         if obstacle is not None and driver == "libvirt":
             raise MicronovaError(obstacle)
         if obstacle is not None:
             notice = f"Real guests are not possible here. {obstacle}"
             settings = settings_for("fake")
-    if settings.compute.compute_driver == "libvirt" and settings.libvirt.connection_uri:
-        notice = "Guests of a libvirt that is not ours get addresses but no wire from the embedded network service."
+    settings, lack = unwired(settings)
+    notice = notice or lack
     if detach:
         _detach(place, sys.argv[1:])
         return
@@ -61,7 +61,7 @@ def up(
 
 
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
-    from micronova.cli.machine import run_as_service
+    from micronova.cli.machine import run_as_service, uses_machine, wires
     from micronova.cli.names import ROLES
     from micronova.http.sockets import listen
     from micronova.telemetry.logs import set_up_logging
@@ -69,8 +69,7 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     set_up_logging(settings)
     sock = listen(settings.api.listen, settings.api.port)  # first: a port in use should cost nothing else
     pid = os.getpid()
-    guests = settings.compute.compute_driver == "libvirt" and not settings.libvirt.connection_uri
-    left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not guests}
+    left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not wires(settings)}
     roles = [role for role in ROLES if not left_out.get(role)]
 
     def main(settings: Settings) -> None:
@@ -78,7 +77,7 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
 
         run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, stopped))
 
-    run_as_service(settings, place, main, needs_root=guests)
+    run_as_service(settings, place, main, needs_root=uses_machine(settings))
 
 
 async def _up(
@@ -144,7 +143,7 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
     place.create()
     command = [sys.executable, "-m", "micronova.cli.main", *(a for a in arguments if a != "--detach")]
     logfile = place.path / "micronova.log"
-    with logfile.open("ab") as stream:
+    with open(logfile, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
         begin = stream.tell()
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, start_new_session=True

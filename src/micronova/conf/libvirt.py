@@ -36,6 +36,9 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     disk_cachemode: Annotated[
         str, _doc("none, writeback, writethrough, directsync or unsafe; empty: none where it works.")
     ] = ""
+    wire: Annotated[
+        bool, _doc("Whether guests' interfaces have a link; `up` takes it from them where nobody would wire them.")
+    ] = True
     rng_dev_path: Annotated[str, _doc("Where guests' random numbers come from.")] = "/dev/urandom"
     force_config_drive: Annotated[bool, _doc("Whether every guest gets a config drive.")] = False
     vnc_enabled: Annotated[bool, _doc("Whether guests' screens are shown by VNC.")] = True

@@ -51,6 +51,7 @@ class Workshop:
     settings: LibvirtSettings
     layout: Layout
     vnc_on_socket: bool
+    relabels: bool = False  # libvirt gives files to whom it runs guests as, unless it is told not to
 
 
 def domain_name(uuid: str) -> str:
@@ -117,6 +118,7 @@ def compose(
             model=wishes.image("hw_vif_model"),
             queues=min(instance.flavor.vcpus, 8) if queues_wanted else 1,
             virt_type=facts.virt_type,
+            linked=settings.wire,
         ),
         serials=_serials(shop, wishes, instance.uuid) if is_qemu or facts.os_type == "hvm" else (),
         screens=screens,
@@ -238,6 +240,9 @@ def _disks(
                 device=record.device,
                 cache=_cache(shop, record),
                 backing=backing,
+                keeps_owner=shop.relabels and shop.layout.private,
+                # All guests share it, and the cache looks after it.
+                backing_keeps_owner=shop.relabels,
                 serial=record.serial,
                 boot_order=record.boot_index + 1 if record.boot_index >= 0 else None,
                 limits=limits if record.device == "disk" else (),

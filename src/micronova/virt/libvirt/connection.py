@@ -37,6 +37,7 @@ class Connection:
         on_restored: Callable[[], None],
         prepare: Callable[[], Awaitable[None]] | None = None,
         timeout: float = 60.0,
+        explain: Callable[[str, Exception], str] | None = None,
     ) -> None:
         self.uri = uri
         self._clock = clock
@@ -44,6 +45,7 @@ class Connection:
         self._on_restored = on_restored  # there is a new connection: what happened meanwhile has to be found out
         self._prepare = prepare  # what has to be there before connecting makes sense
         self._timeout = timeout
+        self._explain = explain or _say  # why there is no connection at an address
         self._readers = Pool("libvirt", READERS)
         self._workers = Pool("libvirt-work", WORKERS)
         self._lock = asyncio.Lock()
@@ -155,7 +157,7 @@ class Connection:
             except Exception as error:
                 if isinstance(error, MicronovaError):
                     raise
-                raise Unavailable(f"Libvirt at {self.uri} cannot be reached: {error}") from error
+                raise Unavailable(self._explain(self.uri, error)) from error
             log.info("connected to libvirt at %s", self.uri)
             if generation > 1:
                 self._on_restored()
@@ -183,6 +185,10 @@ class Connection:
 
 class ConnectionLost(Unavailable):
     """The connection broke during a call; what the call had done by then is unknown."""
+
+
+def _say(uri: str, error: Exception) -> str:
+    return f"Libvirt at {uri} cannot be reached: {error}"
 
 
 def _open(uri: str, loop: asyncio.AbstractEventLoop, handler: Callable[[GuestEvent], None], lost: Any) -> Any:

@@ -40,6 +40,8 @@ class Disk:
     device: str = "disk"
     cache: str = "none"
     backing: str | None = None  # a raw file below a qcow2 one
+    keeps_owner: bool = False  # libvirt would give the file to whom it runs guests as, and is not to
+    backing_keeps_owner: bool = False
     serial: str = ""
     boot_order: int | None = None
     limits: tuple[tuple[str, int], ...] = ()  # as libvirt's iotune names them

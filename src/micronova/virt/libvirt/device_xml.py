@@ -48,12 +48,12 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
         child(found, "driver", name="qemu", type=disk.format, cache=disk.cache, io=io, discard=discard)
     else:
         child(found, "driver", name="qemu", type=disk.format)
-    child(found, "source", file=disk.file)
+    _source(found, disk.file, keeps_owner=disk.keeps_owner)
     # The whole chain is named, so that libvirt has no reason to guess it from the files' headers.
     if disk.backing is not None:
         backing = child(found, "backingStore", type="file")
         child(backing, "format", type="raw")
-        child(backing, "source", file=disk.backing)
+        _source(backing, disk.backing, keeps_owner=disk.backing_keeps_owner)
         child(backing, "backingStore")
     elif virt_type in ("kvm", "qemu"):
         child(found, "backingStore")
@@ -69,6 +69,12 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
         for name, value in disk.limits:
             child(tune, name, str(value))
     return found
+
+
+def _source(parent: Element, file: str, *, keeps_owner: bool) -> None:
+    found = child(parent, "source", file=file)
+    if keeps_owner:
+        child(found, "seclabel", model="dac", relabel="no")
 
 
 def interface(interface: Interface, virt_type: str = "qemu") -> Element:

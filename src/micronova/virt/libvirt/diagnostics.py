@@ -86,7 +86,7 @@ def _nics(domain: Any, root: Element) -> list[NicDiagnostics]:
         if mac is None or target is None:
             continue
         stats = _unless_failed(domain.interfaceStats, target.get("dev"))
-        numbers = stats or [0] * 8
+        numbers = stats or [None] * 8  # its host's end may be where libvirt does not see it
         found.append(
             NicDiagnostics(
                 mac_address=mac.get("address", ""),

@@ -51,6 +51,7 @@ from micronova.virt.libvirt.observer import Observer
 from micronova.virt.libvirt.pool import Pool
 from micronova.virt.libvirt.power import Requests
 from micronova.virt.libvirt.private import PrivateLibvirtd
+from micronova.virt.libvirt.running import share_files, why_not
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,6 @@ class LibvirtDriver:
         self._daemon = daemon
         self._cloud = cloud_id
         self._clock = clock
-        self._vnc_on_socket = daemon is not None and not settings.vnc_server_listen
         self._files = Pool("libvirt-files", FILE_THREADS)
         self._store = GuestStore(layout)
         self._watchers = Watchers()
@@ -90,6 +90,7 @@ class LibvirtDriver:
             on_restored=self._restored,
             prepare=self._prepare,
             timeout=settings.call_timeout,
+            explain=why_not if daemon is None else None,
         )
         self._guests = Guests(self._connection, self._store, self._files, host=host, cloud=cloud_id)
         self._observer = Observer(self._guests)
@@ -106,9 +107,12 @@ class LibvirtDriver:
 
     async def init_host(self, events: DriverEvents) -> None:
         """Connect, learn what the host can do, and remove what was half done."""
+        await self._connection.open()
+        if self._daemon is None:
+            capabilities = await self._connection.read(lambda connection: connection.getCapabilities())
+            await self._files.run(share_files, self._layout, capabilities)
         await self._files.run(self._layout.prepare)
         await self._files.run(self._images.sweep)
-        await self._connection.open()
         flags = await self._files.run(cpu_flags)
         facts = await self._connection.read(
             lambda connection: ask(
@@ -117,7 +121,13 @@ class LibvirtDriver:
             "tell what it can do",
             timeout=START_TIMEOUT,
         )
-        shop = Workshop(facts=facts, settings=self._settings, layout=self._layout, vnc_on_socket=self._vnc_on_socket)
+        shop = Workshop(
+            facts=facts,
+            settings=self._settings,
+            layout=self._layout,
+            vnc_on_socket=self._vnc_on_socket,
+            relabels=self._daemon is None and facts.is_qemu,
+        )
         launcher = Launcher(shop, self._connection, self._guests, self._store, self._files, self._cloud)
         self._ready = facts, launcher
         self._observer.start(events)
@@ -316,7 +326,8 @@ class LibvirtDriver:
         uuid = plan.instance.uuid
         async with self._observer.changing(uuid):
             await self._guests.known(uuid)
-            await hotplug.attach(self._connection, self._cloud, plan, vif, self._facts.virt_type)
+            linked = self._settings.wire
+            await hotplug.attach(self._connection, self._cloud, plan, vif, self._facts.virt_type, linked=linked)
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
         """Pull an interface out."""
@@ -409,6 +420,11 @@ class LibvirtDriver:
         if self._ready is None:
             raise DriverFailed("The driver is not ready.")
         return self._ready[1]
+
+    @property
+    def _vnc_on_socket(self) -> bool:
+        # QEMU makes the socket itself, which it can only in directories that were made for it.
+        return self._layout.private and not self._settings.vnc_server_listen
 
     async def _prepare(self) -> None:
         if self._daemon is not None:

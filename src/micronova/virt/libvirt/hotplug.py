@@ -23,12 +23,14 @@ ATTEMPT_SECONDS: Final = 15.0
 """How long a guest has to let go of a device before it is asked again."""
 
 
-async def attach(connection: Connection, cloud: str, plan: GuestPlan, vif: VIF, virt_type: str) -> None:
+async def attach(
+    connection: Connection, cloud: str, plan: GuestPlan, vif: VIF, virt_type: str, *, linked: bool = True
+) -> None:
     """Plug an interface in with its link down, and raise the link when the network has confirmed it."""
     uuid = plan.instance.uuid
     image = plan.instance.image
     model = None if image is None else image.properties.get("hw_vif_model")
-    (plugged,) = interfaces((vif,), model=model, virt_type=virt_type)
+    (plugged,) = interfaces((vif,), model=model, virt_type=virt_type, linked=linked)
     down = unparse(interface_element(replace(plugged, connected=False), virt_type))
     up = unparse(interface_element(plugged, virt_type))
 

@@ -16,7 +16,9 @@ _DEVICE = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}\Z")
 _MAC = re.compile(r"^[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")
 
 
-def interface(vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: str = "qemu") -> Interface:
+def interface(
+    vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: str = "qemu", linked: bool = True
+) -> Interface:
     """Describe how a port is plugged, or say why it cannot be."""
     if vif.vif_type in ("unbound", "binding_failed"):
         raise BuildFailed(f"The network service did not bind the port {vif.port_id} to this host.")
@@ -40,15 +42,16 @@ def interface(vif: VIF, *, model: str = "virtio", queues: int = 1, virt_type: st
         model="" if virt_type == "parallels" else model,
         mtu=vif.mtu or None,
         queues=queues,
+        connected=linked,
         script="vif-bridge" if virt_type == "xen" else "",
     )
 
 
 def interfaces(
-    vifs: Collection[VIF], *, model: str | None, queues: int = 1, virt_type: str = "qemu"
+    vifs: Collection[VIF], *, model: str | None, queues: int = 1, virt_type: str = "qemu", linked: bool = True
 ) -> tuple[Interface, ...]:
     """Describe all interfaces of a guest, in the order in which it sees them."""
     if model is not None and model not in MODELS:
         raise BuildAborted(f"hw_vif_model is {model!r}: it should be one of {', '.join(MODELS)}.")
     chosen = model or ("netfront" if virt_type == "xen" else "virtio")
-    return tuple(interface(vif, model=chosen, queues=queues, virt_type=virt_type) for vif in vifs)
+    return tuple(interface(vif, model=chosen, queues=queues, virt_type=virt_type, linked=linked) for vif in vifs)

@@ -70,13 +70,26 @@ class Layout:
     def __init__(self, root: Path, *, seen_as: Path | None = None, gid: int | None = None) -> None:
         self.root = root
         self._seen_as = seen_as or root
-        self._gid = gid  # of the hypervisor, if files do not change hands by themselves
+        self._gid = gid  # of the hypervisor, if it may use files through its group; else libvirt gives them to it
+        self._root_is_ours = gid is None
         self.instances = root / "instances"
         self.base = root / "base"
         self.sockets = root / "sockets"
         self.console = root / "console"
-        self.private = gid is not None
-        self.folder_mode = 0o2750 if self.private else 0o711
+
+    def share(self, gid: int) -> None:
+        """Let the hypervisor use files through its group from now on; they keep their owner."""
+        self._gid = gid
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody but the owner and the hypervisor can get at guests' files."""
+        return self._gid is not None
+
+    @property
+    def folder_mode(self) -> int:
+        """The mode of directories that the hypervisor goes through."""
+        return 0o2750 if self.private else 0o711
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -89,9 +102,12 @@ class Layout:
 
     def prepare(self) -> None:
         """Make the directories, and remove what was half made or half removed."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if self._root_is_ours and self.root.stat().st_uid == os.geteuid():
+            self.grant(self.root, 0o710 if self.private else 0o711)
         # New files inherit the group of their directory: the hypervisor may read and write, and not replace, them.
         for folder in self.folders:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             self.grant(folder, self.folder_mode)
         if self._gid is not None:
             self.sockets.chmod(0o2770)  # QEMU makes those itself
