@@ -25,6 +25,8 @@ FAULTY = """
 [default]
 disk_allocation_ratio = 20.0
 shutdown_timeout = 2.0
+[compute]
+boot_timeout = 10.0
 [image_format]
 require_image_format_match = false
 [quota]

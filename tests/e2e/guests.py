@@ -71,9 +71,10 @@ class Guest:
 
         async def reached() -> bool:
             seen.update(await self.show())
-            if seen["status"] == "ERROR" != status:
+            at_rest = seen["OS-EXT-STS:task_state"] is None
+            if seen["status"] == "ERROR" != status and at_rest:
                 raise AssertionError(f"{self.name} is in ERROR: {seen.get('fault')}")
-            return seen["status"] == status and seen["OS-EXT-STS:task_state"] is None
+            return seen["status"] == status and at_rest
 
         await until(reached, lambda: f"{self.name} to be {status}; it is {seen}", patience)
         return seen

@@ -32,6 +32,7 @@ async def test_the_life_of_a_guest(host: Host) -> None:
         assert f"hostname=hubert ip= ip6= source=config-drive uuid={uuid}" in log
         await console(driver, uuid, f"{MARK} hubert")
         await _look(driver, uuid)
+        assert (await driver.boot_signs([uuid]))[uuid].booted
 
         await driver.pause(uuid)
         await driver.pause(uuid)
@@ -44,6 +45,8 @@ async def test_the_life_of_a_guest(host: Host) -> None:
         assert host.qemus() == []
         await driver.resume(plan)
         assert await _power(driver, uuid) == power_state.RUNNING
+        # This run's figures begin with nothing; that it has booted in the one before is known nevertheless.
+        assert (await driver.boot_signs([uuid, str(uuid4())]))[uuid].booted
 
         await driver.reboot(plan, "SOFT")
         await console(driver, uuid, READY, 2)
