@@ -1,5 +1,6 @@
 """What all kinds of things share: list, show, the policy of fields, tags, and the routes of all these."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ class Thing:
         return str(self.values["id"])
 
 
-class Collection:
+class Collection(ABC):
     """One kind of thing; a subclass says what is particular to it."""
 
     singular: ClassVar[str]
@@ -55,7 +56,7 @@ class Collection:
         # Building a statement costs more than running it: the one that every request needs is built once.
         self._by_id = self.select().where(self.attributes.table.c.id == sa.bindparam("id"))
 
-    # --- what a subclass brings ---
+    # --- what a subclass brings; to create, update and remove only what has such a route ---
 
     def select(self) -> sa.Select[Any]:
         """The rows that `things` needs."""
@@ -67,9 +68,9 @@ class Collection:
             return None  # policy decides about each
         return self.attributes.table.c.project_id == request.context.project_id
 
+    @abstractmethod
     def things(self, conn: sa.Connection, rows: Sequence[Any]) -> list[Thing]:
         """Turn rows into things."""
-        raise NotImplementedError
 
     async def create_now(self, request: Request) -> Any:
         """Create what the body asks for."""
@@ -81,6 +82,11 @@ class Collection:
 
     async def delete_now(self, request: Request, id: str) -> Any:
         """Delete one."""
+        await self.find_to(request, "delete", id)
+        await self.core.database.write(self.remove, id)
+
+    def remove(self, conn: sa.Connection, id: str) -> None:
+        """Delete one that nothing uses."""
         raise NotImplementedError
 
     # --- routes ---
@@ -179,10 +185,29 @@ class Collection:
         request.authorized = True
         return thing
 
+    async def find_to(
+        self, request: Request, action: str, id: str, load: Callable[..., Thing | None] | None = None
+    ) -> Thing:
+        """Load one that the request is to "update" or "delete", and honour `If-Match`."""
+        thing = await self.find(request, id, f"{action}_{self.singular}", load)
+        check_revision(request, thing)
+        return thing
+
     def load(self, conn: sa.Connection, id: str) -> Thing | None:
         """Load one, whoever asks."""
         row = conn.execute(self._by_id, {"id": id}).first()
         return None if row is None else self.things(conn, [row])[0]
+
+    def reload(self, conn: sa.Connection, id: str) -> Thing:
+        """Load one that this transaction has made or changed."""
+        thing = self.load(conn, id)
+        assert thing is not None
+        return thing
+
+    def reload_all(self, conn: sa.Connection, ids: Sequence[str]) -> list[Thing]:
+        """Load those that this transaction has made, in this order."""
+        rows = {row.id: row for row in conn.execute(self.select().where(self.attributes.table.c.id.in_(ids)))}
+        return self.things(conn, [rows[id] for id in ids])
 
     def view(self, request: Request, thing: Thing) -> dict[str, Any]:
         """Return what the caller may see of a thing."""

@@ -12,21 +12,20 @@ from micronova.neighbours.network.binding import CHANGED, concerns_server, event
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
-    check_revision,
     chunks,
     set_tags,
     standard,
     tags_of,
 )
-from micronova.neighbours.network.core import Changed, Core
+from micronova.neighbours.network.core import Core
 from micronova.neighbours.network.errors import conflict, invalid, not_found
 from micronova.neighbours.network.listing import Attributes
-from micronova.neighbours.network.networks import bump
 from micronova.neighbours.network.networks import target as network_target
 from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.port_rows import Made, Plan, heard_since, insert, learn, remove, surroundings
 from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.router_ports import service_port
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
 from micronova.neighbours.network.tables import (
     addresses,
     floatingips,
@@ -34,7 +33,6 @@ from micronova.neighbours.network.tables import (
     router_interfaces,
     routers,
     subnets,
-    tags,
 )
 from micronova.neighbours.network.wire import (
     Body,
@@ -66,14 +64,14 @@ class FloatingIPUpdate(Body, kw_only=True):
 class FloatingIPCreate(FloatingIPUpdate, kw_only=True):
     """What a new floating IP may be given."""
 
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
     floating_network_id: Identifier
     floating_ip_address: Text | None | Optional = UNSET
     subnet_id: Identifier | None | Optional = UNSET
     dns_name: Name | Optional = UNSET
     dns_domain: Name | Optional = UNSET
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
 
 
 class FloatingIPs(Collection):
@@ -82,14 +80,9 @@ class FloatingIPs(Collection):
     singular = "floatingip"
     plural = "floatingips"
     slug = "floatingips"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         floatingips,
-        {
-            **{name: floatingips.c[name] for name in ("id", "project_id", "description", "status", "port_id")},
-            **{name: floatingips.c[name] for name in ("floating_network_id", "floating_ip_address", "router_id")},
-            **{name: floatingips.c[name] for name in ("fixed_ip_address", "created_at", "updated_at")},
-            "revision_number": floatingips.c.revision,
-        },
+        *("status", "port_id", "floating_network_id", "floating_ip_address", "router_id", "fixed_ip_address"),
     )
     create_body = one_or_many("floatingip", "floatingips", FloatingIPCreate)
     update_body = one("floatingip", FloatingIPUpdate)
@@ -112,14 +105,8 @@ class FloatingIPs(Collection):
             target = {"project_id": project}
             request.authorize(target)
             self.check_fields(request, "create", {k: v for k, v in given.items() if v is not None}, target)
-            now = self.core.now()
             row = {
-                "id": self.core.new_id(),
-                "project_id": project,
-                "description": given.get("description", ""),
-                "created_at": now,
-                "updated_at": now,
-                "revision": 0,
+                **new_row(self.core, project, given),
                 "floating_network_id": given["floating_network_id"],
                 "port_id": None,
                 "fixed_ip_address": None,
@@ -176,16 +163,13 @@ class FloatingIPs(Collection):
             conn.execute(floatingips.insert(), row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
-            thing = self.load(conn, row["id"])
-            assert thing is not None
-            found.append(thing)
+            found.append(self.reload(conn, row["id"]))
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), news
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a floating IP: most of all, where it leads."""
-        thing = await self.find(request, id, "update_floatingip")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         any_port = request.allows("context_is_admin")
         changed = await self.core.change(self._change, id, thing.values["revision_number"], given, any_port)
@@ -194,9 +178,7 @@ class FloatingIPs(Collection):
     def _change(
         self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], any_port: bool
     ) -> tuple[Thing, list[Event]]:
-        row = conn.execute(sa.select(floatingips).where(floatingips.c.id == id).with_for_update()).mappings().first()
-        if row is None:
-            raise Changed
+        row = locked(conn, floatingips, id)._mapping
         values = {"description": given["description"]} if "description" in given else {}
         news: list[Event] = []
         if "port_id" in given or given.get("fixed_ip_address"):
@@ -209,26 +191,17 @@ class FloatingIPs(Collection):
             else:
                 values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
         bump(conn, floatingips, id, revision, self.core.now(), values)
-        thing = self.load(conn, id)
-        assert thing is not None
-        return thing, news
+        return self.reload(conn, id), news
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Give a floating IP back."""
-        thing = await self.find(request, id, "delete_floatingip")
-        check_revision(request, thing)
+        await self.find_to(request, "delete", id)
         await self.core.change(self._delete, id)
 
     def _delete(self, conn: sa.Connection, id: str) -> tuple[None, list[Event]]:
-        row = conn.execute(
-            floatingips.delete()
-            .where(floatingips.c.id == id)
-            .returning(floatingips.c.project_id, floatingips.c.port_id, floatingips.c.floating_port_id)
-        ).first()
-        if row is None:
-            raise Changed
+        row = locked(conn, floatingips, id)
+        erase(conn, floatingips, id)
         remove(conn, row.floating_port_id, self.core.now(), of_service=True)
-        conn.execute(tags.delete().where(tags.c.resource_id == id))
         give_back(conn, row.project_id, "floatingip")
         return None, _tell(self.core, _port(conn, row.port_id))
 

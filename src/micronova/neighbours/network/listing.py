@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from micronova.http.paging import next_link
 from micronova.neighbours.network.tables import tags
+from micronova.neighbours.network.wire import truth
 from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid
 
@@ -18,6 +19,7 @@ Filter = Callable[[Sequence[str]], Clause]
 _RESERVED = frozenset({"fields", "sort_key", "sort_dir", "limit", "marker", "page_reverse"})
 _TAG_FILTERS = frozenset({"tags", "tags-any", "not-tags", "not-tags-any"})
 _INTEGER = 2**31
+_STANDARD = ("id", "project_id", "description", "created_at", "updated_at")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,18 @@ class Attributes:
     table: sa.Table
     columns: Mapping[str, sa.Column[Any]]  # by name on the wire
     special: Mapping[str, Filter] = field(default_factory=dict)
+
+    @classmethod
+    def standard(
+        cls,
+        table: sa.Table,
+        *names: str,
+        renamed: Mapping[str, sa.Column[Any]] | None = None,
+        special: Mapping[str, Filter] | None = None,
+    ) -> "Attributes":
+        """What (nearly) everything has, columns by their own names, and those that the wire names otherwise."""
+        columns = {name: table.c[name] for name in (*_STANDARD, *names)}
+        return cls(table, {**columns, "revision_number": table.c.revision, **(renamed or {})}, special or {})
 
     def clause(self, name: str, values: Sequence[str]) -> Clause:
         """Return the condition that one filter means."""
@@ -39,6 +53,16 @@ class Attributes:
         if name not in self.columns:
             raise Invalid(f"['{name[:64]}'] is invalid attribute for filtering")
         return matches(self.columns[name], name, values)
+
+
+def flag(clause: Clause) -> Filter:
+    """A filter that is true or false: the rows of which the clause holds, or the others."""
+    return lambda values: clause if any(truth(value) for value in values) else sa.not_(clause)
+
+
+def only_empty(values: Sequence[str]) -> Clause:
+    """A filter on what nothing has here."""
+    return sa.true() if "" in values else sa.false()
 
 
 def matches(column: sa.Column[Any], name: str, values: Sequence[str]) -> Clause:

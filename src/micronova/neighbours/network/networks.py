@@ -7,12 +7,13 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta
 
 from micronova.http.request import Request
-from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
+from micronova.neighbours.network.collection import Collection, Thing, set_tags, standard, tags_of
 from micronova.neighbours.network.core import Changed, Settings, insert_unless_there
 from micronova.neighbours.network.errors import conflict, invalid
 from micronova.neighbours.network.listing import Attributes, Clause
 from micronova.neighbours.network.qos_use import check_use, default_policy
 from micronova.neighbours.network.quotas import charge_all, give_back_all
+from micronova.neighbours.network.rows import bump, locked, new_row
 from micronova.neighbours.network.tables import (
     addresses,
     floatingips,
@@ -109,22 +110,17 @@ class Networks(Collection):
     singular = "network"
     plural = "networks"
     slug = "networks"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         networks,
-        {
-            **{name: networks.c[name] for name in ("id", "project_id", "name", "description", "status", "mtu")},
-            **{name: networks.c[name] for name in ("admin_state_up", "shared", "is_default", "dns_domain")},
-            "port_security_enabled": networks.c.port_security_enabled,
-            "qos_policy_id": networks.c.qos_policy_id,
+        *("name", "status", "mtu", "admin_state_up", "shared", "is_default", "dns_domain"),
+        *("port_security_enabled", "qos_policy_id"),
+        renamed={
             "router:external": networks.c.external,
             "provider:network_type": networks.c.network_type,
             "provider:physical_network": networks.c.physical_network,
             "provider:segmentation_id": networks.c.segmentation_id,
-            "created_at": networks.c.created_at,
-            "updated_at": networks.c.updated_at,
-            "revision_number": networks.c.revision,
         },
-        {
+        special={
             "subnets": lambda values: networks.c.id.in_(
                 sa.select(subnets.c.network_id).where(subnets.c.id.in_(values))
             ),
@@ -173,17 +169,11 @@ class Networks(Collection):
 
     def row(self, project: str, given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the row and the tags of a new network."""
-        now = self.core.now()
         settings = self.core.settings
         kind, wire, segment = _segment(given, settings)
         row = {
-            "id": self.core.new_id(),
-            "project_id": project,
+            **new_row(self.core, project, given, revision=1),
             "name": given.get("name", ""),
-            "description": given.get("description", ""),
-            "created_at": now,
-            "updated_at": now,
-            "revision": 1,
             "admin_state_up": given.get("admin_state_up", True),
             "status": "ACTIVE",
             "shared": given.get("shared", False),
@@ -212,16 +202,11 @@ class Networks(Collection):
             if tagged:
                 set_tags(conn, row["id"], tagged)
         charge_all(conn, (row["project_id"] for row, _ in wanted), "network", self.core.settings.quotas)
-        return self._load_all(conn, [row["id"] for row, _ in wanted])
-
-    def _load_all(self, conn: sa.Connection, ids: list[str]) -> list[Thing]:
-        rows = {row.id: row for row in conn.execute(self.select().where(networks.c.id.in_(ids)))}
-        return self.things(conn, [rows[id] for id in ids])
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a network."""
-        thing = await self.find(request, id, "update_network")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, _FLAGS, ("mtu",))
         self.check_fields(request, "update", given, thing.target)
@@ -247,20 +232,12 @@ class Networks(Collection):
         if values.get("is_default"):
             _only_default(conn, id, values.get("external", row.external))
         bump(conn, networks, id, revision, now, values)
-        return self._load_all(conn, [id])[0]
-
-    async def delete_now(self, request: Request, id: str) -> None:
-        """Delete a network and its subnets, unless a port uses them."""
-        thing = await self.find(request, id, "delete_network")
-        check_revision(request, thing)
-        await self.core.database.write(self.remove, id)
+        return self.reload(conn, id)
 
     def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a network with its subnets, unless a port uses it."""
         # The lock keeps new ports and subnets out until we have decided.
-        row = conn.execute(sa.select(networks).where(networks.c.id == id).with_for_update()).first()
-        if row is None:
-            raise Changed
+        row = locked(conn, networks, id)
         # A floating IP that leads nowhere goes with its network; its port is found below.
         f = floatingips.c
         idle = conn.execute(
@@ -316,19 +293,6 @@ def _values(row: Any, below: list[str], tagged: dict[str, list[str]]) -> dict[st
         "provider:physical_network": row.physical_network or None,
         "provider:segmentation_id": row.segmentation_id or None,
     }
-
-
-def bump(
-    conn: sa.Connection, table: sa.Table, id: str, revision: int, now: int, values: dict[str, Any]
-) -> None:
-    """Write changes to a row that is still at the revision that was read."""
-    done = conn.execute(
-        table.update()
-        .where(table.c.id == id, table.c.revision == revision)
-        .values(**values, revision=revision + 1, updated_at=now)
-    )
-    if done.rowcount != 1:
-        raise Changed
 
 
 def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int | None]:

@@ -10,7 +10,6 @@ from micronova.neighbours.network.binding import bound, news_of, status_of
 from micronova.neighbours.network.collection import chunks
 from micronova.neighbours.network.core import Changed, Core
 from micronova.neighbours.network.errors import conflict
-from micronova.neighbours.network.networks import bump
 from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.port_input import checked_values
 from micronova.neighbours.network.port_rows import (
@@ -24,6 +23,7 @@ from micronova.neighbours.network.port_rows import (
     take_all,
 )
 from micronova.neighbours.network.quotas import charge_all
+from micronova.neighbours.network.rows import bump
 from micronova.neighbours.network.slaac import follow_mac
 from micronova.neighbours.network.tables import addresses, port_security_groups, ports
 

@@ -10,6 +10,7 @@ from micronova.neighbours.network.addresses import Range, Wish, ranges_of, take
 from micronova.neighbours.network.core import Changed, Core, insert_unless_there
 from micronova.neighbours.network.errors import conflict
 from micronova.neighbours.network.quotas import give_back
+from micronova.neighbours.network.rows import new_row
 from micronova.neighbours.network.security_groups import default_groups
 from micronova.neighbours.network.tables import (
     agents,
@@ -105,15 +106,9 @@ def heard_since(core: Core) -> int:
 
 def blank(core: Core, project_id: str, network_id: str) -> dict[str, Any]:
     """Return the row of a port about which nothing is known yet."""
-    now = core.now()
     return {
-        "id": core.new_id(),
-        "project_id": project_id,
+        **new_row(core, project_id, {}, revision=1),
         "name": "",
-        "description": "",
-        "created_at": now,
-        "updated_at": now,
-        "revision": 1,
         "network_id": network_id,
         "mac_address": "",
         "admin_state_up": True,

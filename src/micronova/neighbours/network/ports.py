@@ -13,7 +13,6 @@ from micronova.neighbours.network.binding import bound, status_of
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
-    check_revision,
     standard,
     tags_of,
 )
@@ -109,10 +108,10 @@ class PortUpdate(Body, kw_only=True, rename=_RENAME):
 class PortCreate(PortUpdate, kw_only=True, rename=_RENAME):
     """What a new port may be given."""
 
-    network_id: Identifier
     project_id: Project | Optional = UNSET
     tenant_id: Project | Optional = UNSET
     tags: Tags | Optional = UNSET
+    network_id: Identifier
     propagate_uplink_status: Flag | Optional = UNSET
 
 
@@ -122,21 +121,16 @@ class Ports(Collection):
     singular = "port"
     plural = "ports"
     slug = "ports"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         ports,
-        {
-            **{name: ports.c[name] for name in ("id", "project_id", "name", "description", "network_id")},
-            **{name: ports.c[name] for name in ("mac_address", "admin_state_up", "status", "device_id")},
-            **{name: ports.c[name] for name in ("device_owner", "port_security_enabled", "dns_name", "dns_domain")},
-            "qos_policy_id": ports.c.qos_policy_id,
+        *("name", "network_id", "mac_address", "admin_state_up", "status", "device_id", "device_owner"),
+        *("port_security_enabled", "dns_name", "dns_domain", "qos_policy_id"),
+        renamed={
             "binding:host_id": ports.c.host,
             "binding:vif_type": ports.c.vif_type,
             "binding:vnic_type": ports.c.vnic_type,
-            "created_at": ports.c.created_at,
-            "updated_at": ports.c.updated_at,
-            "revision_number": ports.c.revision,
         },
-        FILTERS,
+        special=FILTERS,
     )
     create_body = one_or_many("port", "ports", PortCreate)
     update_body = one("port", PortUpdate)
@@ -264,8 +258,7 @@ class Ports(Collection):
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a port; naming a host binds it."""
-        thing = await self.find(request, id, "update_port")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, _FLAGS)
         old = thing.values
@@ -297,8 +290,7 @@ class Ports(Collection):
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Delete a port that neither a router nor a floating IP lives on."""
-        thing = await self.find(request, id, "delete_port", self._bare)
-        check_revision(request, thing)
+        await self.find_to(request, "delete", id, self._bare)
         await self.core.change(delete, self.core, id)
 
 

@@ -11,18 +11,17 @@ from micronova.http.request import Request
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
-    check_revision,
     chunks,
     set_tags,
     standard,
     tags_of,
 )
-from micronova.neighbours.network.core import Changed, insert_unless_there
+from micronova.neighbours.network.core import insert_unless_there
 from micronova.neighbours.network.errors import conflict
-from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.listing import Attributes, Clause, flag
 from micronova.neighbours.network.qos_use import default_policy, target
-from micronova.neighbours.network.tables import bandwidth_limit_rules, networks, ports, qos_policies, tags
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
+from micronova.neighbours.network.tables import bandwidth_limit_rules, networks, ports, qos_policies
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -63,20 +62,8 @@ class Policies(Collection):
     singular = "policy"
     plural = "policies"
     slug = "qos/policies"
-    attributes = Attributes(
-        qos_policies,
-        {
-            **{name: qos_policies.c[name] for name in ("id", "project_id", "name", "description", "shared")},
-            **{name: qos_policies.c[name] for name in ("created_at", "updated_at")},
-            "revision_number": qos_policies.c.revision,
-        },
-        {
-            "is_default": lambda values: (
-                qos_policies.c.default_of.is_not(None)
-                if any(v.lower() in ("true", "1") for v in values)
-                else qos_policies.c.default_of.is_(None)
-            )
-        },
+    attributes = Attributes.standard(
+        qos_policies, "name", "shared", special={"is_default": flag(qos_policies.c.default_of.is_not(None))}
     )
     create_body = one_or_many("policy", "policies", PolicyCreate)
     update_body = one("policy", PolicyUpdate)
@@ -114,15 +101,9 @@ class Policies(Collection):
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
     def _row(self, project: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        now = self.core.now()
         return {
-            "id": self.core.new_id(),
-            "project_id": project,
+            **new_row(self.core, project, given),
             "name": given.get("name", ""),
-            "description": given.get("description", ""),
-            "created_at": now,
-            "updated_at": now,
-            "revision": 0,
             "shared": given.get("shared", False),
             "default_of": project if given.get("is_default") else None,
         }
@@ -133,14 +114,11 @@ class Policies(Collection):
                 raise _default_exists(row["project_id"])
             if tagged:
                 set_tags(conn, row["id"], tagged)
-        ids = [row["id"] for row, _ in wanted]
-        rows = {row.id: row for row in conn.execute(self.select().where(qos_policies.c.id.in_(ids)))}
-        return self.things(conn, [rows[id] for id in ids])
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a policy."""
-        thing = await self.find(request, id, "update_policy")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, _FLAGS)
         changed = await self.core.database.write(self._change, thing, given, self.core.now())
@@ -156,15 +134,13 @@ class Policies(Collection):
         if thing.values["shared"] and given.get("shared") is False:
             _check_unused(conn, thing.id, project)
         bump(conn, qos_policies, thing.id, thing.values["revision_number"], now, values)
-        changed = self.load(conn, thing.id)
-        assert changed is not None
-        return changed
+        return self.reload(conn, thing.id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a policy that nothing uses."""
-        thing = await self.find(request, id, "delete_policy")
-        check_revision(request, thing)
-        await self.core.database.write(_delete, id)
+        locked(conn, qos_policies, id)
+        _check_unused(conn, id)
+        erase(conn, qos_policies, id)  # its rules go with it
 
 
 def rule_values(row: Any) -> dict[str, Any]:
@@ -199,12 +175,3 @@ def _check_unused(conn: sa.Connection, id: str, except_by: str | None = None) ->
         found = conn.execute(used.limit(1)).scalar()
         if found is not None:
             raise conflict(f"QoS Policy {id} is used by {kind} {found}.", "QosPolicyInUse")
-
-
-def _delete(conn: sa.Connection, id: str) -> None:
-    row = conn.execute(sa.select(qos_policies.c.id).where(qos_policies.c.id == id).with_for_update()).first()
-    if row is None:
-        raise Changed
-    _check_unused(conn, id)
-    conn.execute(qos_policies.delete().where(qos_policies.c.id == id))  # its rules go with it
-    conn.execute(tags.delete().where(tags.c.resource_id == id))

@@ -12,15 +12,13 @@ from micronova.neighbours.network.addresses import addresses_of
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
-    check_revision,
     set_tags,
     standard,
     tags_of,
 )
-from micronova.neighbours.network.core import Changed, again
+from micronova.neighbours.network.core import again
 from micronova.neighbours.network.errors import conflict, invalid
-from micronova.neighbours.network.listing import Attributes
-from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.listing import Attributes, flag, only_empty
 from micronova.neighbours.network.port_rows import learn
 from micronova.neighbours.network.quotas import charge_all, give_back
 from micronova.neighbours.network.router_ports import (
@@ -32,7 +30,8 @@ from micronova.neighbours.network.router_ports import (
     plan_interface,
     set_gateway,
 )
-from micronova.neighbours.network.tables import router_interfaces, routers, tags, topologies
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
+from micronova.neighbours.network.tables import router_interfaces, routers, topologies
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -46,7 +45,6 @@ from micronova.neighbours.network.wire import (
     one_or_many,
     owner,
     refuse_nul,
-    truth,
 )
 
 Text = Annotated[str, Meta(max_length=64)]
@@ -119,18 +117,10 @@ class Routers(Collection):
     singular = "router"
     plural = "routers"
     slug = "routers"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         routers,
-        {
-            **{name: routers.c[name] for name in ("id", "project_id", "name", "description", "status")},
-            **{name: routers.c[name] for name in ("admin_state_up", "created_at", "updated_at")},
-            "revision_number": routers.c.revision,
-        },
-        {
-            "distributed": lambda values: sa.false() if any(truth(v) for v in values) else sa.true(),
-            "ha": lambda values: sa.false() if any(truth(v) for v in values) else sa.true(),
-            "flavor_id": lambda values: sa.true() if "" in values else sa.false(),
-        },
+        *("name", "status", "admin_state_up"),
+        special={"distributed": flag(sa.false()), "ha": flag(sa.false()), "flavor_id": only_empty},
     )
     create_body = one_or_many("router", "routers", RouterCreate)
     update_body = one("router", RouterUpdate)
@@ -182,15 +172,9 @@ class Routers(Collection):
 
     def row(self, project: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the row of a new router, without its gateway."""
-        now = self.core.now()
         return {
-            "id": self.core.new_id(),
-            "project_id": project,
+            **new_row(self.core, project, given, revision=1),
             "name": given.get("name", ""),
-            "description": given.get("description", ""),
-            "created_at": now,
-            "updated_at": now,
-            "revision": 1,
             "admin_state_up": given.get("admin_state_up", True),
             "status": "ACTIVE",
             "external_network_id": None,
@@ -212,16 +196,13 @@ class Routers(Collection):
                 conn.execute(routers.update().where(routers.c.id == row["id"]).values(routes=checked))
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
-            thing = self.load(conn, row["id"])
-            assert thing is not None
-            found.append(thing)
+            found.append(self.reload(conn, row["id"]))
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a router, its gateway among the rest."""
-        thing = await self.find(request, id, "update_router")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, ("admin_state_up", "distributed", "ha"))
         _settle_gateway(given)
@@ -254,27 +235,16 @@ class Routers(Collection):
         if "routes" in given:
             checked = check_routes(conn, id, given["routes"] or [])
             conn.execute(routers.update().where(routers.c.id == id).values(routes=checked))
-        thing = self.load(conn, id)
-        assert thing is not None
-        return thing
-
-    async def delete_now(self, request: Request, id: str) -> None:
-        """Delete a router that joins nothing any more."""
-        thing = await self.find(request, id, "delete_router")
-        check_revision(request, thing)
-        await self.core.database.write(self.remove, id)
+        return self.reload(conn, id)
 
     def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a router, unless it still joins something."""
-        row = conn.execute(sa.select(routers).where(routers.c.id == id).with_for_update()).first()
-        if row is None:
-            raise Changed
+        row = locked(conn, routers, id)
         if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.router_id == id)).first():
             raise conflict(f"Router {id} still has ports", "RouterInUse")
         clear_gateway(conn, self.core, row)
         conn.execute(topologies.update().where(topologies.c.router_id == id).values(router_id=None))
-        conn.execute(routers.delete().where(routers.c.id == id))
-        conn.execute(tags.delete().where(tags.c.resource_id == id))
+        erase(conn, routers, id)
         give_back(conn, row.project_id, "router")
 
     # --- interfaces and routes ---

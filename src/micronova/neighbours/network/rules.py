@@ -9,11 +9,12 @@ from msgspec import UNSET, Meta
 
 from micronova.http.paging import iso
 from micronova.http.request import Request
-from micronova.neighbours.network.collection import Collection, Thing, check_revision, tags_of
+from micronova.neighbours.network.collection import Collection, Thing, tags_of
 from micronova.neighbours.network.core import Changed, insert_unless_there
 from micronova.neighbours.network.errors import conflict, invalid, not_found
-from micronova.neighbours.network.listing import Attributes, Clause
+from micronova.neighbours.network.listing import Attributes, Clause, flag, only_empty
 from micronova.neighbours.network.quotas import charge_all, give_back
+from micronova.neighbours.network.rows import new_row
 from micronova.neighbours.network.tables import security_group_rules, security_groups
 from micronova.neighbours.network.wire import (
     Body,
@@ -82,23 +83,13 @@ class Rules(Collection):
     singular = "security_group_rule"
     plural = "security_group_rules"
     slug = "security-group-rules"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         security_group_rules,
-        {
-            **{name: security_group_rules.c[name] for name in ("id", "project_id", "description", "direction")},
-            **{name: security_group_rules.c[name] for name in ("security_group_id", "ethertype", "protocol")},
-            **{name: security_group_rules.c[name] for name in ("port_range_min", "port_range_max")},
-            **{name: security_group_rules.c[name] for name in ("remote_ip_prefix", "remote_group_id")},
-            **{name: security_group_rules.c[name] for name in ("created_at", "updated_at")},
-            "revision_number": security_group_rules.c.revision,
-        },
-        {
-            "remote_address_group_id": lambda values: sa.true() if "" in values else sa.false(),
-            "belongs_to_default_sg": lambda values: (
-                security_groups.c.default_of.is_not(None)
-                if any(v.lower() in ("true", "1") for v in values)
-                else security_groups.c.default_of.is_(None)
-            ),
+        *("direction", "security_group_id", "ethertype", "protocol", "port_range_min", "port_range_max"),
+        *("remote_ip_prefix", "remote_group_id"),
+        special={
+            "remote_address_group_id": only_empty,
+            "belongs_to_default_sg": flag(security_groups.c.default_of.is_not(None)),
         },
     )
     create_body = one_or_many("security_group_rule", "security_group_rules", RuleCreate)
@@ -152,15 +143,9 @@ class Rules(Collection):
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
     def _row(self, project: str, given: dict[str, Any]) -> dict[str, Any]:
-        now = self.core.now()
         convert(given, numbers=("port_range_min", "port_range_max"))
         row = {
-            "id": self.core.new_id(),
-            "project_id": project,
-            "description": given.get("description") or "",
-            "created_at": now,
-            "updated_at": now,
-            "revision": 0,
+            **new_row(self.core, project, given),
             "security_group_id": given["security_group_id"],
             "direction": given["direction"],
             **checked(given),
@@ -183,14 +168,11 @@ class Rules(Collection):
         for group in sorted({row["security_group_id"] for row in wanted}):
             touch_group(conn, group, wanted[0]["created_at"])
         charge_all(conn, (row["project_id"] for row in wanted), "security_group_rule", self.core.settings.quotas)
-        ids = [row["id"] for row in wanted]
-        rows = {row.id: row for row in conn.execute(self.select().where(security_group_rules.c.id.in_(ids)))}
-        return self.things(conn, [rows[id] for id in ids])
+        return self.reload_all(conn, [row["id"] for row in wanted])
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Delete a rule."""
-        thing = await self.find(request, id, "delete_security_group_rule")
-        check_revision(request, thing)
+        await self.find_to(request, "delete", id)
         await self.core.database.write(_delete, id, self.core.now())
 
 

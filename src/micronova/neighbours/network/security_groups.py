@@ -11,7 +11,6 @@ from micronova.http.request import Request
 from micronova.neighbours.network.collection import (
     Collection,
     Thing,
-    check_revision,
     chunks,
     set_tags,
     standard,
@@ -19,11 +18,11 @@ from micronova.neighbours.network.collection import (
 )
 from micronova.neighbours.network.core import Changed, Core, again, insert_unless_there
 from micronova.neighbours.network.errors import conflict
-from micronova.neighbours.network.listing import Attributes
-from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.listing import Attributes, flag
 from micronova.neighbours.network.quotas import add, charge, give_back_all
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
 from micronova.neighbours.network.rules import fingerprint, rule_values
-from micronova.neighbours.network.tables import port_security_groups, security_group_rules, security_groups, tags
+from micronova.neighbours.network.tables import port_security_groups, security_group_rules, security_groups
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -61,21 +60,11 @@ class SecurityGroups(Collection):
     singular = "security_group"
     plural = "security_groups"
     slug = "security-groups"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         security_groups,
-        {
-            **{name: security_groups.c[name] for name in ("id", "project_id", "name", "description", "stateful")},
-            **{name: security_groups.c[name] for name in ("created_at", "updated_at")},
-            "revision_number": security_groups.c.revision,
-        },
-        {
-            "shared": lambda values: sa.false() if any(v.lower() in ("true", "1") for v in values) else sa.true(),
-            "is_default": lambda values: (
-                security_groups.c.default_of.is_not(None)
-                if any(v.lower() in ("true", "1") for v in values)
-                else security_groups.c.default_of.is_(None)
-            ),
-        },
+        "name",
+        "stateful",
+        special={"shared": flag(sa.false()), "is_default": flag(security_groups.c.default_of.is_not(None))},
     )
     create_body = one_or_many("security_group", "security_groups", SecurityGroupCreate)
     update_body = one("security_group", SecurityGroupUpdate)
@@ -134,14 +123,11 @@ class SecurityGroups(Collection):
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
             charge(conn, project, "security_group", self.core.settings.quotas, count)
             charge(conn, project, "security_group_rule", self.core.settings.quotas, 2 * count)
-        ids = [row["id"] for row, _ in wanted]
-        rows = {row.id: row for row in conn.execute(self.select().where(security_groups.c.id.in_(ids)))}
-        return self.things(conn, [rows[id] for id in ids])
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a security group."""
-        thing = await self.find(request, id, "update_security_group")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, ("stateful",))
         old = thing.values
@@ -161,14 +147,11 @@ class SecurityGroups(Collection):
             if stateful != given["stateful"] and _is_used(conn, id):
                 raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
         bump(conn, security_groups, id, revision, now, given)
-        thing = self.load(conn, id)
-        assert thing is not None
-        return thing
+        return self.reload(conn, id)
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Delete a security group that no port has; only admins may delete a default one."""
-        thing = await self.find(request, id, "delete_security_group")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "delete", id)
         if thing.values["name"] == "default" and not request.allows("context_is_admin"):
             raise conflict(
                 "Insufficient rights for removing default security group.", "SecurityGroupCannotRemoveDefault"
@@ -228,15 +211,9 @@ def _insert_default(conn: sa.Connection, row: dict[str, Any], rules: list[dict[s
 
 def group_row(core: Core, project: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a new group."""
-    now = core.now()
     return {
-        "id": core.new_id(),
-        "project_id": project,
+        **new_row(core, project, given, revision=1),
         "name": given.get("name", ""),
-        "description": given.get("description", ""),
-        "created_at": now,
-        "updated_at": now,
-        "revision": 1,
         "stateful": given.get("stateful", True),
         "default_of": None,
     }
@@ -272,9 +249,7 @@ def _is_used(conn: sa.Connection, id: str) -> bool:
 
 
 def _delete(conn: sa.Connection, id: str) -> None:
-    row = conn.execute(sa.select(security_groups).where(security_groups.c.id == id).with_for_update()).first()
-    if row is None:
-        raise Changed
+    row = locked(conn, security_groups, id)
     if _is_used(conn, id):
         raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
     r = security_group_rules.c
@@ -284,6 +259,5 @@ def _delete(conn: sa.Connection, id: str) -> None:
         .returning(r.project_id)
     ).scalars()
     freed = [(row.project_id, "security_group"), *((project, "security_group_rule") for project in gone)]
-    conn.execute(security_groups.delete().where(security_groups.c.id == id))
-    conn.execute(tags.delete().where(tags.c.resource_id == id))
+    erase(conn, security_groups, id)
     give_back_all(conn, freed)

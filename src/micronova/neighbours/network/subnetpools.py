@@ -9,13 +9,12 @@ from msgspec import UNSET, Meta
 
 from micronova.http.request import Request
 from micronova.neighbours.network.cidrs import Network, free_prefix
-from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
-from micronova.neighbours.network.core import Changed
+from micronova.neighbours.network.collection import Collection, Thing, set_tags, standard, tags_of
 from micronova.neighbours.network.errors import invalid, not_found
-from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.networks import bump
+from micronova.neighbours.network.listing import Attributes, Clause, only_empty
 from micronova.neighbours.network.quotas import charge_all, give_back
-from micronova.neighbours.network.tables import subnetpools, subnets, tags
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
+from micronova.neighbours.network.tables import subnetpools, subnets
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -64,15 +63,10 @@ class SubnetPools(Collection):
     singular = "subnetpool"
     plural = "subnetpools"
     slug = "subnetpools"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         subnetpools,
-        {
-            **{name: subnetpools.c[name] for name in ("id", "project_id", "name", "description", "ip_version")},
-            **{name: subnetpools.c[name] for name in ("shared", "is_default", "created_at", "updated_at")},
-            **{name: subnetpools.c[name] for name in _NUMBERS},
-            "revision_number": subnetpools.c.revision,
-        },
-        {"address_scope_id": lambda values: sa.true() if "" in values else sa.false()},
+        *("name", "ip_version", "shared", "is_default", *_NUMBERS),
+        special={"address_scope_id": only_empty},
     )
     create_body = one_or_many("subnetpool", "subnetpools", SubnetPoolCreate)
     update_body = one("subnetpool", SubnetPoolUpdate)
@@ -100,15 +94,9 @@ class SubnetPools(Collection):
             self.check_fields(request, "create", given, target)
             if not given.get("name"):
                 raise invalid("Invalid input for name: a subnet pool needs a name.", "HTTPBadRequest")
-            now = self.core.now()
             row = {
-                "id": self.core.new_id(),
-                "project_id": project,
+                **new_row(self.core, project, given),
                 "name": given["name"],
-                "description": given.get("description", ""),
-                "created_at": now,
-                "updated_at": now,
-                "revision": 0,
                 "shared": given.get("shared", False),
                 "is_default": given.get("is_default", False),
                 "default_quota": given.get("default_quota"),
@@ -118,21 +106,18 @@ class SubnetPools(Collection):
         return self.answer(request, await self.core.database.write(self._insert, wanted))
 
     def _insert(self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], list[str]]]) -> list[Thing]:
-        made = []
         for row, tagged in wanted:
             if row["is_default"]:
                 _check_only_default(conn, row["ip_version"], row["id"])
             conn.execute(subnetpools.insert(), row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
-            made.append(self.load(conn, row["id"]))
         charge_all(conn, (row["project_id"] for row, _ in wanted), "subnetpool", self.core.settings.quotas)
-        return [thing for thing in made if thing is not None]
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a subnet pool; prefixes can only be added."""
-        thing = await self.find(request, id, "update_subnetpool")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, ("is_default",), _NUMBERS)
         self.check_fields(request, "update", given, thing.target)
@@ -157,15 +142,17 @@ class SubnetPools(Collection):
         if values.get("is_default"):
             _check_only_default(conn, values["ip_version"], id)
         bump(conn, subnetpools, id, revision, now, values)
-        thing = self.load(conn, id)
-        assert thing is not None
-        return thing
+        return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a subnet pool that no subnet has a range of."""
-        thing = await self.find(request, id, "delete_subnetpool")
-        check_revision(request, thing)
-        await self.core.database.write(_delete, id)
+        row = locked(conn, subnetpools, id)
+        if conn.execute(sa.select(subnets.c.id).where(subnets.c.subnetpool_id == id).limit(1)).first() is not None:
+            raise invalid(
+                "Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError"
+            )
+        erase(conn, subnetpools, id)
+        give_back(conn, row.project_id, "subnetpool")
 
 
 def take_prefix(
@@ -270,14 +257,3 @@ def _check_only_default(conn: sa.Connection, version: int, id: str) -> None:
     found = conn.execute(other).scalar()
     if found:
         raise invalid(f"A default subnetpool for this IP family has already been set: {found}.")
-
-
-def _delete(conn: sa.Connection, id: str) -> None:
-    row = conn.execute(sa.select(subnetpools).where(subnetpools.c.id == id).with_for_update()).first()
-    if row is None:
-        raise Changed
-    if conn.execute(sa.select(subnets.c.id).where(subnets.c.subnetpool_id == id).limit(1)).first() is not None:
-        raise invalid("Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError")
-    conn.execute(subnetpools.delete().where(subnetpools.c.id == id))
-    conn.execute(tags.delete().where(tags.c.resource_id == id))
-    give_back(conn, row.project_id, "subnetpool")

@@ -17,17 +17,18 @@ from micronova.neighbours.network.cidrs import (
     default_gateway,
     default_pools,
 )
-from micronova.neighbours.network.collection import Collection, Thing, check_revision, set_tags, standard, tags_of
+from micronova.neighbours.network.collection import Collection, Thing, set_tags, standard, tags_of
 from micronova.neighbours.network.core import Changed, Core
 from micronova.neighbours.network.errors import conflict, invalid, not_found
-from micronova.neighbours.network.listing import Attributes, Clause
-from micronova.neighbours.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, bump, on_network
+from micronova.neighbours.network.listing import Attributes, Clause, only_empty
+from micronova.neighbours.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, on_network
 from micronova.neighbours.network.networks import target as network_target
 from micronova.neighbours.network.notifier import Event
 from micronova.neighbours.network.quotas import charge_all, give_back
+from micronova.neighbours.network.rows import bump, erase, locked, new_row
 from micronova.neighbours.network.slaac import give_to_ports, take_from_ports
 from micronova.neighbours.network.subnetpools import take_prefix
-from micronova.neighbours.network.tables import addresses, networks, ports, router_interfaces, subnets, tags
+from micronova.neighbours.network.tables import addresses, networks, ports, router_interfaces, subnets
 from micronova.neighbours.network.wire import (
     Body,
     Flag,
@@ -43,6 +44,7 @@ from micronova.neighbours.network.wire import (
     one,
     one_or_many,
     owner,
+    truth,
 )
 
 Text = Annotated[str, Meta(max_length=64)]
@@ -101,18 +103,14 @@ class Subnets(Collection):
     singular = "subnet"
     plural = "subnets"
     slug = "subnets"
-    attributes = Attributes(
+    attributes = Attributes.standard(
         subnets,
-        {
-            **{name: subnets.c[name] for name in ("id", "project_id", "name", "description", "network_id", "cidr")},
-            **{name: subnets.c[name] for name in ("ip_version", "gateway_ip", "enable_dhcp", "subnetpool_id")},
-            **{name: subnets.c[name] for name in ("ipv6_ra_mode", "ipv6_address_mode", "created_at", "updated_at")},
-            "revision_number": subnets.c.revision,
-        },
-        {
-            "shared": lambda values: networks.c.shared.in_([v.lower() in ("true", "1") for v in values]),
-            "router:external": lambda values: networks.c.external.in_([v.lower() in ("true", "1") for v in values]),
-            "segment_id": lambda values: sa.true() if "" in values else sa.false(),
+        *("name", "network_id", "cidr", "ip_version", "gateway_ip", "enable_dhcp", "subnetpool_id"),
+        *("ipv6_ra_mode", "ipv6_address_mode"),
+        special={
+            "shared": lambda values: networks.c.shared.in_([truth(value) for value in values]),
+            "router:external": lambda values: networks.c.external.in_([truth(value) for value in values]),
+            "segment_id": only_empty,
         },
     )
     create_body = one_or_many("subnet", "subnets", SubnetCreate)
@@ -164,20 +162,14 @@ class Subnets(Collection):
 
     def row(self, project: str, given: dict[str, Any]) -> dict[str, Any]:
         """Return the row, except for what depends on the range if that comes from a pool."""
-        now = self.core.now()
         version = given.get("ip_version")
         if version is None:
             version = ip_network(given["cidr"], "cidr").version if given.get("cidr") else 4
         if version not in (4, 6):
             raise invalid(f"Invalid input for ip_version: {version} is not 4 or 6.", "HTTPBadRequest")
         row = {
-            "id": self.core.new_id(),
-            "project_id": project,
+            **new_row(self.core, project, given),
             "name": given.get("name", ""),
-            "description": given.get("description", ""),
-            "created_at": now,
-            "updated_at": now,
-            "revision": 0,
             "network_id": given["network_id"],
             "subnetpool_id": None,
             "ip_version": version,
@@ -205,7 +197,6 @@ class Subnets(Collection):
         self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], dict[str, Any]]], caller: str, may_all: bool
     ) -> list[Thing]:
         """Make subnets."""
-        made = []
         for row, given in wanted:
             # Whoever adds a subnet to this network waits here, so that the check for overlap holds.
             lock = sa.select(networks.c.id).where(networks.c.id == row["network_id"])
@@ -220,10 +211,8 @@ class Subnets(Collection):
             conn.execute(subnets.insert(), row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
-            made.append(row["id"])
         charge_all(conn, (row["project_id"] for row, _ in wanted), "subnet", self.core.settings.quotas)
-        rows = {row.id: row for row in conn.execute(self.select().where(subnets.c.id.in_(made)))}
-        return self.things(conn, [rows[id] for id in made])
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     def _insert_and_tell(
         self, conn: sa.Connection, wanted: list[tuple[dict[str, Any], dict[str, Any]]], caller: str, may_all: bool
@@ -235,8 +224,7 @@ class Subnets(Collection):
 
     async def update_now(self, request: Request, id: str) -> Any:
         """Change a subnet."""
-        thing = await self.find(request, id, "update_subnet")
-        check_revision(request, thing)
+        thing = await self.find_to(request, "update", id)
         [given] = self.given(request)
         convert(given, _FLAGS)
         self.check_fields(request, "update", given, thing.target)
@@ -270,14 +258,11 @@ class Subnets(Collection):
             _check_modes({**row._mapping, "enable_dhcp": False})
         values = {k: v for k, v in values.items() if v is not None or k == "gateway_ip"}
         bump(conn, subnets, id, revision, now, values)
-        thing = self.load(conn, id)
-        assert thing is not None
-        return thing
+        return self.reload(conn, id)
 
     async def delete_now(self, request: Request, id: str) -> None:
         """Delete a subnet, unless a port has an address of it."""
-        thing = await self.find(request, id, "delete_subnet")
-        check_revision(request, thing)
+        await self.find_to(request, "delete", id)
         await self.core.change(_delete, self.core, id)
 
 
@@ -391,9 +376,7 @@ def _check_gateway_unused(conn: sa.Connection, row: Any) -> None:
 
 
 def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
-    row = conn.execute(sa.select(subnets).where(subnets.c.id == id).with_for_update()).first()
-    if row is None:
-        raise Changed
+    row = locked(conn, subnets, id)
     used = (
         sa.select(ports.c.id)
         .join(addresses, addresses.c.port_id == ports.c.id)
@@ -407,7 +390,6 @@ def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]
     if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.subnet_id == id)).first():
         raise conflict(f"Unable to complete operation on subnet {id}: A router is attached to it.", "SubnetInUse")
     news = take_from_ports(conn, core, id)
-    conn.execute(subnets.delete().where(subnets.c.id == id))
-    conn.execute(tags.delete().where(tags.c.resource_id == id))
+    erase(conn, subnets, id)
     give_back(conn, row.project_id, "subnet")
     return None, news

@@ -18,6 +18,7 @@ from micronova.neighbours.network.networks import Networks
 from micronova.neighbours.network.quotas import charge
 from micronova.neighbours.network.router_ports import connect, disconnect, gateway_on, interface_on
 from micronova.neighbours.network.routers import Routers
+from micronova.neighbours.network.rows import new_row
 from micronova.neighbours.network.subnets import Subnets
 from micronova.neighbours.network.tables import (
     marks,
@@ -192,18 +193,13 @@ class Builder:
         return True
 
     def _pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
-        now = self.core.now()
+        about = {"description": "Ranges for networks that are made automatically"}
         charge(conn, project, "subnetpool", self.core.settings.quotas)
         conn.execute(
             subnetpools.insert(),
             {
-                "id": self.core.new_id(),
-                "project_id": project,
+                **new_row(self.core, project, about),
                 "name": "shared-default-subnetpool-v4",
-                "description": "Ranges for networks that are made automatically",
-                "created_at": now,
-                "updated_at": now,
-                "revision": 0,
                 "ip_version": 4,
                 "prefixes": [str(ipaddress.ip_network(prefix))],
                 "min_prefixlen": 8,
