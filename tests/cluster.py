@@ -18,13 +18,13 @@ READY = 40.0
 
 
 class Cluster:
-    """Named processes, each running one role; `config` is the settings they share."""
+    """Named processes, each running one role or several; `config` is the settings they share."""
 
     def __init__(self, directory: Path, database: str, bus: str, **sections: Mapping[str, Any]) -> None:
         self.directory = directory
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._roles: dict[str, tuple[str, dict[str, str]]] = {}
+        self._roles: dict[str, tuple[str, Path | None, dict[str, str]]] = {}
         settings: dict[str, dict[str, Any]] = {
             "default": {
                 "transport_url": bus,
@@ -44,14 +44,14 @@ class Cluster:
         self.config = directory / "micronova.toml"
         self.config.write_text(toml(settings))
 
-    def add(self, name: str, role: str, **environment: str) -> None:
-        """Say which role a process has; MICRONOVA__… settings of its own may be given."""
-        self._roles[name] = (role, environment)
+    def add(self, name: str, role: str, config: Path | None = None, **environment: str) -> None:
+        """Say which role a process has; a settings file or MICRONOVA__… settings of its own may be given."""
+        self._roles[name] = (role, config, environment)
 
     def start(self, *names: str) -> None:
         """Start processes (all, if none is named)."""
         for name in names or tuple(self._roles):
-            role, environment = self._roles[name]
+            role, config, environment = self._roles[name]
             home = self.directory / name
             home.mkdir(exist_ok=True)
             with (self.directory / f"{name}.log").open("ab") as log:
@@ -61,9 +61,9 @@ class Cluster:
                         "-m",
                         "micronova.cli.main",
                         "run",
-                        role,
+                        *role.split(),
                         "--config",
-                        str(self.config),
+                        str(config or self.config),
                         "--dir",
                         str(home),
                     ],

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,23 +20,26 @@ from micronova.objects.errors import Unavailable
 from micronova.privileged.client import runtime_directory
 from micronova.privileged.names import prefix_of
 from tests.cluster import toml
-from tests.command import micronova
+from tests.command import micronova, ok
 from tests.e2e.cloud import TINY, processes
 from tests.e2e.guests import until
 from tests.people import People
 from tests.services.process import free_port
+from tests.services.rabbitmq import RabbitMQ
 
 CONTROL = ("api", "conductor", "scheduler", "metadata", "identity", "image", "network")
 HOST = ("compute", "network-agent")
+TIMES = {"MICRONOVA__DEFAULT__REPORT_INTERVAL": "1", "MICRONOVA__DEFAULT__SERVICE_DOWN_TIME": "15"}
 
 
 class SplitCloud(People):
     """Two directories, two processes; `host` is the one that has guests."""
 
-    def __init__(self, bus: str) -> None:
+    def __init__(self, bus: str, broker: RabbitMQ) -> None:
         self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
         self.control, self.host = self.room / "control", self.room / "host"
-        self._bus = bus
+        self._bus, self._broker = bus, broker
+        self.name = f"host-{secrets.token_hex(3)}"  # also that of its broker user
         self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,36 +47,34 @@ class SplitCloud(People):
 
     async def up(self) -> None:
         """Start both, log in, and have a flavor and an image for small guests that do nothing."""
-        times = {"report_interval": 1.0, "service_down_time": 15.0, "transport_url": self._bus, "host": "host-1"}
-        secret = "e2e-metadata"
         self._write(
             "control",
-            default={**times, "host": "control"},
+            default={"transport_url": self._bus, "host": "control", "control_users": ["guest"]},
             api={"port": self._port, "public_url": self.url},
-            conductor={"lease": 10.0, "sweep_interval": 1.0},
+            conductor={"lease": 10.0, "sweep_interval": 1.0, "require_host_users": True},
             quota={"instances": -1, "cores": -1, "ram": -1},
-            neutron={"metadata_proxy_shared_secret": secret},
         )
-        self.start("control", *CONTROL)
+        self.start("control", *CONTROL, **TIMES)
         self.transport = HTTPTransport(self.url)
         await until(self._answers, lambda: f"the cloud to answer: {self.log('control')[-2000:]}")
         keys = json.loads((self.control / "keys.json").read_text())
         self.admin = await self.login("admin", keys["admin_password"], "admin")
-        self._write(
-            "host",
-            default={**times, "cpu_allocation_ratio": 20.0},
-            compute={"compute_driver": "libvirt"},
-            identity={"auth_url": f"{self.url}/identity/v3", "password": keys["service_password"]},
-            neutron={
-                "endpoint_override": f"{self.url}/network",
-                "metadata_url": f"{self.url}/metadata",
-                "metadata_proxy_shared_secret": secret,
-            },
-        )
+        self._add_host()
         self.start_host()
         await until(self.host_is_up, lambda: f"the host to be up: {self.log('host')[-2000:]}")
         self.prefix = prefix_of(json.loads((self.host / "keys.json").read_text())["cloud_id"])
         self.flavor = (await self.admin.make("/compute/v2.1/flavors", "flavor", name="e2e.tiny", **TINY))["id"]
+
+    def _add_host(self) -> None:
+        """Do what `host add` says: the host gets the settings that it prints, and no other secret."""
+        place = ("--config", self.room / "control.toml", "--dir", self.control)
+        lines = ok("host", "add", self.name, *place).splitlines()
+        commands = [line for line in lines if line.startswith("rabbitmqctl ")]
+        for command in commands:
+            self._broker.ctl(*shlex.split(command)[1:])
+        file = self.room / "host.toml"
+        file.write_text("\n".join(line for line in lines if line not in commands))
+        file.chmod(0o600)
 
     async def _answers(self) -> bool:
         with contextlib.suppress(Unavailable):
@@ -88,17 +91,18 @@ class SplitCloud(People):
         file.write_text(toml(sections))
         file.chmod(0o600)
 
-    def start(self, name: str, *roles: str) -> None:
+    def start(self, name: str, *roles: str, **environment: str) -> None:
         command = [sys.executable, "-m", "micronova.cli.main", "run", *roles]
         with (self.room / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*command, "--config", str(self.room / f"{name}.toml"), "--dir", str(self.room / name)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **environment},
             )  # fmt: skip
 
     def start_host(self) -> None:
         """Start the agents of the host."""
-        self.start("host", *HOST)
+        self.start("host", *HOST, **TIMES, MICRONOVA__DEFAULT__CPU_ALLOCATION_RATIO="20")
 
     async def restart_host(self) -> None:
         """Start the agents of the host, and wait until they work."""
@@ -183,9 +187,9 @@ class SplitCloud(People):
 
 
 @contextlib.asynccontextmanager
-async def split_cloud(bus: str) -> AsyncIterator[SplitCloud]:
+async def split_cloud(bus: str, broker: RabbitMQ) -> AsyncIterator[SplitCloud]:
     """Have such a cloud, of which nothing is left on the machine afterwards."""
-    cloud = SplitCloud(bus)
+    cloud = SplitCloud(bus, broker)
     try:
         await cloud.up()
         yield cloud

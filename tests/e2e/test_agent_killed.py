@@ -16,6 +16,7 @@ from tests.e2e.cloud import RealCloud, processes
 from tests.e2e.guests import IDLE_DISK, SERVERS, Guest, until
 from tests.e2e.split import SplitCloud, split_cloud
 from tests.people import Person
+from tests.services.rabbitmq import RabbitMQ
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500), pytest.mark.asyncio(loop_scope="session")]
 
@@ -103,8 +104,8 @@ async def _kill_and_restart(cloud: SplitCloud, chance: random.Random) -> None:
             await cloud.restart_host()
 
 
-async def test_agents_killed_at_any_moment(cloud: RealCloud, amqp_url: str) -> None:
-    async with _neighbour(cloud) as neighbour, split_cloud(amqp_url) as split:
+async def test_agents_killed_at_any_moment(cloud: RealCloud, amqp_url: str, rabbitmq: RabbitMQ) -> None:
+    async with _neighbour(cloud) as neighbour, split_cloud(amqp_url, rabbitmq) as split:
         life = await neighbour.ssh("cat /proc/sys/kernel/random/boot_id")
         image = await split.admin.make_image("idle", "raw", IDLE_DISK)
         network = await split.admin.make("/network/v2.0/networks", "network", name="net")

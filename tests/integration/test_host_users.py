@@ -138,15 +138,18 @@ async def test_events_of_guests_of_other_hosts(cloud: OneProcess, users: list[Vo
 
 
 async def test_where_every_host_must_have_a_user(tmp_path: Path, amqp_url: str, users: list[Voice]):
-    honest, _, common = users
+    honest, wicked, common = users
+    await _register(tmp_path, honest.name)
     settings = load(
         environ={}, default={"transport_url": amqp_url, "host": "controller"}, conductor={"require_host_users": True}
     )
     process = Process(settings, ["conductor"], StateDirectory(tmp_path))
     await process.start()
     try:
-        async with heard([honest, common]):
+        async with heard(users):
             await honest.beats_for(honest.name)
+            with pytest.raises(Forbidden, match=f"Host {wicked.name} is not one of this cloud's"):
+                await wicked.beats_for(wicked.name)
             with pytest.raises(Forbidden, match="guest may not speak for host anybody"):
                 await common.beats_for("anybody")
     finally:

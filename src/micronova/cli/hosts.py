@@ -78,21 +78,53 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
     from micronova.rpc.amqp.permissions import for_host
     from micronova.rpc.amqp.url import parse
 
-    async def work(database: Database, settings: Settings) -> str:
+    async def work(database: Database, settings: Settings) -> Settings:
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
         await database.write(services.register_host_user, name, int(time.time() * 1e6))
-        return settings.default.transport_url
+        return settings
 
-    broker = parse(_with_database(directory, config, work))
+    settings: Settings = _with_database(directory, config, work)
+    broker = parse(settings.default.transport_url)
     password = secrets.token_urlsafe(18)
     allowed = for_host(name, name)
     click.echo("# On the broker:")
     click.echo(f"rabbitmqctl add_user {name} {password}")
     patterns = " ".join(f"'{pattern}'" for pattern in (allowed.configure, allowed.write, allowed.read))
     click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
-    click.echo(f"\n# On {name}, the settings of `micronova run compute --config FILE`:")
+    users = ", ".join(f'"{user}"' for user in settings.default.control_users or (broker.user,))
+    click.echo(f"\n# On {name}, the settings of `micronova run compute network-agent --config FILE`.")
+    click.echo("# The password in transport_url is all that the host has; let nobody but its owner read FILE.")
     click.echo(f'[default]\nhost = "{name}"\ntransport_url = "{broker.for_user(f"{name}:{password}")}"')
+    click.echo(f"control_users = [{users}]")
+    click.echo('\n[compute]\ncompute_driver = "libvirt"')
+    click.echo("\n# For network-agent. Where a real Neutron has its own agents, run compute alone.\n[neutron]")
+    for option, path, role in (("endpoint_override", "/network", "network"), ("metadata_url", "/metadata", "metadata")):
+        click.echo(_address(option, getattr(settings.neutron, option), settings.api.public_url, path, role))
+
+
+def _address(option: str, given: str, public_url: str | None, path: str, role: str) -> str:
+    """Return the line of a setting that names a service, as far as we know where that is."""
+    if given or public_url:
+        return f'{option} = "{given or f"{public_url}{path}"}"'
+    return f'# {option} = "http://…{path}"  # where `micronova run {role}` listens'
+
+
+def remove(name: str, directory: Path | None, config: Path | None) -> None:
+    """Let a host be heard no more, whatever it is up to; its servers stay as they are."""
+    import time
+
+    from micronova.db import services
+    from micronova.http.host_keys import LIFETIME
+
+    async def work(database: Database, settings: Settings) -> None:
+        await database.write(services.forget_host_user, name, int(time.time() * 1e6))
+
+    _with_database(directory, config, work)
+    click.echo("# On the broker, which lets the host in until then:")
+    click.echo(f"rabbitmqctl delete_user {name}")
+    click.echo(f"rabbitmqctl close_all_user_connections {name} 'removed from the cloud'")
+    click.echo(f"\n# {name} counts as dead. What it got from a conductor runs out within {LIFETIME / 60:g} minutes.")
 
 
 def drain(name: str, directory: Path | None, config: Path | None) -> None:

@@ -187,6 +187,17 @@ def host_add(name: str, directory: Path | None, config: Path | None) -> None:
     add(name, directory, config)
 
 
+@host.command("remove")
+@click.argument("name")
+@directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
+    """Take a host's rights away and print what the broker must be told."""
+    from micronova.cli.hosts import remove
+
+    remove(name, directory, config)
+
+
 @host.command("disable")
 @click.argument("name")
 @click.option("--reason", default="")

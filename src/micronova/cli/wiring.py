@@ -23,6 +23,7 @@ from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import MicronovaError
 from micronova.rpc.bus import Bus, connect
+from micronova.rpc.guard import GuardedBus
 from micronova.telemetry.telemetry import make_telemetry
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,9 @@ class Process:
             await bus.start()
         except MicronovaError as error:
             raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
+        users = frozenset(self.settings.default.control_users)
+        if users and not url.startswith("local:"):
+            bus = GuardedBus(bus, users)
         return self.telemetry.bus(self._wrap_bus(bus) if self._wrap_bus is not None else bus)
 
 

@@ -60,7 +60,7 @@ TASKS = Interface("conductor", namespace="compute_task", version="1.0")
 BUILD_INSTANCES = TASKS.method("build_instances", Operations)
 RUN_OPERATIONS = TASKS.method("run_operations", Operations)
 
-HOST = Interface("conductor", namespace="host", version="1.0")
+HOST = Interface("conductor", namespace="host", version="1.0", from_hosts=True)
 REPORT = HOST.method("report", Report, ReportReply)
 HEARTBEAT = HOST.method("heartbeat", Heartbeat, HeartbeatReply)
 GUEST_EVENT = HOST.method("guest_event", GuestEvent)
@@ -69,7 +69,7 @@ CONSOLE = Interface("conductor", namespace="console", version="1.0")
 AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleQuestion, ConsoleGrant)
 CHECK_CONSOLE = CONSOLE.method("check_console", ConsoleCheck, ConsoleStanding)
 
-KEYS = Interface("conductor", namespace="keys", version="1.0")
+KEYS = Interface("conductor", namespace="keys", version="1.0", from_hosts=True)
 HOST_KEYS = KEYS.method("host_keys", HostQuestion, HostKeys)
 
 KEYS_TIMEOUT = 10.0

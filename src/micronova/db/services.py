@@ -132,4 +132,12 @@ def register_host_user(conn: sa.Connection, host: str, now: int) -> None:
     conn.execute(_REGISTER.on(conn), row)
 
 
+def forget_host_user(conn: sa.Connection, host: str, now: int) -> None:
+    """Record that a host has no broker user any more, and count it as dead; raise NotFound if it had none."""
+    if not conn.execute(sa.delete(hosts).where(hosts.c.name == host)).rowcount:
+        raise NotFound(f"There is no host {host} with a broker user: `micronova host list` names all hosts.")
+    out = {"disabled": True, "disabled_reason": "removed", "forced_down": True, "updated_at": now}
+    conn.execute(sa.update(services).where(_s.host == host, _s.binary == "nova-compute").values(**out))
+
+
 _REGISTER = PerDialect(lambda insert: insert(hosts).on_conflict_do_nothing())

@@ -94,11 +94,14 @@ class Interface:
         namespace: str = "",
         version: str = "1.0",
         methods: Iterable[Method[Any, Any]] = (),
+        from_hosts: bool = False,
     ) -> None:
+        """`from_hosts`: compute hosts may send these; the handler checks for whom they speak."""
         parse_version(version)
         self.topic = topic
         self.namespace = namespace
         self.version = version
+        self.from_hosts = from_hosts
         self.methods: dict[str, Method[Any, Any]] = {}
         for method in methods:
             self._add(method)

@@ -194,8 +194,8 @@ async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp
     orders, reports = Handler(), Handler()
     async with amqp_bus(amqp_url) as service, amqp_bus(host_url) as host:
         await service.serve(conductor.interface, reports)
-        await service.serve(compute.interface, Handler(), host="two.example", shared=False)
         await host.serve(compute.interface, orders, host="one.example", shared=False)
+        await service.serve(compute.interface, Handler(), host="two.example", shared=False)
 
         answer = await service.call(compute.target("one.example"), compute.ask, Job(1), context=CONTEXT, timeout=20)
         assert answer == Job(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from micronova.rpc.amqp.session import PREFIX, REPLY_PREFIX
+from micronova.rpc.amqp.session import HOST_TOPIC, PREFIX, REPLY_PREFIX
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Permissions:
     read: str
 
 
-def for_host(user: str, host: str, topic: str = "compute") -> Permissions:
+def for_host(user: str, host: str, topic: str = HOST_TOPIC) -> Permissions:
     """Give the rights that a process needs which serves a topic on one host, with shared=False, and no more.
 
     Writing to the default exchange reaches every queue by name. So servers must look at context.sender, which the

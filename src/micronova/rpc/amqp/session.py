@@ -7,7 +7,7 @@ that a host's broker user needs no right to bind its queue to another's messages
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pamqp import commands
@@ -22,6 +22,7 @@ from micronova.rpc.amqp.url import BrokerUrl
 PREFIX = "micronova."
 DEAD_QUEUE = "micronova.dead"
 REPLY_PREFIX = "micronova.reply."
+HOST_TOPIC = "compute"
 DELIVERY_LIMIT = 5
 DEAD_LETTERS_KEPT = 100_000
 NOT_FOUND = 404
@@ -72,11 +73,8 @@ class Session:
             await calls.request(commands.Queue.Declare(queue=reply_queue, exclusive=True, auto_delete=True))
             await calls.consume(reply_queue, on_reply, no_ack=True)
             session = cls(connection, casts, calls, reply_queue)
-            try:
-                await session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS)
-            except ChannelClosed as closed:
-                if closed.code != ACCESS_REFUSED:  # a host may not make it; a conductor will
-                    raise
+            await session._unless_refused(session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS))
+            await session._unless_refused(session.ensure_fanout(HOST_TOPIC))
         except BaseException:
             connection.abort()
             raise
@@ -101,6 +99,14 @@ class Session:
         """Count the messages that lie in a queue."""
         answer = await self._request(commands.Queue.Declare(queue=queue, passive=True))
         return int(answer.message_count or 0)
+
+    async def _unless_refused(self, making: Awaitable[Any]) -> None:
+        """What hosts find but may not make is made by whoever else connects."""
+        try:
+            await making
+        except ChannelClosed as closed:
+            if closed.code != ACCESS_REFUSED:
+                raise
 
     async def _ensure_queue(self, queue: str, arguments: dict[str, Any]) -> None:
         await self._ensure(

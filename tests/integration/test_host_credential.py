@@ -1,0 +1,172 @@
+"""A compute host of a region has its broker user and nothing else; all of it follows from what `host add` prints.
+
+PostgreSQL, RabbitMQ, and a process for each role. The host's network agent is represented by the means that it works
+with, because it would need a kernel to work on; `tests/e2e/split.py` has the whole of it.
+"""
+
+import asyncio
+import contextlib
+import shlex
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.cli.state import StateDirectory
+from micronova.cli.wiring import Process
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import ConsoleAuthAPI
+from micronova.conf.settings import load
+from micronova.neighbours.network.agent.service import NetworkServiceClient
+from micronova.objects.errors import Forbidden
+from micronova.rpc.contract import Context
+from tests.cluster import Cluster
+from tests.command import ok, refused
+from tests.functional.cloud import IMAGE
+from tests.functional.proxies import Proxies, guest_port
+from tests.services.process import free_port
+from tests.services.rabbitmq import RabbitMQ
+
+NETWORK, METADATA = free_port(), free_port()
+
+
+@dataclass
+class Region:
+    """A cloud, and the settings of its two hosts: one has a compute agent, the other was stolen."""
+
+    cluster: Cluster
+    host: Path
+    stolen: Path
+
+    async def server(self) -> str:
+        """Boot a server on the host."""
+        body = {"server": {"name": "web", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}}
+        _, made = self.cluster.request("POST", "/servers", body)
+        async with asyncio.timeout(30):
+            while self.cluster.request("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] != "ACTIVE":
+                await asyncio.sleep(0.1)  # other processes tell us nothing: we have to ask
+        return str(made["server"]["id"])
+
+
+def _add(cluster: Cluster, broker: RabbitMQ) -> Path:
+    """Do what `host add` says, and return the file with the settings that it prints."""
+    name = f"host-{uuid.uuid4().hex[:6]}"
+    lines = ok("host", "add", name, "--config", cluster.config, "--dir", cluster.directory / "tool").splitlines()
+    commands = [line for line in lines if line.startswith("rabbitmqctl ")]
+    assert len(commands) == 2
+    for command in commands:
+        broker.ctl(*shlex.split(command)[1:])
+    file = cluster.directory / f"{name}.toml"
+    file.write_text("\n".join(line for line in lines if line not in commands))
+    return file
+
+
+@pytest.fixture(scope="module")
+def region(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Region]:
+    broker: RabbitMQ = request.getfixturevalue("rabbitmq")
+    cluster = Cluster(
+        Path(tmp_path_factory.mktemp("region")),
+        request.getfixturevalue("module_database_url"),
+        request.getfixturevalue("module_amqp_url"),
+        default={"control_users": ["guest"]},
+        conductor={"require_host_users": True},
+        neutron={
+            "endpoint_override": f"http://127.0.0.1:{NETWORK}/network",
+            "metadata_url": f"http://127.0.0.1:{METADATA}",
+            "ticket_key": "5b" * 32,
+        },
+    )
+    for role in ("api", "conductor", "scheduler"):
+        cluster.add(role, role)
+    cluster.add("network", "network", MICRONOVA__API__PORT=str(NETWORK))
+    cluster.add("metadata", "metadata", MICRONOVA__API__PORT=str(METADATA))
+    ok("db", "upgrade", "--config", cluster.config, "--dir", cluster.directory / "tool")
+    made = Region(cluster, _add(cluster, broker), _add(cluster, broker))
+    cluster.add("compute", "compute", made.host, MICRONOVA__COMPUTE__COMPUTE_DRIVER="fake")
+    try:
+        cluster.start("api", "conductor", "scheduler", "network", "metadata")
+        cluster.wait_ready(hosts=0)
+        cluster.start("compute")
+        cluster.wait_ready(hosts=1)
+        yield made
+    finally:
+        cluster.stop()
+
+
+@contextlib.asynccontextmanager
+async def agent(file: Path, place: Path, **default: Any) -> AsyncIterator[Process]:
+    """The process of a host's network agent, without the agent."""
+    process = Process(load(file, environ={}, default=default), ["network-agent"], StateDirectory(place))
+    await process.connect()
+    try:
+        yield process
+    finally:
+        await process.stop()
+
+
+def service(process: Process) -> NetworkServiceClient:
+    return NetworkServiceClient(process.neighbours.network_service(process.neighbours.host_keys()), process.host)
+
+
+def test_what_a_host_is_told(region: Region) -> None:
+    settings, cloud = load(region.host, environ={}), load(region.cluster.config, environ={})
+    assert settings.default.host in settings.default.transport_url
+    assert settings.default.control_users == ("guest",)
+    assert (settings.neutron.endpoint_override, settings.neutron.metadata_url) == (
+        cloud.neutron.endpoint_override, cloud.neutron.metadata_url,
+    )  # fmt: skip
+    text = region.host.read_text()
+    for secret in ("5a" * 32, "5b" * 32, "guest:guest", cloud.database.connection, "[identity]"):
+        assert secret not in text
+    assert not region.cluster.log("compute").count("ACCESS_REFUSED")
+
+
+async def test_the_network_agent_of_a_host(region: Region, tmp_path: Path) -> None:
+    async with agent(region.host, tmp_path) as process:
+        network = service(process)
+        await network.report(started=True)
+        fingerprint, state = await network.state()
+        assert fingerprint and state is not None
+    async with agent(region.stolen, tmp_path, host=load(region.host, environ={}).default.host) as process:
+        with pytest.raises(Forbidden, match="may not speak for host"):
+            await service(process).state()
+    assert not any(tmp_path.iterdir()), "it wants no files with keys"
+
+
+async def test_metadata_of_a_hosts_own_guests(region: Region, tmp_path: Path) -> None:
+    port = guest_port("net", "127.0.0.5", await region.server(), "admin")
+    for file, answer in ((region.host, (200, b"web")), (region.stolen, (404, None))):
+        async with agent(file, tmp_path) as process:
+            proxies = Proxies(process.neighbours.metadata(), process.neighbours.host_keys())
+            await proxies.serve([port])
+            status, body = await proxies.get("net", "127.0.0.5", "/latest/meta-data/hostname")
+            assert (status, body if answer[1] else None) == answer
+            await proxies.close()
+
+
+async def test_a_host_gives_no_orders(region: Region, tmp_path: Path) -> None:
+    name = load(region.host, environ={}).default.host
+    async with agent(region.stolen, tmp_path) as process:
+        assert process.bus is not None
+        with pytest.raises(Forbidden, match=r"may not send compute\.list_guests"):
+            await ComputeAPI(process.bus).list_guests(Context(sender="guest"), name)
+        with pytest.raises(Forbidden, match=r"may not send conductor\.check_console"):
+            await ConsoleAuthAPI(process.bus).is_there(str(uuid.uuid4()), name)
+    async with agent(region.cluster.config, tmp_path) as process:
+        assert process.bus is not None
+        await ComputeAPI(process.bus).list_guests(Context(), name)
+
+
+async def test_a_host_that_is_removed_gets_nothing_more(region: Region, tmp_path: Path) -> None:
+    name = load(region.stolen, environ={}).default.host
+    where = ("--config", region.cluster.config, "--dir", region.cluster.directory / "tool")
+    async with agent(region.stolen, tmp_path) as process:
+        await service(process).state()
+        told = ok("host", "remove", name, *where)
+        assert f"rabbitmqctl delete_user {name}" in told and "within 15 minutes" in told
+        with pytest.raises(Forbidden, match=f"Host {name} is not one of this cloud's: `micronova host add {name}`"):
+            await service(process).state()
+    assert "no host" in refused("host", "remove", name, *where)
