@@ -268,7 +268,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shutdown_grace: Annotated[float, Meta(ge=0, description="Seconds that work in hand may go on at SIGTERM.")] = 10.0
     resource_interval: Annotated[float, Meta(gt=0, description="Seconds between audits of a host's resources.")] = 60.0
     boot_timeout: Annotated[
-        float, Meta(ge=0, description="Seconds until a guest that shows no sign of booting is in ERROR; 0: for ever.")
+        float, Meta(ge=0, description="Seconds until a guest that shows no sign of booting is in ERROR; 0: never.")
     ] = 300.0
 
 

@@ -1,9 +1,15 @@
 """A guest that never boots: its server says so, can be looked at, tried again and deleted, and harms no other."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from micronova.conductor.rpcapi import HEARTBEAT
+from micronova.db.tables import instances
+from micronova.objects.orders import BootVerdict, Heartbeat, HostBeat
+from micronova.rpc.contract import Context
 from tests.functional.cloud import Caller, OneProcess, Wanted
 from tests.functional.servers.mortal import MortalHost
 
@@ -118,6 +124,41 @@ async def test_an_agent_that_is_killed_meanwhile(cloud: OneProcess, user: Caller
     await user.gone(id)
     await host.stop()
     await cloud.assert_clean()
+
+
+async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: OneProcess, user: Caller):
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    [[epoch]] = await cloud.read(sa.select(instances.c.epoch).where(instances.c.uuid == id))
+    assert cloud.process.bus is not None
+    bus = cloud.process.bus
+
+    async def tell(host: str = host, id: str = id, **fields: Any) -> tuple[str, ...]:
+        beat = HostBeat(host=host, boots=(BootVerdict(instance_uuid=id, **fields),))
+        sent = Heartbeat(hosts=(beat,))
+        reply = await bus.call(HEARTBEAT.interface.target(), HEARTBEAT, sent, context=Context(), timeout=10.0)
+        return reply.hosts[0].boots_again
+
+    async def status() -> str:
+        return str((await user.show(id))["status"])
+
+    for stale in (
+        {"epoch": epoch - 1}, {"epoch": epoch + 1}, {"epoch": epoch + 1, "found": True}, {"epoch": epoch, "id": "gone"},
+        {"epoch": epoch, "host": next(other for other in cloud.hosts if other != host)},
+    ):  # fmt: skip
+        assert await tell(fault="It hangs.", **stale) == ()
+        assert await status() == "ACTIVE"
+    assert await tell(epoch=epoch, fault="It hangs.") == ()
+    assert (await user.show(id))["fault"]["message"] == "It hangs."
+    assert await tell(epoch=epoch - 1) == () and await status() == "ERROR"
+    assert await tell(epoch=epoch) == () and await status() == "ACTIVE"
+    # An agent that has started since does not know the newest epoch.
+    assert await tell(epoch=epoch - 1, found=True, fault="It hangs.") == () and await status() == "ERROR"
+    assert await tell(epoch=epoch - 1, found=True) == () and await status() == "ACTIVE"
+    async with cloud.faults({"operation": "reboot", "kind": "hang"}):
+        await user.act(id, "reboot", {"type": "HARD"})
+        assert await tell(epoch=epoch, fault="It hangs.") == (id,), "to be told again after that"
+    await cloud.delete_all()
 
 
 async def _boots_after_all(user: Caller, id: str) -> None:
