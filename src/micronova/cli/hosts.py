@@ -1,6 +1,7 @@
 """`micronova host`: the compute hosts of a cloud."""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from micronova.cli.state import StateDirectory, default_directory
 from micronova.conf.settings import Settings, load
 from micronova.db.engine import Database
 from micronova.objects.errors import MicronovaError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
 
 
 def _with_database(
@@ -77,6 +80,9 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
     from micronova.db import services
     from micronova.rpc.amqp.permissions import for_host
     from micronova.rpc.amqp.url import parse
+
+    if not _NAME.fullmatch(name):
+        raise MicronovaError(f"{name[:64]!r} is no name for a host: use letters, digits, dots, dashes and underscores.")
 
     async def work(database: Database, settings: Settings) -> Settings:
         if settings.default.transport_url.startswith("local:"):

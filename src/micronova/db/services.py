@@ -12,6 +12,7 @@ from micronova.objects.errors import NotFound
 
 _s = services.c
 Row = sa.Row[Any]
+REMOVED = "removed"  # why a host is disabled that lost its broker user
 NAMESPACE = uuid.UUID("5f0d1c2e-7d57-4a4c-9a6b-6d6963726f6e")  # of the ids that follow from binary and host
 
 _INSERT = PerDialect(lambda insert: insert(services).on_conflict_do_nothing())
@@ -130,13 +131,16 @@ def register_host_user(conn: sa.Connection, host: str, now: int) -> None:
     """Record that a host has a broker user of its own: nobody else may speak for it from then on."""
     row = {"name": host, "cell": "", "created_at": now}
     conn.execute(_REGISTER.on(conn), row)
+    back = {"disabled": False, "disabled_reason": None, "forced_down": False, "updated_at": now}
+    removed = sa.and_(_s.host == host, _s.binary == "nova-compute", _s.disabled_reason == REMOVED)
+    conn.execute(sa.update(services).where(removed).values(**back))
 
 
 def forget_host_user(conn: sa.Connection, host: str, now: int) -> None:
     """Record that a host has no broker user any more, and count it as dead; raise NotFound if it had none."""
     if not conn.execute(sa.delete(hosts).where(hosts.c.name == host)).rowcount:
         raise NotFound(f"There is no host {host} with a broker user: `micronova host list` names all hosts.")
-    out = {"disabled": True, "disabled_reason": "removed", "forced_down": True, "updated_at": now}
+    out = {"disabled": True, "disabled_reason": REMOVED, "forced_down": True, "updated_at": now}
     conn.execute(sa.update(services).where(_s.host == host, _s.binary == "nova-compute").values(**out))
 
 
