@@ -10,7 +10,7 @@ from msgspec import Struct
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.neighbours.identity.api import views
-from micronova.neighbours.identity.api.common import V3, collection, page
+from micronova.neighbours.identity.api.common import V3, checked_route, collection, page
 from micronova.neighbours.identity.attributes import ID, Name
 from micronova.neighbours.identity.core import Core
 from micronova.neighbours.identity.store import application_credentials, assignments, roles, rows
@@ -57,21 +57,11 @@ class ApplicationCredentialsAPI:
         """Declare the operations."""
         path = f"{V3}/users/{{user_id}}/application_credentials"
 
-        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-            return Route(
-                method=method,
-                path=path,
-                handler=handler,
-                policy=f"identity:{rule}",
-                checks_policy=True,
-                **more,
-            )
-
         return [
-            route("GET", path, self.index, "list_application_credentials"),
-            route("POST", path, self.create, "create_application_credential", status=201, body=CredentialBody),
-            route("GET", f"{path}/{{credential_id}}", self.show, "get_application_credential"),
-            route(
+            checked_route("GET", path, self.index, "list_application_credentials"),
+            checked_route("POST", path, self.create, "create_application_credential", status=201, body=CredentialBody),
+            checked_route("GET", f"{path}/{{credential_id}}", self.show, "get_application_credential"),
+            checked_route(
                 "DELETE",
                 f"{path}/{{credential_id}}",
                 self.delete,

@@ -1,15 +1,23 @@
-"""What the handlers of all identity resources share: pages, links, collections."""
+"""What the handlers of all identity resources share: routes, pages, links, collections."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from micronova.http.paging import next_link
 from micronova.http.request import Request
+from micronova.http.service import Route
 from micronova.neighbours.identity.store.rows import Listed, Page, Row
 from micronova.objects.errors import Invalid
 
 V3 = "/v3"
 LIMIT = 1000  # of a page that is asked for
+
+
+def checked_route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+    """Declare an operation whose handler asks policy itself, once it knows about what."""
+    return Route(
+        method=method, path=path, handler=handler, policy=f"identity:{rule}", checks_policy=True, **more
+    )
 
 
 def page(request: Request) -> Page:

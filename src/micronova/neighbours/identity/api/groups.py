@@ -11,6 +11,7 @@ from micronova.neighbours.identity import attributes
 from micronova.neighbours.identity.api import views
 from micronova.neighbours.identity.api.common import (
     V3,
+    checked_route,
     collection,
     filter_domain,
     home_domain,
@@ -42,26 +43,16 @@ class GroupsAPI:
         path, one = f"{V3}/groups", f"{V3}/groups/{{group_id}}"
         member = f"{one}/users/{{user_id}}"
 
-        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-            return Route(
-                method=method,
-                path=path,
-                handler=handler,
-                policy=f"identity:{rule}",
-                checks_policy=True,
-                **more,
-            )
-
         return [
             Route(method="GET", path=path, handler=self.index, policy="identity:list_groups"),
-            route("POST", path, self.create, "create_group", status=201, body=GroupBody),
-            route("GET", one, self.show, "get_group"),
-            route("PATCH", one, self.update, "update_group", body=GroupBody),
-            route("DELETE", one, self.delete, "delete_group", status=204),
-            route("GET", f"{one}/users", self.members, "list_users_in_group"),
-            route("PUT", member, self.add_member, "add_user_to_group", status=204),
-            route("GET", member, self.check_member, "check_user_in_group", status=204),
-            route("DELETE", member, self.remove_member, "remove_user_from_group", status=204),
+            checked_route("POST", path, self.create, "create_group", status=201, body=GroupBody),
+            checked_route("GET", one, self.show, "get_group"),
+            checked_route("PATCH", one, self.update, "update_group", body=GroupBody),
+            checked_route("DELETE", one, self.delete, "delete_group", status=204),
+            checked_route("GET", f"{one}/users", self.members, "list_users_in_group"),
+            checked_route("PUT", member, self.add_member, "add_user_to_group", status=204),
+            checked_route("GET", member, self.check_member, "check_user_in_group", status=204),
+            checked_route("DELETE", member, self.remove_member, "remove_user_from_group", status=204),
         ]
 
     async def _authorize(self, request: Request, group_id: str) -> Row:

@@ -12,6 +12,7 @@ from micronova.neighbours.identity import attributes
 from micronova.neighbours.identity.api import views
 from micronova.neighbours.identity.api.common import (
     V3,
+    checked_route,
     collection,
     filter_domain,
     home_domain,
@@ -51,28 +52,18 @@ class ProjectsAPI:
         path, one = f"{V3}/projects", f"{V3}/projects/{{project_id}}"
         tags, tag = f"{one}/tags", f"{one}/tags/{{tag}}"
 
-        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-            return Route(
-                method=method,
-                path=path,
-                handler=handler,
-                policy=f"identity:{rule}",
-                checks_policy=True,
-                **more,
-            )
-
         return [
             Route(method="GET", path=path, handler=self.index, policy="identity:list_projects"),
-            route("POST", path, self.create, "create_project", status=201, body=ProjectBody),
-            route("GET", one, self.show, "get_project"),
-            route("PATCH", one, self.update, "update_project", body=ProjectBody),
-            route("DELETE", one, self.delete, "delete_project", status=204),
-            route("GET", tags, self.list_tags, "list_project_tags"),
-            route("PUT", tags, self.replace_tags, "update_project_tags", body=TagsBody),
-            route("DELETE", tags, self.delete_tags, "delete_project_tags", status=204),
-            route("GET", tag, self.check_tag, "get_project_tag", status=204),
-            route("PUT", tag, self.add_tag, "create_project_tag", status=201),
-            route("DELETE", tag, self.remove_tag, "delete_project_tag", status=204),
+            checked_route("POST", path, self.create, "create_project", status=201, body=ProjectBody),
+            checked_route("GET", one, self.show, "get_project"),
+            checked_route("PATCH", one, self.update, "update_project", body=ProjectBody),
+            checked_route("DELETE", one, self.delete, "delete_project", status=204),
+            checked_route("GET", tags, self.list_tags, "list_project_tags"),
+            checked_route("PUT", tags, self.replace_tags, "update_project_tags", body=TagsBody),
+            checked_route("DELETE", tags, self.delete_tags, "delete_project_tags", status=204),
+            checked_route("GET", tag, self.check_tag, "get_project_tag", status=204),
+            checked_route("PUT", tag, self.add_tag, "create_project_tag", status=201),
+            checked_route("DELETE", tag, self.remove_tag, "delete_project_tag", status=204),
         ]
 
     async def _authorize(self, request: Request, project_id: str) -> Row:

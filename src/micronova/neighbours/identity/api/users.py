@@ -11,6 +11,7 @@ from micronova.neighbours.identity.api import views
 from micronova.neighbours.identity.api.auth import projects_of
 from micronova.neighbours.identity.api.common import (
     V3,
+    checked_route,
     collection,
     filter_domain,
     home_domain,
@@ -54,29 +55,19 @@ class UsersAPI:
         """Declare the operations."""
         path, one = f"{V3}/users", f"{V3}/users/{{user_id}}"
 
-        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-            return Route(
-                method=method,
-                path=path,
-                handler=handler,
-                policy=f"identity:{rule}",
-                checks_policy=True,
-                **more,
-            )
-
         return [
             Route(method="GET", path=path, handler=self.index, policy="identity:list_users"),
-            route("POST", path, self.create, "create_user", status=201, body=UserBody),
-            route("GET", one, self.show, "get_user"),
-            route("PATCH", one, self.update, "update_user", body=UserBody),
-            route("DELETE", one, self.delete, "delete_user", status=204),
+            checked_route("POST", path, self.create, "create_user", status=201, body=UserBody),
+            checked_route("GET", one, self.show, "get_user"),
+            checked_route("PATCH", one, self.update, "update_user", body=UserBody),
+            checked_route("DELETE", one, self.delete, "delete_user", status=204),
             # The old password is what authorises: whose token has run out can still change it.
             Route(
                 method="POST", path=f"{one}/password", handler=self.set_password, policy=None, status=204,
                 body=PasswordBody,
             ),
-            route("GET", f"{one}/projects", self.projects, "list_user_projects"),
-            route("GET", f"{one}/groups", self.groups, "list_groups_for_user"),
+            checked_route("GET", f"{one}/projects", self.projects, "list_user_projects"),
+            checked_route("GET", f"{one}/groups", self.groups, "list_groups_for_user"),
         ]  # fmt: skip
 
     async def _authorize(self, request: Request, user_id: str) -> Row:
