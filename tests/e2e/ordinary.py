@@ -4,9 +4,12 @@ It has a mount namespace of its own, so that a libvirt of the machine is not tou
 machine's network namespace, as those of any such libvirt are.
 """
 
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -24,7 +27,7 @@ BY_HAND = """
 """
 
 
-class _Daemon(PrivateLibvirtd):
+class OrdinaryDaemon(PrivateLibvirtd):
     """Runs the distribution's libvirtd with what the distribution would have set: it gives files to its guests."""
 
     def _configuration(self) -> dict[str, str]:
@@ -45,7 +48,7 @@ class OrdinaryLibvirt:
         # Guests have to reach their files under their own names, so it is not for root only.
         self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-", dir="/var/tmp"))
         self.room.chmod(0o711)
-        self.daemon = _Daemon(self.room / "d", host_uuid=str(uuid4()), user=find_qemu_user())
+        self.daemon = OrdinaryDaemon(self.room / "d", host_uuid=str(uuid4()), user=find_qemu_user())
         self.uri = self.daemon.uri
         self.foreign = str(uuid4())
         self.tap = f"tap{self.foreign[:11]}"
@@ -53,6 +56,15 @@ class OrdinaryLibvirt:
     def start(self) -> None:
         self.daemon.ensure()
         self._ask(lambda connection: connection.defineXML(BY_HAND.format(uuid=self.foreign, tap=self.tap)).create())
+
+    def restart(self) -> None:
+        """Let it fall over and be started again, as an init system does; guests run on."""
+        before = self.daemon._owner("libvirtd")
+        assert before is not None
+        os.kill(before, signal.SIGKILL)
+        while self.daemon._owner("libvirtd") is not None:
+            time.sleep(0.02)
+        self.daemon.ensure()
 
     def stop(self) -> None:
         self.daemon.stop()

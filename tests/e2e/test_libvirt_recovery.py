@@ -20,8 +20,9 @@ import pytest
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.virt import power_state
 from micronova.virt.libvirt.driver import LibvirtDriver
-from micronova.virt.libvirt.private import PrivateLibvirtd, find_qemu_user
+from micronova.virt.libvirt.private import find_qemu_user
 from tests.e2e.host import PATIENCE, Host
+from tests.e2e.ordinary import OrdinaryDaemon
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -127,19 +128,11 @@ async def test_an_interrupted_removal_is_known_to_the_next_agent(
     assert host.leftovers() == []
 
 
-class _Stock(PrivateLibvirtd):
-    """A libvirtd that is configured as distributions do: it gives the files to whom it runs guests as."""
-
-    def _configuration(self) -> dict[str, str]:
-        files = super()._configuration()
-        return {**files, "qemu.conf": files["qemu.conf"].replace("dynamic_ownership = 0", "dynamic_ownership = 1")}
-
-
 async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
     # Under /var/tmp, because the driver's files have to be reachable under their own names.
     directory = Path(tempfile.mkdtemp(prefix="mn-e2e-", dir="/var/tmp"))
     directory.chmod(0o711)
-    daemon = _Stock(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
+    daemon = OrdinaryDaemon(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
     daemon.ensure()
     try:
         options = {"connection_uri": daemon.uri, "network_namespace": ""}
@@ -151,7 +144,7 @@ async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
             uuid = plan.instance.uuid
             await theirs.spawn(plan)
             assert [guest.uuid for guest in await theirs.list_guests()] == [uuid]
-            assert (await theirs.get_vnc_console(uuid)).host == "127.0.0.1"
+            assert (await theirs.get_vnc_console(uuid)).path == str(directory / "two" / "sockets" / f"{uuid}.vnc")
 
             assert await mine.list_guests() == [] and await mine.info(uuid) is None
             await mine.destroy(uuid)

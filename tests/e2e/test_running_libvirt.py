@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.command import refused
 from tests.e2e.cloud import nothing, real_cloud
-from tests.e2e.guests import PATIENCE, READY, Guest
+from tests.e2e.guests import PATIENCE, Guest
 from tests.e2e.ordinary import GuestCloud, OrdinaryLibvirt
 from tests.e2e.test_cloud_restart import kill
 from tests.functional.consoles import token_of
@@ -103,8 +103,12 @@ async def test_an_interface_comes_and_goes(cloud: GuestCloud, guest: Guest) -> N
     assert await guest.answers_ping(), "the other interface is as it was"
 
 
-async def test_its_wire_is_there_again_after_a_suspension_and_a_hard_reboot(guest: Guest) -> None:
+async def test_its_wire_is_there_again_after_a_suspension_and_a_hard_reboot(
+    ordinary: OrdinaryLibvirt, guest: Guest
+) -> None:
     life = await guest.ssh("cat /proc/sys/kernel/random/boot_id")
+    await asyncio.to_thread(ordinary.restart)
+    assert await guest.answers_ping(), "libvirt's restart is nothing to a guest"
     await guest.act("suspend", status="SUSPENDED")
     await guest.act("resume", status="ACTIVE")
     assert await guest.ssh("cat /proc/sys/kernel/random/boot_id") == life
@@ -122,10 +126,8 @@ async def test_down_switches_it_off_even_if_its_cloud_was_killed_and_the_next_st
     nothing("of the cloud", cloud.leftovers())
     await cloud.up()
     await guest.wait("SHUTOFF")
-    boots = (await guest.log()).count(READY)
     await guest.act("os-start", status="ACTIVE")
-    await guest.ready(boots + 1)
-    assert await guest.answers_ping()
+    assert len(_taps("-n", cloud.prefix)) == 1
 
 
 async def test_what_cannot_be_is_said_in_one_line(ordinary: OrdinaryLibvirt, tmp_path: Path) -> None:
@@ -134,9 +136,9 @@ async def test_what_cannot_be_is_said_in_one_line(ordinary: OrdinaryLibvirt, tmp
         config.write_text(f'[libvirt]\nconnection_uri = "{uri}"\n')
         return refused("up", "--driver", "libvirt", "--port", "0", "--dir", directory, "--config", config)
 
-    closed = tmp_path / "closed"
+    closed = ordinary.room / "closed"
     closed.mkdir(mode=0o700)
-    assert f"runs guests as libvirt-qemu, who cannot pass {tmp_path.parents[1]}" in said(ordinary.uri, closed / "c")
+    assert f"runs guests as libvirt-qemu, who cannot pass {closed}: " in said(ordinary.uri, closed / "c")
     nowhere = f"qemu+unix:///system?socket={tmp_path}/none"
     assert f"No libvirt answers at {nowhere}" in said(nowhere)
     assert "names the machine elsewhere" in said("qemu+ssh://elsewhere/system")

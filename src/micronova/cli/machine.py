@@ -268,6 +268,10 @@ def run_as_service(
     user = service_user(settings.default.user)
     if user is None:
         main(settings)
+        if needs_root and uses_machine(settings) and settings.libvirt.connection_uri:
+            from micronova.virt.libvirt.running import RunningLibvirt
+
+            _switch_off(RunningLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id))
     elif needs_root:
         claim(place, user)
         settings = settings_on(settings, place)

@@ -8,6 +8,7 @@ whatever point an agent dies at, `list_guests` finds it and `destroy` removes it
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -380,6 +381,8 @@ class LibvirtDriver:
         path = self._layout.socket(uuid, f"serial{number}")
         if not await self._files.run(path.exists):
             raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
+        if not await self._files.run(os.access, path, os.W_OK):
+            raise Conflict("This host's agent may not use its guests' serial ports: it has to be in their group.")
         return ConsoleEndpoint(path=str(path))
 
     async def get_screenshot(self, uuid: str) -> Picture:

@@ -351,3 +351,21 @@ def test_elements() -> None:
     child(root, "b", z="ü")
     assert unparse(root) == '<a x="1">text<b z="ü" /></a>'
     assert one(parse(unparse(root)), "b").get("z") == "ü"
+
+
+def test_files_keep_their_owner_with_a_libvirt_that_would_give_them_away() -> None:
+    kept = [{"model": "dac", "relabel": "no"}]
+    assert made().find(".//seclabel") is None
+    root = made(relabels=True, config_drive=True)
+    assert [attributes(disk, "./source/seclabel") for disk in root.findall("./devices/disk")] == [kept, kept]
+    assert attributes(root, "./devices/disk/backingStore/source/seclabel") == kept
+    # Where guests may not use files through their group libvirt gives them away, but for what all guests share.
+    root = made(relabels=True, layout=Layout(Path("/guests")))
+    assert root.find("./devices/disk/source/seclabel") is None
+    assert attributes(root, "./devices/disk/backingStore/source/seclabel") == kept
+
+
+def test_interfaces_have_no_link_where_nobody_wires_them() -> None:
+    root = made(vifs=(vif(),), settings=LibvirtSettings(wire=False))
+    assert attributes(root, "./devices/interface/link") == [{"state": "down"}]
+    assert made(vifs=(vif(),)).find("./devices/interface/link") is None

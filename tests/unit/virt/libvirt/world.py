@@ -113,6 +113,7 @@ def composed(
     devices: tuple[BlockDevice, ...] = (),
     taken: frozenset[int] = frozenset(),
     vnc_on_socket: bool = True,
+    relabels: bool = False,
     layout: Layout | None = None,
     record: dict[str, Any] | None = None,
     **changes: Any,
@@ -132,5 +133,7 @@ def composed(
         "disks": plan_disks(a_plan, settings),
     }
     layout = layout or Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"), gid=1)
-    shop = Workshop(facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket)
+    shop = Workshop(
+        facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket, relabels=relabels
+    )
     return compose(shop, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
