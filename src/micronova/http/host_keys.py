@@ -59,9 +59,12 @@ class HostKeyring:
             if len(ticket) > _LONGEST:
                 raise ValueError
             host = base64.b64decode(name + "=" * (-len(name) % 4), altchars=b"-_", validate=True).decode()
-        except (binascii.Error, ValueError):
-            raise Unauthorized("The host's ticket is not valid.") from None
-        self._tickets.verify(rest, _network(host), now)
+            self._tickets.verify(rest, _network(host), now)
+        except (binascii.Error, ValueError, Unauthorized):
+            raise Unauthorized(
+                "The host's ticket is not valid, or no longer: conductors and this service need the same "
+                "neutron.ticket_key, and clocks that agree."
+            ) from None
         return host
 
     def metadata_key(self, host: str, expires_at: int) -> str:
