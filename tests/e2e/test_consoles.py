@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 
 from tests.browser import chromium, connected, pixels, press, shows, window
 from tests.e2e.cloud import RealCloud
@@ -81,8 +81,10 @@ async def test_whoever_opens_spice_later_takes_it_over(guest: Guest, browser: Br
 async def test_the_serial_port_answers(guest: Guest, page: Page) -> None:
     await page.goto(await guest.console("serial", "serial"))
     await connected(page)
+    await expect(page.get_by_text("press Enter")).to_be_visible()  # a guest that is silent looks like one that is dead
     await page.keyboard.type("\n")
     await shows(page, ".xterm-rows", "root@dora:~#")
+    await expect(page.get_by_text("press Enter")).to_be_hidden()
     await page.keyboard.type("echo answer-$((40+2))\n")
     await shows(page, ".xterm-rows", "answer-42")
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, expect
 
 from tests.browser import chromium, connected, pixels, shows, window
 from tests.functional.cloud import Caller, Cloud, Wanted, cloud, user
@@ -40,6 +40,7 @@ async def test_a_serial_console_is_typed_into(user: Caller, viewer: Viewer, page
     await connected(page)
     await shows(page, "#server", "talkative")
     await shows(page, ".xterm-rows", "talkative login:")
+    await expect(page.get_by_text("press Enter")).to_be_hidden()  # it speaks by itself
     await page.keyboard.type("ada\n")
     await shows(page, ".xterm-rows", "ada@talkative:~$")
     await page.keyboard.type("uname\n")

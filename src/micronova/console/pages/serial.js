@@ -13,9 +13,16 @@ if (socket) {
   };
   if (terminal.onData) terminal.onData(type);
   else terminal.on("data", type); // before xterm.js 4
+  // A guest that waits for somebody to type has said all it had to say before we came.
+  const hint = document.getElementById("hint");
   socket.addEventListener("open", () => {
     show("connected", "good");
+    hint.hidden = false;
     terminal.focus();
   });
-  socket.addEventListener("message", (event) => terminal.write(text.decode(event.data, { stream: true })));
+  socket.addEventListener("message", (event) => {
+    hint.hidden = true;
+    terminal.write(text.decode(event.data, { stream: true }));
+  });
+  socket.addEventListener("close", () => { hint.hidden = true; });
 }
