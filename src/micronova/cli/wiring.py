@@ -4,12 +4,11 @@
 `micronova up` runs all of them; `micronova run ROLE…` runs some.
 """
 
-import asyncio
 import logging
 import os
 import random as random_module
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
@@ -210,28 +209,3 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     return f"{scheme}://{credentials.partition(':')[0]}{at}{place}" if at else url
-
-
-class Periodic:
-    """A role that does one thing again and again."""
-
-    def __init__(self, work: Callable[[], Awaitable[None]], interval: float, clock: Clock) -> None:
-        self._work, self._interval, self._clock = work, interval, clock
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._forever())
-
-    async def stop(self) -> None:
-        """End."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _forever(self) -> None:
-        while True:
-            try:
-                await self._work()
-            except Exception as error:
-                log.warning("%s: %s", getattr(self._work, "__name__", "periodic work"), error)
-            await self._clock.sleep(self._interval)

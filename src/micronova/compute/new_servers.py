@@ -52,7 +52,6 @@ class CreateRequest:
     trusted_certs: list[str] | None = None
     hostname: str | None = None
     allow_zero_disk: bool = True  # may the root disk be as large as the image, whatever that is
-    legacy_networks: bool = False  # before 2.37: nothing said means the project's network
 
 
 @dataclass(frozen=True)

@@ -121,14 +121,6 @@ class ComputeAPI:
         """Cast an order to its host, as the message of its kind."""
         await self._bus.cast(COMPUTE.target(order.host), ORDERS[order.kind], order, context=context)
 
-    async def build_and_run_instance(self, context: Context, order: WorkOrder) -> None:
-        """Have a guest built."""
-        await self._bus.cast(COMPUTE.target(order.host), BUILD_AND_RUN_INSTANCE, order, context=context)
-
-    async def terminate_instance(self, context: Context, order: WorkOrder) -> None:
-        """Have a guest removed."""
-        await self._bus.cast(COMPUTE.target(order.host), TERMINATE_INSTANCE, order, context=context)
-
     async def external_instance_event(self, context: Context, host: str, event: InstanceEvent) -> None:
         """Pass on what a neighbour tells of an instance."""
         await self._bus.cast(COMPUTE.target(host), EXTERNAL_INSTANCE_EVENT, event, context=context)

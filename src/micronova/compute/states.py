@@ -37,8 +37,6 @@ VM_STATES = (
 
 # task states: what is being done to it
 SCHEDULING = "scheduling"
-NETWORKING = "networking"
-BLOCK_DEVICE_MAPPING = "block_device_mapping"
 SPAWNING = "spawning"
 POWERING_ON = "powering-on"
 POWERING_OFF = "powering-off"

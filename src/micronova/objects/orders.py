@@ -64,7 +64,6 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
     wait_for_plugs: tuple[str, ...] = ()  # port ids whose network-vif-plugged is awaited before the guest runs
-    group_policy: str | None = None
     limits: dict[str, int] = {}  # resource class -> the node's capacity as the claim saw it; absent: the host's own
     parameters: dict[str, str] = {}  # what the kind needs besides, e.g. {"type": "HARD"} of a reboot
 

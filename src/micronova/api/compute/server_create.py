@@ -110,7 +110,6 @@ def to_request(request: Request) -> CreateRequest:
         image_id=_image_id(server),
         description=inputs.printable(given(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
-        legacy_networks=minor < 37,
         security_groups=server_groups_asked(server) or ["default"],
         key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},

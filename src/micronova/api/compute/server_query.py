@@ -1,6 +1,5 @@
 """The query string of server lists: which filters there are, who may use them, and what they mean."""
 
-import ipaddress
 from typing import Annotated, Any
 
 import msgspec
@@ -291,12 +290,3 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     except msgspec.MsgspecError:
         raise Invalid("Invalid input for query parameter metadata: it is an object of strings in JSON.") from None
     return list(found.items())
-
-
-def is_address(text: str) -> bool:
-    """Say whether a text is an IP address."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
