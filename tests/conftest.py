@@ -83,6 +83,12 @@ def module_database_url(postgres: Postgres) -> Iterator[str]:
     yield from _database(postgres)
 
 
+@pytest.fixture(scope="session")
+def session_database_url(postgres: Postgres) -> Iterator[str]:
+    """Return the URL of an empty PostgreSQL database that all tests of this run share."""
+    yield from _database(postgres)
+
+
 @pytest.fixture
 def amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
     """Return the URL of an empty RabbitMQ vhost of this test's own."""
@@ -92,6 +98,12 @@ def amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def module_amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
     """Return the URL of an empty RabbitMQ vhost that this module's tests share."""
+    yield from _vhost(rabbitmq)
+
+
+@pytest.fixture(scope="session")
+def session_amqp_url(rabbitmq: RabbitMQ) -> Iterator[str]:
+    """Return the URL of an empty RabbitMQ vhost that all tests of this run share."""
     yield from _vhost(rabbitmq)
 
 

@@ -2,8 +2,8 @@
 
 The same tests run on two kinds of cloud. By default a module gets one process with SQLite, which is quick to make.
 With MICRONOVA_TEST_CLOUD=cluster all modules share separate processes on PostgreSQL and RabbitMQ; modules that need
-a cloud of their own kind (a module-level `CLOUD = Wanted(...)`) are left out then. So a test makes its own project
-and never assumes an empty cloud.
+a cloud of their own kind (a module-level `CLOUD = Wanted(...)`) are left out then, unless they say that the cluster
+will do. So a test makes its own project and never assumes an empty cloud.
 
 Nothing sleeps: `Cloud.until` looks again whenever something was written to the database (in one process), or often.
 """
@@ -58,6 +58,7 @@ class Wanted:
     retried: bool = False  # every transaction is run twice, and the first time it fails at its end
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     clock: Clock | None = None
+    cluster_too: bool = False  # separate processes will do as well; the rest says only what one process needs for it
 
 
 # --- callers -------------------------------------------------------------------------------------------------------
@@ -425,16 +426,17 @@ async def one_process(directory: Path, wanted: Wanted) -> AsyncIterator[OneProce
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """The run's cloud of separate processes: two conductors, two schedulers, two computes with two hosts each."""
-    database = request.getfixturevalue("postgres").create_database("functional")
-    bus = request.getfixturevalue("rabbitmq").add_vhost("functional")
+    database = request.getfixturevalue("session_database_url")
+    bus = request.getfixturevalue("session_amqp_url")
     made = Cluster(
         tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2}, api={"workers": 2},
         filter_scheduler=GROUPS_FIRST,
         scheduler={"refresh_interval": 0.01},
     )  # fmt: skip
-    made.add("api", "api")
+    network = {"MICRONOVA__NEUTRON__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/network"}
+    made.add("api", "api network", **network)
     for number in (1, 2):
-        made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}")
+        made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}", **network)
         made.add(f"scheduler{number}", "scheduler", MICRONOVA__DEFAULT__HOST=f"scheduler{number}")
     for letter in "ab":
         made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"{letter}-{{}}")
@@ -455,7 +457,7 @@ async def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             yield made
             await made.assert_clean()
         return
-    if wanted is not None:
+    if wanted is not None and not wanted.cluster_too:
         pytest.skip("needs a cloud of its own kind, in one process")
     apart = Apart(request.getfixturevalue("cluster"), ("a-1", "a-2", "b-1", "b-2"))
     await apart.start()

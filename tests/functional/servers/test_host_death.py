@@ -7,22 +7,10 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor import manager
-from micronova.conductor.operations import Crash
 from micronova.db.tables import departures
 from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.mortal import MortalHost, mortal  # noqa: F401
-
-
-class Crashes:
-    """Crashes the conductor's work once after a step."""
-
-    next: tuple[str, str] | None = None
-
-    def __call__(self, kind: str, step: str) -> None:
-        if self.next == (kind, step):
-            self.next = None
-            raise Crash(f"{kind} {step}")
-
 
 crashes = Crashes()
 CLOUD = Wanted(

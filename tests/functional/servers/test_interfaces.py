@@ -9,18 +9,21 @@ import pytest
 from micronova.http.client import Answer
 from micronova.network.client import NetworkClient
 from micronova.objects.errors import Unavailable
-from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, OneProcess, Wanted
 from tests.functional.servers.mortal import MortalHost
 from tests.functional.servers.neighbours import call, make, network, ok, ports_left, ports_of
 from tests.schemas.tempest import check
 
 CLOUD = Wanted(
     roles=("network",),
+    cluster_too=True,
     settings={
         "default": {"report_interval": 0.2, "vif_plugging_timeout": 10.0},
         "conductor": {"lease": 2.0, "sweep_interval": 0.1},
     },
 )
+
+mortal = pytest.mark.skipif(ON_CLUSTER, reason="kills a host within one process")
 
 
 async def _attach(user: Caller, id: str, **wanted: Any) -> dict[str, Any]:
@@ -314,6 +317,7 @@ async def test_the_network_changes_what_is_shown(cloud: Cloud, user: Caller):
     assert await cloud.until(shown, "the new address") == ["10.7.0.200", second["fixed_ips"][0]["ip_address"]]
 
 
+@pytest.mark.skipif(ON_CLUSTER, reason="makes the conductor's client fail")
 async def test_a_network_service_that_is_away_delays(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch):
     net = await network(user)
     id = (await user.boot())["id"]
@@ -336,6 +340,7 @@ async def test_a_network_service_that_is_away_delays(cloud: Cloud, user: Caller,
     await cloud.assert_clean()
 
 
+@mortal
 async def test_a_host_that_dies_while_it_plugs(cloud: OneProcess, user: Caller, tmp_path: Any):
     """After the restart the order comes again, and the caller who waits has its answer."""
     net = await network(user)
@@ -360,6 +365,7 @@ async def test_a_host_that_dies_while_it_plugs(cloud: OneProcess, user: Caller, 
     await host.stop()
 
 
+@mortal
 async def test_a_host_that_is_away_is_not_waited_for(cloud: OneProcess, user: Caller, tmp_path: Any):
     net = await network(user)
     host = MortalHost(cloud, "away", tmp_path)

@@ -5,26 +5,15 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor.operations import Crash
 from micronova.network.client import NetworkClient
 from micronova.objects.errors import Unavailable
 from micronova.virt.driver import GuestPlan
 from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
+from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.neighbours import image, make, network, ok, ports_left, ports_of
 from tests.functional.servers.spawning import spawned  # noqa: F401
 
 Plans = dict[str, list[tuple[str, GuestPlan]]]
-
-
-class Crashes:
-    """Crashes the conductor's work once after a step."""
-
-    next: tuple[str, str] | None = None
-
-    def __call__(self, kind: str, step: str) -> None:
-        if self.next == (kind, step):
-            self.next = None
-            raise Crash(f"{kind} {step}")
 
 
 crashes = Crashes()

@@ -6,7 +6,7 @@ from tests.functional.cloud import Caller, Cloud, Wanted
 from tests.functional.servers.neighbours import make, network, ok, ports_of
 from tests.schemas.tempest import check
 
-CLOUD = Wanted(roles=("network",))
+CLOUD = Wanted(roles=("network",), cluster_too=True)
 
 
 async def _names(user: Caller, id: str) -> list[str]:
