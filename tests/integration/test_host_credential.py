@@ -124,6 +124,13 @@ def test_what_a_host_is_told(region: Region) -> None:
     assert not region.cluster.log("compute").count("ACCESS_REFUSED")
 
 
+def test_names_that_no_host_may_have(region: Region) -> None:
+    where = ("--config", region.cluster.config, "--dir", region.cluster.directory / "tool")
+    assert "a broker user of the cloud's own" in refused("host", "add", "guest", *where)
+    for name in ("a b", "x;reboot", "'", "größe", ".hidden", "x" * 256):
+        assert "is no name for a host: use letters" in refused("host", "add", name, *where)
+
+
 async def test_the_network_agent_of_a_host(region: Region, tmp_path: Path) -> None:
     async with agent(region.host, tmp_path) as process:
         network = service(process)

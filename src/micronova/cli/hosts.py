@@ -87,6 +87,8 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
     async def work(database: Database, settings: Settings) -> Settings:
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
+        if name in (parse(settings.default.transport_url).user, *settings.default.control_users):
+            raise MicronovaError(f"{name} is a broker user of the cloud's own: a host needs one that nobody else has.")
         await database.write(services.register_host_user, name, int(time.time() * 1e6))
         return settings
 
