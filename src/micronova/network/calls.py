@@ -25,6 +25,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None
     shared: bool = False
     external: bool = False
+    port_security: bool = True
     subnets: tuple[dict[str, Any], ...] = ()
 
 
@@ -148,5 +149,6 @@ def network_of(document: Mapping[str, Any], subnets: Iterable[dict[str, Any]]) -
         mtu=document.get("mtu"),
         shared=document.get("shared", False),
         external=document.get("router:external", False),
+        port_security=document.get("port_security_enabled", True),
         subnets=below,
     )

@@ -74,7 +74,9 @@ class NetworkClient:
         if not wanted:
             return ()
         existing = [] if fresh else await self.calls.ports_of(instance_uuid)
-        groups = await self._group_ids(wanted, security_groups, project_id)
+        groups = [port.security_groups for port in wanted]
+        if requests == "auto":  # the plan could not say which, for want of a network
+            groups = await self._group_ids(wanted, security_groups, project_id)
         found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
         common = await self._common(instance_uuid, host, zone, hostname)
         new = [index for index, port in enumerate(wanted) if found[index] is None and port.port_id is None]

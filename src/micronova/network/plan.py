@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from micronova.network.cache import Remembered
-from micronova.network.calls import Calls, Network
+from micronova.network.calls import Calls, Network, network_of
 from micronova.objects.errors import (
     AddressInUse,
     Conflict,
@@ -42,6 +42,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     room: int | None = None  # servers for which the quota still has ports; None: no limit
 
 
+class _Wish(msgspec.Struct, frozen=True):
+    """A port to be, before the groups that were asked for are known."""
+
+    port: PlannedPort
+    own_groups: tuple[str, ...] | None = None  # ids that it has whatever is asked for; None: it takes what is
+
+
 class Planner:
     """Makes plans. Everything is asked with the user's token: what it may not see does not exist."""
 
@@ -64,34 +71,36 @@ class Planner:
         if requests == "none":
             return Plan(requests="none", security_groups=tuple(security_groups))
         if not requests or requests == "auto":
-            wanted, (ids, names) = await asyncio.gather(
+            wishes, (ids, names) = await asyncio.gather(
                 self._unasked(requests, token, project_id), self._groups(security_groups, token, project_id)
             )
         else:
             assert not isinstance(requests, str)
-            wanted, (ids, names) = await asyncio.gather(
+            wishes, (ids, names) = await asyncio.gather(
                 self._asked(requests, token, project_id, may_attach_external),
                 self._groups(security_groups, token, project_id),
             )
-        if isinstance(wanted, str):
-            each = 1 if wanted == "auto" else 0
-        else:
-            wanted = [msgspec.structs.replace(port, security_groups=ids) for port in wanted]
-            each = sum(1 for port in wanted if port.port_id is None)
+        if isinstance(wishes, str):
+            each = 1 if wishes == "auto" else 0
+            room = await self._room(each, count, token, project_id)
+            return Plan(requests=wishes, security_groups=names, room=room)
+        wanted = [_with_groups(wish, ids) for wish in wishes]
+        each = sum(1 for port in wanted if port.port_id is None)
         room = await self._room(each, count, token, project_id)
-        return Plan(requests=wanted, security_groups=names, room=room)
+        shown = await self._shown(wishes, names, token)
+        return Plan(requests=wanted, security_groups=shown, room=room)
 
     # --- networks and ports ---
 
     async def _unasked(
         self, requests: Sequence[NetworkRequest] | str | None, token: str, project_id: str
-    ) -> list[PlannedPort] | str:
+    ) -> list[_Wish] | str:
         """Nothing was said about networks: the only one that there is, if there is one."""
         found = await self._seen.get((project_id,), lambda: self._available(token, project_id))
         if len(found) > 1:
             raise Conflict("Multiple possible networks found, use a Network ID to be more specific.")
         if found:
-            return [PlannedPort(network_id=found[0].id)]
+            return [_on(found[0])]
         if requests != "auto":
             return "none"
         try:
@@ -111,19 +120,20 @@ class Planner:
         )
         found = {each["id"]: each for each in (*own, *shared)}
         kept = [each for each in found.values() if each.get("shared") or not each.get("router:external")]
-        return [Network(id=each["id"]) for each in kept if each.get("subnets")]
+        return [network_of(each, ()) for each in kept if each.get("subnets")]
 
     async def _asked(
         self, requests: Sequence[NetworkRequest], token: str, project_id: str, may_attach_external: bool
-    ) -> list[PlannedPort]:
+    ) -> list[_Wish]:
         ports = await self._ports([r.port_id for r in requests if r.port_id], token, project_id)
         names = [r.network_id for r in requests if r.network_id and not r.port_id]
         networks = await self._networks(names, token, project_id)
         found = []
         for request in requests:
             if request.port_id:
-                network_id = ports[request.port_id]["network_id"]
-                found.append(PlannedPort(network_id=network_id, port_id=request.port_id, tag=request.tag))
+                port = ports[request.port_id]
+                planned = PlannedPort(network_id=port["network_id"], port_id=request.port_id, tag=request.tag)
+                found.append(_Wish(planned, tuple(port.get("security_groups", ()))))
                 continue
             if not request.network_id:
                 raise Invalid("Each of the networks must name a network (uuid) or a port.")
@@ -133,7 +143,7 @@ class Planner:
             if not network.subnets:
                 raise Invalid(f"Network {network.id} requires a subnet in order to boot instances on.")
             address = await self._address(request.fixed_ip, network, token) if request.fixed_ip else None
-            found.append(PlannedPort(network_id=network.id, fixed_ip=address, tag=request.tag))
+            found.append(_on(network, address, request.tag))
         return found
 
     async def _networks(self, ids: Sequence[str], token: str, project_id: str) -> dict[str, Network]:
@@ -190,6 +200,16 @@ class Planner:
             return None, ("default",)
         return await self.groups(asked, project_id, token)
 
+    async def _shown(self, wishes: Sequence[_Wish], asked: tuple[str, ...], token: str) -> tuple[str, ...]:
+        """Return the names of the groups that the server's ports will have."""
+        taken = asked if any(wish.own_groups is None for wish in wishes) else ()
+        own = sorted({id for wish in wishes for id in wish.own_groups or ()})
+        if not own:
+            return taken
+        query = (*(("id", id) for id in own), ("fields", "name"))
+        listed = await self._calls.all_of("security_groups", *query, token=token)
+        return tuple(dict.fromkeys((*taken, *sorted(group["name"] for group in listed))))
+
     async def groups(
         self, asked: Sequence[str], project_id: str, token: str | None = None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -228,3 +248,19 @@ class Planner:
         left = max(0, limit - used)
         self._rooms.put(project_id, left)
         return left // each
+
+
+def _on(network: Network, address: str | None = None, tag: str | None = None) -> _Wish:
+    """A new port: on a network without port security it has no groups."""
+    port = PlannedPort(network_id=network.id, fixed_ip=address, tag=tag)
+    return _Wish(port, None if network.port_security else ())
+
+
+def _with_groups(wish: _Wish, ids: tuple[str, ...] | None) -> PlannedPort:
+    if wish.own_groups is None:
+        return msgspec.structs.replace(wish.port, security_groups=ids)
+    if ids is not None and wish.port.port_id is None:
+        raise Invalid(
+            f"Security groups cannot be applied on network {wish.port.network_id}: it has port security switched off."
+        )
+    return wish.port

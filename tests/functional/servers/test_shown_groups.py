@@ -1,0 +1,51 @@
+"""The security groups that a server shows from its creation on are those of its ports, wherever these come from."""
+
+from typing import Any
+
+from tests.functional.cloud import Caller, Wanted
+from tests.functional.servers.neighbours import make, network, ports_of
+
+CLOUD = Wanted(roles=("network",))
+
+
+async def _shown(user: Caller, **wanted: Any) -> tuple[list[str] | None, list[int]]:
+    """Boot a server; return the groups that it shows, and how many each of its ports has."""
+    id = (await user.boot(**wanted))["id"]
+    groups = (await user.show(id)).get("security_groups")
+    ports = [len(port["security_groups"]) for port in await ports_of(user, id)]
+    return groups and [group["name"] for group in groups], sorted(ports)
+
+
+async def test_a_network_without_port_security_has_none(user: Caller):
+    open_network = await network(user, port_security_enabled=False)
+    there = {"uuid": open_network["id"]}
+    assert await _shown(user, networks=[there]) == (None, [0])
+    assert await _shown(user, networks=[there], security_groups=[{"name": "default"}]) == (None, [0])
+    guarded = await network(user, cidr="10.8.0.0/24")
+    assert await _shown(user, networks=[there, {"uuid": guarded["id"]}]) == (["default"], [0, 1])
+
+
+async def test_named_groups_are_refused_where_they_cannot_hold(user: Caller):
+    open_network = await network(user, port_security_enabled=False)
+    await make(user, "security_group", name="web")
+    body = user.body(networks=[{"uuid": open_network["id"]}], security_groups=[{"name": "web"}])
+    said = await user.refused(400, "POST", "/servers", body)
+    assert "port security" in said and open_network["id"] in said
+
+
+async def test_a_port_of_the_user_brings_its_own(user: Caller):
+    place = await network(user)
+    web = await make(user, "security_group", name="web")
+    db = await make(user, "security_group", name="db")
+
+    async def port(*groups: dict[str, Any]) -> dict[str, str]:
+        made = await make(user, "port", network_id=place["id"], security_groups=[group["id"] for group in groups])
+        return {"port": made["id"]}
+
+    assert await _shown(user, networks=[await port(db, web)]) == (["db", "web"], [2])
+    assert await _shown(user, networks=[await port()]) == (None, [0])
+    assert await _shown(user, networks=[await port(web), {"uuid": place["id"]}]) == (["default", "web"], [1, 1])
+    asked = [{"name": "db"}]  # for the port that is made; the user's own stays as it is
+    networks = [await port(web), {"uuid": place["id"]}]
+    assert await _shown(user, networks=networks, security_groups=asked) == (["db", "web"], [1, 1])
+    assert await _shown(user, networks=[await port(web)], security_groups=asked) == (["web"], [1])
