@@ -189,12 +189,12 @@ async def test_security_groups_by_name_or_id(scene: Scene) -> None:
     assert set(plan.requests[0].security_groups) == {web["id"], default["id"]}
     [vif] = await scene.boot(on(network), groups=("web",))
     assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [web["id"]]
-    # A plan that says no groups takes them by name.
+    # A plan that says no groups means the default one: the names are those of all ports, the user's own too.
     [vif] = await scene.client.allocate(
         instance_uuid="s2", project_id="p1", host="h", zone="z", requests=[{"network_id": network["id"]}],
         security_groups=["web"],
     )  # fmt: skip
-    assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [web["id"]]
+    assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [default["id"]]
     await scene.cloud.make("security_group", name="web")
     with pytest.raises(Conflict):
         await scene.plan(on(network), ("web",))
@@ -228,6 +228,11 @@ async def test_an_automatic_network(scene: Scene) -> None:
     [vif] = await scene.client.allocate(instance_uuid="s1", project_id="p1", host="h", zone="z", requests="auto")
     assert vif.network_label == "auto_allocated_network"
     assert (await scene.cloud.show("network", vif.network_id))["project_id"] == "p1"
+    web = await scene.cloud.make("security_group", name="web")
+    [vif] = await scene.client.allocate(
+        instance_uuid="s2", project_id="p1", host="h", zone="z", requests="auto", security_groups=["web"]
+    )
+    assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [web["id"]]
 
 
 async def test_what_is_not_the_users_to_use(scene: Scene) -> None:

@@ -74,9 +74,7 @@ class NetworkClient:
         if not wanted:
             return ()
         existing = [] if fresh else await self.calls.ports_of(instance_uuid)
-        groups = [port.security_groups for port in wanted]
-        if requests == "auto":  # the plan could not say which, for want of a network
-            groups = await self._group_ids(wanted, security_groups, project_id)
+        groups = await self._group_ids(wanted, security_groups, project_id, requests == "auto")
         found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
         common = await self._common(instance_uuid, host, zone, hostname)
         new = [index for index, port in enumerate(wanted) if found[index] is None and port.port_id is None]
@@ -187,14 +185,13 @@ class NetworkClient:
         return msgspec.convert(msgspec.to_builtins(requests), list[PlannedPort])
 
     async def _group_ids(
-        self, wanted: Sequence[PlannedPort], names: Sequence[str], project_id: str
+        self, wanted: Sequence[PlannedPort], names: Sequence[str], project_id: str, automatic: bool
     ) -> list[tuple[str, ...] | None]:
-        """Return the groups of each port; those that the plan does not say are found by name."""
-        plain = not names or list(names) == ["default"]
-        if plain or all(port.security_groups is not None or port.port_id for port in wanted):
+        """Return the groups of each port as planned; a network that is made only now has them by name."""
+        if not automatic or not names or list(names) == ["default"]:
             return [port.security_groups for port in wanted]
         ids, _ = await self._planner.groups(names, project_id)
-        return [ids if port.security_groups is None else port.security_groups for port in wanted]
+        return [ids for _ in wanted]
 
     async def _create(self, bodies: list[dict[str, Any]], at: list[int], found: list[dict[str, Any] | None]) -> None:
         for index, port in zip(at, await self.calls.create_ports(bodies), strict=True):
