@@ -4,7 +4,7 @@ A request is accepted when its transaction is committed. Only then is a conducto
 """
 
 import logging
-import uuid
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +22,7 @@ from micronova.db.engine import Database
 from micronova.http.context import RequestContext
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, InstanceNotFound, NotSupported
+from micronova.objects.ids import new_uuid
 from micronova.rpc.contract import Context
 from micronova.rpc.errors import BusUnavailable
 
@@ -34,10 +35,18 @@ class Acceptance:
     """What may be done to servers, by the table of states."""
 
     def __init__(
-        self, *, database: Database, clock: Clock, conductor: ConductorAPI, notifier: Notifier, timeout: float
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        random: random.Random,
+        conductor: ConductorAPI,
+        notifier: Notifier,
+        timeout: float,
     ) -> None:
         self._database = database
         self._clock = clock
+        self._random = random
         self._conductor = conductor
         self._notifier = notifier
         self._timeout = timeout
@@ -126,7 +135,7 @@ class Acceptance:
         _overtake(conn, id, now)
         actions.start(conn, id, context.request_id, kind, context.user_id, context.project_id, now)
         operation = new_row(
-            id=str(uuid.uuid4()),
+            id=new_uuid(self._random),
             kind=kind,
             version=1,
             instance_uuid=id,

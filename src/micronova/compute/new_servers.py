@@ -2,7 +2,6 @@
 
 import random
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +98,7 @@ def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | Non
         if device.destination_type == "volume" or device.source_type in ("volume", "snapshot"):
             raise NotSupported("This cloud has no block storage service: boot from an image onto a local disk.")
     if image is not None and not any(device.boot_index == 0 for device in devices):
-        devices.insert(0, BlockDevice(uuid=str(uuid.uuid4()), image_id=image.id, boot_index=0))
+        devices.insert(0, BlockDevice(uuid="", image_id=image.id, boot_index=0))
     roots = [device for device in devices if device.boot_index == 0]
     if len(roots) != 1:
         raise Invalid("Block Device Mapping is Invalid: exactly one device must have boot_index 0.")
