@@ -1,5 +1,9 @@
-"""The agent need not be root: root starts the private libvirtd, and the agent works as a user of its own."""
+"""The agent need not be root: root starts the private libvirtd, and the agent works as a user of its own.
 
+Nor need it be root, or root's, to use a libvirt that runs already.
+"""
+
+import grp
 import os
 import pwd
 import shutil
@@ -15,6 +19,7 @@ import pytest
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.virt.libvirt.setup import private_libvirtd, teardown
 from tests.e2e.host import FOLDERS, Host
+from tests.e2e.ordinary import OrdinaryLibvirt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -30,18 +35,35 @@ def test_an_agent_that_is_not_root(host: Host) -> None:
         daemon.ensure()
         mode = daemon.socket.stat()
         assert stat.S_IMODE(mode.st_mode) == 0o770 and mode.st_gid == GROUP
-        image = msgspec.json.encode(host.images.image).decode()
-        arguments = [USER, GROUP, daemon.user.gid, directory, host.namespace, host.images.ticket, image]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.e2e.unprivileged", *map(str, arguments)],
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stdout == "done\n", done.stderr
+        _act(host, daemon.user.gid, directory)
         left = [path.name for name in FOLDERS for path in (directory / "libvirt" / name).rglob("*") if path.is_file()]
         assert set(left) <= {"driver.pid", "autostarted"}
     finally:
         teardown(directory)
         shutil.rmtree(directory)
+
+
+def test_a_user_of_a_libvirt_that_runs_already(host: Host) -> None:
+    libvirt = OrdinaryLibvirt()
+    directory = libvirt.room / "u"
+    directory.mkdir(mode=0o711)
+    os.chown(directory, USER, GROUP)
+    try:
+        libvirt.start()
+        _act(host, grp.getgrnam("libvirt").gr_gid, directory, libvirt.uri)
+        assert libvirt.guests() == {} and libvirt.pools() == []
+    finally:
+        libvirt.stop()
+
+
+def _act(host: Host, other_group: int, directory: Path, *uri: str) -> None:
+    image = msgspec.json.encode(host.images.image).decode()
+    arguments = [USER, GROUP, other_group, directory, host.namespace, host.images.ticket, image, *uri]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.unprivileged", *map(str, arguments)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr

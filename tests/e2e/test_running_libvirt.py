@@ -127,7 +127,10 @@ async def test_down_switches_it_off_even_if_its_cloud_was_killed_and_the_next_st
     await cloud.up()
     await guest.wait("SHUTOFF")
     await guest.act("os-start", status="ACTIVE")
-    assert len(_taps("-n", cloud.prefix)) == 1
+    other = await guest.tenant.boot("hanna")
+    await other.wait("ACTIVE")
+    assert len(_taps("-n", cloud.prefix)) == 2, "both are wired, and stand on one cached image"
+    assert len(list((cloud.libvirt / "base").iterdir())) == 1
 
 
 async def test_what_cannot_be_is_said_in_one_line(ordinary: OrdinaryLibvirt, tmp_path: Path) -> None:

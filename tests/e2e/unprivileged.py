@@ -9,6 +9,7 @@ import aiohttp  # noqa: F401  imported while we can still read it
 import libvirt  # noqa: F401
 import msgspec
 
+from micronova.objects.errors import Conflict
 from micronova.objects.image import ImageMeta
 from micronova.virt import power_state
 from tests.e2e.host import Host, console
@@ -37,11 +38,37 @@ async def main(host: Host) -> None:
     print("done")
 
 
+async def on_a_running_libvirt(host: Host, uri: str) -> None:
+    """Be a user who may talk to a libvirt, and is not in the group of its guests."""
+    instances = host.state_dir / "guests"
+    async with host.agent(connection_uri=uri, instances_path=str(instances), network_namespace="") as (driver, _):
+        for _ in range(2):  # the second one finds the image in the cache, as it was
+            plan = host.plan(config_drive=True)
+            uuid = plan.instance.uuid
+            await driver.spawn(plan)
+            [base] = (instances / "base").iterdir()
+            assert base.stat().st_uid == os.geteuid()
+            assert (instances / "instances" / uuid / "disk").stat().st_uid != os.geteuid()
+            assert (await driver.get_vnc_console(uuid)).host == "127.0.0.1"
+            try:
+                await driver.get_serial_console(uuid)
+            except Conflict as error:
+                assert "in their group" in str(error)
+            else:
+                raise AssertionError("nobody else may use a guest's serial port")
+            await driver.get_console_output(uuid, None)
+            await driver.reboot(plan, "HARD")
+            await driver.destroy(uuid)
+        assert await driver.list_guests() == []
+    print("done")
+
+
 if __name__ == "__main__":
-    user, group, qemu_group, directory, namespace, ticket, image = sys.argv[1:]
+    user, group, other_group, directory, namespace, ticket, image, *uri = sys.argv[1:]
     images = Images(ticket, msgspec.json.decode(image, type=ImageMeta))
-    os.setgroups([int(qemu_group)])
+    os.setgroups([int(other_group)])
     os.setgid(int(group))
     os.setuid(int(user))
     os.umask(0o077)
-    asyncio.run(main(Host(Path(directory), namespace, images)))  # type: ignore[arg-type]
+    host = Host(Path(directory), namespace, images)  # type: ignore[arg-type]
+    asyncio.run(on_a_running_libvirt(host, uri[0]) if uri else main(host))

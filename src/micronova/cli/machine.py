@@ -104,14 +104,15 @@ class Machine:
         self.libvirtd = self.running = None
         guests = None
         if uses_machine(settings) and settings.libvirt.connection_uri:
-            self.running = RunningLibvirt(settings.libvirt.connection_uri, cloud_id)
             guests = state_root(place.path, settings.libvirt).absolute()
+            self.running = RunningLibvirt(settings.libvirt.connection_uri, cloud_id, guests)
         elif uses_machine(settings):
             host = settings.default.host or os.uname().nodename
             self.libvirtd = private_libvirtd(
                 place.path, cloud_id, host, settings.libvirt, client=(user.uid, user.gid)
             )
         self.helper = HelperProcess(prefix_of(cloud_id), helper_socket(place), uid=user.uid, guests=guests)
+        self._guests = guests
         self._elsewhere = guests if settings.libvirt.instances_path else None
         self._passes: int | None = None  # the group of those who have to pass through DIR to their files
         self.groups: list[int] = []  # that the cloud's user needs besides its own, to share files with guests
@@ -119,14 +120,15 @@ class Machine:
     def start(self) -> None:
         """Start what does not run."""
         if self.running is not None and not self.groups:
-            self.groups = self.running.groups()
-            self._passes = self.running.user().gid
+            guests_user = self.running.user()
+            self.groups = self.running.groups(guests_user)
+            self._passes = None if self._elsewhere else guests_user.gid
             self._make_folder()
         if not self.helper.running():
             self.helper.start()
             self.helper.do(EnsureNamespace(namespace=self.helper.prefix))
             if self.running is not None:
-                _note_of(self.helper.prefix).write_text(self.running.uri)
+                _note_of(self.helper.prefix).write_text(f"{self.running.uri}\n{self._guests}\n")
         if self.libvirtd is not None:
             self.libvirtd.ensure()
             self.groups = [self.libvirtd.user.gid]
@@ -138,9 +140,11 @@ class Machine:
             os.chown(self._elsewhere, self._user.uid, self._user.gid, follow_symlinks=False)
 
     def open(self, place: StateDirectory) -> None:
-        """Let those pass through DIR who need to; for the process that has become the cloud's user."""
+        """Let those pass through DIR who need to, and nobody else; for the process that has become its owner."""
         if self._passes is not None:
             let_through(place, self._passes)
+        else:
+            place.path.chmod(0o700)  # it may have been opened for guests of another libvirt
 
     def look_after(self) -> None:
         """Start again what died."""
@@ -170,7 +174,7 @@ class Machine:
 
 
 def _note_of(prefix: str) -> Path:
-    """Return where root notes which libvirt has a cloud's guests: not in DIR, which is not root's own."""
+    """Return where root notes which libvirt has a cloud's guests, and their files: not in DIR, which is not root's."""
     return runtime_directory(prefix) / "libvirt"
 
 
@@ -202,7 +206,8 @@ def clean_up(place: StateDirectory) -> bool:
     left = teardown(place.path)
     note = _note_of(prefix)
     if note.exists():
-        _switch_off(RunningLibvirt(note.read_text(), cloud_id))
+        uri, guests = note.read_text().splitlines()
+        _switch_off(RunningLibvirt(uri, cloud_id, Path(guests)))
         note.unlink()
         left = True
     if namespaces(prefix):
@@ -269,9 +274,11 @@ def run_as_service(
     if user is None:
         main(settings)
         if needs_root and uses_machine(settings) and settings.libvirt.connection_uri:
+            from micronova.virt.libvirt.driver import state_root
             from micronova.virt.libvirt.running import RunningLibvirt
 
-            _switch_off(RunningLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id))
+            guests = state_root(place.path, settings.libvirt).absolute()
+            _switch_off(RunningLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id, guests))
     elif needs_root:
         claim(place, user)
         settings = settings_on(settings, place)

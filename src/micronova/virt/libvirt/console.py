@@ -7,6 +7,7 @@ there just for that.
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
+from uuid import NAMESPACE_URL, uuid5
 
 from micronova.virt.driver import last_lines
 from micronova.virt.libvirt.library import has_code
@@ -75,6 +76,11 @@ def through_libvirt(connection: Any, folder: str, pool_name: str) -> Tail:
         return b"".join(parts)
 
     return tail
+
+
+def pool_of(root: Path) -> str:
+    """Name the pool of a host by the directory of its guests."""
+    return f"micronova-{uuid5(NAMESPACE_URL, root.as_uri())}"
 
 
 def forget_pool(connection: Any, pool_name: str) -> None:

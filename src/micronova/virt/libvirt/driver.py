@@ -13,7 +13,6 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
@@ -40,7 +39,7 @@ from micronova.virt.libvirt.boot_signs import boot_signs
 from micronova.virt.libvirt.compose import Workshop, domain_name
 from micronova.virt.libvirt.config_drive import make_config_drive
 from micronova.virt.libvirt.connection import Connection
-from micronova.virt.libvirt.console import forget_pool, from_files, read_console, through_libvirt
+from micronova.virt.libvirt.console import forget_pool, from_files, pool_of, read_console, through_libvirt
 from micronova.virt.libvirt.disks import DiskMaker, plan_disks
 from micronova.virt.libvirt.events import GuestEvent, Watchers
 from micronova.virt.libvirt.guests import Guests
@@ -100,7 +99,7 @@ class LibvirtDriver:
         self._disks = DiskMaker(layout, self._images, self._files)
         self._ready: tuple[HostFacts, Launcher] | None = None
         self._ageing: asyncio.Task[None] | None = None
-        self._log_pool = f"micronova-{uuid5(NAMESPACE_URL, layout.root.as_uri())}"
+        self._log_pool = pool_of(layout.root)
         self._log_pool_used = False
         self._log_lock = asyncio.Lock()
 

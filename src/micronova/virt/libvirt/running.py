@@ -9,6 +9,7 @@ Everything here blocks, and is for processes without an event loop of libvirt's:
 
 import getpass
 import grp
+import logging
 import os
 import pwd
 import stat
@@ -19,11 +20,15 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from micronova.objects.errors import Unavailable
 from micronova.virt.libvirt import domains
+from micronova.virt.libvirt.console import forget_pool, pool_of
 from micronova.virt.libvirt.layout import Layout
 from micronova.virt.libvirt.library import LibvirtMissing, has_code, is_error, load
 from micronova.virt.libvirt.private import QemuUser
 from micronova.virt.libvirt.xmltree import parse
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,9 +41,11 @@ PRIVATE_INSTEAD: Final = "leave libvirt.connection_uri empty for a private one"
 class RunningLibvirt:
     """The libvirt at an address, and the guests that one cloud has there."""
 
-    def __init__(self, uri: str, cloud_id: str = "") -> None:
+    def __init__(self, uri: str, cloud_id: str = "", guests: Path | None = None) -> None:
+        """`guests` is where the cloud has its guests' files."""
         self.uri = uri
         self._cloud = cloud_id
+        self._guests = guests
 
     def user(self) -> QemuUser:
         """Say whom it runs guests as, or raise in one line if it cannot be used."""
@@ -51,9 +58,9 @@ class RunningLibvirt:
             )
         return found
 
-    def groups(self) -> list[int]:
+    def groups(self, user: QemuUser) -> list[int]:
         """List the groups that whoever uses it needs: its guests' group, and that of its socket."""
-        found = {self.user().gid}
+        found = {user.gid}
         place = socket_of(self.uri)
         if place is not None:
             about = place.stat()
@@ -67,12 +74,22 @@ class RunningLibvirt:
             return any(True for _ in self._ours(connection))
 
     def stop(self) -> None:
-        """Switch the cloud's guests off, as switching the machine off would; disks and definitions stay."""
+        """Switch the cloud's guests off, as switching the machine off would; disks and definitions stay.
+
+        Nor does anything else stay there that an agent was perhaps killed before it could take it away.
+        """
         with self._open() as connection:
             for uuid in self._ours(connection):
                 domain = domains.find_ours(connection, uuid, self._cloud)
-                if domain is not None:
-                    domains.switch_off(domain, forget=False)
+                try:
+                    if domain is not None:
+                        domains.switch_off(domain, forget=False)
+                except Exception as error:  # the others are to go nevertheless
+                    if not is_error(error):
+                        raise
+                    log.error("guest %s could not be switched off: %s", uuid, error)
+            if self._guests is not None:
+                forget_pool(connection, pool_of(self._guests))
 
     def _ours(self, connection: Any) -> Iterator[str]:
         for seen in domains.look_at_all(connection):
@@ -91,6 +108,10 @@ class RunningLibvirt:
             raise LibvirtMissing(why_not(self.uri, error)) from error
         try:
             yield connection
+        except Exception as error:
+            if not is_error(error):
+                raise
+            raise Unavailable(f"The libvirt at {self.uri} failed: {error}") from error
         finally:
             connection.close()
 
