@@ -296,6 +296,7 @@ async def make_api(process: "Process") -> "Role":
         Dependencies(
             database=process.database,
             clock=process.clock,
+            random=process.random,
             api=api,
             consoles=consoles,
             quota_defaults=quota_defaults(settings),

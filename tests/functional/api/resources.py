@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import msgspec
@@ -151,11 +152,11 @@ async def _uptime_of(_: RequestContext, host: str) -> str | None:
 
 def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
-    limit = quotas.defaults_from({})
+    limit, random = quotas.defaults_from({}), Random(1)
     return [
         *versions_doc.routes(),
         *extensions.routes(),
-        *flavors.routes(database, clock, max_limit),
+        *flavors.routes(database, clock, random, max_limit),
         *flavor_access.routes(database, _project_exists),
         *flavor_extra_specs.routes(database),
         *keypairs.routes(database, clock, limit, max_limit),
@@ -166,8 +167,8 @@ def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[
         *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
         *hosts.routes(database, clock),
         *availability_zones.routes(database, clock, DOWN_TIME),
-        *aggregates.routes(database, clock),
-        *server_groups.routes(database, clock, limit, max_limit),
+        *aggregates.routes(database, clock, random),
+        *server_groups.routes(database, clock, random, limit, max_limit),
         *instance_actions.routes(database, max_limit),
         *gone.routes(),
     ]

@@ -1,6 +1,6 @@
 """Host aggregates: groups of hosts with metadata that the scheduler looks at; some are availability zones."""
 
-import uuid
+from random import Random
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.ids import new_uuid
 
 _BRIEF = (
     Field("id", "id"),
@@ -104,9 +105,10 @@ def _zone(value: str | None, relaxed: bool) -> str | None:
 class Aggregates:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock) -> None:
+    def __init__(self, database: Database, clock: Clock, random: Random) -> None:
         self._database = database
         self._clock = clock
+        self._random = random
 
     def _now(self) -> int:
         return micros(self._clock.now())
@@ -131,7 +133,7 @@ class Aggregates:
         asked: NewAggregate = request.body.aggregate
         name = inputs.name(asked.name, relaxed=request.relaxed)
         zone = _zone(asked.availability_zone, request.relaxed)
-        row = await self._database.write(aggregates.insert, str(uuid.uuid4()), name, zone, self._now())
+        row = await self._database.write(aggregates.insert, new_uuid(self._random), name, zone, self._now())
         return {"aggregate": CREATED.at(request.minor)(row)}
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
@@ -186,9 +188,9 @@ def _with_hosts(conn: sa.Connection, row: sa.Row[Any]) -> tuple[sa.Row[Any], lis
     return row, aggregates.hosts(conn, [row.id]).get(row.id, [])
 
 
-def routes(database: Database, clock: Clock) -> list[Route]:
+def routes(database: Database, clock: Clock, random: Random) -> list[Route]:
     """Declare the routes of aggregates."""
-    handlers = Aggregates(database, clock)
+    handlers = Aggregates(database, clock, random)
     root, rule = "/os-aggregates", "os_compute_api:os-aggregates"
     one = f"{root}/{{id}}"
     read: dict[str, Any] = {"method": "GET", "query": NoQuery, "strict_query": STRICT}

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from random import Random
 
 from micronova.api import plugins
 from micronova.api.compute import (
@@ -51,6 +52,7 @@ class Dependencies:
 
     database: Database
     clock: Clock
+    random: Random
     api: API
     consoles: ConsoleLinks
     quota_defaults: Mapping[str, int]
@@ -63,7 +65,7 @@ class Dependencies:
 
 def routes(needs: Dependencies) -> list[Route]:
     """Return every route of the compute API, relative to /v2.1; removed ones come last."""
-    db, clock, api = needs.database, needs.clock, needs.api
+    db, clock, random, api = needs.database, needs.clock, needs.random, needs.api
     quotas, most, down = needs.quota_defaults, needs.max_limit, needs.service_down_time
     own = [
         *versions_doc.routes(),
@@ -78,9 +80,9 @@ def routes(needs: Dependencies) -> list[Route]:
         *server_password.routes(db),
         *server_security_groups.routes(db, api),
         *server_external_events.routes(db, api),
-        *server_groups.routes(db, clock, quotas, most),
+        *server_groups.routes(db, clock, random, quotas, most),
         *instance_actions.routes(db, most),
-        *flavors.routes(db, clock, most),
+        *flavors.routes(db, clock, random, most),
         *flavor_extra_specs.routes(db),
         *flavor_access.routes(db, needs.project_exists),
         *keypairs.routes(db, clock, quotas, most),
@@ -92,7 +94,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *hypervisors.routes(db, clock, api.host_uptime, down, most),
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),
-        *aggregates.routes(db, clock),
+        *aggregates.routes(db, clock, random),
         *(fault_rules.routes(api) if needs.fault_injection else ()),
         *gone.routes(),
     ]

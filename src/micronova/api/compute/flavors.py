@@ -1,6 +1,6 @@
 """Flavors: list, show, create, describe, delete."""
 
-import uuid
+from random import Random
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -17,6 +17,7 @@ from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
+from micronova.objects.ids import new_uuid
 
 SHOWS_SPECS = "os_compute_api:os-flavor-extra-specs:index"
 
@@ -104,9 +105,10 @@ class ListQuery(Paged):
 class Flavors:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, max_limit: int) -> None:
+    def __init__(self, database: Database, clock: Clock, random: Random, max_limit: int) -> None:
         self._database = database
         self._clock = clock
+        self._random = random
         self._max_limit = max_limit
 
     async def index(self, request: Request) -> dict[str, Any]:
@@ -155,7 +157,7 @@ class Flavors:
         if not 0 < factor <= 3.40282e38:
             raise Invalid("Invalid input for field/attribute rxtx_factor: it must be more than 0.")
         flavor = Flavor(
-            id=str(uuid.uuid4()) if asked.id is None else str(asked.id),
+            id=new_uuid(self._random) if asked.id is None else str(asked.id),
             name=inputs.name(asked.name, relaxed=request.relaxed),
             ram=inputs.whole(asked.ram, "ram", 1),
             vcpus=inputs.whole(asked.vcpus, "vcpus", 1),
@@ -218,9 +220,9 @@ def _sort_key(query: ListQuery, minor: int) -> str:
     return query.sort_key
 
 
-def routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+def routes(database: Database, clock: Clock, random: Random, max_limit: int = 1000) -> list[Route]:
     """Declare the routes of flavors."""
-    handlers = Flavors(database, clock, max_limit)
+    handlers = Flavors(database, clock, random, max_limit)
     manage = "os_compute_api:os-flavor-manage"
     strict = Range(75)
     listed: dict[str, Any] = {"policy": "", "query": ListQuery, "strict_query": strict}

@@ -1,7 +1,7 @@
 """Server groups: servers that are to be on one host, or on different ones."""
 
-import uuid
 from collections.abc import Mapping
+from random import Random
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -17,6 +17,7 @@ from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.ids import new_uuid
 
 VIEW = View(
     Field("id", "uuid"),
@@ -89,9 +90,12 @@ def _rules(asked: NewGroup, policy: str) -> dict[str, int]:
 class ServerGroups:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, random: Random, defaults: Mapping[str, int], max_limit: int
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._random = random
         self._defaults = defaults
         self._max_limit = max_limit
 
@@ -128,7 +132,7 @@ class ServerGroups:
         asked: NewGroup = request.body.server_group
         policy = _policy(asked, request.minor)
         row = {
-            "uuid": str(uuid.uuid4()),
+            "uuid": new_uuid(self._random),
             "project_id": request.context.project_id,
             "user_id": request.context.user_id,
             "name": inputs.name(asked.name, relaxed=request.relaxed),
@@ -160,9 +164,11 @@ def _get(conn: sa.Connection, id: str) -> tuple[sa.Row[Any], list[str]]:
     return server_groups.get(conn, id), server_groups.members(conn, [id])[id]
 
 
-def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000) -> list[Route]:
+def routes(
+    database: Database, clock: Clock, random: Random, quota_defaults: Mapping[str, int], max_limit: int = 1000
+) -> list[Route]:
     """Declare the routes of server groups."""
-    handlers = ServerGroups(database, clock, quota_defaults, max_limit)
+    handlers = ServerGroups(database, clock, random, quota_defaults, max_limit)
     root, rule = "/os-server-groups", "os_compute_api:os-server-groups"
     one: dict[str, Any] = {"path": f"{root}/{{id}}", "checks_policy": True}
     return [
