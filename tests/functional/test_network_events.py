@@ -134,6 +134,14 @@ async def pass_time(cloud: World, count: int) -> None:
             await asyncio.sleep(0.005)
 
 
+async def run_dry(cloud: World, step: float) -> None:
+    """Let the clock run, in steps of so many seconds, until the outbox is empty."""
+    assert isinstance(cloud.clock, ManualClock)
+    async with asyncio.timeout(30):
+        while await cloud.database.read(notifier.pending):
+            await cloud.clock.advance(step)
+
+
 async def test_compute_is_told_when_it_is_back(start: Start) -> None:
     async with start(Compute()) as cloud:
         told(cloud).failures = 3
@@ -168,10 +176,7 @@ async def test_what_a_crash_left_is_told_by_the_next_process(start: Start) -> No
     async with start(Compute(), clock=clock) as cloud:
         await pass_time(cloud, 3)
         assert {tag for _, _, tag in told(cloud).events} == {port["id"] for port in ports}
-        async with asyncio.timeout(10):
-            while await cloud.database.read(notifier.pending):
-                await cloud.clock.advance(0.5)
-                await asyncio.sleep(0.005)
+        await run_dry(cloud, 0.5)
 
 
 async def test_compute_that_never_answers_is_given_up(start: Start) -> None:
@@ -179,10 +184,7 @@ async def test_compute_that_never_answers_is_given_up(start: Start) -> None:
         told(cloud).failures = 10_000
         network, _ = await cloud.network()
         await bound(cloud, network, "s1")
-        async with asyncio.timeout(30):
-            while await cloud.database.read(notifier.pending):
-                await cloud.clock.advance(20)
-                await asyncio.sleep(0.005)
+        await run_dry(cloud, 20)
         assert cloud.clock.now() - 1_800_000_000 >= notifier.GIVE_UP
 
 

@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Source:
     def __init__(self, data: bytes = DATA) -> None:
         self.data = data
         self.asked: list[str] = []
+        self._begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
         self.refused: set[str] = set()
@@ -52,6 +53,7 @@ class Source:
     ) -> None:
         async def pieces(url: str) -> AsyncIterator[bytes]:
             self.asked.append(url)
+            self._begun.set()
             await self.gate.wait()
             if url in self.refused:
                 raise TicketRefused("too old")
@@ -59,6 +61,10 @@ class Source:
                 yield self.data[start : start + 100_000]
 
         await fetch(image, url, target, files, progress, pieces)
+
+    async def begun(self) -> None:
+        """Wait until somebody fetches."""
+        await asyncio.wait_for(self._begun.wait(), 5)
 
 
 class World:
@@ -83,12 +89,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-async def _until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_once(world: World) -> None:
     assert await world.get(raw()) == DATA
     assert await world.get(raw(), "t2") == DATA
@@ -101,7 +101,7 @@ async def test_once(world: World) -> None:
 async def test_builds_at_the_same_time_share_one_download(world: World) -> None:
     world.source.gate.clear()
     builds = [asyncio.create_task(world.get(raw(), f"t{number}")) for number in range(5)]
-    await _until(lambda: world.source.asked)
+    await world.source.begun()
     world.source.gate.set()
     assert await asyncio.gather(*builds) == [DATA] * 5
     assert len(world.source.asked) == 1
@@ -110,7 +110,7 @@ async def test_builds_at_the_same_time_share_one_download(world: World) -> None:
 async def test_one_of_several_gives_up(world: World) -> None:
     world.source.gate.clear()
     first, second = (asyncio.create_task(world.get(raw(), f"t{number}")) for number in range(2))
-    await _until(lambda: world.source.asked)
+    await world.source.begun()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     world.source.gate.set()
@@ -121,7 +121,7 @@ async def test_one_of_several_gives_up(world: World) -> None:
 async def test_when_all_give_up_nothing_is_left(world: World) -> None:
     world.source.gate.clear()
     builds = [asyncio.create_task(world.get(raw())) for _ in range(3)]
-    await _until(lambda: world.source.asked)
+    await world.source.begun()
     for build in builds:
         build.cancel()
     results = await asyncio.gather(*builds, return_exceptions=True)
@@ -135,7 +135,7 @@ async def test_a_bad_ticket_is_not_everybodys(world: World) -> None:
     world.source.gate.clear()
     world.source.refused.add("old")
     first = asyncio.create_task(world.get(raw(), "old"))
-    await _until(lambda: world.source.asked)
+    await world.source.begun()
     second = asyncio.create_task(world.get(raw(), "new"))
     await asyncio.sleep(0.01)
     world.source.gate.set()
@@ -148,7 +148,7 @@ async def test_a_bad_ticket_is_not_everybodys(world: World) -> None:
 async def test_a_small_flavor_does_not_decide_for_a_large_one(world: World) -> None:
     world.source.gate.clear()
     small = asyncio.create_task(world.get(raw(), "small", limit=MIB))
-    await _until(lambda: world.source.asked)
+    await world.source.begun()
     large = asyncio.create_task(world.get(raw(), "large", limit=2 * MIB))
     await asyncio.sleep(0.01)
     world.source.gate.set()
