@@ -233,6 +233,8 @@ class Creation:
         flavor = spec.flavor
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
         check_item_limits(request, limits)
+        # A group is locked before the quota, as by all who lock both; its number of members is true until we commit.
+        members = instances.count_in_group(conn, spec.group.id) if spec.group is not None else 0
         count = quotas.charge_up_to(
             conn,
             context.project_id,
@@ -242,8 +244,8 @@ class Creation:
             limits,
             context.user_id,
         )
-        if spec.group is not None:
-            self._check_group_room(conn, spec.group.id, count, limits.get("server_group_members", -1))
+        if spec.group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
+            raise QuotaExceeded("Quota exceeded, too many servers in group")
         uuids = [new_uuid(self._random) for _ in range(count)]
         instances.insert(
             conn,
@@ -283,9 +285,3 @@ class Creation:
             payload=BuildPayload(),
             secrets=self._secrets.seal(secrets, id),
         )
-
-    @staticmethod
-    def _check_group_room(conn: sa.Connection, group: str, count: int, limit: int) -> None:
-        members = instances.count_in_group(conn, group)  # the group is locked: the number is true until we commit
-        if 0 <= limit < members + count:
-            raise QuotaExceeded("Quota exceeded, too many servers in group")
