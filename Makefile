@@ -86,7 +86,7 @@ chaos: .venv services  ## the kill test, with five seeds
 
 .PHONY: simulate
 simulate: .venv  ## the simulation with many seeds: make simulate SEEDS=1-1000
-	MICRONOVA_SEEDS=$(SEEDS) $(PYTEST) -n auto tests/simulation
+	MICRONOVA_SEEDS=$(SEEDS) MICRONOVA_EVERY=1 $(PYTEST) -n auto tests/simulation
 
 .PHONY: browser
 browser:

@@ -23,6 +23,7 @@ from micronova.conf.settings import load
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, departures, instances, inventories, operations
 from micronova.http.client import Answer, ASGITransport
+from micronova.neighbours.network.tables import ports
 from micronova.rpc.bus import Bus
 from tests.simulation.database import InlineDatabase
 from tests.simulation.faults import Fate, FaultyBus, FaultyDatabase, Life, mortal
@@ -32,25 +33,32 @@ IMAGE = "11111111-1111-4111-8111-111111111111"
 PATIENCE = 900.0  # of virtual seconds: what has not happened by then is stuck
 HOSTS = 3
 HOST_MEMORY = 512 + 4 * 4096  # what a host keeps for itself, and four servers of the medium flavor
-DRIVER = ("spawn", "destroy", "power_on", "power_off", "reboot")
+DRIVER = (
+    "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
+    "attach_interface", "detach_interface",
+)  # fmt: skip
 
 
 class _Process(Process):
-    """A process on the simulation's database."""
+    """A process on the simulation's databases."""
 
-    given: Database
+    given: dict[str, Database]
 
     async def open_database(self, name: str) -> Database:
-        return self.given
+        return self.given[name]
 
 
 class World:
     """The cloud and what surrounds it."""
 
-    def __init__(self, directory: Path, clock: VirtualClock, random: Random, fate: Fate) -> None:
+    def __init__(
+        self, directory: Path, clock: VirtualClock, random: Random, fate: Fate, *, networks: bool = False
+    ) -> None:
+        """`networks`: the cloud has a network service, in the same process."""
         self.clock = clock
         self.fate = fate
-        self.database = InlineDatabase()
+        self._roles = [*COMPUTE_ROLES, "network"] if networks else COMPUTE_ROLES
+        self.databases = {name: InlineDatabase() for name in ("compute", *(["network"] if networks else []))}
         self.lives = 0
         self._directory = directory
         self._random = random
@@ -77,7 +85,8 @@ class World:
         """Stop the cloud in order."""
         assert self._process is not None
         await self._process.stop()
-        self.database.dispose()
+        for database in self.databases.values():
+            database.dispose()
 
     def _adopt(self, task: Any) -> Any:
         self._own.add(task)
@@ -123,13 +132,13 @@ class World:
                     "rules": [{"operation": "*", "kind": "delay", "delay": (0.0, 2.0)}],
                 },
             ),
-            COMPUTE_ROLES,
+            self._roles,
             StateDirectory(self._directory),
             clock=self.clock,
             random=self._random,
             wrap_bus=wrap,
         )
-        process.given = FaultyDatabase(self.database, life, self.fate)
+        process.given = {name: FaultyDatabase(each, life, self.fate) for name, each in self.databases.items()}
         self._process = process
         await process.start()
         for driver in self._drivers():
@@ -157,7 +166,9 @@ class World:
 
     # --- users -----------------------------------------------------------------------------------------------
 
-    async def request(self, method: str, path: str, body: Any = None) -> Answer | None:
+    async def request(
+        self, method: str, path: str, body: Any = None, *, service: str = "/compute/v2.1"
+    ) -> Answer | None:
         """Send a request; None if the connection broke, and nobody knows what became of it."""
         await self._up.wait()
         assert self._transport is not None
@@ -165,7 +176,7 @@ class World:
         data = None if body is None else msgspec.json.encode(body)
         if data is not None:
             headers["content-type"] = "application/json"
-        asked = asyncio.ensure_future(self._transport.request(method, f"/compute/v2.1{path}", headers, data))
+        asked = asyncio.ensure_future(self._transport.request(method, f"{service}{path}", headers, data))
         await asyncio.wait({asked})  # it is one of the process' tasks: a crash ends it
         return None if asked.cancelled() else asked.result()
 
@@ -179,9 +190,9 @@ class World:
                 assert answer is None or answer.status in (409, 503), f"{answer.status} {answer.body!r}"
                 await self.clock.sleep(1.0)
 
-    async def create(self, name: str, count: int = 1, flavor: str = "1") -> list[str]:
+    async def create(self, name: str, count: int = 1, flavor: str = "1", networks: Any = "none") -> list[str]:
         """Ask for servers, once: an answer that did not come is looked for, as a careful user would."""
-        server = {"name": name, "imageRef": IMAGE, "flavorRef": flavor, "networks": "none", "max_count": count}
+        server = {"name": name, "imageRef": IMAGE, "flavorRef": flavor, "networks": networks, "max_count": count}
         async with self._patience(f"{name} to be accepted"):
             while True:
                 answer = await self.request("POST", "/servers", {"server": {**server, "min_count": count}})
@@ -212,9 +223,9 @@ class World:
 
     # --- looking, without being noticed ----------------------------------------------------------------------
 
-    def rows(self, query: sa.Select[Any]) -> list[Any]:
-        """Read the database."""
-        return self.database.look(lambda conn: list(conn.execute(query).mappings()))
+    def rows(self, query: sa.Select[Any], database: str = "compute") -> list[Any]:
+        """Read a database."""
+        return self.databases[database].look(lambda conn: list(conn.execute(query).mappings()))
 
     def row(self, id: str) -> Any:
         """A server, if there is one."""
@@ -225,6 +236,11 @@ class World:
         """The servers with a name, or one that was made of it."""
         query = sa.select(instances.c.uuid).where(instances.c.display_name.startswith(name))
         return sorted(row["uuid"] for row in self.rows(query))
+
+    def ports(self) -> dict[str, str]:
+        """The ports that servers have, with their servers; none without a network service."""
+        found = self.rows(sa.select(ports), "network") if "network" in self.databases else []
+        return {row["id"]: row["device_id"] for row in found if row["device_owner"].startswith("compute:")}
 
     def open(self) -> list[Any]:
         """What is not finished."""
@@ -261,6 +277,7 @@ class World:
         expected = {row["uuid"]: row["host"] for row in self.rows(sa.select(instances)) if row["host"] is not None}
         guests = {guest.uuid: driver.host for driver in self._drivers() for guest in await driver.list_guests()}
         assert guests == expected
+        assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
         for row in self.rows(sa.select(inventories)):
             held = [
                 each["used"]

@@ -90,6 +90,7 @@ async def make_network(process: "Process") -> "Role":
         schema=process.schema_of("network"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
+        chance=process.random,
     )
     process.embedded["network"] = role
     _mount(process, role.service)
