@@ -12,6 +12,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import EllipsisType
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -146,22 +147,8 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     if not changed:
         return ClaimResult()
     hosts = {each.node_uuid: each.host for each in changed}
-    amounts: Counter[tuple[str, str]] = Counter()
-    members: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    groups: dict[str, GroupSpec] = {}
-    for each in changed:
-        for name, amount in each.resources.items():
-            amounts[each.node_uuid, name] += amount
-        known = fence.get(each.consumer_uuid)
-        if each.group is not None:
-            groups[each.group.id] = each.group
-            members[each.group.id][each.host] += 1
-        old_group = known.server_group_id if known is not None else each.group.id if each.group else None
-        for old in before.get(each.consumer_uuid, ()):
-            for name, amount in old.resources.items():
-                amounts[old.node_uuid, name] -= amount
-            if old_group is not None and old.host is not None:
-                members[old_group][old.host] -= 1
+    amounts, members = _changes(changed, before, fence)
+    groups = {each.group.id: each.group for each in changed if each.group is not None}
     refused = _refused_by_groups(conn, members, groups)
     if refused:
         nodes = [(node, host) for node, host in hosts.items() if host in refused]
@@ -194,6 +181,27 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     for group, counts in members.items():
         _count(conn, group, counts)
     return ClaimResult()
+
+
+def _changes(
+    claims: Sequence[Claim], before: Mapping[str, list[Allocation]], fence: Mapping[str, Any]
+) -> tuple[Counter[tuple[str, str]], dict[str, Counter[str]]]:
+    """Return what changes: the use of each node by resource class, and the members of each group by host."""
+    amounts: Counter[tuple[str, str]] = Counter()
+    members: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for each in claims:
+        for name, amount in each.resources.items():
+            amounts[each.node_uuid, name] += amount
+        if each.group is not None:
+            members[each.group.id][each.host] += 1
+        known = fence.get(each.consumer_uuid)
+        old_group = known.server_group_id if known is not None else each.group.id if each.group else None
+        for old in before.get(each.consumer_uuid, ()):
+            for name, amount in old.resources.items():
+                amounts[old.node_uuid, name] -= amount
+            if old_group is not None and old.host is not None:
+                members[old_group][old.host] -= 1
+    return amounts, members
 
 
 def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:
