@@ -319,7 +319,7 @@ BODIES: dict[str, Body] = {
     "POST /servers/{id}/action os-stop": lambda t: {"os-stop": None},
     "POST /servers/{id}/action reboot": lambda t: {"reboot": {"type": "HARD"}},
     **{f"POST /servers/{{id}}/action {action}": lambda t, action=action: {action: None}  # type: ignore[misc]
-       for action in ("pause", "unpause", "suspend", "resume", "lock", "unlock", "forceDelete")},
+       for action in ("pause", "unpause", "suspend", "resume", "lock", "unlock", "forceDelete", "injectNetworkInfo")},
     "POST /servers/{id}/action addSecurityGroup": lambda t: {"addSecurityGroup": {"name": t["security-groups"]}},
     "POST /servers/{id}/action removeSecurityGroup": lambda t: {"removeSecurityGroup": {"name": t["security-groups"]}},
     "POST /servers/{id}/action os-resetState": lambda t: {"os-resetState": {"state": "active"}},

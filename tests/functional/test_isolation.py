@@ -245,6 +245,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     )},
     **{f"compute {route}": (404, "the server is looked up before policy is asked") for route in (
         "POST /servers/{id}/action os-resetState", "POST /os-volumes_boot/{id}/action os-resetState",
+        "POST /servers/{id}/action injectNetworkInfo", "POST /os-volumes_boot/{id}/action injectNetworkInfo",
         "GET /servers/{id}/diagnostics",
     )},
     **{f"image {route}": (404, "it is looked up before policy is asked") for route in (

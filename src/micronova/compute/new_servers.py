@@ -123,7 +123,7 @@ def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | Non
 def network_plan(request: CreateRequest, plan: Any) -> tuple[Any, list[str]]:
     """Return what is kept with the request: the ports to make, and the names of the security groups."""
     if plan is None:
-        return "none", request.security_groups
+        return "none", []
     return msgspec.to_builtins(plan.requests), list(plan.security_groups)
 
 

@@ -69,7 +69,7 @@ class Planner:
     ) -> Plan:
         """Return the plan for `count` servers alike, or raise what the user has to hear (400, 403, 409)."""
         if requests == "none":
-            return Plan(requests="none", security_groups=tuple(security_groups))
+            return Plan(requests="none")
         if not requests or requests == "auto":
             wishes, (ids, names) = await asyncio.gather(
                 self._unasked(requests, token, project_id), self._groups(security_groups, token, project_id)
@@ -81,8 +81,9 @@ class Planner:
                 self._groups(security_groups, token, project_id),
             )
         if isinstance(wishes, str):
-            each = 1 if wishes == "auto" else 0
-            room = await self._room(each, count, token, project_id)
+            if wishes == "none":
+                return Plan(requests="none")
+            room = await self._room(1, count, token, project_id)
             return Plan(requests=wishes, security_groups=names, room=room)
         wanted = [_with_groups(wish, ids) for wish in wishes]
         each = sum(1 for port in wanted if port.port_id is None)

@@ -21,6 +21,7 @@ async def test_a_network_without_port_security_has_none(user: Caller):
     there = {"uuid": open_network["id"]}
     assert await _shown(user, networks=[there]) == (None, [0])
     assert await _shown(user, networks=[there], security_groups=[{"name": "default"}]) == (None, [0])
+    assert await _shown(user, networks="none") == (None, [])
     guarded = await network(user, cidr="10.8.0.0/24")
     assert await _shown(user, networks=[there, {"uuid": guarded["id"]}]) == (["default"], [0, 1])
 
@@ -49,3 +50,11 @@ async def test_a_port_of_the_user_brings_its_own(user: Caller):
     networks = [await port(web), {"uuid": place["id"]}]
     assert await _shown(user, networks=networks, security_groups=asked) == (["db", "web"], [1, 1])
     assert await _shown(user, networks=[await port(web)], security_groups=asked) == (["web"], [1])
+
+
+async def test_groups_that_are_named_twice_count_once(user: Caller):
+    place = await network(user)
+    for name in ("web", "db"):
+        await make(user, "security_group", name=name)
+    named = [{"name": name} for name in ("web", "db", "web")]
+    assert await _shown(user, networks=[{"uuid": place["id"]}], security_groups=named) == (["web", "db"], [2])

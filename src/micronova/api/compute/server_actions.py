@@ -14,7 +14,7 @@ from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Handler, Route
 from micronova.http.versions import Range, since, until
-from micronova.objects.errors import Invalid
+from micronova.objects.errors import Conflict, Invalid
 
 
 def _bare(action: str) -> type[msgspec.Struct]:
@@ -150,6 +150,14 @@ class ServerActions:
         wanted = states.ACTIVE if request.body.value.state == "active" else states.ERROR
         await self._api.actions.reset_state(row, wanted)
 
+    async def inject_network_info(self, request: Request, id: str) -> None:
+        """Have what the network service knows of a server's interfaces looked up anew."""
+        row = await access.server(self._database, request, id)
+        acceptance.check_lock(request.context, row)
+        if row["host"] is None:
+            raise Conflict(f"Cannot 'injectNetworkInfo' instance {row['uuid']} while it has no host")
+        await self._api.interfaces.refresh(row["uuid"])
+
     async def add_security_group(self, request: Request, id: str) -> None:
         """Give a server's ports a security group."""
         row = await access.server(self._database, request, id)
@@ -226,6 +234,12 @@ def routes(database: Database, api: API) -> list[Route]:
             handler=handlers.reset_state,
             policy="os_compute_api:os-admin-actions:reset_state",
             body=ResetStateBody,
+        ),
+        _Action(
+            name="injectNetworkInfo",
+            handler=handlers.inject_network_info,
+            policy="os_compute_api:os-admin-actions:inject_network_info",
+            body=_bare("injectNetworkInfo"),
         ),
         _Action(
             name="os-getConsoleOutput",

@@ -1,0 +1,35 @@
+"""What is known of a server's interfaces is looked up anew when an admin asks for it."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db.tables import instances
+from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.servers.neighbours import network
+
+CLOUD = Wanted(roles=("network",))
+INJECT = {"injectNetworkInfo": None}
+
+
+async def _put(cloud: Cloud, id: str, **values: Any) -> None:
+    assert cloud.process.database is not None
+    change = sa.update(instances).where(instances.c.uuid == id).values(**values)
+    await cloud.process.database.write(lambda conn: conn.execute(change))
+
+
+async def test_it_is_looked_up_anew(cloud: Cloud, user: Caller):
+    place = await network(user)
+    server = await user.boot(networks=[{"uuid": place["id"]}])
+    path = f"/servers/{server['id']}/action"
+    await _put(cloud, server["id"], network_info=[])
+    assert (await user.show(server["id"]))["addresses"] == {}
+
+    await user.refused(403, "POST", path, INJECT)
+    await user.admin.post(path, INJECT)
+    assert (await user.show(server["id"]))["addresses"] == server["addresses"]
+
+    home = await user.host_of(server["id"])
+    await _put(cloud, server["id"], host=None)
+    assert "no host" in await user.admin.refused(409, "POST", path, INJECT)
+    await _put(cloud, server["id"], host=home)
