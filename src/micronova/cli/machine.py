@@ -55,7 +55,8 @@ def probe(settings: Settings) -> str | None:
     packages = missing_programs()
     if packages and wires(settings):
         return f"Packages are missing: apt-get install --no-install-recommends {' '.join(packages)}"
-    return libvirt(msgspec.to_builtins(settings.libvirt)) or (uri and obstacle(uri, _above_guests(settings))) or None
+    lacks = libvirt(msgspec.to_builtins(settings.libvirt))
+    return obstacle(uri, _above_guests(settings)) if lacks is None and uri else lacks
 
 
 def uses_machine(settings: Settings) -> bool:
