@@ -54,8 +54,8 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpCloud]:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[UpCloud]:
-    """A second cloud."""
-    made = UpCloud(tmp_path / "other", settings=SETTINGS)
+    """A second cloud, whose hosts are in its settings."""
+    made = UpCloud(tmp_path / "other", settings=f"{SETTINGS}[fake]\nhosts = 2\n")
     yield made
     _ensure_down(made)
 
@@ -292,7 +292,7 @@ def test_state_survives_a_restart(cloud: UpCloud) -> None:
 
 def test_two_clouds_side_by_side(cloud: UpCloud, other: UpCloud) -> None:
     token = _ensure_up(cloud)
-    other.up()
+    assert "2 simulated hosts" in other.up()
     _create(other, other.token(), "elsewhere")
     _until(_all_active(other, other.token(), "elsewhere", 1), "the server of the other cloud")
     assert _servers(cloud, token, "elsewhere") == []

@@ -47,7 +47,7 @@ def main() -> None:
     show_default=True,
     help="Hypervisor: libvirt runs real guests, fake simulates them; auto: libvirt where it is possible.",
 )
-@click.option("--hosts", type=click.IntRange(1, 100_000), default=1, show_default=True, help="Simulated hosts.")
+@click.option("--hosts", type=click.IntRange(1, 100_000), default=None, help="Simulated hosts [default: 1].")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port of every API [default: 8774].")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")

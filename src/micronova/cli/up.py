@@ -20,7 +20,7 @@ from micronova.objects.errors import MicronovaError
 def up(
     directory: Path | None,
     driver: str,
-    hosts: int,
+    hosts: int | None,
     listen: str | None,
     port: int | None,
     config: Path | None,

@@ -19,7 +19,8 @@ class Bar:
     start: int
     finish: int | None
     host: str = ""
-    note: str = ""
+    result: str = ""
+    details: str = ""
 
 
 def draw(found: Found, console: Console | None = None) -> None:
@@ -67,7 +68,7 @@ def bars_of(action: Found, events: list[Found], operation: Found | None) -> list
                 start = since  # only its end was recorded
             else:
                 bars.append(Bar("wait for a conductor", since, start))
-        bars.append(Bar(event["event"], start, finish, event["host"] or "", _note(event)))
+        bars.append(Bar(event["event"], start, finish, event["host"] or "", *_result(event)))
     return bars or [Bar(action["action"], since, action["finish_time"])]
 
 
@@ -86,7 +87,7 @@ def _attempt_bars(since: int, attempt: Found, event: Found | None) -> list[Bar]:
     bars.append(Bar("hand over to the host", ready, sent))
     end = event["finish_time"] if event is not None else None
     if not attempt["started"] or end is None:
-        bars.append(Bar("build on the host", sent, end, host, _note(event)))
+        bars.append(Bar("build on the host", sent, end, host, *_result(event)))
         return bars
     started = min(max(attempt["started"], sent), end)
     finished = min(max(attempt["finished"], started), end)
@@ -94,14 +95,14 @@ def _attempt_bars(since: int, attempt: Found, event: Found | None) -> list[Bar]:
         *bars,
         Bar("order on its way", sent, started, host),
         Bar("build on the host", started, finished, host),
-        Bar("report and record", finished, end, host, _note(event)),
+        Bar("report and record", finished, end, host, *_result(event)),
     ]
 
 
-def _note(event: Found | None) -> str:
+def _result(event: Found | None) -> tuple[str, str]:
     if event is None or event["result"] is None:
-        return ""
-    return f"{event['result']}: {event['details']}" if event["details"] else str(event["result"])
+        return "", ""
+    return str(event["result"]), event["details"] or ""
 
 
 def explain(operation: Found | None) -> list[str]:
@@ -138,12 +139,12 @@ def _count(number: int, noun: str) -> str:
 def _draw_bars(console: Console, bars: list[Bar]) -> None:
     begin = min(bar.start for bar in bars)
     end = max([bar.finish or bar.start for bar in bars] + [begin + 1])
-    noted = any(bar.note for bar in bars)
+    noted = any(bar.result for bar in bars)
     table = Table(show_edge=False, pad_edge=False)
     for name in ("step", "host", "starts", "takes", "", *(["result"] if noted else [])):
         table.add_column(name, justify="right" if name in ("starts", "takes") else "left", no_wrap=True)
     words = sum(max(len(getattr(bar, part)) for bar in bars) for part in ("name", "host"))
-    noted_width = max(len(bar.note) for bar in bars) + 3 if noted else 0
+    noted_width = max(len(bar.result) for bar in bars) + 3 if noted else 0
     width = max(NARROWEST, min(WIDEST, console.width - words - noted_width - 32))
     for bar in bars:
         finish = bar.finish or end
@@ -152,8 +153,11 @@ def _draw_bars(console: Console, bars: list[Bar]) -> None:
         line = " " * left + ("█" if bar.finish else "░") * min(length, width - left)
         takes = _ms(bar.finish - bar.start) if bar.finish else "goes on"
         row = [bar.name, bar.host, _ms(bar.start - begin), takes, f"{line:<{width}}"]
-        table.add_row(*row, *([bar.note] if noted else []))
+        table.add_row(*row, *([bar.result] if noted else []))
     console.print(table)
+    for bar in bars:  # sentences, for which a column has no room
+        if bar.details:
+            console.print(f"{bar.name}: {bar.details}", highlight=False, markup=False)
 
 
 def _ms(micros: int) -> str:

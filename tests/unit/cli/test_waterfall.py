@@ -61,7 +61,7 @@ def test_a_build_is_shown_step_by_step() -> None:
         ("build on the host", 10_000, 18_000),
         ("report and record", 18_000, 20_000),
     ]
-    assert bars[-1].host == "h1" and bars[-1].note == "Success"
+    assert bars[-1].host == "h1" and bars[-1].result == "Success"
 
 
 def test_each_try_is_shown_with_why_it_failed() -> None:
@@ -74,7 +74,7 @@ def test_each_try_is_shown_with_why_it_failed() -> None:
         ),
     )
     assert [bar.name for bar in bars].count("build on the host") == 2
-    assert [bar.note for bar in bars if bar.note] == ["Error: no disk", "Success"]
+    assert [(bar.result, bar.details) for bar in bars if bar.result] == [("Error", "no disk"), ("Success", "")]
     assert ("wait for a conductor", 6_000, 7_000) in spans(bars)
 
 
@@ -142,6 +142,22 @@ def test_all_of_it_is_drawn() -> None:
     assert "web (u): stop, goes on" in text
     assert "choose and claim a host" in text and "8.0 ms" in text
     assert "fault: It broke." in text
+
+
+def test_a_long_reason_leaves_room_for_the_steps() -> None:
+    out = io.StringIO()
+    reason = "the hypervisor said [no] " * 10
+    found = {
+        "server": {"name": "web", "uuid": "u", "fault": None},
+        "actions": [action(message="Error")],
+        "events": [event("h1", 9_000, 20_000, "Error", details=reason.strip())],
+        "operations": [operation(attempt("h1", 2_000, 5_000, 0, 9_000, 10_000, 18_000))],
+    }
+    draw(found, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    [step] = [line for line in lines if line.startswith("build on the host")]
+    assert "h1" in step and "8.0 ms" in step and "█" in step
+    assert reason.strip() in " ".join(out.getvalue().split())
 
 
 def test_a_server_without_a_past_says_so() -> None:
