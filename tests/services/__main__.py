@@ -5,6 +5,7 @@ starting their own, which saves some seconds per run while developing.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import signal
@@ -28,8 +29,8 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)  # the user postgres has to get through
 
-    ends = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    # An exception, and not a blocked signal: the children would inherit the block, and not hear when they are to end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     postgres = Postgres.start(directory / "postgres", durable=arguments.durable)
     try:
         rabbitmq = RabbitMQ.start(directory / "rabbitmq")
@@ -37,7 +38,7 @@ def main() -> None:
             urls = {"postgres": postgres.url, "rabbitmq": rabbitmq.url}
             (directory / "urls.json").write_text(json.dumps(urls, indent=2) + "\n")
             print(json.dumps({**urls, "file": str(directory / "urls.json")}, indent=2), flush=True)
-            signal.sigwait(ends)
+            signal.pause()
         finally:
             rabbitmq.stop()
     finally:
@@ -45,4 +46,5 @@ def main() -> None:
         postgres.stop()
 
 
-main()
+with contextlib.suppress(KeyboardInterrupt):
+    main()
