@@ -41,14 +41,22 @@ class Region:
     host: Path
     stolen: Path
 
+    def boot(self, networks: Any) -> str:
+        """Ask for a server."""
+        body = {"server": {"name": "web", "imageRef": IMAGE, "flavorRef": "1", "networks": networks}}
+        return str(self.cluster.request("POST", "/servers", body)[1]["server"]["id"])
+
+    async def becomes(self, server: str, status: str) -> None:
+        """Wait until a server has a status."""
+        async with asyncio.timeout(30):
+            while self.cluster.request("GET", f"/servers/{server}")[1]["server"]["status"] != status:
+                await asyncio.sleep(0.1)  # other processes tell us nothing: we have to ask
+
     async def server(self) -> str:
         """Boot a server on the host."""
-        body = {"server": {"name": "web", "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}}
-        _, made = self.cluster.request("POST", "/servers", body)
-        async with asyncio.timeout(30):
-            while self.cluster.request("GET", f"/servers/{made['server']['id']}")[1]["server"]["status"] != "ACTIVE":
-                await asyncio.sleep(0.1)  # other processes tell us nothing: we have to ask
-        return str(made["server"]["id"])
+        made = self.boot("none")
+        await self.becomes(made, "ACTIVE")
+        return made
 
 
 def _add(cluster: Cluster, broker: RabbitMQ) -> Path:
@@ -79,9 +87,12 @@ def region(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             "ticket_key": "5b" * 32,
         },
     )
+    compute = f"http://127.0.0.1:{cluster.port}/compute/v2.1"
     for role in ("api", "conductor", "scheduler"):
         cluster.add(role, role)
-    cluster.add("network", "network", MICRONOVA__API__PORT=str(NETWORK))
+    cluster.add(
+        "network", "network", MICRONOVA__API__PORT=str(NETWORK), MICRONOVA__NOVA__ENDPOINT_OVERRIDE=compute
+    )
     cluster.add("metadata", "metadata", MICRONOVA__API__PORT=str(METADATA))
     ok("db", "upgrade", "--config", cluster.config, "--dir", cluster.directory / "tool")
     made = Region(cluster, _add(cluster, broker), _add(cluster, broker))
@@ -141,6 +152,22 @@ async def test_the_network_agent_of_a_host(region: Region, tmp_path: Path) -> No
         with pytest.raises(Forbidden, match="may not speak for host"):
             await service(process).state()
     assert not any(tmp_path.iterdir()), "it wants no files with keys"
+
+
+async def test_compute_hears_that_the_agent_has_wired_a_port(region: Region, tmp_path: Path) -> None:
+    """The network service, which has no API beside it, tells compute where its settings say."""
+    async with agent(region.host, tmp_path) as process:
+        network = service(process)
+        await network.report(started=True)
+        server = region.boot("auto")
+        fingerprint, state = "", None
+        async with asyncio.timeout(30):
+            while not (ports := [port for port in state.ports if port.device_id == server] if state else []):
+                fingerprint, changed = await network.state(fingerprint)
+                state = changed or state
+        assert region.cluster.request("GET", f"/servers/{server}")[1]["server"]["status"] == "BUILD"
+        await network.report(up=[port.id for port in ports])
+        await region.becomes(server, "ACTIVE")
 
 
 async def test_metadata_of_a_hosts_own_guests(region: Region, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How this process reaches identity, image and network: in the process, by URL, or not at all."""
 
 import hmac
+import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from micronova.objects.errors import Unavailable
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
+
+log = logging.getLogger(__name__)
 
 ENDPOINTS = {
     "identity": "/identity/v3",
@@ -150,9 +153,11 @@ class Neighbours:
 
     def compute(self) -> ServiceClient | None:
         """Return the compute client, for neighbours that tell it something; the API may start after them."""
-        if "api" not in self._process.roles:
+        url = self._process.settings.nova.endpoint_override
+        if not url and "api" not in self._process.roles:
+            log.warning("Compute will not hear of ports: set nova.endpoint_override to its URL.")
             return None
-        return self._client("compute", "")
+        return self._client("compute", url)
 
     # --- metadata --------------------------------------------------------------------------------------------
 
@@ -178,8 +183,7 @@ class Neighbours:
     def _transport(self, name: str, url: str) -> Transport:
         if url:
             base = url.rstrip("/")
-            if name == "identity":
-                base = base.removesuffix("/v3")
+            base = base.removesuffix({"identity": "/v3", "compute": "/v2.1"}.get(name, ""))
             made: Transport = HTTPTransport(base)
             self._transports.append(made)
             return made

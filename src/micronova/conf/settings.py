@@ -242,6 +242,14 @@ class Neutron(Neighbour, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class Nova(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compute service, as an embedded network service reaches it."""
+
+    endpoint_override: Annotated[
+        str, _doc("Its URL, for a network service in another process, which tells it of ports; empty: in this process.")
+    ] = ""
+
+
 class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the embedded image service takes."""
 
@@ -313,6 +321,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     glance: Glance = Glance()
     image_format: ImageFormat = ImageFormat()
     neutron: Neutron = Neutron()
+    nova: Nova = Nova()
     compute: Compute = Compute()
     fake: Fake = Fake()
     libvirt: LibvirtSettings = LibvirtSettings()
