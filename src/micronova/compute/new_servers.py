@@ -204,7 +204,7 @@ def instance_row(
         "key_name": request.key_name,
         "key_data": key.public_key if key is not None else None,
         "user_data": request.user_data,
-        "config_drive": request.config_drive,
+        "config_drive": request.config_drive or bool(request.files),  # files reach a guest in no other way
         "access_ip_v4": request.access_ip_v4,
         "access_ip_v6": request.access_ip_v6,
         "disk_config": request.disk_config,

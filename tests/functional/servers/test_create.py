@@ -118,8 +118,9 @@ async def test_files_and_the_generated_password_arrive_and_leave_no_trace(cloud:
     old = user.at(56)
     answer = await old.post("/servers", old.body(personality=[{"path": "/etc/motd", "contents": _encoded("hello")}]))
     id, password = answer["server"]["id"], answer["server"]["adminPass"]
-    await user.wait_for(id, "ACTIVE")
+    server = await user.wait_for(id, "ACTIVE")
     [(_, plan)] = spawned[id]
+    assert plan.instance.config_drive and server["config_drive"] == "True"  # files reach a guest in no other way
     assert plan.admin_password == password
     assert [(file.path, file.contents) for file in plan.injected_files] == [("/etc/motd", b"hello")]
     [row] = await cloud.read(sa.select(operations).where(operations.c.instance_uuid == id))
