@@ -46,7 +46,6 @@ class RealCloud(People):
         self._settings = settings
         self._inside = inside
         self._environment = environment
-        self.port = 0  # any
         self.flavor = self.image = ""
         self.prefix = ""
 
@@ -66,8 +65,7 @@ class RealCloud(People):
         self.image = image["id"]
 
     def _up(self) -> None:
-        command: list[str | Path] = ["up", "--driver", "libvirt", "--port", str(self.port), "--detach"]
-        command += ["--dir", self.directory]
+        command: list[str | Path] = ["up", "--driver", "libvirt", "--port", "0", "--detach", "--dir", self.directory]
         if self._settings:
             file = self.room / "micronova.toml"
             file.write_text(self._settings)

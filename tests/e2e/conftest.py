@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from micronova.cli.image import default_cache
 from micronova.cli.machine import probe as cloud_obstacle
 from micronova.conf.settings import load
 from micronova.testimage.builder import available, build
@@ -46,6 +47,8 @@ def outside() -> Iterator[Path]:
 
     So each sees what it leaves there, and not what others do meanwhile. What they start is in it, too.
     """
+    if available() is None:  # what the test image is made of can only be fetched from out here
+        build(default_cache() / "testimage.qcow2", default_cache())
     with Path("/proc/thread-self/ns/net").open("rb") as before:
         # Services that somebody else started are reached only from where they listen.
         if os.geteuid() == 0 and not os.environ.get("MICRONOVA_TEST_SERVICES"):
@@ -56,15 +59,12 @@ def outside() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def test_image(pytestconfig: pytest.Config) -> Path:
-    """Return the test image; it is built once and kept in pytest's cache."""
+def test_image() -> Path:
+    """Return the test image."""
     obstacle = available()
     if obstacle:
         pytest.skip(obstacle)
-    cache = pytestconfig.cache
-    assert cache is not None
-    folder = cache.mkdir("testimage")
-    return build(folder / "image.qcow2", folder)
+    return default_cache() / "testimage.qcow2"
 
 
 @pytest.fixture
