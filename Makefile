@@ -64,7 +64,7 @@ unit: .venv  ## unit and functional tests, on SQLite
 	$(PYTEST) $(PARALLEL) -m "not postgresql and not thorough" tests/unit tests/functional
 
 .PHONY: test
-test: check services browser  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
+test: guests services browser check  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
 	$(PYTEST) $(PARALLEL) -m "postgresql or thorough" tests/unit tests/functional
 	$(PYTEST) -n auto tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) tests/functional/servers -k "not schemas and not bad_input"

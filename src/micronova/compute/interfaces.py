@@ -57,6 +57,9 @@ class ServerGroups(Protocol):
     async def of_server(self, server: str, token: str) -> list[dict[str, Any]]:
         """Return the groups with their rules."""
 
+    async def names_of(self, server: str) -> list[str]:
+        """Return their names."""
+
     async def add(self, server: str, asked: str, *, token: str, project_id: str) -> list[str]:
         """Add one, by name or id; return the names of all."""
 
@@ -137,6 +140,7 @@ class Interfaces:
         payload = InterfacePayload(request=msgspec.to_builtins(planned))
         operation = await self._begin(context, row, action, payload, PATIENCE)
         port_id = await self._attached(row["uuid"], operation)
+        await self.refresh(row["uuid"])  # it brings groups with it
         return await self.show(await self._row(row["uuid"]), port_id)
 
     async def detach(self, context: RequestContext, row: Any, port_id: str) -> None:
@@ -148,7 +152,7 @@ class Interfaces:
     # --- what the network tells ------------------------------------------------------------------------------
 
     async def refresh(self, uuid: str) -> None:
-        """Note a server's interfaces and addresses as the network has them: e.g. a floating IP came or went."""
+        """Note a server's interfaces, addresses and groups as the network has them: e.g. a floating IP came or went."""
         if self._networks is None:
             return
         for _ in range(REFRESH_TRIES):
@@ -156,7 +160,8 @@ class Interfaces:
             if row is None:
                 return
             found = await self._networks.network_info(uuid)
-            if await self._database.write(self._note, uuid, row["updated_at"], found):
+            groups = await self._networks.groups.names_of(uuid)
+            if await self._database.write(self._note, uuid, row["updated_at"], found, groups):
                 return
         log.warning("the interfaces of %s change all the time: they are not looked at now", uuid)
 
@@ -173,16 +178,18 @@ class Interfaces:
             log.warning("port %s of %s was deleted; its guest keeps a dead interface: %s", port_id, row["uuid"], error)
             await self.refresh(row["uuid"])
 
-    def _note(self, conn: sa.Connection, uuid: str, seen: int, found: tuple[VIF, ...]) -> bool:
+    def _note(self, conn: sa.Connection, uuid: str, seen: int, found: tuple[VIF, ...], groups: list[str]) -> bool:
         """Keep what was found, unless somebody changed the server since it was looked at."""
         row = instances.lock(conn, uuid)
         if row is None:
             return True
         if row["updated_at"] != seen:
             return False
-        values = msgspec.to_builtins(_in_order(found, row["network_info"]))
-        if values != row["network_info"]:
-            instances.update(conn, uuid, micros(self._clock.now()), {"network_info": values})
+        values = {"network_info": msgspec.to_builtins(_in_order(found, row["network_info"]))}
+        if row["vm_state"] != states.BUILDING:  # until it is built they are what its ports are to have
+            values["security_groups"] = groups
+        if any(row[name] != value for name, value in values.items()):
+            instances.update(conn, uuid, micros(self._clock.now()), values)
         return True
 
     # --- steps -----------------------------------------------------------------------------------------------

@@ -101,20 +101,23 @@ class InterfaceKind(HostKind):
         return Continue(msgspec.structs.replace(operation, owner=self.engine.owner, step="cleanup", payload=encoded))
 
     async def finish(self, operation: Operation) -> None:
-        """End the operation after its clean-up, in the way that its payload says."""
-        events = await self.engine.database.write(self._finished, operation)
+        """End the operation after its clean-up, in the way that its payload says; the port's groups went with it."""
+        values: dict[str, Any] = {}
+        if self.tools.networks is not None:
+            values["security_groups"] = await self.tools.networks.groups.names_of(operation.instance_uuid)
+        events = await self.engine.database.write(self._finished, operation, values)
         if events is None:
             await self.cancel(operation)
             return
         for event, row, fault in events:
             self.notify(event, operation, row, fault)
 
-    def _finished(self, conn: sa.Connection, operation: Operation) -> list[Event] | None:
+    def _finished(self, conn: sa.Connection, operation: Operation, values: dict[str, Any]) -> list[Event] | None:
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch:
             return None
         payload = _payload(operation)
-        return self.ended_with(conn, operation, row, payload, network_info=_without(row, payload.port_id))
+        return self.ended_with(conn, operation, row, payload, network_info=_without(row, payload.port_id), **values)
 
     def ended_with(
         self, conn: sa.Connection, operation: Operation, row: Any, payload: InterfacePayload, **values: Any

@@ -26,8 +26,19 @@ log = logging.getLogger(__name__)
 HOST = "host:"
 
 
+class GroupNames(Protocol):
+    """What the conductor needs to know of security groups."""
+
+    async def names_of(self, server: str) -> list[str]:
+        """Return the names of the groups of an instance's ports."""
+
+
 class Networks(Protocol):
     """What the conductor needs of the network service; `micronova.network.client` has the real one."""
+
+    @property
+    def groups(self) -> GroupNames:
+        """The security groups of instances."""
 
     async def allocate(
         self,

@@ -24,6 +24,10 @@ class Groups:
         found = await self._calls.all_of("security_groups", *_by_id(ids), token=token)
         return sorted(found, key=lambda group: (group["name"], group["id"]))
 
+    async def names_of(self, server: str) -> list[str]:
+        """Return the names of a server's groups."""
+        return await self._names({id for port in await self._ports(server) for id in port["security_groups"]})
+
     async def add(self, server: str, asked: str, *, token: str, project_id: str) -> list[str]:
         """Give all ports of a server a group, by name or id; return the names of its groups then."""
         group = await self._find(asked, token, project_id)

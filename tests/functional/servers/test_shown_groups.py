@@ -1,9 +1,10 @@
 """The security groups that a server shows from its creation on are those of its ports, wherever these come from."""
 
+import asyncio
 from typing import Any
 
 from tests.functional.cloud import Caller, Wanted
-from tests.functional.servers.neighbours import make, network, ports_of
+from tests.functional.servers.neighbours import make, network, ok, ports_of
 
 CLOUD = Wanted(roles=("network",))
 
@@ -50,6 +51,40 @@ async def test_a_port_of_the_user_brings_its_own(user: Caller):
     networks = [await port(web), {"uuid": place["id"]}]
     assert await _shown(user, networks=networks, security_groups=asked) == (["db", "web"], [1, 1])
     assert await _shown(user, networks=[await port(web)], security_groups=asked) == (["web"], [1])
+
+
+async def _becomes(user: Caller, server: str, *expected: str) -> None:
+    async with asyncio.timeout(10):
+        while [group["name"] for group in (await user.show(server)).get("security_groups", ())] != list(expected):
+            await asyncio.sleep(0.02)  # it is compute that is told, not we
+
+
+async def test_what_is_changed_at_a_port_shows(user: Caller):
+    place = await network(user)
+    web = await make(user, "security_group", name="web")
+    server = (await user.boot(networks=[{"uuid": place["id"]}]))["id"]
+    [port] = await ports_of(user, server)
+
+    async def give(*groups: str) -> None:
+        await ok(user, "PUT", f"/network/v2.0/ports/{port['id']}", {"port": {"security_groups": groups}})
+
+    await give(web["id"])
+    await _becomes(user, server, "web")
+    await give(*port["security_groups"], web["id"])
+    await _becomes(user, server, "default", "web")
+    await give()
+    await _becomes(user, server)
+
+
+async def test_an_interface_brings_its_groups_and_takes_them_away(user: Caller):
+    place = await network(user)
+    web = await make(user, "security_group", name="web")
+    server = (await user.boot(networks=[{"uuid": place["id"]}]))["id"]
+    port = await make(user, "port", network_id=place["id"], security_groups=[web["id"]])
+    await user.post(f"/servers/{server}/os-interface", {"interfaceAttachment": {"port_id": port["id"]}}, 200)
+    await _becomes(user, server, "default", "web")
+    await user.delete(f"/servers/{server}/os-interface/{port['id']}", 202)
+    await _becomes(user, server, "default")
 
 
 async def test_groups_that_are_named_twice_count_once(user: Caller):

@@ -46,8 +46,11 @@ def status_of(row: Mapping[str, Any], agent_on_host: bool) -> str:
 
 
 def news_of(core: Core, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None,
-            addresses_changed: bool = False) -> list[Event]:
-    """Return what compute must hear about a port that was created, changed or deleted."""
+            shown_otherwise: bool = False) -> list[Event]:
+    """Return what compute must hear about a port that was created, changed or deleted.
+
+    `shown_otherwise`: its addresses or groups changed, which servers show.
+    """
     now = after if after is not None else before
     assert now is not None
     if not concerns_server(now) and not (before is not None and concerns_server(before)):
@@ -60,7 +63,7 @@ def news_of(core: Core, before: Mapping[str, Any] | None, after: Mapping[str, An
         found.append(event(core, PLUGGED, now))
     elif was == "ACTIVE" and after["status"] != "ACTIVE":
         found.append(event(core, UNPLUGGED, now))
-    if addresses_changed and before is not None:
+    if shown_otherwise and before is not None:
         found.append(event(core, CHANGED, now))
     return found
 

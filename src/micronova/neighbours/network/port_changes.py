@@ -105,11 +105,12 @@ def change(
     switched = rebound or after["admin_state_up"] != before["admin_state_up"]
     if switched and not after["device_owner"].startswith("network:"):
         after["status"] = status_of(after, after["host"] in watched)
-    current = groups if groups is not None else groups_of(conn, [id]).get(id, [])
-    check_security(after, current)
+    held = groups_of(conn, [id]).get(id, [])
+    check_security(after, held if groups is None else groups)
     if wanted is not None:
         moved = _readdress(conn, id, after["mac_address"], wanted) or moved
-    if groups is not None:
+    regrouped = groups is not None and set(groups) != set(held)
+    if regrouped:
         conn.execute(port_security_groups.delete().where(port_security_groups.c.port_id == id))
         if groups:
             rows = [{"port_id": id, "security_group_id": group} for group in groups]
@@ -118,7 +119,7 @@ def change(
     bump(conn, ports, id, before["revision"], core.now(), changes)
     # A server that lets its port go (device_id "" in the same request) is told under its old name.
     subject = after if after["device_id"] else {**after, **{n: before[n] for n in ("device_id", "device_owner")}}
-    return None, news_of(core, before, subject, moved)
+    return None, news_of(core, before, subject, moved or regrouped)
 
 
 def _check_service_port(conn: sa.Connection, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:

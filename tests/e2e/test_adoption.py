@@ -16,7 +16,7 @@ import pytest
 from micronova.privileged import verbs as v
 from micronova.privileged.helper import Helper
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="devices are root's")
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(os.geteuid() != 0, reason="devices are root's")]
 
 TAP, MAC = "tap11111111-11", "fa:16:3e:00:00:01"
 GUEST = "11111111-1111-4111-8111-111111111111"
