@@ -68,7 +68,7 @@ test: guests services browser check  ## everything, on real PostgreSQL and Rabbi
 	$(PYTEST) $(PARALLEL) -m "postgresql or thorough" tests/unit tests/functional
 	$(PYTEST) -n auto tests/simulation
 	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) tests/functional/servers -k "not schemas and not bad_input"
-	$(PYTEST) tests/integration
+	$(PYTEST) -n 2 --dist loadfile tests/integration
 	@$(MAKE) --no-print-directory test-e2e
 
 .PHONY: test-e2e

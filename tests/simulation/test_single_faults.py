@@ -16,7 +16,7 @@ from tests.simulation.stories import rest, whole_life, wired
 from tests.simulation.world import World, fresh
 
 SEED = 1
-EVERY = int(os.environ.get("MICRONOVA_EVERY", "4"))
+EVERY = int(os.environ.get("MICRONOVA_EVERY", "6"))
 """Of the faults in what is done to servers that run, every so many is tried; `make simulate` tries all."""
 
 Story = Callable[[World], Awaitable[None]]

@@ -11,6 +11,8 @@ from micronova.db.tables import allocations
 from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
 from tests.functional.servers.neighbours import network, ports_left
 
+pytestmark = pytest.mark.thorough
+
 CLOUD = Wanted(
     roles=("network",),
     settings={

@@ -13,6 +13,8 @@ from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.mortal import MortalHost, mortal  # noqa: F401
 
 crashes = Crashes()
+pytestmark = pytest.mark.thorough
+
 CLOUD = Wanted(
     hosts=2,
     after_step=crashes,

@@ -13,6 +13,8 @@ from tests.functional.cloud import Caller, OneProcess, Wanted
 from tests.functional.races import Client, fill, race_for_quota
 
 ROOM_PER_HOST = 10
+pytestmark = pytest.mark.thorough
+
 CLOUD = Wanted(hosts=4, settings={"default": {"cpu_allocation_ratio": 1.0}, "fake": {"vcpus": ROOM_PER_HOST}})
 
 

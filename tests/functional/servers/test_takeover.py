@@ -35,6 +35,8 @@ class Crashes:
 
 
 crashes = Crashes()
+pytestmark = pytest.mark.thorough
+
 CLOUD = Wanted(
     hosts=2,
     roles=("network",),
