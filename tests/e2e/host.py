@@ -24,6 +24,7 @@ from micronova.virt.driver import GuestPlan, Lifecycle
 from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.setup import create, teardown
 from micronova.virt.loader import DriverSetup
+from tests.e2e.guests import whole_lines
 
 PATIENCE = 90.0
 """Seconds that a guest may take for anything: the machine may be busy."""
@@ -199,7 +200,7 @@ async def console(driver: LibvirtDriver, uuid: str, text: str, count: int = 1) -
     try:
         async with asyncio.timeout(PATIENCE):
             while True:
-                seen = await driver.get_console_output(uuid, None)
+                seen = whole_lines(await driver.get_console_output(uuid, None))
                 if seen.count(text) >= count:
                     return seen
                 await asyncio.sleep(0.1)
