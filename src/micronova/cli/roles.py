@@ -255,6 +255,7 @@ async def make_api(process: "Process") -> "Role":
     from micronova.api.compute.versions_doc import root_routes
     from micronova.compute.api import API
     from micronova.compute.consoles import ConsoleLinks, LinkSettings
+    from micronova.compute.creation import Creation
     from micronova.http.faults import compute_fault
     from micronova.http.mount import compute_paths
     from micronova.http.service import Service
@@ -264,22 +265,35 @@ async def make_api(process: "Process") -> "Role":
     assert process.database is not None and process.bus is not None
     settings = process.settings
     neighbours = process.neighbours
+    conductor = ConductorAPI(process.bus)
+    networks = neighbours.networks()
+    default = settings.default
+    creation = Creation(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        conductor=conductor,
+        secrets=_secret_box(process),
+        hooks=Hooks.load(),
+        quota_defaults=quota_defaults(settings),
+        images=neighbours.images(),
+        networks=networks,
+        build_timeout=default.instance_build_timeout,
+        service_down_time=default.service_down_time,
+        default_zone=default.default_availability_zone,
+        default_schedule_zone=default.default_schedule_zone,
+    )
     api = API(
         database=process.database,
         clock=process.clock,
         random=process.random,
-        conductor=ConductorAPI(process.bus),
+        conductor=conductor,
         compute=ComputeAPI(process.bus),
-        secrets=_secret_box(process),
-        hooks=Hooks.load(),
         notifier=process.notifier,
-        quota_defaults=quota_defaults(settings),
-        images=neighbours.images(),
-        networks=neighbours.networks(),
-        build_timeout=settings.default.instance_build_timeout,
-        service_down_time=settings.default.service_down_time,
-        default_zone=settings.default.default_availability_zone,
-        default_schedule_zone=settings.default.default_schedule_zone,
+        creation=creation,
+        networks=networks,
+        build_timeout=default.instance_build_timeout,
+        service_down_time=default.service_down_time,
     )
     consoles = ConsoleLinks(
         api,

@@ -2,21 +2,19 @@
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from micronova.compute import states
 from micronova.compute.acceptance import Acceptance, rpc_context
-from micronova.compute.creation import Creation, Images
-from micronova.compute.hooks import Hooks
+from micronova.compute.creation import Creation
 from micronova.compute.interfaces import Interfaces, Networks, ServerGroups
 from micronova.compute.new_servers import Created, CreateRequest
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.kinds import Notifier
 from micronova.conductor.rpcapi import ConductorAPI
-from micronova.conductor.secrets import SecretBox
 from micronova.db import instances, services
 from micronova.db.engine import Database
 from micronova.http.context import RequestContext
@@ -42,37 +40,18 @@ class API:
         random: random.Random,
         conductor: ConductorAPI,
         compute: ComputeAPI,
-        secrets: SecretBox,
-        hooks: Hooks,
         notifier: Notifier,
-        quota_defaults: Mapping[str, int],
-        images: Images | None,
+        creation: Creation,
         networks: Networks | None,
         build_timeout: float,
         service_down_time: float,
-        default_zone: str,
-        default_schedule_zone: str | None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._compute = compute
         self._networks = networks
         self._service_down_time = service_down_time
-        self._creation = Creation(
-            database=database,
-            clock=clock,
-            random=random,
-            conductor=conductor,
-            secrets=secrets,
-            hooks=hooks,
-            quota_defaults=quota_defaults,
-            images=images,
-            networks=networks,
-            build_timeout=build_timeout,
-            service_down_time=service_down_time,
-            default_zone=default_zone,
-            default_schedule_zone=default_schedule_zone,
-        )
+        self._creation = creation
         self.actions = Acceptance(
             database=database,
             clock=clock,
