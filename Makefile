@@ -7,12 +7,17 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q
 PARALLEL := -n auto --dist loadfile
 SEEDS ?= 1-200
+MINUTES ?= 60
+OUTAGE ?= 300
+# With WITHOUT_GUESTS=1 tests that this machine cannot run with real guests are skipped; otherwise they fail.
+WITHOUT_GUESTS ?=
+export MICRONOVA_WITHOUT_GUESTS := $(WITHOUT_GUESTS)
 # Runs start many processes; what one of them compiles, or pytest rewrites, need not be done again by the next.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## this list
-	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 15
 
 .PHONY: .venv
 .venv: .venv/.installed  ## the environment, with .venv/bin/micronova
@@ -51,13 +56,31 @@ up: guests  ## a cloud in the foreground, until Ctrl-C
 	@$(BIN)/micronova up
 
 .PHONY: check
-check: lint unit  ## lint, types, architecture, unit and functional tests: under three minutes
+check: lint unit  ## lint, types, architecture, unit and functional tests
 
 .PHONY: lint
-lint: .venv  ## ruff, mypy, import contracts
+lint: .venv  ## ruff (rules and format), mypy, import contracts
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: .venv  ## write the code in the format that lint wants
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: coverage
+coverage: .venv  ## the unit and functional tests with coverage: the total, and htmlcov/index.html
+	@rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest -q $(PARALLEL) -m "not postgresql and not thorough" tests/unit tests/functional
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage html --quiet
+	@echo "Covered: $$($(BIN)/coverage report --format=total) %; the lines are in htmlcov/index.html"
+
+.PHONY: graph
+graph: .venv  ## draw docs/import-graph.svg: which package imports which
+	$(BIN)/python scripts/import-graph
 
 .PHONY: unit
 unit: .venv  ## unit and functional tests, on SQLite
@@ -75,14 +98,40 @@ test: guests services browser check  ## everything, on real PostgreSQL and Rabbi
 test-e2e: guests services browser  ## real guests, networks and consoles; needs root
 	@scripts/ensure-packages busybox iputils-ping
 	$(PYTEST) -n 2 --dist loadfile tests/e2e
+	@if [ "$(WITHOUT_GUESTS)" ]; then echo "WITHOUT_GUESTS: tests of real guests that this machine cannot run were skipped."; fi
 
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
 	$(BIN)/python -m tests.perf.bench
 
+.PHONY: bench-bus
+bench-bus: .venv services  ## our AMQP client against aio-pika: CPU and latency per message
+	$(BIN)/python -m tests.perf.bus
+
+.PHONY: soak
+soak: .venv services  ## 80 % of the peak load with a fault each minute: make soak MINUTES=60
+	$(BIN)/python -m tests.perf.soak --minutes $(MINUTES)
+
+.PHONY: bench-fleet
+bench-fleet: .venv services  ## the cost of 10,000 hosts, 100,000 living and 1,000,000 deleted servers
+	$(BIN)/python -m tests.perf.fleet
+
+.PHONY: dist
+dist:  ## build wheel and sdist into dist/, and start a cloud from the wheel in an empty environment
+	@PYTHON=$(PYTHON) scripts/build-dist
+
+.PHONY: dist-debian
+dist-debian: dist  ## the same on an empty Debian (debootstrap, chroot); needs root
+	@scripts/try-wheel-on-debian
+
+.PHONY: check-oldest
+check-oldest:  ## unit tests with the oldest versions of the dependencies that pyproject.toml allows
+	@PYTHON=$(PYTHON) scripts/check-oldest
+
 .PHONY: chaos
-chaos: .venv services  ## the kill test, with five seeds
+chaos: .venv services  ## the kill test with five seeds; outages of broker and database of five minutes each
 	CHAOS_SEEDS=5 $(PYTEST) tests/integration/test_kill.py
+	OUTAGE_SECONDS=$(OUTAGE) $(PYTEST) -s tests/integration/test_outage.py
 
 .PHONY: simulate
 simulate: .venv  ## the simulation with many seeds: make simulate SEEDS=1-1000

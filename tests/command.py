@@ -43,11 +43,14 @@ def refused(*arguments: str | Path, env: Mapping[str, str] | None = None) -> str
 class UpCloud:
     """A cloud of `micronova up` in a directory of its own."""
 
-    def __init__(self, directory: Path, *options: str, settings: str = "") -> None:
+    def __init__(
+        self, directory: Path, *options: str, settings: str = "", environment: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = directory
         self.port = free_port()
         self.options = options
         self._settings = settings
+        self._environment = environment
 
     def _command(self) -> list[str | Path]:
         command: list[str | Path] = ["up", "--dir", self.directory, "--driver", "fake", "--port", str(self.port)]
@@ -59,7 +62,7 @@ class UpCloud:
 
     def up(self) -> str:
         """Start it in the background; return what the command said."""
-        return ok(*self._command(), "--detach")
+        return ok(*self._command(), "--detach", env=self._environment)
 
     def foreground(self) -> "subprocess.Popen[str]":
         """Start it as a child, and return that when the cloud answers."""
@@ -104,7 +107,7 @@ class UpCloud:
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    ) -> tuple[int, Any, http.client.HTTPMessage]:
         """Send one request; return the status, the body and the headers."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:

@@ -1,4 +1,4 @@
-"""A bus that misbehaves on purpose: loses casts, delivers twice, delays and reorders. For tests, around any bus."""
+"""A wrapper around a bus that loses casts, delivers messages twice, delays and reorders them, for tests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from random import Random
 from typing import Any
 
 from micronova.objects.clock import Clock
+from micronova.objects.context import Context
 from micronova.rpc.bus import Bus
-from micronova.rpc.contract import Context, Method, P, R, Target
+from micronova.rpc.contract import Method, P, R, Target
 from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.wrapper import BusWrapper
 
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def every_method(method: Method[Any, Any]) -> bool:
-    """Distort all messages."""
+    """Apply a distortion to all messages."""
     return True
 
 
@@ -33,36 +34,36 @@ class Distortion:
     twice: bool = False
     """Casts and fan-outs arrive twice; calls are handled twice, and the first answer counts."""
     longest_delay: float = 0.0
-    """Each message is held back by a random time up to this, so that messages overtake each other."""
+    """Each message is delayed by a random time up to these seconds, so that messages change their order."""
     applies: Callable[[Method[Any, Any]], bool] = every_method
 
 
 class DistortedBus(BusWrapper):
-    """Passes messages on to another bus, distorted."""
+    """Passes messages on to another bus, with a distortion."""
 
     def __init__(self, bus: Bus, distortion: Distortion, *, clock: Clock, random: Random) -> None:
         super().__init__(bus)
         self._distortion = distortion
         self._clock = clock
         self._random = random
-        self._on_the_way: set[asyncio.Task[Any]] = set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
         self.dropped: Counter[str] = Counter()
 
     async def stop(self) -> None:
-        """Forget what is still held back, stop the bus within."""
-        for task in self._on_the_way:
+        """Drop delayed messages and stop the wrapped bus."""
+        for task in self._in_flight:
             task.cancel()
-        if self._on_the_way:
-            await asyncio.wait(self._on_the_way)
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
         await super().stop()
 
     async def arrived(self) -> None:
-        """Wait until nothing is held back and all doubled calls are answered."""
-        while self._on_the_way:
-            await asyncio.wait(self._on_the_way)
+        """Wait until all delayed messages are sent and all second calls are answered."""
+        while self._in_flight:
+            await asyncio.wait(self._in_flight)
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message, or lose it, or send it twice, or later."""
+        """Send a message, with the distortion."""
         await self._hint(
             method,
             self._distortion.drop_casts,
@@ -70,7 +71,7 @@ class DistortedBus(BusWrapper):
         )
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to all, or lose it, or send it twice, or later."""
+        """Send a message to all, with the distortion."""
         await self._hint(
             method,
             self._distortion.drop_fanouts,
@@ -78,7 +79,7 @@ class DistortedBus(BusWrapper):
         )
 
     async def call(self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float) -> R:
-        """Send a message and wait for its first answer."""
+        """Send a message and return its first answer."""
         if not self._distortion.applies(method):
             return await super().call(target, method, params, context=context, timeout=timeout)
 
@@ -116,18 +117,18 @@ class DistortedBus(BusWrapper):
         try:
             await send()
         except BusUnavailable as error:
-            log.warning("%s was held back and then lost: %s", method.label, error)
+            log.warning("%s was delayed and then lost: %s", method.label, error)
 
     def _delay(self) -> float:
         return self._random.uniform(0.0, self._distortion.longest_delay)
 
     def _spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         task = asyncio.get_running_loop().create_task(work)
-        self._on_the_way.add(task)
+        self._in_flight.add(task)
         task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._on_the_way.discard(task)
+        self._in_flight.discard(task)
         if not task.cancelled():
-            task.exception()  # the answer that nobody waits for may well be an error
+            task.exception()  # retrieved, because the second answer may be an error

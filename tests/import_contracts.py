@@ -1,6 +1,6 @@
 """A kind of import contract that import-linter does not bring: a list of what may be imported.
 
-A room that is added tomorrow is thereby forbidden until someone decides otherwise.
+A package that is added tomorrow is thereby forbidden until someone decides otherwise.
 """
 
 from typing import Any
@@ -10,17 +10,21 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class OnlyContract(Contract):
-    """The importers, and all inside them, import directly only themselves and what is allowed of our code."""
+    """The importers, and all inside them, import directly only themselves and what is allowed.
+
+    With `among`, only imports of these packages are looked at; without, all imports of the root package.
+    """
 
     type_name = "only"
 
     importers = fields.ListField(subfield=fields.StringField())
     allowed = fields.ListField(subfield=fields.StringField())
+    among = fields.ListField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         """Collect every import that is not allowed."""
         allowed: list[str] = self.allowed  # type: ignore[assignment]
-        root = self.session_options["root_packages"][0]
+        among: list[str] = self.among or [self.session_options["root_packages"][0]]  # type: ignore[assignment]
         broken = []
         for expression in self.importers:  # type: ignore[attr-defined]
             for top in sorted(graph.find_matching_modules(expression)):
@@ -28,7 +32,7 @@ class OnlyContract(Contract):
                     broken += [
                         (importer, imported, graph.get_import_details(importer=importer, imported=imported))
                         for imported in sorted(graph.find_modules_directly_imported_by(importer))
-                        if _inside(imported, root) and not any(_inside(imported, room) for room in (top, *allowed))
+                        if _inside(imported, among) and not _inside(imported, [top, *allowed])
                     ]
         return ContractCheck(kept=not broken, metadata={"broken": broken})
 
@@ -40,5 +44,5 @@ class OnlyContract(Contract):
             output.print_error(f"- {importer} -> {imported} (l.{lines})")
 
 
-def _inside(module: str, package: str) -> bool:
-    return module == package or module.startswith(f"{package}.")
+def _inside(module: str, packages: list[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)

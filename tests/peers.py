@@ -1,8 +1,8 @@
-"""Throw-away environments for other people's software that tests talk to: never a dependency of ours.
+"""Virtual environments with software of other projects that tests talk to; none of it is a dependency of Micronova.
 
-`peer("osc", "python-openstackclient==10.5.0")` returns a directory that is a virtual environment with just that. It
-is made once and kept in a cache; another version is another environment. `MICRONOVA_TEST_PEERS` may name a directory
-that has ready-made ones by name (`$MICRONOVA_TEST_PEERS/osc`).
+`peer("osc", "python-openstackclient==10.5.0")` returns the directory of a virtual environment with just that
+package. It is created once and kept in a cache; another version gets another environment. `MICRONOVA_TEST_PEERS` may
+name a directory with prepared environments (`$MICRONOVA_TEST_PEERS/osc`).
 """
 
 import contextlib
@@ -17,25 +17,25 @@ from pathlib import Path
 
 
 def peer(name: str, *requirements: str) -> Path:
-    """Return the environment that has the requirements; install it when no run before us did."""
+    """Return the environment with these requirements; create it if it is not in the cache."""
     given = os.environ.get("MICRONOVA_TEST_PEERS")
     if given and (ready := Path(given) / name / "bin" / "python").exists():
         return ready.parent.parent
     wanted = "\n".join((sys.version, *sorted(requirements)))
-    room = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova-tests"
-    place = room / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
-    room.mkdir(parents=True, exist_ok=True)
-    with _alone(room / f"{name}.lock"):
-        if not (place / "complete").exists():
-            _install(place, requirements)
-    return place
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova-tests"
+    directory = cache / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with _locked(cache / f"{name}.lock"):
+        if not (directory / "complete").exists():
+            _install(directory, requirements)
+    return directory
 
 
-def _install(place: Path, requirements: tuple[str, ...]) -> None:
-    shutil.rmtree(place, ignore_errors=True)  # of a run that was stopped half-way
-    _run(sys.executable, "-m", "venv", str(place))
-    _run(str(place / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *requirements)
-    (place / "complete").touch()
+def _install(directory: Path, requirements: tuple[str, ...]) -> None:
+    shutil.rmtree(directory, ignore_errors=True)  # an earlier run may have been stopped half-way
+    _run(sys.executable, "-m", "venv", str(directory))
+    _run(str(directory / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *requirements)
+    (directory / "complete").touch()
 
 
 def _run(*command: str) -> None:
@@ -45,8 +45,8 @@ def _run(*command: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one process at a time do this: test runs are parallel."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a lock between processes: tests run in parallel."""
     with lock.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield

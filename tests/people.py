@@ -1,4 +1,4 @@
-"""People who log in to a whole cloud through its identity API and speak HTTP to all its services."""
+"""People who log in to a cloud through its identity API and use all its services over HTTP."""
 
 import uuid
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ NEWEST = 104
 
 
 class Reachable(Protocol):
-    """A cloud that answers."""
+    """A cloud that can be reached over a transport."""
 
     transport: Transport
 
 
 @dataclass
 class Person:
-    """Somebody who has logged in; or nobody, without a token."""
+    """A user who has logged in, or an anonymous one without a token."""
 
     cloud: Reachable
     token: str | None = None
@@ -45,18 +45,18 @@ class Person:
         return await self.cloud.transport.request(method, path, sent, data)
 
     async def do(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Any:
-        """Send a request that must succeed; return what it answers."""
+        """Send a request that must succeed; return its body, decoded if it is JSON."""
         answer = await self.request(method, path, body, headers)
         assert 200 <= answer.status < 300, f"{method} {path}: {answer.status} {answer.body[:500]!r}"
         return answer.json() if answer.body[:1] in (b"{", b"[") else answer.body
 
     async def make(self, path: str, noun: str, /, **fields: Any) -> dict[str, Any]:
-        """Make something, and return it."""
+        """Create a resource and return it."""
         made: dict[str, Any] = (await self.do("POST", path, {noun: fields}))[noun]
         return made
 
     async def make_image(self, name: str, disk_format: str, content: bytes) -> str:
-        """Upload an image, and return its id."""
+        """Create an image and return its id."""
         body = {"name": name, "disk_format": disk_format, "container_format": "bare"}
         image = str((await self.do("POST", "/image/v2/images", body))["id"])
         kind = {"content-type": "application/octet-stream"}
@@ -65,13 +65,13 @@ class Person:
 
 
 class People:
-    """The people of a cloud: its admin, and whoever a test needs."""
+    """The people who use a cloud: its admin, and others that a test creates."""
 
     transport: Transport
     admin: Person
 
     async def login(self, name: str, password: str, project: str) -> Person:
-        """Get a token for a project by its name."""
+        """Log in to a project by its name."""
         user = {"name": name, "domain": {"id": "default"}, "password": password}
         identity = {"methods": ["password"], "password": {"user": user}}
         scope = {"project": {"name": project, "domain": {"id": "default"}}}
@@ -82,7 +82,7 @@ class People:
         return Person(self, answer.headers["x-subject-token"], token["user"]["id"], token["project"]["id"])
 
     async def person(self, *roles: str, project: str | None = None) -> Person:
-        """Make somebody with these roles in a project: the named one, or a new one."""
+        """Create a user with these roles in the named project or in a new one, and log in."""
         name, password = f"user-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
         if project is None:
             project = f"project-{uuid.uuid4().hex[:8]}"
@@ -94,6 +94,19 @@ class People:
             path = f"/identity/v3/projects/{found['projects'][0]['id']}/users/{user['id']}/roles/{given}"
             await self.admin.do("PUT", path)
         return await self.login(name, password, project)
+
+    async def scoped(self, role: str, scope: dict[str, Any]) -> Person:
+        """Create a user with a role on a domain (`{"domain": {"id": ID}}`) or on the system, and log in there."""
+        name, password = f"user-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+        user = await self.admin.make("/identity/v3/users", "user", name=name, password=password)
+        given = (await self.admin.do("GET", f"/identity/v3/roles?name={role}"))["roles"][0]["id"]
+        place = f"domains/{scope['domain']['id']}" if "domain" in scope else "system"
+        await self.admin.do("PUT", f"/identity/v3/{place}/users/{user['id']}/roles/{given}")
+        identity = {"methods": ["password"], "password": {"user": {"id": user["id"], "password": password}}}
+        body = {"auth": {"identity": identity, "scope": scope}}
+        answer = await Person(self).request("POST", "/identity/v3/auth/tokens", body)
+        assert answer.status == 201, answer.body
+        return Person(self, answer.headers["x-subject-token"], user["id"])
 
     async def project_name(self, person: Person) -> str:
         """Return the name of a person's project."""

@@ -10,7 +10,7 @@ from typing import Any
 
 SOLICIT, ADVERT = 133, 134
 PREFIX, MTU, DNS = 3, 5, 25
-PATIENCE = 10.0
+TIMEOUT = 10.0
 SILENCE = 1.5  # seconds after an answer in which others may follow
 
 
@@ -43,7 +43,7 @@ def main(device: str) -> None:
     made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)
     made.settimeout(SILENCE)
     routers: dict[str, dict[str, Any]] = {}
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not routers and time.monotonic() < deadline:
         try:
             made.sendto(struct.pack("!BBHI", SOLICIT, 0, 0, 0), ("ff02::2", 0, 0, index))

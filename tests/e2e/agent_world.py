@@ -1,4 +1,4 @@
-"""A network service with a real agent and helper, and namespaces that stand in for guests."""
+"""A network service with a real agent and helper; namespaces simulate guests."""
 
 import asyncio
 import contextlib
@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
+from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.metadata import MetadataProxy
+from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import ASGITransport, ServiceClient
-from micronova.neighbours.network.agent.agent import NetworkAgent
-from micronova.neighbours.network.agent.metadata import MetadataProxy
-from micronova.neighbours.network.agent.service import NetworkServiceClient
 from micronova.objects.clock import SystemClock
 from micronova.privileged.client import HelperProcess, PrivilegedClient, runtime_directory
 from micronova.privileged.names import prefix_of, tap_name
-from tests.functional.proxies import keys_of
-from tests.unit.network.world import ALICE, KEYRING, SERVICE, Compute, World, world
+from tests.functional.metadata_proxies import LIMITS, keys_of
+from tests.unit.embedded.network.world import ALICE, KEYRING, SERVICE, Compute, World, world
 
 HOST = "h1"
 NEEDS = [
     pytest.mark.e2e,
-    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces are made by root"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
     pytest.mark.skipif(
         not all(shutil.which(name) for name in ("ip", "tc", "nft", "dnsmasq", "busybox", "ping")),
         reason="needs iproute2 nftables dnsmasq-base busybox iputils-ping",
@@ -57,7 +57,7 @@ async def arun(*command: str, check: bool = True, timeout: float = 30) -> subpro
 
 @dataclass
 class Guest:
-    """A namespace that stands in for a guest."""
+    """A namespace that simulates a guest."""
 
     namespace: str
     port: dict[str, Any]
@@ -71,7 +71,7 @@ class Guest:
         return await arun("ip", "netns", "exec", self.namespace, *command, check=check, timeout=timeout)
 
     async def dhcp(self) -> dict[str, str]:
-        """Get an address, and return what the server said."""
+        """Get an address by DHCP, and return the lease."""
         script, lease = self.directory / "lease.sh", self.directory / f"{self.namespace}.lease"
         script.write_text(_LEASE)
         script.chmod(0o755)
@@ -98,8 +98,9 @@ class Guest:
 class AgentWorld:
     """A cloud of one host."""
 
-    def __init__(self, network: World, directory: Path) -> None:
+    def __init__(self, network: World, directory: Path, connections: int = 0) -> None:
         self.network = network
+        self._connections = connections
         self.directory = directory
         self.prefix = prefix_of(str(uuid.uuid4()))
         self._guests: list[Guest] = []
@@ -114,7 +115,8 @@ class AgentWorld:
         self.asked: list[dict[str, str]] = []
         self.agent = NetworkAgent(
             NetworkServiceClient(client, HOST), privileged, SystemClock(), prefix=self.prefix, domain="openstacklocal",
-            metadata=MetadataProxy(privileged, ASGITransport(self._metadata), keys),
+            connections=self._connections,
+            metadata=MetadataProxy(privileged, ASGITransport(self._metadata), keys, LIMITS),
         )  # fmt: skip
         await self.agent.start()
 
@@ -185,10 +187,10 @@ class AgentWorld:
 
 
 @contextlib.asynccontextmanager
-async def agent_world(directory: Path) -> AsyncIterator[AgentWorld]:
+async def agent_world(directory: Path, connections: int = 0) -> AsyncIterator[AgentWorld]:
     assert os.geteuid() == 0
     async with world(directory, compute=Compute(), clock=SystemClock()) as network:
-        made = AgentWorld(network, directory)
+        made = AgentWorld(network, directory, connections)
         await asyncio.to_thread(made.helper.start)
         try:
             await made.start_agent()

@@ -1,6 +1,6 @@
-"""A cloud of `micronova up --driver libvirt` with real guests, driven through HTTP, SSH and consoles as its users do.
+"""A cloud of `micronova up --driver libvirt` with real guests, used through HTTP, SSH and consoles.
 
-It costs a few seconds to start, so modules share one; every test makes its own projects and deletes its servers.
+It takes a few seconds to start, so modules share one; every test makes its own projects and deletes its servers.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ TINY: Mapping[str, Any] = {"ram": 128, "vcpus": 1, "disk": 1}
 
 
 class RealCloud(People):
-    """The cloud in a directory of its own."""
+    """The cloud, with its own directory."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class RealCloud(People):
         libvirt: Path | None = None,
     ) -> None:
         # Short: the paths of Unix sockets have a limit.
-        self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
-        self.directory = directory or self.room / "c"
+        self.folder = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+        self.directory = directory or self.folder / "c"
         self.libvirt = libvirt or self.directory / "libvirt"
         self._settings = settings
         self._inside = inside
@@ -49,10 +49,10 @@ class RealCloud(People):
         self.flavor = self.image = ""
         self.prefix = ""
 
-    # --- its life ------------------------------------------------------------------------------------------------
+    # --- starting and stopping -------------------------------------------------------------------------------------
 
     async def up(self) -> None:
-        """Start it, log in, and have a flavor for small guests."""
+        """Start it, log in, and make a flavor for small guests."""
         await asyncio.to_thread(self._up)
         self.prefix = prefix_of(json.loads((self.directory / "keys.json").read_text())["cloud_id"])
         auth = yaml.safe_load((self.directory / "clouds.yaml").read_text())["clouds"]["micronova"]["auth"]
@@ -67,7 +67,7 @@ class RealCloud(People):
     def _up(self) -> None:
         command: list[str | Path] = ["up", "--driver", "libvirt", "--port", "0", "--detach", "--dir", self.directory]
         if self._settings:
-            file = self.room / "micronova.toml"
+            file = self.folder / "micronova.toml"
             file.write_text(self._settings)
             command += ["--config", file]
         ok(*command, env=self._environment, inside=self._inside)
@@ -78,12 +78,12 @@ class RealCloud(People):
         await asyncio.to_thread(ok, "down", "--dir", self.directory, inside=self._inside)
 
     async def remove(self) -> None:
-        """End it however it is, and remove its directory."""
+        """Stop it in whatever state it is, and remove its directory."""
         if hasattr(self, "transport"):
             await self.transport.close()
         if self.directory.exists():
             await asyncio.to_thread(micronova, "down", "--dir", self.directory, inside=self._inside)
-        shutil.rmtree(self.room)
+        shutil.rmtree(self.folder)
 
     @property
     def log(self) -> str:
@@ -97,22 +97,22 @@ class RealCloud(People):
         return findings
 
     async def wait_clean(self) -> None:
-        """Wait until nothing is under way, and see that the audit finds nothing."""
+        """Wait until the audit finds nothing."""
 
         async def clean() -> bool:
             return await asyncio.to_thread(self.audit) == []
 
         await until(clean, lambda: f"a clean audit; it found {self.audit()}")
 
-    # --- what it has on the machine ------------------------------------------------------------------------------
+    # --- what it leaves on the machine -----------------------------------------------------------------------------
 
     def definitions(self) -> list[str]:
-        """List the guests that its libvirt knows."""
+        """Return the guests that its libvirt knows."""
         folders = [self.libvirt / name for name in ("etc/qemu", "run/qemu")]
         return sorted({file.stem for folder in folders if folder.is_dir() for file in folder.glob("*.xml")})
 
     def guest_leftovers(self) -> list[str]:
-        """List what is left of guests while the cloud runs: disks, definitions, processes, devices."""
+        """Return what is left of guests while the cloud runs: disks, definitions, processes, devices."""
         links = _run(*self._inside, "ip", "-n", self.prefix, "-o", "link").splitlines()
         return [
             *(f"disk {path.name}" for path in (self.libvirt / "instances").iterdir()),
@@ -122,7 +122,7 @@ class RealCloud(People):
         ]
 
     def leftovers(self) -> list[str]:
-        """List what is left on the machine of a cloud that was stopped; its files may stay."""
+        """Return what a stopped cloud has left on the machine; its files may stay."""
         mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if str(self.directory) in line]
         files = [str(runtime_directory(self.prefix))] if runtime_directory(self.prefix).exists() else []
         return [
@@ -132,12 +132,12 @@ class RealCloud(People):
             *files,
         ]
 
-    # --- people --------------------------------------------------------------------------------------------------
+    # --- tenants ---------------------------------------------------------------------------------------------------
 
     async def tenant(self, cidr: str = "10.77.0.0/24", *, router: bool = True) -> Tenant:
-        """Make a project with a network, a way out, a key pair, and SSH and ping allowed in."""
+        """Make a project with a network, a router, a key pair, and a security group that allows SSH and ping."""
         person = await self.person("member")
-        key = self.room / f"key-{person.project_id[:8]}"
+        key = self.folder / f"key-{person.project_id[:8]}"
         await run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
         tenant = Tenant(self, person, key)
         await tenant.set_up(cidr, router=router)
@@ -145,22 +145,22 @@ class RealCloud(People):
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What of the machine itself must stay as it was: devices and firewall outside all clouds."""
+class MachineState:
+    """Devices and firewall tables of the machine outside all clouds; tests must not change them."""
 
     links: tuple[str, ...]
     tables: tuple[str, ...]
 
     @classmethod
-    def look(cls) -> "Machine":
+    def read(cls) -> "MachineState":
         links = tuple(line.split(":")[1].strip() for line in _run("ip", "-o", "link").splitlines())
         return cls(links, tuple(_run("nft", "list", "tables").splitlines()))
 
 
 @contextlib.asynccontextmanager
 async def real_cloud(cloud: RealCloud | None = None) -> AsyncIterator[RealCloud]:
-    """Have a cloud, of which nothing is left on the machine afterwards."""
-    before = Machine.look()
+    """Run a cloud, and check that it leaves nothing on the machine."""
+    before = MachineState.read()
     cloud = cloud or RealCloud()
     try:
         await cloud.up()
@@ -169,13 +169,13 @@ async def real_cloud(cloud: RealCloud | None = None) -> AsyncIterator[RealCloud]
         nothing("of guests", cloud.guest_leftovers())
         await cloud.down()
         nothing("of the cloud", cloud.leftovers())
-        assert Machine.look() == before, f"the machine was {before} and is {Machine.look()}"
+        assert MachineState.read() == before, f"the machine was {before} and is {MachineState.read()}"
     finally:
         await cloud.remove()
 
 
 def processes(*words: str) -> list[str]:
-    """List the processes that have one of the words in their command line."""
+    """Return the processes that have one of the words in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -195,7 +195,6 @@ def script(*lines: str) -> str:
     return base64.b64encode("\n".join(("#!/bin/sh", *lines, "")).encode()).decode()
 
 
-
 def nothing(what: str, left: list[str]) -> None:
-    """Fail if something is left, and say what."""
+    """Fail with a list of what is left, if anything is."""
     assert not left, f"left {what}: {left}"

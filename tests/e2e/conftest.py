@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from micronova.cli.image import default_cache
-from micronova.cli.machine import probe as cloud_obstacle
+from micronova.cli.supervisor import probe as cloud_obstacle
 from micronova.conf.settings import load
 from micronova.testimage.builder import available, build
 from micronova.virt.libvirt.setup import probe
 from tests.e2e.cloud import RealCloud, real_cloud
+from tests.e2e.fault_machine import FaultMachine
 from tests.e2e.host import Host, ImageServer
-from tests.e2e.workshop import Workshop
 
 SHARED = """
 [libvirt]
@@ -43,14 +43,14 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 @pytest.fixture(scope="session", autouse=True)
 def outside() -> Iterator[Path]:
-    """Give these tests a machine's network of their own, and return the one they came from.
+    """Run these tests in a new network namespace, and return the original one.
 
-    So each sees what it leaves there, and not what others do meanwhile. What they start is in it, too.
+    So a test sees what it leaves there, and not what other programs do. Processes that it starts are in it, too.
     """
-    if available() is None:  # what the test image is made of can only be fetched from out here
+    if available() is None:  # the test image's packages can be downloaded only in the original namespace
         build(default_cache() / "testimage.qcow2", default_cache())
     with Path("/proc/thread-self/ns/net").open("rb") as before:
-        # Services that somebody else started are reached only from where they listen.
+        # Services that were started before are reached only in their own namespace.
         if os.geteuid() == 0 and not os.environ.get("MICRONOVA_TEST_SERVICES"):
             if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK) != 0:
                 raise OSError(ctypes.get_errno(), "no network namespace for the tests")
@@ -69,7 +69,7 @@ def test_image() -> Path:
 
 @pytest.fixture
 async def host(machine: Host) -> AsyncIterator[Host]:
-    """Return a host without guests; what a test that failed left there is removed."""
+    """Return a host without guests; remove what a failed test left."""
     yield machine
     if machine.leftovers():
         async with machine.agent() as (driver, _):
@@ -79,13 +79,13 @@ async def host(machine: Host) -> AsyncIterator[Host]:
 
 @pytest.fixture(scope="session")
 def machine(test_image: Path) -> Iterator[Host]:
-    """Return a host whose private libvirtd all tests share; at the end nothing is left of it."""
+    """Return a host whose private libvirtd all tests share."""
     missing = probe()
     if missing:
         pytest.skip(missing)
     if shutil.which("ip") is None:
         pytest.skip("ip is missing: apt-get install iproute2")
-    # Closed to others, as a cloud's directory is: guests get at their disks nevertheless.
+    # Closed to others, as a cloud's directory is; guests can use their disks nevertheless.
     directory = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
     images = ImageServer(test_image)
     made = Host(directory, f"mn-e2e-{os.getpid()}", images)
@@ -100,14 +100,14 @@ def machine(test_image: Path) -> Iterator[Host]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cloud(can_run_guests: None) -> AsyncIterator[RealCloud]:
-    """Return the cloud that tests share; at the end nothing is left of it."""
+    """Return the cloud that tests share."""
     async with real_cloud(RealCloud(SHARED)) as made:
         yield made
 
 
 @pytest.fixture(scope="session")
 def can_run_guests() -> None:
-    """Skip where the machine cannot have real guests."""
+    """Skip if the machine cannot run real guests."""
     obstacle = cloud_obstacle(load(environ={})) or available()
     if obstacle is None and shutil.which("ssh") is None:
         obstacle = "ssh is missing: apt-get install openssh-client"
@@ -116,16 +116,18 @@ def can_run_guests() -> None:
 
 
 @pytest.fixture(scope="session")
-def workshop(can_run_guests: None) -> Iterator[Workshop]:
-    """Return the tools and the disk of the cloud in which things go wrong."""
-    made = Workshop()
+def fault_machine(can_run_guests: None) -> Iterator[FaultMachine]:
+    """Return the programs and the disk of `faulty_cloud`."""
+    made = FaultMachine()
     yield made
     made.close()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def faulty_cloud(workshop: Workshop) -> AsyncIterator[RealCloud]:
-    """Return a cloud that takes any image and whose host can be damaged; at the end nothing is left of it."""
-    cloud = RealCloud(FAULTY, workshop.environment, workshop.inside, workshop.directory, workshop.disk)
+async def faulty_cloud(fault_machine: FaultMachine) -> AsyncIterator[RealCloud]:
+    """Return a cloud that accepts any image and whose host can fail."""
+    cloud = RealCloud(
+        FAULTY, fault_machine.environment, fault_machine.inside, fault_machine.directory, fault_machine.disk
+    )
     async with real_cloud(cloud) as made:
         yield made

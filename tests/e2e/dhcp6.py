@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOLICIT, ADVERTISE, REQUEST, REPLY, INFORM = 1, 2, 3, 7, 11
 CLIENT, SERVER, IA, ADDRESS, WANTED, ELAPSED, STATUS, DNS, SEARCH = 1, 2, 3, 5, 6, 8, 13, 23, 24
-PATIENCE = 15.0
+TIMEOUT = 15.0
 
 
 def option(kind: int, body: bytes) -> bytes:
@@ -28,7 +28,7 @@ def options(data: bytes) -> dict[int, bytes]:
 
 def ask(made: socket.socket, kind: int, expected: int, body: bytes) -> dict[int, bytes]:
     """Send a message until it is answered by one of the expected kind."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         number = os.urandom(3)
         try:

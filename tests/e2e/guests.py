@@ -1,4 +1,4 @@
-"""Tenants of a real cloud, and their guests: made and asked about by API, looked into by SSH and console."""
+"""Tenants of a real cloud, and their guests: made and shown by the API, inspected by SSH and console."""
 
 import asyncio
 import re
@@ -10,24 +10,24 @@ from typing import Any, Protocol
 
 from tests.people import Person
 
-PATIENCE = 120.0
-"""Seconds that a guest may take for anything: the machine may be busy."""
-LOOK = 0.2
-"""Seconds between questions to those who do not tell by themselves."""
+TIMEOUT = 120.0
+"""Seconds that a guest may take for anything on a busy machine."""
+POLL_INTERVAL = 0.2
+"""Seconds between probes."""
 READY = "MICRONOVA-GUEST-READY"
 SERVERS = "/compute/v2.1/servers"
 
-# A disk that boots, to a program of one instruction that runs in a circle.
+# A bootable disk with a program of one instruction, an endless loop.
 IDLE_DISK = b"\xeb\xfe" + bytes(508) + b"\x55\xaa" + bytes(1 << 20)
 
 
 def whole_lines(log: str) -> str:
-    """Leave out what a guest is just writing to its console."""
+    """Return a console log without its last, incomplete line."""
     return log[: log.rfind("\n") + 1]
 
 
-class Home(Protocol):
-    """The cloud of a tenant."""
+class TenantCloud(Protocol):
+    """What a tenant needs of its cloud."""
 
     prefix: str
     image: str
@@ -35,19 +35,19 @@ class Home(Protocol):
     admin: Person
 
 
-async def until(probe: Callable[[], Awaitable[Any]], what: str | Callable[[], str], patience: float = PATIENCE) -> Any:
-    """Ask again and again until the answer is something, and return that."""
+async def until(probe: Callable[[], Awaitable[Any]], what: str | Callable[[], str], timeout: float = TIMEOUT) -> Any:
+    """Call a probe until its result is true, and return the result."""
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             while not (found := await probe()):
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_INTERVAL)
             return found
     except TimeoutError:
         raise AssertionError(f"waited in vain for {what if isinstance(what, str) else what()}") from None
 
 
-async def run(*command: str, timeout: float = PATIENCE) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end, whatever that is."""
+async def run(*command: str, timeout: float = TIMEOUT) -> "subprocess.CompletedProcess[str]":
+    """Run a program and return its result, also if it fails."""
     return await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
     )
@@ -70,8 +70,8 @@ class Guest:
         server: dict[str, Any] = (await self.tenant.person.do("GET", self.path))["server"]
         return server
 
-    async def wait(self, status: str, patience: float = PATIENCE) -> dict[str, Any]:
-        """Wait for a status and for the end of what is under way; an unexpected ERROR fails at once."""
+    async def wait(self, status: str, timeout: float = TIMEOUT) -> dict[str, Any]:
+        """Wait for a status without a task state; fail at once on an unexpected ERROR."""
         seen: dict[str, Any] = {}
 
         async def reached() -> bool:
@@ -81,11 +81,11 @@ class Guest:
                 raise AssertionError(f"{self.name} is in ERROR: {seen.get('fault')}")
             return seen["status"] == status and at_rest
 
-        await until(reached, lambda: f"{self.name} to be {status}; it is {seen}", patience)
+        await until(reached, lambda: f"{self.name} to be {status}; it is {seen}", timeout)
         return seen
 
     async def act(self, action: str, argument: Any = None, status: str = "") -> None:
-        """Ask for a server action, and wait for a status if one is named."""
+        """Start a server action, and wait for a status if one is given."""
         await self.tenant.person.do("POST", f"{self.path}/action", {action: argument})
         if status:
             await self.wait(status)
@@ -101,10 +101,10 @@ class Guest:
 
         await until(unknown, f"{self.name} to be gone")
 
-    # --- what it shows -------------------------------------------------------------------------------------------
+    # --- consoles --------------------------------------------------------------------------------------------------
 
     async def log(self) -> str:
-        """Return its console log; nothing, as long as no host has it."""
+        """Return its console log; empty as long as it has no host."""
         answer = await self.tenant.person.request("POST", f"{self.path}/action", {"os-getConsoleOutput": {}})
         assert answer.status in (200, 409), answer.body
         return str(answer.json()["output"]) if answer.status == 200 else ""
@@ -128,7 +128,7 @@ class Guest:
         return str(made["remote_console"]["url"])
 
     async def ready(self, count: int = 1) -> dict[str, str]:
-        """Wait until it has booted so many times; return what it says of itself."""
+        """Wait until it has booted so many times; return the fields of its last READY line."""
         await self.wait("ACTIVE")
         log = await self.shows(READY, count)
         line = [line for line in log.splitlines() if READY in line][-1]
@@ -142,8 +142,8 @@ class Guest:
         [port] = (await self.tenant.person.do("GET", f"/network/v2.0/ports{query}"))["ports"]
         return dict(port)
 
-    async def float(self) -> str:
-        """Have a floating IP, and return it."""
+    async def floating_ip(self) -> str:
+        """Return its floating IP; make one if it has none."""
         if not self.floating:
             port = await self.port(self.tenant.network["id"])
             self.floating = await self.tenant.person.make(
@@ -152,18 +152,18 @@ class Guest:
             )  # fmt: skip
         return str(self.floating["floating_ip_address"])
 
-    async def sink(self) -> None:
-        """Give the floating IP back."""
+    async def release_floating_ip(self) -> None:
+        """Delete its floating IP."""
         await self.tenant.person.do("DELETE", f"/network/v2.0/floatingips/{self.floating['id']}")
         self.floating = {}
 
     async def outside(self, *command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program on the machine, where floating IPs are reached."""
+        """Run a program in the namespace that reaches floating IPs."""
         return await run("ip", "netns", "exec", self.tenant.cloud.prefix, *command)
 
     async def ssh(self, command: str, *, check: bool = True) -> str:
-        """Run a command in the guest as root, and return what it printed; asks again while nobody answers."""
-        address = await self.float()
+        """Run a command in the guest as root, and return its output; repeat while SSH does not answer."""
+        address = await self.floating_ip()
         seen: list[subprocess.CompletedProcess[str]] = []
 
         async def answered() -> bool:
@@ -175,11 +175,11 @@ class Guest:
         return seen[0].stdout
 
     async def answers_ping(self) -> bool:
-        return (await self.outside("ping", "-c", "1", "-W", "2", await self.float())).returncode == 0
+        return (await self.outside("ping", "-c", "1", "-W", "2", await self.floating_ip())).returncode == 0
 
     async def answers_http(self) -> str:
-        """Return what its web server says; nothing if none is reached."""
-        done = await self.outside("busybox", "nc", "-w", "2", await self.float(), "80", "-e", "sh", "-c",
+        """Return the answer of its web server; empty if it does not answer."""
+        done = await self.outside("busybox", "nc", "-w", "2", await self.floating_ip(), "80", "-e", "sh", "-c",
                                   r"printf 'GET / HTTP/1.0\r\n\r\n'; cat >&2")  # fmt: skip
         return done.stderr if done.stderr.startswith("HTTP/") else ""
 
@@ -188,7 +188,7 @@ class Guest:
 class Tenant:
     """A project with a person in it, a network and a key pair."""
 
-    cloud: Home
+    cloud: TenantCloud
     person: Person
     key: Path
     network: dict[str, Any] = field(default_factory=dict)
@@ -232,7 +232,7 @@ class Tenant:
         await self.person.do("PUT", path, {"subnet_id": subnet})
 
     async def add_ipv6(self, cidr: str) -> None:
-        """Have addresses in the network that guests make themselves when the router tells them to."""
+        """Add a SLAAC subnet to the network."""
         made = await self.person.make(
             "/network/v2.0/subnets", "subnet", network_id=self.network["id"], ip_version=6, cidr=cidr,
             ipv6_ra_mode="slaac", ipv6_address_mode="slaac",
@@ -240,7 +240,7 @@ class Tenant:
         await self._route(made["id"])
 
     async def allow(self, **rule: Any) -> str:
-        """Open something in the default security group; return the rule's id."""
+        """Add a rule to the default security group; return its id."""
         made = await self.person.make(
             "/network/v2.0/security-group-rules", "security_group_rule",
             security_group_id=self.group, direction="ingress", ethertype="IPv4", **rule,
@@ -248,11 +248,11 @@ class Tenant:
         return str(made["id"])
 
     async def forbid(self, rule: str) -> None:
-        """Take a rule away."""
+        """Delete a rule."""
         await self.person.do("DELETE", f"/network/v2.0/security-group-rules/{rule}")
 
     async def boot(self, name: str, **fields: Any) -> Guest:
-        """Ask for a server."""
+        """Create a server."""
         wanted = {
             "name": name, "imageRef": self.cloud.image, "flavorRef": self.cloud.flavor, "key_name": "key",
             "networks": [{"uuid": self.network["id"]}],

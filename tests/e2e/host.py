@@ -1,4 +1,4 @@
-"""A compute host with a private libvirtd in a network namespace of its own, and agents that come and go on it."""
+"""A compute host with a private libvirtd in its own network namespace, on which tests start and stop agents."""
 
 import asyncio
 import base64
@@ -26,8 +26,8 @@ from micronova.virt.libvirt.setup import create, teardown
 from micronova.virt.loader import DriverSetup
 from tests.e2e.guests import whole_lines
 
-PATIENCE = 90.0
-"""Seconds that a guest may take for anything: the machine may be busy."""
+TIMEOUT = 90.0
+"""Seconds that a guest may take for anything on a busy machine."""
 FOLDERS = ("instances", "sockets", "console", "log/qemu", "qemu/save", "qemu/nvram", "etc/qemu", "run/qemu")
 FLAVOR = Flavor(id="1", name="tiny", ram=128, vcpus=1, disk=1)
 MARK = "user-data-was-here"
@@ -39,7 +39,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 class ImageServer:
-    """Gives one image out, as the image service does for a ticket."""
+    """Serves one image, as the image service does for a ticket."""
 
     def __init__(self, file: Path) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(file.parent)))
@@ -56,7 +56,7 @@ class ImageServer:
 
 
 class Events:
-    """What an agent hears of its guests."""
+    """Records the events that a driver reports."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Lifecycle]] = []
@@ -73,14 +73,14 @@ class Events:
 
     async def wait(self, uuid: str, event: Lifecycle, count: int = 1) -> None:
         """Return when the guest has had so many such events."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while self.of(uuid).count(event) < count:
                 self._new.clear()
                 await self._new.wait()
 
 
 class Host:
-    """The machine: its directory, its libvirtd, its namespace, and the network's part in plugging."""
+    """The host: its directory, its libvirtd, its namespace, and a bridge."""
 
     def __init__(self, state_dir: Path, namespace: str, images: ImageServer) -> None:
         self.state_dir = state_dir
@@ -133,7 +133,6 @@ class Host:
     ) -> GuestPlan:
         known: dict[str, Any] = {
             "uuid": str(uuid4()),
-            "epoch": epoch,
             "project_id": "p",
             "user_id": "u",
             "name": "guest",
@@ -161,7 +160,7 @@ class Host:
         return [line.split(":")[1].strip() for line in self.ip("-o", "link").splitlines() if ": tap" in line]
 
     def qemus(self, uuid: str = "") -> list[int]:
-        """Give the processes of guests of this host, or of one guest."""
+        """Return the processes of all guests of this host, or of one guest."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -175,7 +174,7 @@ class Host:
         return found
 
     def leftovers(self) -> list[str]:
-        """List whatever is left of guests: processes, devices, files, definitions."""
+        """Return what is left of guests: processes, devices, files, definitions."""
         found = [f"process {pid}" for pid in self.qemus()]
         found += [f"device {tap}" for tap in self.taps()]
         for folder in FOLDERS:
@@ -198,7 +197,7 @@ async def console(driver: LibvirtDriver, uuid: str, text: str, count: int = 1) -
     """Return the console log once the text is in it so many times."""
     seen = ""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 seen = whole_lines(await driver.get_console_output(uuid, None))
                 if seen.count(text) >= count:

@@ -1,4 +1,4 @@
-"""A cloud in two processes over RabbitMQ: what holds state, and the agents of one host, which may be killed."""
+"""A cloud in two processes over RabbitMQ: the roles with state, and the agents of one host, which tests kill."""
 
 import asyncio
 import contextlib
@@ -33,11 +33,11 @@ TIMES = {"MICRONOVA__DEFAULT__REPORT_INTERVAL": "1", "MICRONOVA__DEFAULT__SERVIC
 
 
 class SplitCloud(People):
-    """Two directories, two processes; `host` is the one that has guests."""
+    """The cloud; `host` is the directory of the process with guests."""
 
     def __init__(self, bus: str, broker: RabbitMQ) -> None:
-        self.room = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
-        self.control, self.host = self.room / "control", self.room / "host"
+        self.folder = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+        self.control, self.host = self.folder / "control", self.folder / "host"
         self._bus, self._broker = bus, broker
         self.name = f"host-{secrets.token_hex(3)}"  # also that of its broker user
         self._port = free_port()
@@ -67,12 +67,12 @@ class SplitCloud(People):
 
     def _add_host(self) -> None:
         """Do what `host add` says: the host gets the settings that it prints, and no other secret."""
-        place = ("--config", self.room / "control.toml", "--dir", self.control)
+        place = ("--config", self.folder / "control.toml", "--dir", self.control)
         lines = ok("host", "add", self.name, *place).splitlines()
         commands = [line for line in lines if line.startswith("rabbitmqctl ")]
         for command in commands:
             self._broker.ctl(*shlex.split(command)[1:])
-        file = self.room / "host.toml"
+        file = self.folder / "host.toml"
         file.write_text("\n".join(line for line in lines if line not in commands))
         file.chmod(0o600)
 
@@ -82,20 +82,20 @@ class SplitCloud(People):
         return False
 
     async def host_is_up(self) -> bool:
-        """Say whether the compute agent reports."""
+        """Return whether the compute service is up."""
         found = (await self.admin.do("GET", "/compute/v2.1/os-services?binary=nova-compute"))["services"]
         return any(service["state"] == "up" for service in found)
 
     def _write(self, name: str, **sections: Mapping[str, Any]) -> None:
-        file = self.room / f"{name}.toml"
+        file = self.folder / f"{name}.toml"
         file.write_text(toml(sections))
         file.chmod(0o600)
 
     def start(self, name: str, *roles: str, **environment: str) -> None:
         command = [sys.executable, "-m", "micronova.cli.main", "run", *roles]
-        with (self.room / f"{name}.log").open("ab") as log:
+        with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*command, "--config", str(self.room / f"{name}.toml"), "--dir", str(self.room / name)],
+                [*command, "--config", str(self.folder / f"{name}.toml"), "--dir", str(self.folder / name)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={**os.environ, **environment},
             )  # fmt: skip
@@ -119,7 +119,7 @@ class SplitCloud(People):
         return self.log("host").count("network-agent: ready")
 
     def agent(self) -> int | None:
-        """Return the process that is the agent, below the one of root that looks after it."""
+        """Return the agent's process, a child of root's process."""
         root = self.processes["host"].pid
         children = Path(f"/proc/{root}/task/{root}/children")
         with contextlib.suppress(OSError):
@@ -141,17 +141,17 @@ class SplitCloud(People):
         process.wait(60)
 
     def log(self, name: str) -> str:
-        return (self.room / f"{name}.log").read_text(errors="replace")
+        return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def audit(self) -> list[dict[str, Any]]:
         """Return what `micronova audit` finds."""
-        done = micronova("audit", "--json", "--config", self.room / "control.toml", "--dir", self.control)
+        done = micronova("audit", "--json", "--config", self.folder / "control.toml", "--dir", self.control)
         assert done.stdout, done.stderr
         findings: list[dict[str, Any]] = json.loads(done.stdout)
         return findings
 
     async def stop(self) -> None:
-        """Stop both cleanly: the host first, which takes what it made off the machine."""
+        """Stop both: first the host, which removes what it made on the machine."""
         for name in ("host", "control"):
             if name in self.processes:
                 process = self.processes[name]
@@ -160,19 +160,19 @@ class SplitCloud(People):
                 await asyncio.to_thread(process.wait, 60)
 
     def leftovers(self) -> list[str]:
-        """List what is left on the machine, also of guests."""
+        """Return what is left on the machine, also of guests."""
         spaces = subprocess.run(["ip", "netns"], check=True, capture_output=True, text=True).stdout.splitlines()
         runtime = runtime_directory(self.prefix)
         return [
             *(line for line in spaces if line.startswith(self.prefix)),
-            *processes(str(self.room), self.prefix),
+            *processes(str(self.folder), self.prefix),
             *([str(runtime)] if runtime.exists() else []),
             *map(str, (self.host / "libvirt" / "instances").iterdir()),
             *map(str, (self.host / "libvirt" / "etc" / "qemu").glob("*.xml")),
         ]
 
     async def remove(self) -> None:
-        """End it however it is."""
+        """Stop it in whatever state it is, and remove its directories."""
         if hasattr(self, "transport"):
             await self.transport.close()
         for process in self.processes.values():
@@ -183,12 +183,12 @@ class SplitCloud(People):
         for place in (self.control, self.host):
             if place.exists():
                 await asyncio.to_thread(micronova, "down", "--dir", place)
-        shutil.rmtree(self.room)
+        shutil.rmtree(self.folder)
 
 
 @contextlib.asynccontextmanager
 async def split_cloud(bus: str, broker: RabbitMQ) -> AsyncIterator[SplitCloud]:
-    """Have such a cloud, of which nothing is left on the machine afterwards."""
+    """Run such a cloud, and check that it leaves nothing on the machine."""
     cloud = SplitCloud(bus, broker)
     try:
         await cloud.up()

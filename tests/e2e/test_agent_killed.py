@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from micronova.virt.libvirt.library import load
+from micronova.virt.libvirt.client.library import load
 from tests.e2e.cloud import RealCloud, processes
 from tests.e2e.guests import IDLE_DISK, SERVERS, Guest, until
 from tests.e2e.split import SplitCloud, split_cloud
@@ -54,7 +54,7 @@ class Owner:
                 await self.person.do("DELETE", f"{SERVERS}/{gone}")
 
     async def settled(self) -> bool:
-        """Say whether every server is as it was asked for."""
+        """Return whether every server is as it was asked for."""
         found = {server["id"]: server for server in await self.servers()}
         assert set(found) <= self.wanted | self.unwanted
         for server in found.values():

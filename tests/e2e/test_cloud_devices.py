@@ -8,11 +8,12 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.cloud import RealCloud
-from tests.e2e.guests import PATIENCE, READY, Guest, until
+from tests.e2e.guests import READY, TIMEOUT, Guest, until
 from tests.functional.consoles import token_of
 from tests.osc import OpenStackClient
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def guest(cloud: RealCloud) -> AsyncIterator[Guest]:
@@ -65,7 +66,7 @@ async def test_a_serial_console_for_a_program(cloud: RealCloud, guest: Guest) ->
     async with aiohttp.ClientSession() as client:
         async with client.ws_connect(url, params={"token": token}, protocols=["binary"]) as socket:
             await socket.send_bytes(b"\necho $((6 * 9))-is-not\n")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while b"54-is-not" not in seen:
                     seen += await socket.receive_bytes()
         with pytest.raises(aiohttp.WSServerHandshakeError):

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.cloud import RealCloud
+from tests.e2e.fault_machine import FaultMachine
 from tests.e2e.guests import IDLE_DISK, Guest, Tenant, until
-from tests.e2e.workshop import Workshop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
 
@@ -38,17 +38,17 @@ async def _works(tenant: Tenant, name: str) -> None:
     await guest.delete()
 
 
-async def test_a_missing_tool(tenant: Tenant, faulty_cloud: RealCloud, workshop: Workshop) -> None:
-    with workshop.without("qemu-img"):
+async def test_a_missing_tool(tenant: Tenant, faulty_cloud: RealCloud, fault_machine: FaultMachine) -> None:
+    with fault_machine.without("qemu-img"):
         assert "qemu-img is missing on this host: install qemu-utils" in await _fails(tenant, "no-tool")
     assert "qemu-img is missing on this host" in faulty_cloud.log
     await _works(tenant, "tool")
 
 
-async def test_a_full_disk(tenant: Tenant, faulty_cloud: RealCloud, workshop: Workshop) -> None:
+async def test_a_full_disk(tenant: Tenant, faulty_cloud: RealCloud, fault_machine: FaultMachine) -> None:
     # An image that the host has not cached yet.
     image = await tenant.person.make_image("large", "raw", b"\1" * (16 << 20))
-    with workshop.full_disk(left=8 << 20):
+    with fault_machine.full_disk(left=8 << 20):
         message = await _fails(tenant, "no-room", imageRef=image)
         assert "disk is full" in message or "No space left on device" in message
     assert "full" in faulty_cloud.log or "No space left" in faulty_cloud.log
@@ -85,14 +85,17 @@ async def test_a_guest_that_never_comes_up(tenant: Tenant, faulty_cloud: RealClo
     await guest.delete()
 
 
-async def test_a_host_whose_libvirt_is_gone(tenant: Tenant, faulty_cloud: RealCloud, workshop: Workshop) -> None:
+async def test_a_host_whose_libvirt_is_gone(
+    tenant: Tenant, faulty_cloud: RealCloud, fault_machine: FaultMachine
+) -> None:
     survivor = await tenant.boot("survivor")
     await survivor.ready()
-    with workshop.without("libvirtd"):
+    with fault_machine.without("libvirtd"):
         os.kill(int((faulty_cloud.libvirt / "run" / "libvirtd.pid").read_text()), signal.SIGKILL)
         assert "libvirt" in await _fails(tenant, "no-libvirt")
         assert "libvirtd is missing" in await _log(faulty_cloud, "libvirtd is missing")
     await _comes_back(tenant)
+    assert "libvirtd of this cloud ended and is started again" in faulty_cloud.log
     assert (await survivor.wait("ACTIVE"))["OS-EXT-STS:power_state"] == 1
     assert (await survivor.ready())["uuid"] == survivor.id, "it did not even notice"
     await survivor.delete()
@@ -119,6 +122,6 @@ async def _comes_back(tenant: Tenant) -> None:
 
         await until(ended, lambda: f"an end of the build: {seen}")
         await guest.delete()
-        return seen["status"] == "ACTIVE"
+        return bool(seen["status"] == "ACTIVE")
 
     await until(built, "the host to come back")

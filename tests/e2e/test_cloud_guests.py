@@ -65,7 +65,7 @@ async def test_guests_boot_with_what_they_were_given(world: World) -> None:
 
 
 async def test_the_user_command_reaches_a_guest(world: World) -> None:
-    address = await world.alice.float()
+    address = await world.alice.floating_ip()
     way = f"{sys.executable} -m micronova.cli.main connect %h %p --dir {world.cloud.directory}"
     options = (*world.alice.tenant.ssh_options, "-o", f"ProxyCommand={way}")
     done = await run("ssh", *options, f"root@{address}", "hostname")
@@ -126,7 +126,7 @@ async def test_tenants_with_the_same_addresses_do_not_see_each_other(world: Worl
 
 async def test_a_security_group_opens_and_closes_a_port_of_a_running_guest(world: World) -> None:
     guest = world.alice
-    await guest.float()
+    await guest.floating_ip()
 
     async def opened() -> bool:
         return "alice" in await guest.answers_http()
@@ -144,18 +144,18 @@ async def test_a_security_group_opens_and_closes_a_port_of_a_running_guest(world
 
 async def test_floating_ip(world: World) -> None:
     guest = world.bob
-    address = await guest.float()
+    address = await guest.floating_ip()
     assert await guest.answers_ping()
     server = await guest.show()
     [addresses] = server["addresses"].values()
     assert address in {each["addr"] for each in addresses if each["OS-EXT-IPS:type"] == "floating"}
     # From inside, the world is reached as that address.
     assert "1 packets received" in await guest.ssh("ping -c 1 -W 5 203.0.113.1")
-    await guest.sink()
+    await guest.release_floating_ip()
 
     async def unreachable() -> bool:
         return (await guest.outside("ping", "-c", "1", "-W", "1", address)).returncode != 0
 
     await until(unreachable, "the floating IP to lead nowhere")
-    await guest.float()
+    await guest.floating_ip()
     await until(guest.answers_ping, "the floating IP to lead to the guest again")

@@ -1,11 +1,13 @@
 """One guest of a whole cloud through everything that happens to its power, and what it notices of it."""
 
+import os
+import signal
 from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 
-from tests.e2e.cloud import RealCloud
+from tests.e2e.cloud import RealCloud, processes
 from tests.e2e.guests import Guest, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.asyncio(loop_scope="session")]
@@ -54,6 +56,45 @@ async def test_a_guest_that_shuts_itself_down_is_noticed_and_started_again(guest
     said = await guest.ready(boots + 1)
     assert (said["hostname"], said["uuid"]) == ("carol", guest.id)
     assert await _boot_id(guest) != life
+
+
+async def _last_action(cloud: RealCloud, guest: Guest) -> tuple[str, str]:
+    """Return the newest action of the server, and the details of its event."""
+    path = f"{guest.path}/os-instance-actions"
+    action = (await cloud.admin.do("GET", path))["instanceActions"][0]
+    [event] = (await cloud.admin.do("GET", f"{path}/{action['request_id']}"))["instanceAction"]["events"]
+    return action["action"], event["details"]
+
+
+async def test_a_guest_that_panics_is_a_fault_of_its_server(guest: Guest, cloud: RealCloud) -> None:
+    boots = await _boots(guest)
+    await guest.ssh("setsid sh -c 'sleep 1; echo c >/proc/sysrq-trigger' </dev/null >/dev/null 2>&1 &")
+    shown = await guest.wait("ERROR", 240)  # an emulated kernel takes its time to say what happened
+    assert "operating system panicked" in shown["fault"]["message"]
+    assert "Kernel panic" in await guest.log()
+    action, details = await _last_action(cloud, guest)
+    assert action == "stop" and "operating system panicked" in details
+    assert f"server {guest.id} is error" in cloud.log
+
+    await guest.act("reboot", {"type": "HARD"})
+
+    async def runs() -> bool:
+        return bool((await guest.show())["status"] == "ACTIVE")
+
+    await until(runs, "the guest to run again")
+    assert (await guest.ready(boots + 1))["hostname"] == "carol"
+
+
+async def test_a_guest_whose_qemu_is_killed_is_off_and_its_history_says_so(guest: Guest, cloud: RealCloud) -> None:
+    boots = await _boots(guest)
+    [line] = [line for line in processes(guest.id) if "qemu-system" in line]
+    os.kill(int(line.split()[0]), signal.SIGKILL)
+    await guest.wait("SHUTOFF")
+    action, details = await _last_action(cloud, guest)
+    assert action == "stop" and "its process on the host ended" in details
+    assert f"server {guest.id} is stopped" in cloud.log
+    await guest.act("os-start", status="ACTIVE")
+    await guest.ready(boots + 1)
 
 
 @pytest.mark.parametrize("kind", ["SOFT", "HARD"])

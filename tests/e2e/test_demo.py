@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from micronova.cli.machine import probe
+from micronova.cli.supervisor import probe
 from micronova.conf.settings import Settings
 from micronova.testimage.builder import available
 
@@ -38,7 +38,7 @@ def test_the_demo_boots_a_guest_and_leaves_nothing(outside: Path) -> None:
     address = re.search(r"private=(10\.0\.\d+\.\d+)", said)
     assert address is not None
     # its timeline, its console log with its own name, address and user data, and what SSH showed
-    assert re.search(r"create, done after [\d.]+ ms", said) and "build on the host" in said
+    assert re.search(r"create, done after [\d.]+ m?s", said) and "image, plug, spawn" in said
     assert f"MICRONOVA-GUEST-READY hostname=demo ip={address[1]} " in said
     assert "user data ran on demo" in said
     assert f"I am demo with {address[1]}/" in said

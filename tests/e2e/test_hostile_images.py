@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.cloud import RealCloud
+from tests.e2e.fault_machine import FaultMachine
 from tests.e2e.guests import SERVERS, Guest, Tenant
-from tests.e2e.workshop import Workshop
 from tests.people import Person
 from tests.unit.imageformat.corpus import HOSTILE, Sample
 
@@ -42,10 +42,10 @@ async def test_the_image_service_refuses_them(cloud: RealCloud) -> None:
         assert sample.word in reason or UNKNOWN in reason, (sample, reason)
 
 
-async def test_a_host_refuses_them(faulty_cloud: RealCloud, workshop: Workshop) -> None:
+async def test_a_host_refuses_them(faulty_cloud: RealCloud, fault_machine: FaultMachine) -> None:
     """The image service of this cloud lets everything through."""
     tenant = await faulty_cloud.tenant("10.81.0.0/24", router=False)
-    before = workshop.calls()
+    before = fault_machine.calls()
     limit = asyncio.Semaphore(AT_A_TIME)
 
     async def boot(sample: Sample) -> str:
@@ -53,13 +53,13 @@ async def test_a_host_refuses_them(faulty_cloud: RealCloud, workshop: Workshop) 
             return await _boot(tenant, sample)
 
     outcomes = await asyncio.gather(*map(boot, HOSTILE))
-    assert workshop.calls() == before, "QEMU's tools were let at one of them"
+    assert fault_machine.calls() == before, "QEMU's tools were let at one of them"
     # Most come as far as the host; few are of formats that no cloud boots.
     assert outcomes.count("host") > 0.8 * len(HOSTILE)
 
     guest = await tenant.boot("honest")
     await guest.wait("ACTIVE")
-    calls = workshop.calls()[len(before) :]
+    calls = fault_machine.calls()[len(before) :]
     assert calls and all(" -f qcow2 " in f" {call} " for call in calls), calls
     await guest.delete()
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from micronova.objects import power_state
 from micronova.objects.errors import BuildAborted
 from micronova.objects.network import VIF
-from micronova.virt import power_state
 from tests.e2e.host import Host, console
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]

@@ -17,12 +17,12 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from micronova.objects import power_state
 from micronova.objects.errors import MicronovaError, Unavailable
-from micronova.virt import power_state
+from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
 from micronova.virt.libvirt.driver import LibvirtDriver
-from micronova.virt.libvirt.private import find_qemu_user
-from tests.e2e.host import PATIENCE, Host
-from tests.e2e.ordinary import OrdinaryDaemon
+from tests.e2e.existing_libvirt import DistributionLibvirtd
+from tests.e2e.host import TIMEOUT, Host
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -37,8 +37,8 @@ BY_HAND = """
 async def made_by_hand(driver: LibvirtDriver) -> AsyncIterator[str]:
     """Have a guest on the same libvirtd that no cloud made."""
     uuid = str(uuid4())
-    await driver._connection.work(
-        uuid, lambda connection: connection.defineXML(BY_HAND.format(uuid=uuid)).create(), "make it"
+    await driver._connection.change(
+        uuid, lambda connection: connection.defineXMLFlags(BY_HAND.format(uuid=uuid)).createWithFlags(), "make it"
     )
     try:
         yield uuid
@@ -49,7 +49,7 @@ async def made_by_hand(driver: LibvirtDriver) -> AsyncIterator[str]:
             domain.destroy()
             domain.undefine()
 
-        await driver._connection.work(uuid, remove, "remove it")
+        await driver._connection.change(uuid, remove, "remove it")
         for log in (driver._layout.root / "log" / "qemu").glob("by-hand.log*"):
             log.unlink()
 
@@ -84,15 +84,20 @@ async def test_an_agent_killed_at_any_moment_leaves_nothing_for_ever(host: Host)
 async def _kill_one(host: Host, after: float) -> None:
     image = msgspec.json.encode(host.images.image).decode()
     arguments = [str(host.state_dir), host.namespace, host.images.ticket, image]
-    victim = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.e2e.victim", *arguments, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.e2e.killed_agent",
+        *arguments,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
     )
-    assert victim.stdout is not None
-    async with asyncio.timeout(PATIENCE):
-        assert await victim.stdout.readline() == b"ready\n"
+    assert agent.stdout is not None
+    async with asyncio.timeout(TIMEOUT):
+        assert await agent.stdout.readline() == b"ready\n"
     await asyncio.sleep(after)
-    victim.kill()
-    await victim.wait()
+    agent.kill()
+    await agent.wait()
 
 
 async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
@@ -100,9 +105,9 @@ async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
         plan = host.plan(epoch=4)
         uuid = plan.instance.uuid
         await driver.spawn(plan)
-        record = driver._store.load(uuid)
+        record = driver._records.load(uuid)
         assert record is not None
-        driver._store.save(msgspec.structs.replace(record, complete=False))
+        driver._records.save(msgspec.structs.replace(record, complete=False))
     async with host.agent() as (driver, _):
         (guest,) = await driver.list_guests()
         assert (guest.uuid, guest.epoch, guest.power_state) == (uuid, 4, power_state.NOSTATE)
@@ -110,9 +115,7 @@ async def test_a_half_made_guest_is_known_as_such(host: Host) -> None:
     assert host.leftovers() == []
 
 
-async def test_an_interrupted_removal_is_known_to_the_next_agent(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_interrupted_removal_is_known_to_the_next_agent(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(uuid: str) -> None:
         raise RuntimeError("killed")
 
@@ -132,7 +135,7 @@ async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
     # Under /var/tmp, because the driver's files have to be reachable under their own names.
     directory = Path(tempfile.mkdtemp(prefix="mn-e2e-", dir="/var/tmp"))
     directory.chmod(0o711)
-    daemon = OrdinaryDaemon(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
+    daemon = DistributionLibvirtd(directory / "daemon", host_uuid=str(uuid4()), user=find_qemu_user())
     daemon.ensure()
     try:
         options = {"connection_uri": daemon.uri, "network_namespace": ""}
@@ -200,7 +203,7 @@ async def test_a_libvirtd_that_hangs_does_not_hang_the_agent(host: Host) -> None
                         await driver.list_guests()
         finally:
             os.kill(daemon, signal.SIGCONT)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 try:
                     assert await driver.list_guests() == []

@@ -1,6 +1,6 @@
 """The agent need not be root: root starts the private libvirtd, and the agent works as a user of its own.
 
-Nor need it be root, or root's, to use a libvirt that runs already.
+Nor need it be root, or root's, to use an existing libvirt.
 """
 
 import grp
@@ -18,8 +18,8 @@ import pytest
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.virt.libvirt.setup import private_libvirtd, teardown
+from tests.e2e.existing_libvirt import DistributionLibvirt
 from tests.e2e.host import FOLDERS, Host
-from tests.e2e.ordinary import OrdinaryLibvirt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(200)]
 
@@ -43,9 +43,9 @@ def test_an_agent_that_is_not_root(host: Host) -> None:
         shutil.rmtree(directory)
 
 
-def test_a_user_of_a_libvirt_that_runs_already(host: Host) -> None:
-    libvirt = OrdinaryLibvirt()
-    directory = libvirt.room / "u"
+def test_a_user_of_an_existing_libvirt(host: Host) -> None:
+    libvirt = DistributionLibvirt()
+    directory = libvirt.folder / "u"
     directory.mkdir(mode=0o711)
     os.chown(directory, USER, GROUP)
     try:
@@ -60,7 +60,7 @@ def _act(host: Host, other_group: int, directory: Path, *uri: str) -> None:
     image = msgspec.json.encode(host.images.image).decode()
     arguments = [USER, GROUP, other_group, directory, host.namespace, host.images.ticket, image, *uri]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.unprivileged", *map(str, arguments)],
+        [sys.executable, "-m", "tests.e2e.unprivileged_agent", *map(str, arguments)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -1,6 +1,7 @@
-"""The network agent on a real kernel, with namespaces in the place of guests."""
+"""The network agent on a real kernel; namespaces simulate guests."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from micronova.http.host_keys import sign_metadata
 from micronova.privileged.names import bridge_name
 from tests.e2e.agent_world import HOST, NEEDS, AgentWorld, Guest, agent_world, arun, remains
-from tests.unit.network.world import ADMIN, ALICE, BOB, KEYRING, SERVICE
+from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, KEYRING, SERVICE
 
 pytestmark = NEEDS
 
@@ -35,6 +36,32 @@ async def test_a_guest_gets_its_address_by_dhcp(cloud: AgentWorld) -> None:
     await cloud.until_active(server["id"])
 
 
+_QUERY = """
+import socket, struct, sys
+server, *names = sys.argv[1:]
+for name in names:
+    for kind in (1, 28):
+        labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+            made.settimeout(20)
+            made.connect((server, 53))
+            made.send(struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + labels + b"\\0" + struct.pack("!2H", kind, 1))
+            _, flags, _, answers, _, _ = struct.unpack("!6H", made.recv(512)[:12])
+        print(flags & 15, answers)
+"""
+
+
+async def test_the_dns_server_knows_guests_and_that_they_have_no_ipv6_address(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    guest = await cloud.guest(network, dns_name="web")
+    lease = await guest.dhcp()
+    names = ("web", "web.openstacklocal", "other", "other.openstacklocal", "77.0.1.10.in-addr.arpa")
+    told = (await guest.do(sys.executable, "-c", _QUERY, lease["dns"], *names, timeout=60)).stdout.split("\n")
+    found, no_such_type, no_such_name, refused = "0 1", "0 0", "3 0", "5 0"
+    assert told[:8] == [found, no_such_type] * 2 + [no_such_name] * 4
+    assert told[8:10] == [refused] * 2, "it has no other server to ask"
+
+
 async def test_tenants_with_the_same_range_do_not_see_each_other(cloud: AgentWorld) -> None:
     ours, _ = await cloud.network.network("10.1.0.0/24", ALICE)
     theirs, _ = await cloud.network.network("10.1.0.0/24", BOB)
@@ -43,7 +70,7 @@ async def test_tenants_with_the_same_range_do_not_see_each_other(cloud: AgentWor
     for guest in (a1, a2, b1):
         await guest.dhcp()
     assert a1.address == b1.address
-    assert await a1.pings(a2.address), "the default group lets its members in"
+    assert await a1.pings(a2.address), "the default security group allows its members"
     b2 = await cloud.guest(theirs, BOB, fixed_ips=[{"ip_address": "10.1.0.99"}])
     await b2.dhcp()
     assert await b2.pings(b1.address)
@@ -81,7 +108,7 @@ async def test_a_rule_opens_and_closes_a_port_of_a_running_guest(cloud: AgentWor
         await cloud.settled()
         assert not await client.reaches(server.address, 80)
         held.stdin.write(b"two\n")
-        with pytest.raises(TimeoutError):  # a connection that the rule let in does not outlive it
+        with pytest.raises(TimeoutError):  # the connection ends with the rule that allowed it
             await asyncio.wait_for(held.stdout.readline(), 1.5)
         held.kill()
         await held.wait()
@@ -90,7 +117,7 @@ async def test_a_rule_opens_and_closes_a_port_of_a_running_guest(cloud: AgentWor
         listening.wait()
 
 
-async def test_a_guest_cannot_pretend_to_be_another(cloud: AgentWorld) -> None:
+async def test_a_guest_cannot_spoof_addresses(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     bad, good = await cloud.guest(network), await cloud.guest(network)
     await bad.dhcp()
@@ -106,13 +133,13 @@ async def test_a_guest_cannot_pretend_to_be_another(cloud: AgentWorld) -> None:
     await bad.do("ip", "link", "set", "eth0", "address", bad.port["mac_address"])
     await cloud.network.change("port", bad.port["id"], allowed_address_pairs=[{"ip_address": "10.1.0.77"}])
     await cloud.settled()
-    for guest in (bad, good):  # what they learned while it did not work
+    for guest in (bad, good):  # drop the cached MAC addresses
         await guest.do("ip", "neigh", "flush", "all")
     allowed = await bad.do("ping", "-c", "3", "-W", "2", "-I", "10.1.0.77", good.address, check=False)
     assert allowed.returncode == 0
 
 
-async def test_a_guest_whose_port_is_gone_talks_to_nobody(cloud: AgentWorld) -> None:
+async def test_a_guest_without_a_port_reaches_nothing(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     lost, other = await cloud.guest(network), await cloud.guest(network)
     await lost.dhcp()
@@ -124,13 +151,13 @@ async def test_a_guest_whose_port_is_gone_talks_to_nobody(cloud: AgentWorld) -> 
         return (await guest.do(*command, check=False)).returncode == 0
 
     assert await asks(lost, other.address)
-    await cloud.network.delete("port", lost.port["id"], SERVICE)  # its tap is still there
+    await cloud.network.delete("port", lost.port["id"], SERVICE)  # the tap stays
     await cloud.settled()
     assert not await asks(lost, other.address)
     assert not await asks(other, lost.address)
 
 
-async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld) -> None:
+async def test_a_floating_ip_reaches_a_guest_through_a_router(cloud: AgentWorld) -> None:
     public, outside = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
     network, subnet = await cloud.network.network("10.1.0.0/24")
     router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
@@ -142,7 +169,7 @@ async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld
     await guest.dhcp()
     await cloud.settled()
     assert await guest.pings(subnet["gateway_ip"])
-    assert await guest.pings(outside["gateway_ip"]), "through the router, from its own address"
+    assert await guest.pings(outside["gateway_ip"]), "through the router, with source NAT"
     floating = await cloud.network.make("floatingip", floating_network_id=public["id"], port_id=guest.port["id"])
     group = guest.port["security_groups"][0]
     await cloud.network.make(
@@ -157,7 +184,7 @@ async def test_a_floating_ip_leads_to_a_guest_through_a_router(cloud: AgentWorld
     assert gone.returncode != 0
 
 
-async def test_a_restart_of_the_agent_disturbs_no_traffic(cloud: AgentWorld) -> None:
+async def test_a_restart_of_the_agent_loses_no_packet(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     a, b = await cloud.guest(network), await cloud.guest(network)
     await a.dhcp()
@@ -174,7 +201,7 @@ async def test_a_restart_of_the_agent_disturbs_no_traffic(cloud: AgentWorld) -> 
     assert "100 received" in done.stdout, done.stdout
 
 
-async def test_what_is_not_needed_any_more_goes(cloud: AgentWorld) -> None:
+async def test_unused_devices_are_removed(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     guest = await cloud.guest(network)
     await cloud.settled()
@@ -190,7 +217,7 @@ async def test_what_is_not_needed_any_more_goes(cloud: AgentWorld) -> None:
     await cloud.network.delete("network", network["id"])
 
 
-async def test_a_guest_that_is_plugged_again_is_told_of(cloud: AgentWorld) -> None:
+async def test_a_guest_that_is_plugged_again_is_reported(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     guest = await cloud.guest(network)
     compute = cloud.network.compute
@@ -205,7 +232,7 @@ async def test_a_guest_that_is_plugged_again_is_told_of(cloud: AgentWorld) -> No
     assert (agent["host"], agent["alive"], agent["agent_type"]) == ("h1", True, "Linux bridge agent")
 
 
-async def test_metadata_tells_each_guest_its_own_whatever_it_says(cloud: AgentWorld) -> None:
+async def test_a_guest_gets_its_own_metadata_whatever_its_headers_say(cloud: AgentWorld) -> None:
     ours, _ = await cloud.network.network("10.1.0.0/24", ALICE)
     theirs, _ = await cloud.network.network("10.1.0.0/24", BOB)
     a, b = await cloud.guest(ours), await cloud.guest(theirs, BOB)
@@ -213,9 +240,9 @@ async def test_metadata_tells_each_guest_its_own_whatever_it_says(cloud: AgentWo
     for guest, project in ((a, "p1"), (b, "p2")):
         await guest.dhcp()
         server = guest.port["device_id"]
-        lies = [f"--header={name}: lie" for name in ("X-Instance-ID", "X-Tenant-ID", "X-Forwarded-For")]
+        forged = [f"--header={name}: forged" for name in ("X-Instance-ID", "X-Tenant-ID", "X-Forwarded-For")]
         url = "http://169.254.169.254/openstack/latest/meta_data.json"
-        shown = await guest.do("timeout", "5", "busybox", "wget", "-q", "-O", "-", *lies, url)
+        shown = await guest.do("timeout", "5", "busybox", "wget", "-q", "-O", "-", *forged, url)
         assert shown.stdout == server
         asked = cloud.asked[-1]
         key = KEYRING.metadata_key(HOST, int(asked["x-metadata-key-expires"]))

@@ -1,4 +1,4 @@
-"""IPv6 of guests on a real kernel: who tells them their address and their router, and what passes."""
+"""IPv6 of guests on a real kernel: addresses, router advertisements and filtering."""
 
 import asyncio
 import json
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from micronova.neighbours.network.agent.groups import link_local
+from micronova.embedded.network.agent.firewall import link_local
 from micronova.privileged.names import router_namespace
 from tests.e2e import advertisement, dhcp6
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
-from tests.unit.network.world import ADMIN
+from tests.unit.embedded.network.world import ADMIN
 
 pytestmark = NEEDS
 
@@ -34,7 +34,7 @@ async def network_of(cloud: AgentWorld, cidr: str, mode: str, **more: Any) -> tu
 
 
 async def joined(cloud: AgentWorld, *subnets: dict[str, Any]) -> list[dict[str, Any]]:
-    """Join subnets by a router and return its ports."""
+    """Connect subnets by a router and return its ports."""
     router = await cloud.network.make("router")
     ports = []
     for subnet in subnets:
@@ -46,7 +46,7 @@ async def joined(cloud: AgentWorld, *subnets: dict[str, Any]) -> list[dict[str, 
 
 
 async def until_shown(guest: Guest, text: str, *command: str) -> str:
-    """Wait until what a command prints contains the text."""
+    """Wait until the output of a command contains the text."""
     async with asyncio.timeout(30):
         while text not in (shown := (await guest.do(*command)).stdout):
             await asyncio.sleep(0.1)
@@ -54,7 +54,7 @@ async def until_shown(guest: Guest, text: str, *command: str) -> str:
 
 
 async def until_addressed(guest: Guest) -> None:
-    """Wait until the guest has made its own address and nobody objected to it."""
+    """Wait until the guest has derived its address and duplicate address detection has ended."""
     show = ("ip", "-6", "address", "show", "dev", "eth0")
     await until_shown(guest, f"{guest.address}/64", *show)
     async with asyncio.timeout(10):
@@ -76,7 +76,7 @@ async def reaches(guest: Guest, address: str) -> bool:
     return (await guest.do("ping", "-c", "3", "-i", "0.3", "-W", "1", address, check=False)).returncode == 0
 
 
-async def test_a_guest_without_a_router_makes_its_address_and_has_no_default_route(cloud: AgentWorld) -> None:
+async def test_slaac_without_a_router_sets_no_default_route(cloud: AgentWorld) -> None:
     network, _ = await network_of(cloud, "fd00:3::/64", "slaac")
     a, b = await cloud.guest(network), await cloud.guest(network)
     await until_addressed(a)
@@ -86,7 +86,7 @@ async def test_a_guest_without_a_router_makes_its_address_and_has_no_default_rou
     assert "default" not in (await a.do("ip", "-6", "route")).stdout
 
 
-async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(cloud: AgentWorld) -> None:
+async def test_a_router_advertises_itself_and_forwards_what_security_groups_allow(cloud: AgentWorld) -> None:
     left, one = await network_of(cloud, "fd00:1::/64", "slaac", dns_nameservers=["fd00:99::53"])
     right, two = await network_of(cloud, "fd00:2::/64", "slaac")
     ports = await joined(cloud, one, two)
@@ -96,11 +96,11 @@ async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(clou
         await until_addressed(guest)
         routes = await until_shown(guest, "default", "ip", "-6", "route")
         assert f"default via {link_local(port['mac_address'])} " in routes
-        assert routes.count("default") == 1, "the DHCP server is nobody's router"
+        assert routes.count("default") == 1, "the DHCP server is not a router"
     await cloud.settled()
     assert "mtu 1450" in (await a.do("ip", "-6", "route", "show", "default")).stdout
     assert await reaches(a, "fd00:1::1")
-    assert not await reaches(a, b.address), "no rule lets it in"
+    assert not await reaches(a, b.address), "no rule allows it"
     await cloud.network.make(
         "security_group_rule", security_group_id=other["id"], direction="ingress", ethertype="IPv6",
         protocol="ipv6-icmp", port_range_min=128, port_range_max=0, remote_ip_prefix="fd00:1::/64",
@@ -115,7 +115,7 @@ async def test_a_router_announces_itself_and_forwards_what_the_groups_allow(clou
                 await asyncio.sleep(0.1)
 
 
-async def test_a_router_reaches_the_world_outside(cloud: AgentWorld) -> None:
+async def test_a_router_reaches_the_external_network(cloud: AgentWorld) -> None:
     public = await cloud.network.make("network", ADMIN, router__external=True, shared=True)
     outside = await cloud.network.make("subnet", ADMIN, network_id=public["id"], cidr="fd00:8::/64", ip_version=6)
     router = await cloud.network.make("router", external_gateway_info={"network_id": public["id"]})
@@ -126,7 +126,7 @@ async def test_a_router_reaches_the_world_outside(cloud: AgentWorld) -> None:
     assert "default via fd00:8::1" in (await arun("ip", "-n", namespace, "-6", "route")).stdout
 
 
-async def test_a_server_gives_addresses_and_a_router_says_that_it_does(cloud: AgentWorld) -> None:
+async def test_a_router_advertises_that_dhcp_gives_addresses(cloud: AgentWorld) -> None:
     network, subnet = await network_of(cloud, "fd00:4::/64", "dhcpv6-stateful", dns_nameservers=["fd00:99::53"])
     [port] = await joined(cloud, subnet)
     a, b = await cloud.guest(network), await cloud.guest(network)
@@ -138,12 +138,12 @@ async def test_a_server_gives_addresses_and_a_router_says_that_it_does(cloud: Ag
         routes = await until_shown(guest, "default", "ip", "-6", "route")
         assert f"default via {link_local(port['mac_address'])} " in routes
         shown = (await guest.do("ip", "-6", "address", "show", "dev", "eth0", "scope", "global")).stdout
-        assert "dynamic" not in shown, "no address of its own making"
+        assert "dynamic" not in shown, "no SLAAC address"
     assert await reaches(a, b.address)
     assert await reaches(a, "fd00:4::1")
 
 
-async def test_a_guest_makes_its_address_and_asks_for_the_rest(cloud: AgentWorld) -> None:
+async def test_a_guest_uses_slaac_and_gets_options_by_dhcp(cloud: AgentWorld) -> None:
     guests = []
     for cidr, routed in (("fd00:5::/64", True), ("fd00:6::/64", False)):
         network, subnet = await network_of(cloud, cidr, "dhcpv6-stateless", dns_nameservers=["fd00:99::53"])
@@ -155,7 +155,7 @@ async def test_a_guest_makes_its_address_and_asks_for_the_rest(cloud: AgentWorld
         assert await asks(guest, "options") == {"address": None, "dns": ["fd00:99::53"]}
 
 
-async def test_a_guest_cannot_be_a_router_or_a_neighbour_that_it_is_not(cloud: AgentWorld) -> None:
+async def test_a_guest_cannot_send_advertisements_for_others(cloud: AgentWorld) -> None:
     network, _ = await network_of(cloud, "fd00:6::/64", "slaac")
     bad, good = await cloud.guest(network), await cloud.guest(network)
     await until_addressed(bad)
@@ -168,7 +168,7 @@ async def test_a_guest_cannot_be_a_router_or_a_neighbour_that_it_is_not(cloud: A
     assert spoofed.returncode != 0
 
 
-async def test_an_advertisement_says_how_addresses_are_got(cloud: AgentWorld) -> None:
+async def test_the_contents_of_advertisements(cloud: AgentWorld) -> None:
     guests, subnets, expected = [], [], []
     for number, (mode, (managed, other, own)) in enumerate(
         {
@@ -187,7 +187,7 @@ async def test_an_advertisement_says_how_addresses_are_got(cloud: AgentWorld) ->
     for told, said in zip(await asyncio.gather(*map(solicits, guests)), expected, strict=True):
         [alone] = told
         assert {name: alone[name] for name in said} == said
-        assert alone["lifetime"] == 0, "the DHCP server is nobody's router"
+        assert alone["lifetime"] == 0, "the DHCP server is not a router"
     ports = await joined(cloud, *subnets)
     await cloud.settled()
     answers = await asyncio.gather(*map(solicits, guests))

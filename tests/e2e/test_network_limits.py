@@ -1,7 +1,8 @@
-"""Limits and stateless groups on a real kernel, and addresses that move."""
+"""Limits of bandwidth and of connections, stateless security groups and moved floating IPs on a real kernel."""
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 
 from micronova.privileged.names import tap_name
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
-from tests.unit.network.world import ADMIN
+from tests.functional.metadata_proxies import LIMITS
+from tests.unit.embedded.network.world import ADMIN
 
 pytestmark = NEEDS
 
@@ -39,7 +41,7 @@ _SEND = "import socket, sys; socket.create_connection((sys.argv[1], 5000)).senda
 
 
 async def seconds(source: Guest, destination: Guest) -> float:
-    """Send some data from one guest to another and say how long that took."""
+    """Return how long it takes to send some data from one guest to another."""
     receiver = await asyncio.create_subprocess_exec(
         "ip", "netns", "exec", destination.namespace, sys.executable, "-c", _RECEIVE, stdout=asyncio.subprocess.PIPE
     )
@@ -66,7 +68,7 @@ async def limit(cloud: AgentWorld, policy: dict[str, Any], direction: str, kbps:
     return answer.json()["bandwidth_limit_rule"]  # type: ignore[no-any-return]
 
 
-async def test_a_policy_slows_a_running_guest_down_and_lets_it_go_again(cloud: AgentWorld) -> None:
+async def test_a_policy_limits_a_running_guest_until_it_is_removed(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     a, b = await cloud.guest(network), await cloud.guest(network)
     await a.dhcp()
@@ -85,7 +87,7 @@ async def test_a_policy_slows_a_running_guest_down_and_lets_it_go_again(cloud: A
     await cloud.settled()
     assert await seconds(a, b) < 1
     assert 1.4 < await seconds(b, a) < 5
-    # A guest that is started anew has a new tap, and is no faster.
+    # The new tap of a restarted guest has the same limit.
     cloud.unplug(a)
     await cloud.until_active(a.port["id"], "DOWN")
     await cloud.plug(a)
@@ -100,7 +102,7 @@ async def test_a_policy_slows_a_running_guest_down_and_lets_it_go_again(cloud: A
     assert "tbf" not in left and "ifb" not in left
 
 
-async def test_a_network_limits_its_guests_and_nothing_of_it_is_left(cloud: AgentWorld) -> None:
+async def test_the_policy_of_a_network_limits_its_guests(cloud: AgentWorld) -> None:
     policy = await cloud.network.make("policy", ADMIN, shared=True)
     await limit(cloud, policy, "egress", 4000)
     network, _ = await cloud.network.network("10.1.0.0/24", qos_policy_id=policy["id"])
@@ -109,16 +111,16 @@ async def test_a_network_limits_its_guests_and_nothing_of_it_is_left(cloud: Agen
     await b.dhcp()
     await cloud.settled()
     assert 1.4 < await seconds(a, b) < 5
-    detour = "ifb" + tap_name(a.port["id"])[3:]
-    assert detour in (await arun("ip", "-n", cloud.prefix, "link")).stdout
+    ifb = "ifb" + tap_name(a.port["id"])[3:]
+    assert ifb in (await arun("ip", "-n", cloud.prefix, "link")).stdout
     cloud.unplug(a)
     await cloud.until_active(a.port["id"], "DOWN")
     await cloud.network.delete("port", a.port["id"], ADMIN)
     await cloud.settled()
-    assert detour not in (await arun("ip", "-n", cloud.prefix, "link")).stdout
+    assert ifb not in (await arun("ip", "-n", cloud.prefix, "link")).stdout
 
 
-async def test_a_stateless_group_judges_answers_too(cloud: AgentWorld) -> None:
+async def test_a_stateless_security_group_filters_replies(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     loose = await cloud.network.make("security_group", name="loose", stateful=False)
     a, b = await cloud.guest(network, security_groups=[loose["id"]]), await cloud.guest(network)
@@ -128,19 +130,19 @@ async def test_a_stateless_group_judges_answers_too(cloud: AgentWorld) -> None:
     await a.dhcp()
     await b.dhcp()
     await cloud.settled()
-    assert not await a.pings(b.address), "the answer is let in by no rule"
+    assert not await a.pings(b.address), "no rule allows the reply"
     rule = await cloud.network.make(
         "security_group_rule", security_group_id=loose["id"], **everything, port_range_min=0, port_range_max=0
     )
     await cloud.settled()
     assert await a.pings(b.address)
-    assert not await b.pings(a.address), "only answers are let in"
+    assert not await b.pings(a.address), "only replies are allowed"
     await cloud.network.delete("security_group_rule", rule["id"])
     await cloud.settled()
     assert not await a.pings(b.address)
 
 
-async def test_a_floating_ip_that_moves_is_reached_at_once(cloud: AgentWorld) -> None:
+async def test_a_moved_floating_ip_is_reachable_at_once(cloud: AgentWorld) -> None:
     public, _ = await cloud.network.network("203.0.113.0/24", ADMIN, router__external=True, shared=True)
     guests = []
     for cidr in ("10.1.0.0/24", "10.2.0.0/24"):
@@ -161,4 +163,64 @@ async def test_a_floating_ip_that_moves_is_reached_at_once(cloud: AgentWorld) ->
         await cloud.network.change("floatingip", floating["id"], port_id=guest.port["id"])
         await cloud.settled()
         done = await arun("ip", "netns", "exec", cloud.prefix, "ping", "-c", "1", "-W", "1", address, check=False)
-        assert done.returncode == 0, "neighbours remember where it was, unless they are told"
+        assert done.returncode == 0, "without an announcement the old MAC address stays cached"
+
+
+_HOLD = """
+import socket, sys
+made = [socket.create_connection(("169.254.169.254", 80), 20) for _ in range(1000)]
+print("open", flush=True)
+sys.stdin.read()
+refused = [each for each in made if b"503" in each.recv(100)]
+print(len(refused))
+"""
+
+
+async def test_a_guest_with_a_thousand_connections_does_not_stop_the_metadata_of_others(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    greedy, other = await cloud.guest(network), await cloud.guest(network)
+    for guest in (greedy, other):
+        await guest.dhcp()
+    await cloud.settled()
+    before = len(os.listdir("/proc/self/fd"))
+    holder = await asyncio.create_subprocess_exec(
+        "ip", "netns", "exec", greedy.namespace, sys.executable, "-c", _HOLD, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(60):
+            assert holder.stdout is not None
+            assert await holder.stdout.readline() == b"open\n"
+            answer = await other.do("busybox", "wget", "-q", "-O", "-", "http://169.254.169.254/")
+            assert answer.stdout == other.port["device_id"]
+            assert len(os.listdir("/proc/self/fd")) < before + LIMITS.per_guest + 20
+            refused, _ = await holder.communicate(b"")
+            assert int(refused) > 900
+    finally:
+        if holder.returncode is None:
+            holder.kill()
+            await holder.wait()
+
+
+_FLOOD = """
+import select, socket, struct, sys
+query = struct.pack("!6H", 7, 0x100, 1, 0, 0, 0) + b"\\5other\\0" + struct.pack("!2H", 1, 1)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+    made.connect((sys.argv[1], 53))
+    answers = 0
+    for _ in range(20000):
+        made.send(query)
+        while select.select([made], [], [], 0)[0]:
+            made.recv(512)
+            answers += 1
+    print(answers)
+"""
+
+
+async def test_a_guest_that_floods_the_dns_server_gets_few_answers(cloud: AgentWorld) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    greedy, other = await cloud.guest(network), await cloud.guest(network)
+    dns = (await greedy.dhcp())["dns"]
+    answers = int((await greedy.do(sys.executable, "-c", _FLOOD, dns, timeout=60)).stdout)
+    assert 0 < answers < 10_000
+    assert (await other.dhcp())["ip"] == other.address

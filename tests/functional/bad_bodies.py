@@ -30,7 +30,7 @@ class Bad:
     invalid: bool = False  # its type says that it cannot be
 
     def named_in(self, message: str) -> bool:
-        """Say whether a message tells what is wrong.
+        """Return whether a message tells what is wrong.
 
         Keys that a type does not declare (of metadata, of extra specs) are known by what they are in. Two checks are
         about the body as a whole: that of U+0000, and that the body of an action has one key.

@@ -1,11 +1,11 @@
 """A whole compute cloud for the functional tests, driven through HTTP.
 
-The same tests run on two kinds of cloud. By default a module gets one process with SQLite, which is quick to make.
-With MICRONOVA_TEST_CLOUD=cluster all modules share separate processes on PostgreSQL and RabbitMQ; modules that need
-a cloud of their own kind (a module-level `CLOUD = Wanted(...)`) are left out then, unless they say that the cluster
-will do. So a test makes its own project and never assumes an empty cloud.
+The same tests run on two kinds of cloud. By default a module gets one process with SQLite, which starts quickly. With
+MICRONOVA_TEST_CLOUD=cluster all modules share separate processes on PostgreSQL and RabbitMQ. A module that needs
+special options (a module-level `CLOUD = CloudOptions(...)`) is skipped there, unless it sets `cluster_too`. So a test
+makes its own project and never assumes an empty cloud.
 
-Nothing sleeps: `Cloud.until` looks again whenever something was written to the database (in one process), or often.
+Tests do not sleep: `Cloud.until` checks again after each write to the database (one process), or every 50 ms.
 """
 
 import asyncio
@@ -23,24 +23,25 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.cli.inspect import run_audit
+from micronova.cli.audit import run_audit
+from micronova.cli.names import COMPUTE_ROLES
 from micronova.cli.state import StateDirectory
-from micronova.cli.wiring import COMPUTE_ROLES, Process
+from micronova.cli.wiring import Process
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conf.settings import load
 from micronova.db.tables import operations
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, Transport, error_message
 from micronova.objects.clock import Clock
+from micronova.objects.context import Context
 from micronova.rpc.bus import Bus
-from micronova.rpc.contract import Context
 from tests.cluster import Cluster
 
 NEWEST = 104
 IMAGE = "11111111-1111-4111-8111-111111111111"
-PATIENCE = 30.0  # seconds; a test that has to wait longer has failed
+PATIENCE = 30.0  # seconds; a test that waits longer fails
 ON_CLUSTER = os.environ.get("MICRONOVA_TEST_CLOUD") == "cluster"
 
-# What a group prefers outweighs all else, so that a test can tell.
+# The preference of a server group outweighs everything else, so that a test can see it.
 GROUPS_FIRST = {"soft_affinity_weight_multiplier": 100.0, "soft_anti_affinity_weight_multiplier": 100.0}
 
 T = TypeVar("T")
@@ -48,17 +49,17 @@ Probe = Callable[[], Awaitable[T | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The kind of cloud that a module needs when the usual one will not do."""
+class CloudOptions:
+    """What a module needs of its cloud when the defaults do not suffice."""
 
     hosts: int = 4
-    roles: tuple[str, ...] = ()  # besides those of compute
+    roles: tuple[str, ...] = ()  # in addition to those of compute
     wrap_bus: Callable[[Bus], Bus] | None = None
-    after_step: Callable[[str, str], None] | None = None
-    retried: bool = False  # every transaction is run twice, and the first time it fails at its end
+    after_commit: Callable[[str, str], None] | None = None
+    retried: bool = False  # every transaction runs twice; the first time it is rolled back at its end
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     clock: Clock | None = None
-    cluster_too: bool = False  # separate processes will do as well; the rest says only what one process needs for it
+    cluster_too: bool = False  # the tests also pass on the cluster, which has no use for the other options
 
 
 # --- callers -------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Wanted:
 
 @dataclass
 class Caller:
-    """Somebody who speaks HTTP to the compute API; a member of a project, or an admin."""
+    """A user of the compute API: a member of a project, or an admin."""
 
     cloud: "Cloud"
     user: str
@@ -79,11 +80,11 @@ class Caller:
 
     @property
     def admin(self) -> "Caller":
-        """An admin in the same project."""
+        """Return an admin in the same project."""
         return Caller(self.cloud, "admin", self.project, self.minor)
 
     def at(self, minor: int) -> "Caller":
-        """The same caller, speaking another microversion."""
+        """Return the same caller with another microversion."""
         return Caller(self.cloud, self.user, self.project, minor)
 
     async def request(
@@ -122,7 +123,7 @@ class Caller:
     # --- servers ---------------------------------------------------------------------------------------------
 
     def body(self, hints: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        """The body of a plain server; a field that is None is left out."""
+        """Return the body of a create request; a field that is None is left out."""
         server = {"name": f"vm-{uuid.uuid4().hex[:8]}", "imageRef": IMAGE, "flavorRef": "1", **fields}
         if self.minor >= 37:
             server.setdefault("networks", "none")
@@ -132,15 +133,15 @@ class Caller:
         return whole
 
     async def create(self, hints: Mapping[str, Any] | None = None, **fields: Any) -> str:
-        """Ask for a server; return its id."""
+        """Create a server; return its id."""
         return str((await self.post("/servers", self.body(hints, **fields)))["server"]["id"])
 
     async def boot(self, hints: Mapping[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-        """Ask for a server and wait until it runs."""
+        """Create a server and wait until it is ACTIVE."""
         return await self.wait_for(await self.create(hints, **fields), "ACTIVE")
 
     async def boot_many(self, count: int, **fields: Any) -> list[str]:
-        """Ask for several servers in one request and wait until they run; ids in the order of launch."""
+        """Create servers in one request and wait until they are ACTIVE; return the ids in the order of launch."""
         answer = await self.post(
             "/servers", self.body(min_count=count, max_count=count, return_reservation_id=True, **fields)
         )
@@ -154,13 +155,13 @@ class Caller:
         return server
 
     async def wait_for(self, id: str, *statuses: str, task: str | None = None) -> dict[str, Any]:
-        """Wait until a server has one of the statuses and (unless said otherwise) nothing is done to it."""
+        """Wait until a server has one of the statuses and this task state."""
         last: dict[str, Any] = {}
 
         async def probe() -> dict[str, Any] | None:
             nonlocal last
             last = await self.show(id)
-            # ERROR is an end as well: whoever waits for something else need not wait for ever.
+            # A server in ERROR stays there: fail at once.
             if last["status"] == "ERROR" and "ERROR" not in statuses and last["OS-EXT-STS:task_state"] is None:
                 raise AssertionError(f"{id} went to ERROR: {last.get('fault')}")
             return last if last["status"] in statuses and last["OS-EXT-STS:task_state"] == task else None
@@ -168,7 +169,7 @@ class Caller:
         return await self.cloud.until(probe, lambda: f"{id} to be {statuses}; it is {last}")
 
     async def gone(self, id: str) -> None:
-        """Wait until a server is no more."""
+        """Wait until a server is deleted."""
 
         async def probe() -> bool | None:
             return True if (await self.request("GET", f"/servers/{id}")).status == 404 else None
@@ -186,9 +187,9 @@ class Caller:
 
 
 class Cloud:
-    """What tests may do with a cloud, whichever kind it is."""
+    """What tests do with a cloud of either kind."""
 
-    process: Process  # its database and its bus, to look at
+    process: Process  # gives access to the database and the bus of the cloud
     transport: Transport
     hosts: tuple[str, ...]
 
@@ -196,20 +197,20 @@ class Cloud:
         self.callers: list[Caller] = []
 
     def caller(self) -> Caller:
-        """A member of a new project."""
+        """Return a member of a new project."""
         made = Caller(self, f"user-{uuid.uuid4().hex[:6]}", uuid.uuid4().hex)
         self.callers.append(made)
         return made
 
     async def changed(self, since: Any, longest: float) -> None:
-        """Return when something may have changed since `mark`, at the latest after so many seconds."""
+        """Return when something may have changed since `mark`, at the latest after `longest` seconds."""
         raise NotImplementedError
 
     def mark(self) -> Any:
-        """Remember now, for `changed`."""
+        """Return the present state, for `changed`."""
 
     async def until(self, probe: Probe[T], what: str | Callable[[], str] = "it", seconds: float = PATIENCE) -> T:
-        """Return what the probe gives once that is not None."""
+        """Call the probe until it returns something else than None, and return that."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:
@@ -223,12 +224,12 @@ class Cloud:
             await self.changed(mark, min(left, 0.5))
 
     async def read(self, query: sa.Select[Any]) -> Sequence[Any]:
-        """Look into the database."""
+        """Read the database."""
         assert self.process.database is not None
         return await self.process.database.read(lambda conn: conn.execute(query).all())
 
     async def open_operations(self) -> Sequence[Any]:
-        """The operations that are not finished."""
+        """Return the operations that are not finished."""
         return await self.read(sa.select(operations).where(operations.c.finished_at.is_(None)))
 
     async def settled(self) -> None:
@@ -243,31 +244,31 @@ class Cloud:
         await self.until(probe, lambda: f"the end of {[(row.kind, row.step, row.owner) for row in left]}")
 
     async def delete_all(self) -> None:
-        """Delete every server of the callers so far, and wait until they are gone."""
+        """Delete all servers of the callers and wait until they are gone."""
         for caller in self.callers:
             ids = [server["id"] for server in (await caller.get("/servers"))["servers"]]
             await asyncio.gather(*(caller.delete(f"/servers/{id}") for id in ids))
             await asyncio.gather(*(caller.gone(id) for id in ids))
 
     async def assert_clean(self) -> None:
-        """Wait until nothing is under way, then let the audit find nothing."""
+        """Wait until no operation is open, then assert that the audit finds nothing."""
         await self.settled()
         findings = await run_audit(self.process)
         assert findings == []
 
     @property
     def compute(self) -> ComputeAPI:
-        """The client end of the hosts' messages."""
+        """Return the client of the compute hosts."""
         assert self.process.bus is not None
         return ComputeAPI(self.process.bus)
 
     async def guests(self, host: str) -> dict[str, Any]:
-        """What the hypervisor of a host really holds."""
+        """Return the guests on the hypervisor of a host, by uuid."""
         return {guest.uuid: guest for guest in await self.compute.list_guests(Context(request_id="req-test"), host)}
 
     @contextlib.asynccontextmanager
     async def faults(self, *rules: Mapping[str, Any]) -> AsyncIterator[None]:
-        """Let things go wrong on the simulated hosts for a while; let the rules name the servers that they mean."""
+        """Apply fault rules to the simulated hosts while the context is open; a rule should name its servers."""
         await self._set_rules([dict(rule) for rule in rules])
         try:
             yield
@@ -275,7 +276,7 @@ class Cloud:
             await self._set_rules([])
 
     async def fault_struck(self) -> None:
-        """Wait until a fault rule has been applied on some host."""
+        """Wait until a fault rule has been applied on a host."""
 
         async def struck() -> bool | None:
             for host in self.hosts:
@@ -294,7 +295,7 @@ class Cloud:
 class OneProcess(Cloud):
     """All roles in this process, on SQLite."""
 
-    def __init__(self, directory: Path, wanted: Wanted) -> None:
+    def __init__(self, directory: Path, options: CloudOptions) -> None:
         super().__init__()
         sections: dict[str, dict[str, Any]] = {
             "default": {"report_interval": 0.5, "service_down_time": 6.0, "host": "controller"},
@@ -303,17 +304,17 @@ class OneProcess(Cloud):
             "scheduler": {"refresh_interval": 0.01},
             "filter_scheduler": GROUPS_FIRST,
             "quota": {"instances": -1, "cores": -1, "ram": -1},
-            "fake": {"hosts": wanted.hosts},
+            "fake": {"hosts": options.hosts},
         }
-        for name, values in wanted.settings.items():
+        for name, values in options.settings.items():
             sections.setdefault(name, {}).update(values)
         self.hosts = tuple(f"fake-{number}" for number in range(1, sections["fake"]["hosts"] + 1))
         self.process = Process(
-            load(environ={}, **sections), (*COMPUTE_ROLES, *wanted.roles), StateDirectory(directory),
-            wrap_bus=wanted.wrap_bus, after_step=wanted.after_step, clock=wanted.clock,
+            load(None, {}, **sections), (*COMPUTE_ROLES, *options.roles), StateDirectory(directory),
+            wrap_bus=options.wrap_bus, after_commit=options.after_commit, clock=options.clock,
         )  # fmt: skip
         self._waiters: set[asyncio.Future[None]] = set()
-        self._retried = wanted.retried
+        self._retried = options.retried
 
     async def start(self) -> None:
         """Start, and wait until all hosts are up."""
@@ -321,11 +322,11 @@ class OneProcess(Cloud):
         assert self.process.database is not None
         if self._retried:
             _retry_writes(self.process.database)
-        self._notice_writes(self.process.database)
+        self._watch_writes(self.process.database)
         self.transport = ASGITransport(self.process.application(), "cloud:8774")
         await _hosts_up(self)
 
-    def _notice_writes(self, database: Any) -> None:
+    def _watch_writes(self, database: Any) -> None:
         write = database.write
 
         async def noticed(*args: Any, **kwargs: Any) -> Any:
@@ -352,24 +353,24 @@ class OneProcess(Cloud):
         await self.process.stop()
 
 
-class Apart(Cloud):
-    """Separate processes on PostgreSQL and RabbitMQ; this process looks at them through both."""
+class SeparateProcesses(Cloud):
+    """Separate processes on PostgreSQL and RabbitMQ; this process reads the database and calls the hosts."""
 
     def __init__(self, cluster: Cluster, hosts: tuple[str, ...]) -> None:
         super().__init__()
         self.cluster = cluster
         self.hosts = hosts
-        place = StateDirectory(cluster.directory / "tests")
-        place.create()
-        self.process = Process(load(cluster.config), ["conductor"], place)
-        self.process.keys = place.keys()
+        state = StateDirectory(cluster.directory / "tests")
+        state.create()
+        self.process = Process(load(cluster.config), ["conductor"], state)
+        self.process.keys = state.keys()
 
     async def start(self) -> None:
         await self.process.connect()
         self.transport = HTTPTransport(f"http://127.0.0.1:{self.cluster.port}")
 
     async def changed(self, since: Any, longest: float) -> None:
-        await asyncio.sleep(min(longest, 0.05))  # other processes tell us nothing: we have to ask
+        await asyncio.sleep(min(longest, 0.05))  # other processes do not notify this one
 
     async def stop(self) -> None:
         await self.transport.close()
@@ -377,7 +378,7 @@ class Apart(Cloud):
 
 
 def _retry_writes(database: Any) -> None:
-    """Let every transaction fail at its end and be run again, as a serialisation failure would."""
+    """Roll every transaction back at its end and run it again, as after a serialisation failure."""
     write = database.write
 
     def twice(fn: Callable[..., T]) -> Callable[..., T]:
@@ -393,7 +394,8 @@ def _retry_writes(database: Any) -> None:
         return run
 
     async def retried(fn: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        return await write(twice(fn), *args, **kwargs)
+        result: T = await write(twice(fn), *args, **kwargs)
+        return result
 
     database.write = retried
 
@@ -410,9 +412,9 @@ async def _hosts_up(cloud: Cloud) -> None:
 
 
 @contextlib.asynccontextmanager
-async def one_process(directory: Path, wanted: Wanted) -> AsyncIterator[OneProcess]:
+async def one_process(directory: Path, options: CloudOptions) -> AsyncIterator[OneProcess]:
     """Run a cloud in this process."""
-    cloud = OneProcess(directory, wanted)
+    cloud = OneProcess(directory, options)
     await cloud.start()
     try:
         yield cloud
@@ -425,7 +427,7 @@ async def one_process(directory: Path, wanted: Wanted) -> AsyncIterator[OneProce
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """The run's cloud of separate processes: two conductors, two schedulers, two computes with two hosts each."""
+    """A cloud of separate processes: two conductors, two schedulers, two compute agents with two hosts each."""
     database = request.getfixturevalue("session_database_url")
     bus = request.getfixturevalue("session_amqp_url")
     made = Cluster(
@@ -434,9 +436,9 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         scheduler={"refresh_interval": 0.01},
     )  # fmt: skip
     network = {"MICRONOVA__NEUTRON__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/network"}
-    made.add("api", "api network", **network)
+    made.add("api", "api network", None, **network)
     for number in (1, 2):
-        made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}", **network)
+        made.add(f"conductor{number}", "conductor", None, MICRONOVA__DEFAULT__HOST=f"conductor{number}", **network)
         made.add(f"scheduler{number}", "scheduler", MICRONOVA__DEFAULT__HOST=f"scheduler{number}")
     for letter in "ab":
         made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"{letter}-{{}}")
@@ -451,24 +453,24 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cloud]:
     """The module's cloud."""
-    wanted: Wanted | None = getattr(request.module, "CLOUD", None)
+    options: CloudOptions | None = getattr(request.module, "CLOUD", None)
     if not ON_CLUSTER:
-        async with one_process(tmp_path_factory.mktemp("cloud"), wanted or Wanted()) as made:
+        async with one_process(tmp_path_factory.mktemp("cloud"), options or CloudOptions()) as made:
             yield made
             await made.assert_clean()
         return
-    if wanted is not None and not wanted.cluster_too:
-        pytest.skip("needs a cloud of its own kind, in one process")
-    apart = Apart(request.getfixturevalue("cluster"), ("a-1", "a-2", "b-1", "b-2"))
-    await apart.start()
-    yield apart
-    await apart.assert_clean()
-    await apart.stop()
+    if options is not None and not options.cluster_too:
+        pytest.skip("needs a cloud in one process, with its own options")
+    separate = SeparateProcesses(request.getfixturevalue("cluster"), ("a-1", "a-2", "b-1", "b-2"))
+    await separate.start()
+    yield separate
+    await separate.assert_clean()
+    await separate.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def user(cloud: Cloud) -> AsyncIterator[Caller]:
-    """A member of a project that is this test's own; servers that the test leaves behind are deleted."""
+    """A member of a new project; servers that the test leaves are deleted."""
     cloud.callers.clear()
     yield cloud.caller()
     await cloud.delete_all()

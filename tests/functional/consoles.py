@@ -1,4 +1,4 @@
-"""Looking at servers as browsers do: a cloud with a real port, and somebody who opens WebSockets."""
+"""A client of consoles, as a browser is: it loads pages and opens WebSockets at a cloud with a real port."""
 
 import contextlib
 import urllib.parse
@@ -8,13 +8,13 @@ from typing import Any
 import aiohttp
 import pytest_asyncio
 
-from micronova.http.mount import HTTPServer
+from micronova.http.server import HTTPServer
 from micronova.http.sockets import listen
 from tests.functional.cloud import Caller, Cloud
 
 
-class Viewer:
-    """Somebody with a browser, or with something like one."""
+class ConsoleClient:
+    """Loads the pages of consoles and opens their WebSockets."""
 
     def __init__(self, base: str, client: aiohttp.ClientSession) -> None:
         self.base = base  # scheme://host:port
@@ -26,7 +26,7 @@ class Viewer:
             return answer.status, await answer.text(), answer.headers
 
     async def session(self, token: str) -> tuple[int, Any]:
-        """Ask as a page does what a token stands for."""
+        """Ask for the console of a token, as the page does."""
         async with self._client.get(f"{self.base}/console/session", params={"token": token}) as answer:
             return answer.status, await answer.json()
 
@@ -40,28 +40,28 @@ class Viewer:
             yield opened
 
     async def refused(self, token: str = "", path: str = "console/websockify", **headers: str) -> int:
-        """Expect that there is no WebSocket; return the status."""
+        """Expect that the WebSocket is refused; return the status."""
         try:
             async with self.socket(token, path, **headers):
-                raise AssertionError("it was let in")
+                raise AssertionError("the WebSocket was accepted")
         except aiohttp.WSServerHandshakeError as error:
             return error.status
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def viewer(cloud: Cloud) -> AsyncIterator[Viewer]:
-    """Give the cloud a port, and somebody who uses it."""
+async def console_client(cloud: Cloud) -> AsyncIterator[ConsoleClient]:
+    """Give the cloud a port, and return a client for it."""
     sock = listen("127.0.0.1", 0)
     server = HTTPServer(cloud.process.application(), sock, websockets=True)
     port = sock.getsockname()[1]
     await server.start()
     async with aiohttp.ClientSession() as client:
-        yield Viewer(f"http://127.0.0.1:{port}", client)
+        yield ConsoleClient(f"http://127.0.0.1:{port}", client)
     await server.stop()
 
 
 async def link(caller: Caller, id: str, protocol: str = "serial", type: str = "") -> str:
-    """Ask for a console and return the URL."""
+    """Request a console and return its URL."""
     body = {"remote_console": {"protocol": protocol, "type": type or {"vnc": "novnc"}.get(protocol, protocol)}}
     console = (await caller.post(f"/servers/{id}/remote-consoles", body, 200))["remote_console"]
     assert (console["protocol"], console["type"]) == (protocol, body["remote_console"]["type"])
@@ -69,7 +69,7 @@ async def link(caller: Caller, id: str, protocol: str = "serial", type: str = ""
 
 
 def token_of(url: str) -> str:
-    """Return the token in a link of either form."""
+    """Return the token in the URL of a console of either form."""
     query = urllib.parse.parse_qs(urllib.parse.urlsplit(url).query)
     if "path" in query:
         query = urllib.parse.parse_qs(query["path"][0].partition("?")[2])
@@ -78,7 +78,7 @@ def token_of(url: str) -> str:
 
 
 async def read_until(socket: aiohttp.ClientWebSocketResponse, wanted: bytes) -> bytes:
-    """Read until some bytes have come."""
+    """Read until these bytes have arrived; return everything that was read."""
     seen = b""
     while wanted not in seen:
         seen += await socket.receive_bytes(timeout=10)
@@ -86,7 +86,7 @@ async def read_until(socket: aiohttp.ClientWebSocketResponse, wanted: bytes) -> 
 
 
 async def closed(socket: aiohttp.ClientWebSocketResponse) -> str:
-    """Wait until the other side hangs up; return its reason."""
+    """Wait until the server closes the connection; return its reason."""
     while True:
         message = await socket.receive(timeout=30)
         if message.type is aiohttp.WSMsgType.CLOSE:

@@ -1,6 +1,6 @@
 """A whole cloud in this process: compute with its embedded identity, image and network, on SQLite, with real tokens.
 
-Tests speak HTTP to it without a socket, as people who log in through the identity API. A module's tests share one.
+Tests call it over HTTP without a socket, as users who log in through the identity API. The tests of a module share it.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from micronova.cli.inspect import run_audit
+from micronova.cli.audit import run_audit
+from micronova.cli.names import ROLES
 from micronova.cli.state import StateDirectory
-from micronova.cli.wiring import ROLES, Process
+from micronova.cli.wiring import Process
 from micronova.conf.settings import load
 from micronova.http.client import ASGITransport
 from micronova.http.service import Route, Service
-from tests.functional.cloud import OneProcess, Wanted
+from tests.functional.cloud import CloudOptions, OneProcess
 from tests.people import NEWEST, People, Person
 
 __all__ = ["NEWEST", "FullCloud", "Person", "full_cloud"]
@@ -32,18 +33,18 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 
 
 class FullCloud(OneProcess, People):
-    """Every role that needs no machine, in this process, on SQLite."""
+    """Every role that changes nothing on the machine, in this process; on SQLite unless the settings say otherwise."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, Wanted(hosts=2))
-        roles = [role for role in ROLES if role != "network-agent"]  # it works on the machine's own network
-        self.process = Process(load(environ={}, **SETTINGS), roles, StateDirectory(directory))
-        self.anybody = Person(self)
+    def __init__(self, directory: Path, **sections: Mapping[str, Any]) -> None:
+        super().__init__(directory, CloudOptions(hosts=2))
+        roles = [role for role in ROLES if role != "network-agent"]  # it would change the network of this machine
+        self.process = Process(load(None, {}, **SETTINGS, **sections), roles, StateDirectory(directory))
+        self.anonymous = Person(self)
 
     async def start(self) -> None:
         await self.process.start()
         assert self.process.database is not None
-        self._notice_writes(self.process.database)
+        self._watch_writes(self.process.database)
         self.transport = ASGITransport(self.process.application(), "cloud:8774")
         self.admin = await self.login("admin", self.process.keys.admin_password, "admin")
         await self.until(self._hosts_up, "all hosts to be up")

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from micronova.api.compute import removed
 from micronova.http.service import Route, Service
 from tests.functional.full_cloud import NEWEST, FullCloud, Person
 
@@ -181,7 +182,7 @@ WORDS = {
 def path(service: Service, route: Route, things: Things) -> str:
     """Return the route's URL with the things' ids in it."""
     known = PARAMETERS.get(service.name, {})
-    removed = is_removed(route)
+    unavailable = is_removed(route)
 
     def fill(found: re.Match[str]) -> str:
         name = found[1]
@@ -189,7 +190,7 @@ def path(service: Service, route: Route, things: Things) -> str:
             return SECRET
         if route.label in WORDS:
             return WORDS[route.label]
-        if removed:
+        if unavailable:
             return "1"
         if name == "image_id" and _needs_empty_image(route):
             return things["empty image"]
@@ -218,8 +219,8 @@ def newest(route: Route) -> int:
 
 
 def is_removed(route: Route) -> bool:
-    """Say whether this is one of the routes that were taken out of OpenStack, and answer 410."""
-    return route.handler.__module__.endswith("compute.gone")
+    """Return whether this is one of the routes that were taken out of OpenStack, and answer 410."""
+    return route.handler is removed.gone
 
 
 def _needs_empty_image(route: Route) -> bool:

@@ -1,4 +1,4 @@
-"""Crowds of clients that want more than there is; on any cloud."""
+"""Many clients at once that ask for more than the capacity or the quota; on any cloud."""
 
 import asyncio
 import collections
@@ -17,7 +17,7 @@ Send = Callable[[str, str, dict[str, str], bytes | None], Awaitable[Answer]]
 
 
 class Client:
-    """Somebody who speaks HTTP to the compute API."""
+    """A client of the compute API."""
 
     def __init__(self, send: Send, project: str) -> None:
         self._send = send
@@ -36,12 +36,12 @@ def _server(name: str) -> dict[str, Any]:
 
 
 async def fill(client: Client, requests: int, *, patience: float) -> list[dict[str, Any]]:
-    """Send so many requests for one server each, all at once; return the servers when all have come to an end."""
+    """Send this many create requests at once; return the servers when all are ACTIVE or ERROR."""
     limit = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def create(number: int) -> int:
         async with limit:
-            return (await client("POST", "/servers", _server(f"crowd-{number}"))).status
+            return (await client("POST", "/servers", _server(f"race-{number}"))).status
 
     statuses = collections.Counter(await asyncio.gather(*(create(number) for number in range(requests))))
     assert statuses == {202: requests}
@@ -52,7 +52,7 @@ async def fill(client: Client, requests: int, *, patience: float) -> list[dict[s
         if len(servers) == requests and not open_ones:
             return list(servers)
         assert time.monotonic() < deadline, f"{len(open_ones)} of {len(servers)} are not done: {open_ones[:2]}"
-        await asyncio.sleep(0.1)  # other processes tell us nothing: we have to ask
+        await asyncio.sleep(0.1)  # other processes do not notify this one
 
 
 async def race_for_quota(client: Client, requests: int, quota: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from micronova.http.mount import HTTPServer
+from micronova.http.server import HTTPServer, Limits
 from micronova.http.sockets import listen
 from tests.functional.full_cloud import FullCloud, full_cloud
 
@@ -27,7 +27,7 @@ async def address(full_cloud: FullCloud) -> AsyncIterator[tuple[str, int]]:
     where = sock.getsockname()
     for service in full_cloud.process.services.values():
         service.body_timeout = PATIENCE
-    server = HTTPServer(full_cloud.process.application(), sock, head_timeout=PATIENCE)
+    server = HTTPServer(full_cloud.process.application(), sock, limits=Limits(timeout=PATIENCE))
     await server.start()
     yield where
     await server.stop()
@@ -182,7 +182,7 @@ async def test_a_body_of_100_megabytes(full_cloud: FullCloud, address: tuple[str
 
     both = asyncio.gather(large(content_length=100 << 20), large(transfer_encoding="chunked"))
     await others_are_served(full_cloud, address, both)
-    assert await both == [413, 413]
+    assert list(await both) == [413, 413]
 
 
 async def test_a_head_without_an_end(full_cloud: FullCloud, address: tuple[str, int]) -> None:

@@ -15,7 +15,7 @@ from micronova.http.client import Answer, error_message
 from micronova.http.service import Route, Service
 from tests.functional import bad_bodies
 from tests.functional import good_requests as good
-from tests.functional.full_cloud import FullCloud, Person, full_cloud
+from tests.functional.full_cloud import NEWEST, FullCloud, Person, full_cloud
 from tests.functional.good_requests import Things
 
 __all__ = ["full_cloud"]
@@ -52,7 +52,7 @@ async def world(full_cloud: FullCloud) -> AsyncIterator[World]:
 
 
 def explains(answer: Answer) -> bool:
-    """Say whether a refusal has a sentence for people, and not the inside of the service."""
+    """Return whether a refusal has a sentence for people, and not the inside of the service."""
     message = error_message(answer)
     return bool(message) and "Traceback" not in message and "Unexpected API Error" not in message
 
@@ -189,7 +189,7 @@ async def test_attributes_that_no_type_declares(world: World) -> None:
         if service.name == "identity" and isinstance(body, dict) and isinstance(next(iter(body.values())), dict):
             bad = bad_bodies.from_names(next(iter(body)), body, IDENTITY)
         elif service.name == "image" and route.label == "POST /v2/images":
-            bad = bad_bodies.from_names("", body, IMAGE)
+            bad = bad_bodies.from_names("", body or {}, IMAGE)
         else:
             continue
         for each in bad:
@@ -203,6 +203,7 @@ async def test_attributes_that_no_type_declares(world: World) -> None:
 
 async def test_image_patches(world: World) -> None:
     [(service, route)] = [pair for pair in world.writes if pair[1].label == "PATCH /v2/images/{image_id}"]
+    values: list[Any] = [None, 5, "x", "", [], {}, bad_bodies.LONG, -1]
     operations = [
         {"op": op, "path": path, "value": value}
         for op in ("add", "replace", "remove", "move", "zork", None, 5)
@@ -221,13 +222,14 @@ async def test_image_patches(world: World) -> None:
             5,
             "/~2",
         )
-        for value in (None, 5, "x", "", [], {}, bad_bodies.LONG, -1)
+        for value in values
     ]
     for operation in operations:
         answer = await world.send(service, route, [operation])
         assert answer.status < 500, (operation, answer)
         assert answer.status < 400 or explains(answer), (operation, answer)
-    for body in ([None], [5], ["x"], [[]], [{}], [{"op": "remove"}]):
+    patches: list[list[Any]] = [[None], [5], ["x"], [[]], [{}], [{"op": "remove"}]]
+    for body in patches:
         assert 400 <= (await world.send(service, route, body)).status < 500, str(body)[:100]
 
 
@@ -332,7 +334,7 @@ SERVERS: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("case", SERVERS, ids=lambda case: str(case)[:80])
 async def test_servers(world: World, case: tuple[Any, ...]) -> None:
-    fields, word, minor = (*case, good.NEWEST)[:3]
+    fields, word, minor = (*case, NEWEST)[:3]
     [image] = (await world.cloud.admin.do("GET", "/image/v2/images?name=test-image"))["images"]
     server = {
         "name": "x",

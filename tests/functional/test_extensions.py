@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from micronova.cli.inspect import run_audit
+from micronova.cli.audit import run_audit
 from micronova.conductor.audit import mend
 from micronova.db.tables import allocations, inventories, quota_usages
 from micronova.http.request import Request
 from micronova.http.service import Route
-from tests.functional.cloud import OneProcess, Wanted
+from tests.functional.cloud import CloudOptions, OneProcess
 
 
 class Recorder:
@@ -99,7 +99,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_hooks_and_api_extensions(installed: None, tmp_path: Path) -> None:
     """They are found and run; faulty ones are skipped, and none can replace what is ours."""
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         user = cloud.caller()
@@ -123,7 +123,7 @@ async def test_hooks_and_api_extensions(installed: None, tmp_path: Path) -> None
 
 async def test_fault_rules_at_run_time(tmp_path: Path) -> None:
     """An admin can make hosts fail while they run, if the deployment allows it; nobody else can."""
-    cloud = OneProcess(tmp_path, Wanted(hosts=2, settings={"api": {"fault_injection": True}}))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, settings={"api": {"fault_injection": True}}))
     await cloud.start()
     try:
         user, admin = cloud.caller(), cloud.caller().admin
@@ -144,7 +144,7 @@ async def test_fault_rules_at_run_time(tmp_path: Path) -> None:
 
 
 async def test_fault_rules_are_off_by_default(tmp_path: Path) -> None:
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         assert (await cloud.caller().admin.request("GET", "/os-fault-rules/fake-1")).status == 404
@@ -154,7 +154,7 @@ async def test_fault_rules_are_off_by_default(tmp_path: Path) -> None:
 
 async def test_what_drifted_is_found_and_mended(tmp_path: Path) -> None:
     """Counters that a hand in the database made wrong: the audit names them, the mend puts them right."""
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         await cloud.caller().boot()

@@ -7,6 +7,7 @@ without a line in `OPEN`, fails here.
 
 import dataclasses
 import time
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,9 +16,9 @@ import pytest
 import pytest_asyncio
 
 from micronova.http.client import Answer
-from micronova.http.context import RequestContext
-from micronova.http.service import Route, Service
-from micronova.http.tokens import TokenSigner, TokenVerifier
+from micronova.http.service import AUTHENTICATED, Route, Service
+from micronova.http.tokens import TokenKey, TokenSigner, TokenVerifier
+from micronova.objects.context import RequestContext
 from tests.functional import good_requests as good
 from tests.functional.full_cloud import FullCloud, Person, full_cloud
 from tests.functional.good_requests import SECRET, C, G, K, N, Things
@@ -109,11 +110,11 @@ async def test_only_documents_and_logging_in_need_no_token(world: World) -> None
     assert open_ == WITHOUT_TOKEN | SIGNED
     for service, route in world.cloud.routes():
         if name(service, route) in SIGNED:
-            for who in (world.cloud.anybody, world.owner, world.cloud.admin):
+            for who in (world.cloud.anonymous, world.owner, world.cloud.admin):
                 answer = await world.call(who, service, route)
                 assert answer.status == 400 and SECRET not in answer.body.decode(), (name(service, route), answer)
         elif route.policy is None and route.method in ("GET", "HEAD"):
-            answer = await world.call(world.cloud.anybody, service, route)
+            answer = await world.call(world.cloud.anonymous, service, route)
             assert answer.status in (200, 300), (name(service, route), answer)
 
 
@@ -132,13 +133,13 @@ async def test_what_is_for_the_operator_is_not_on_the_public_port(world: World) 
 
 
 async def _bad_tokens(world: World) -> dict[str, str | None]:
-    signer = TokenSigner(bytes.fromhex(world.cloud.process.keys.token_key))
+    signer = TokenSigner([key := TokenKey(bytes.fromhex(world.cloud.process.keys.token_key))])
     good_one = world.owner.token or ""
-    claims = TokenVerifier(signer.public_key, world.cloud.process.embedded["identity"].verifier.revocations).verify(
+    claims = TokenVerifier([key.public], world.cloud.process.embedded["identity"].verifier.revocations).verify(
         good_one, time.time()
     )
     expired = msgspec.structs.replace(claims, issued_at=time.time() - 7200, expires_at=time.time() - 1)
-    forged = TokenSigner(TokenSigner.generate()).sign(claims)
+    forged = TokenSigner([TokenKey(TokenKey.generate())]).sign(claims)
     revoked = await world.cloud.person("member")
     path, subject = f"{K}/auth/tokens", {"x-subject-token": revoked.token or ""}
     await revoked.do("DELETE", path, headers=subject)
@@ -162,7 +163,7 @@ async def test_without_a_good_token_every_route_says_401(world: World) -> None:
 async def test_a_ticket_that_is_not_ours_opens_no_image(world: World) -> None:
     path = f"{G}/images/{world.things['image']}/file"
     for ticket in ("", "x", "0" * 64, f"{world.things['image']}.9999999999.{'0' * 64}"):
-        answer = await world.cloud.anybody.request("GET", f"{path}?ticket={ticket}")
+        answer = await world.cloud.anonymous.request("GET", f"{path}?ticket={ticket}")
         assert answer.status in (401, 403), (ticket, answer)
 
 
@@ -341,7 +342,7 @@ async def test_readers_write_nothing(world: World) -> None:
 
 async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) -> None:
     body = {"auth": {"identity": {"methods": ["token"], "token": {"id": world.stranger.token}}, "scope": "unscoped"}}
-    answer = await world.cloud.anybody.request("POST", f"{K}/auth/tokens", body)
+    answer = await world.cloud.anonymous.request("POST", f"{K}/auth/tokens", body)
     unscoped = Person(world.cloud, answer.headers["x-subject-token"])
     for service, route in world.guarded:
         answer = await world.call(unscoped, service, route)
@@ -350,6 +351,90 @@ async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) ->
             assert SECRET not in answer.body.decode()
         else:
             assert answer.status in (400, 401, 403, 404, 410), (name(service, route), answer)
+
+
+# --- tokens for a domain or for the system --------------------------------------------------------------------------
+
+SYSTEM = {"system": {"all": True}}
+ABOUT_PROJECTS = ("compute", "network", "image")  # these services take tokens for a project only
+
+
+@pytest.mark.parametrize("who", ["domain admin", "another domain's admin", "system admin", "system reader"])
+async def test_compute_network_and_image_take_tokens_for_a_project_only(world: World, who: str) -> None:
+    other = await world.cloud.admin.make(f"{K}/domains", "domain", name=f"domain-{uuid.uuid4().hex[:8]}")
+    caller = await {
+        "domain admin": lambda: world.cloud.scoped("admin", {"domain": {"id": "default"}}),  # the owner's domain
+        "another domain's admin": lambda: world.cloud.scoped("admin", {"domain": {"id": other["id"]}}),
+        "system admin": lambda: world.cloud.scoped("admin", SYSTEM),
+        "system reader": lambda: world.cloud.scoped("reader", SYSTEM),
+    }[who]()
+    wrong, asked = [], 0
+    for service, route in world.guarded:
+        if service.name not in ABOUT_PROJECTS:
+            continue
+        answer = await world.call(caller, service, route)
+        wanted = {403}
+        if good.is_removed(route):
+            wanted = {410}
+        elif route.policy in (AUTHENTICATED, "default"):  # documents and flavors: a private flavor is not there
+            wanted = {OPEN[label(service, route)][0]} if label(service, route) in OPEN else {404}
+        if answer.status not in wanted:
+            wrong.append(f"{name(service, route)}: {answer.status}, not {wanted}: {answer.body[:200]!r}")
+        asked_for = good.path(service, route, world.things)
+        leaked = [word for word in world.private if word in answer.body.decode() and word not in asked_for]
+        assert not leaked, (name(service, route), leaked)
+        asked += 1
+    assert not wrong, "\n".join(wrong)
+    assert asked > 200
+    await _everything_is_as_it_was(world)
+
+
+async def test_an_admin_of_another_domain_gets_nothing_from_identity(world: World) -> None:
+    other = await world.cloud.admin.make(f"{K}/domains", "domain", name=f"domain-{uuid.uuid4().hex[:8]}")
+    caller = await world.cloud.scoped("admin", {"domain": {"id": other["id"]}})
+    wrong = []
+    for service, route in world.guarded:
+        if service.name != "identity":
+            continue
+        answer = await world.call(caller, service, route)
+        may = label(service, route).replace(" HEAD ", " GET ") in OPEN or route.policy in DOMAIN_ADMINS_MAY
+        if (answer.status != 403) if not may else answer.status >= 400:
+            wrong.append(f"{name(service, route)}: {answer.status}: {answer.body[:200]!r}")
+        asked_for = good.path(service, route, world.things)
+        leaked = [word for word in world.private if word in answer.body.decode() and word not in asked_for]
+        if leaked and route.policy not in ("identity:get_role", "identity:list_roles"):
+            wrong.append(f"{name(service, route)} leaks {leaked}")
+    assert not wrong, "\n".join(wrong)
+    await _everything_is_as_it_was(world)
+
+
+# New things in the domain itself, lists of what it has, and the roles, which are the same for all domains.
+DOMAIN_ADMINS_MAY = {
+    "identity:create_group",
+    "identity:create_project",
+    "identity:create_user",
+    "identity:get_role",
+    "identity:list_roles",
+    "identity:list_domains",
+    "identity:list_projects",
+    "identity:list_users",
+    "identity:list_groups",
+    "identity:list_role_assignments",
+}
+
+
+async def test_a_system_reader_reads_identity_and_changes_nothing(world: World) -> None:
+    caller = await world.cloud.scoped("reader", SYSTEM)
+    wrong = []
+    for service, route in world.guarded:
+        if service.name != "identity":
+            continue
+        answer = await world.call(caller, service, route)
+        readable = route.method in ("GET", "HEAD") and route.policy != "identity:list_revoke_events"
+        if answer.status not in ((200, 204) if readable else (403,)):
+            wrong.append(f"{name(service, route)}: {answer.status}: {answer.body[:200]!r}")
+    assert not wrong, "\n".join(wrong)
+    await _everything_is_as_it_was(world)
 
 
 # --- other people's things inside one's own requests ---------------------------------------------------------------

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import AsyncIterator, ItemsView, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from micronova.metadata import ec2, openstack
 from micronova.objects.errors import MicronovaError
 from tests.functional.full_cloud import SETTINGS, FullCloud, Person, full_cloud
 from tests.functional.good_requests import KEY, C, N
-from tests.functional.proxies import Proxies, guest_port, keys_of
+from tests.functional.metadata_proxies import MetadataProxies, guest_port, keys_of
 from tests.schemas.tempest import check
 
 __all__ = ["full_cloud"]
@@ -47,7 +47,7 @@ class Owner:
         return signed(self.cloud, self.host, self.server, self.person.project_id)
 
     async def read(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
-        transport = self.cloud.process.neighbours.metadata()
+        transport = self.cloud.process.clients.metadata()
         return await transport.request(method, path, self.headers if headers is None else headers, None)
 
     async def text(self, path: str) -> str:
@@ -67,8 +67,8 @@ def signed(
     cloud: FullCloud, host: str, server: str, project: str, keyring: HostKeyring | None = None, lifetime: float = 900.0
 ) -> dict[str, str]:
     """What the proxies of a host say, if somebody with this server and project asks."""
-    neighbours, now = cloud.process.neighbours, cloud.process.clock.now()
-    keys = (keyring or neighbours.keyring()).issue(host, now, lifetime)
+    clients, now = cloud.process.clients, cloud.process.clock.now()
+    keys = (keyring or clients.keyring()).issue(host, now, lifetime)
     return {
         "x-instance-id": server,
         "x-tenant-id": project,
@@ -249,7 +249,7 @@ class Alone:
     async def start(self) -> "Alone":
         place = self._owner.cloud.process.directory.path
         sections = {**SETTINGS, "api": {"metadata_cache_expiration": 0.0, **self._settings}}
-        self.process = Process(load(environ={}, **sections), ["metadata"], StateDirectory(place))
+        self.process = Process(load(None, {}, **sections), ["metadata"], StateDirectory(place))
         sock = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}/metadata"
         self._transport = HTTPTransport(self.url.removesuffix("/metadata"))
@@ -290,7 +290,7 @@ async def test_proxies_in_another_process(owner: Owner, tmp_path: Any) -> None:
     settings = load(environ={}, default={"host": owner.host}, neutron={"metadata_url": guest.url})
     elsewhere = Process(settings, ["network-agent"], StateDirectory(tmp_path))  # only asked for the way
     elsewhere.bus = owner.cloud.process.bus  # a conductor gives the host its keys
-    proxies = Proxies(elsewhere.neighbours.metadata(), elsewhere.neighbours.host_keys())
+    proxies = MetadataProxies(elsewhere.clients.metadata(), elsewhere.clients.host_keys())
     port = guest_port(owner.network, "127.0.0.5", owner.server, owner.person.project_id)
     await proxies.serve([port])
     try:
@@ -300,7 +300,7 @@ async def test_proxies_in_another_process(owner: Owner, tmp_path: Any) -> None:
         assert (await proxies.get(owner.network, "127.0.0.5", "/latest/meta-data/hostname"))[0] == 503
     finally:
         await proxies.close()
-        await elsewhere.neighbours.close()
+        await elsewhere.clients.close()
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,9 @@ class Doubled(dict[str, str]):
         super().__init__(headers)
         self._more = [(name, value)]
 
-    def items(self) -> ItemsView[str, str]:
-        return [*super().items(), *self._more]  # type: ignore[return-value]
+    # A mapping cannot hold a name twice; the transports read headers with items() alone.
+    def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
+        return [*super().items(), *self._more]
 
 
 PATHS = ("/latest/meta-data/hostname", "/openstack/latest/meta_data.json", "/openstack", "/ec2", "/zork")
@@ -364,7 +365,7 @@ async def refused(owner: Owner, headers: Mapping[str, str], status: int) -> None
         answer = await owner.read(path, headers)
         assert answer.status == status, (path, headers, answer)
         assert owner.server not in answer.body.decode()
-    transport = owner.cloud.process.neighbours.metadata()
+    transport = owner.cloud.process.clients.metadata()
     answer = await transport.request("POST", "/openstack/latest/password", headers, b"mine now")
     assert answer.status == status
     assert (await owner.read("/openstack/latest/password")).body == b""
@@ -425,10 +426,10 @@ async def test_a_host_is_believed_about_its_own_guests_only(owner: Owner) -> Non
 async def test_the_proxies_of_a_neutron(owner: Owner) -> None:
     """They sign the server's id with a secret that all of them share, and know nothing of our hosts."""
     place = StateDirectory(owner.cloud.process.directory.path)
-    settings = load(environ={}, **{**SETTINGS, "neutron": {"metadata_proxy_shared_secret": "of all"}})
+    settings = load(None, {}, **{**SETTINGS, "neutron": {"metadata_proxy_shared_secret": "of all"}})
     service = Process(settings, ["metadata"], place)
     await service.start()
-    transport = service.neighbours.metadata()
+    transport = service.clients.metadata()
 
     def says(secret: str) -> dict[str, str]:
         signature = hmac.new(secret.encode(), owner.server.encode(), hashlib.sha256).hexdigest()
@@ -463,11 +464,11 @@ async def test_methods(owner: Owner) -> None:
 
 async def test_the_same_address_in_two_networks(owner: Owner, other: Owner) -> None:
     """Through the proxies: each guest reads its own, whatever it writes into its request."""
-    neighbours = owner.cloud.process.neighbours
+    clients = owner.cloud.process.clients
     address = "127.0.0.5"
     every = {}
     for each in (owner, other):
-        every[each.server] = Proxies(neighbours.metadata(), keys_of(neighbours.keyring(), each.host))
+        every[each.server] = MetadataProxies(clients.metadata(), keys_of(clients.keyring(), each.host))
         ports = [guest_port(one.network, address, one.server, one.person.project_id) for one in (owner, other)]
         await every[each.server].serve(ports)
     try:
@@ -487,7 +488,7 @@ async def test_the_same_address_in_two_networks(owner: Owner, other: Owner) -> N
 
 async def test_a_cloud_without_the_service(tmp_path: Any) -> None:
     process = Process(load(environ={}), ["conductor"], StateDirectory(tmp_path))
-    proxies = Proxies(process.neighbours.metadata(), keys_of(HostKeyring(b"0123456789abcdef"), "host"))
+    proxies = MetadataProxies(process.clients.metadata(), keys_of(HostKeyring(b"0123456789abcdef"), "host"))
     await proxies.serve([guest_port("a", "127.0.0.5", "server", "project")])
     assert (await proxies.get("a", "127.0.0.5", "/"))[0] == 503
     await proxies.close()
@@ -499,7 +500,7 @@ async def test_a_cloud_without_the_service(tmp_path: Any) -> None:
 async def test_a_password_is_kept_once(full_cloud: FullCloud) -> None:
     owner = await _owner(full_cloud, "windows")
     person, server = owner.person, f"{C}/servers/{owner.server}/os-server-password"
-    transport = full_cloud.process.neighbours.metadata()
+    transport = full_cloud.process.clients.metadata()
 
     async def post(body: bytes, path: str = "/openstack/latest/password") -> int:
         return (await transport.request("POST", path, owner.headers, body)).status

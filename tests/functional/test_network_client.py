@@ -1,4 +1,4 @@
-"""What compute does with networks, through its client, against the embedded service."""
+"""Compute's network client against the embedded network service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer, ServiceClient, Transport
-from micronova.neighbours.network.quotas import drift
-from micronova.network.client import NetworkClient
-from micronova.objects.errors import Conflict, Forbidden, Invalid, PortLimitExceeded, Unavailable
-from micronova.objects.network import NetworkRequest
-from tests.unit.network.world import ADMIN, ALICE, BOB, SERVICE, World, world
+from micronova.objects.errors import Conflict, Forbidden, Invalid, PortLimitExceeded, Stale, Unavailable
+from micronova.objects.network import NetworkRequest, PlannedPort, PlannedPorts
+from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, SERVICE, World, quota_drift, world
 
 
 class Counting:
@@ -31,6 +30,9 @@ class Counting:
             return Answer(503, {}, b"{}")
         return await self._inner.request(method, url, headers, body)
 
+    async def close(self) -> None:
+        await self._inner.close()
+
 
 @dataclass
 class Scene:
@@ -43,19 +45,23 @@ class Scene:
 
     async def plan(self, requests: Any, groups: tuple[str, ...] = ("default",), **more: Any) -> Any:
         given = {"token": ALICE, "project_id": "p1", "count": 1, **more}
-        return await self.client.validate(requests, list(groups), **given)
+        return await self.client.planner.plan(requests, list(groups), **given)
 
     async def boot(self, requests: Any, server: str = "s1", host: str = "h1", **more: Any) -> Any:
         plan = await self.plan(requests, more.pop("groups", ("default",)))
-        stored = msgspec.json.decode(msgspec.json.encode(plan.requests))  # as it comes out of the database
+        stored = msgspec.json.decode(msgspec.json.encode(plan.ports), type=PlannedPorts)  # as it is read back
         return await self.client.allocate(
-            instance_uuid=server, project_id="p1", host=host, zone="nova", requests=stored,
-            security_groups=list(plan.security_groups), hostname="vm", **more,
+            instance_uuid=server, project_id="p1", host=host, zone="nova", ports=stored,
+            security_groups=list(plan.security_groups), hostname="vm", **{"check": current, **more},
         )  # fmt: skip
 
 
 async def service_token() -> str:
     return SERVICE
+
+
+async def current() -> None:
+    """Say that the attempt is the newest."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -64,7 +70,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     async with world(tmp_path, url) as cloud:
         transport = Counting(cloud.transport)
         yield Scene(cloud, NetworkClient(ServiceClient(transport, service_token)), transport)
-        assert await cloud.database.read(drift) == []
+        assert await cloud.database.read(quota_drift) == []
 
 
 def on(network: dict[str, Any], **more: Any) -> list[NetworkRequest]:
@@ -83,10 +89,22 @@ async def test_a_server_gets_a_port_and_lets_it_go(scene: Scene) -> None:
     assert port["dns_name"] == "vm"
     assert await scene.client.network_info("s1") == (vif,)
     assert await scene.client.list_server_ports() == [{"id": vif.port_id, "device_id": "s1"}]
-    await scene.client.deallocate("s1")
-    await scene.client.deallocate("s1")
+    await scene.client.deallocate("s1", check=current)
+    await scene.client.deallocate("s1", check=current)
     assert await scene.client.network_info("s1") == ()
     assert await scene.cloud.list("port") == []
+
+
+async def test_the_faults_of_network_agents_are_listed(scene: Scene) -> None:
+    assert await scene.client.list_network_agents() == []
+    for host, faults in (("h1", []), ("h2", ["dnsmasq is missing."])):
+        report = {"host": host, "started": True, "configurations": {"faults": faults}}
+        assert (await scene.cloud.call("POST", "/agent-reports", report, token=SERVICE)).status == 204
+    listed = await scene.client.list_network_agents()
+    assert {each["host"]: (each["alive"], each["configurations"]) for each in listed} == {
+        "h1": (True, {"faults": []}),
+        "h2": (True, {"faults": ["dnsmasq is missing."]}),
+    }
 
 
 async def test_a_port_with_a_forged_device_is_not_a_servers(scene: Scene) -> None:
@@ -95,16 +113,18 @@ async def test_a_port_with_a_forged_device_is_not_a_servers(scene: Scene) -> Non
     foreign, _ = await scene.cloud.network("10.66.0.0/24", BOB)
     forged = {"network_id": foreign["id"], "device_id": "s1", "device_owner": "compute:nova"}
     port = await scene.cloud.make("port", BOB, **forged)
-    # Nor is the port of another server whose owner has put this one's name on it since.
+    # A port of another server stays, even if its owner sets this server's id as device_id.
     usable = await scene.cloud.make("port", BOB, network_id=foreign["id"])
-    body = [{"network_id": foreign["id"], "port_id": usable["id"]}]
-    [own] = await scene.client.allocate(instance_uuid="s2", project_id="p2", host="h", zone="z", requests=body)
+    planned: PlannedPorts = [PlannedPort(network_id=foreign["id"], port_id=usable["id"])]
+    [own] = await scene.client.allocate(
+        instance_uuid="s2", project_id="p2", host="h", zone="z", ports=planned, check=current
+    )
     await scene.cloud.change("port", own.port_id, BOB, device_id="s1")
     assert [each.port_id for each in await scene.client.network_info("s1")] == [vif.port_id]
-    assert [each.port_id for each in await scene.client.rebind("s1", "h2")] == [vif.port_id]
+    assert [each.port_id for each in await scene.boot(on(network), host="h2")] == [vif.port_id]
     listed = {each["id"]: each["device_id"] for each in await scene.client.list_server_ports()}
     assert listed == {vif.port_id: "s1", own.port_id: "s2"}
-    await scene.client.deallocate("s1")
+    await scene.client.deallocate("s1", check=current)
     assert (await scene.cloud.show("port", port["id"], BOB))["device_id"] == "s1"
     refused = {"port": {**forged, "binding:profile": {"micronova": {"created": True}}}}
     assert (await scene.cloud.call("POST", "/ports", refused, token=BOB)).status == 403
@@ -120,7 +140,7 @@ async def test_few_calls_per_server(scene: Scene) -> None:
     await scene.boot(on(network), "s2", fresh=True)
     assert scene.transport.sent == ["POST /v2.0/ports"]
     scene.transport.sent.clear()
-    await scene.client.deallocate("s2")
+    await scene.client.deallocate("s2", check=current)
     assert [call.split("/v2.0")[0] for call in scene.transport.sent] == ["GET ", "DELETE "]
 
 
@@ -131,18 +151,22 @@ async def test_a_repeated_allocation_finds_its_ports(scene: Scene) -> None:
     first = await scene.boot(requests)
     assert [vif.network_id for vif in first] == [networks[0]["id"], networks[1]["id"], *[networks[0]["id"]] * 2]
     assert [vif.preserve_on_delete for vif in first] == [False, False, True, False]
-    stored = [
-        {"network_id": vif.network_id, "port_id": vif.port_id if vif.preserve_on_delete else None} for vif in first
+    stored: PlannedPorts = [
+        PlannedPort(network_id=vif.network_id, port_id=vif.port_id if vif.preserve_on_delete else None) for vif in first
     ]
     again = await scene.client.allocate(
-        instance_uuid="s1", project_id="p1", host="h2", zone="nova", requests=stored, security_groups=["default"]
+        instance_uuid="s1",
+        project_id="p1",
+        host="h2",
+        zone="nova",
+        ports=stored,
+        security_groups=["default"],
+        check=current,
     )
     assert {vif.port_id for vif in again} == {vif.port_id for vif in first}
     shown = [await scene.cloud.show("port", vif.port_id, ADMIN) for vif in again]
     assert {port["binding:host_id"] for port in shown} == {"h2"}
-    moved = await scene.client.rebind("s1", "h3")
-    assert len(moved) == 4
-    await scene.client.deallocate("s1")
+    await scene.client.deallocate("s1", check=current)
     [left] = await scene.cloud.list("port", token=ADMIN)
     assert (left["id"], left["device_id"], left["device_owner"]) == (own["id"], "", "")
     assert (left["binding:host_id"], left["binding:profile"], left["status"]) == ("", {}, "DOWN")
@@ -157,20 +181,25 @@ async def test_a_failure_half_way_can_be_cleaned_up_and_repeated(scene: Scene) -
         await scene.boot(requests)
     scene.transport.fail = None
     assert (await scene.cloud.show("port", own["id"]))["device_id"] == "s1"
-    plan = [{"network_id": network["id"]}, {"network_id": network["id"], "port_id": own["id"]}]
-    vifs = await scene.client.allocate(instance_uuid="s1", project_id="p1", host="h", zone=None, requests=plan)
+    plan: PlannedPorts = [
+        PlannedPort(network_id=network["id"]),
+        PlannedPort(network_id=network["id"], port_id=own["id"]),
+    ]
+    vifs = await scene.client.allocate(
+        instance_uuid="s1", project_id="p1", host="h", zone=None, ports=plan, check=current
+    )
     assert [vif.port_id == own["id"] for vif in vifs] == [False, True]
-    await scene.client.deallocate("s1")
+    await scene.client.deallocate("s1", check=current)
     assert [port["device_id"] for port in await scene.cloud.list("port")] == [""]
 
 
 async def test_a_users_port_has_one_server(scene: Scene) -> None:
     network, _ = await scene.cloud.network()
     own = await scene.cloud.make("port", network_id=network["id"])
-    plan = [{"network_id": network["id"], "port_id": own["id"]}]
+    plan: PlannedPorts = [PlannedPort(network_id=network["id"], port_id=own["id"])]
     results = await asyncio.gather(
         *(
-            scene.client.allocate(instance_uuid=f"s{n}", project_id="p1", host="h", zone="z", requests=plan)
+            scene.client.allocate(instance_uuid=f"s{n}", project_id="p1", host="h", zone="z", ports=plan, check=current)
             for n in range(5)
         ),
         return_exceptions=True,
@@ -186,13 +215,13 @@ async def test_security_groups_by_name_or_id(scene: Scene) -> None:
     [default] = await scene.cloud.list("security_group", "name=default")
     plan = await scene.plan(on(network), ("web", default["id"]))
     assert plan.security_groups == ("web", "default")
-    assert set(plan.requests[0].security_groups) == {web["id"], default["id"]}
+    assert set(plan.ports[0].security_groups) == {web["id"], default["id"]}
     [vif] = await scene.boot(on(network), groups=("web",))
     assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [web["id"]]
-    # A plan that says no groups means the default one: the names are those of all ports, the user's own too.
+    # Without security groups the plan means the default one; the names are those of all ports, also the user's own.
     [vif] = await scene.client.allocate(
-        instance_uuid="s2", project_id="p1", host="h", zone="z", requests=[{"network_id": network["id"]}],
-        security_groups=["web"],
+        instance_uuid="s2", project_id="p1", host="h", zone="z", ports=[PlannedPort(network_id=network["id"])],
+        security_groups=["web"], check=current,
     )  # fmt: skip
     assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [default["id"]]
     await scene.cloud.make("security_group", name="web")
@@ -203,16 +232,17 @@ async def test_security_groups_by_name_or_id(scene: Scene) -> None:
 
 
 async def test_without_a_word_the_only_network_is_taken(scene: Scene) -> None:
-    assert (await scene.plan(None)).requests == "none"
-    assert (await scene.plan("none")).requests == "none"
+    assert (await scene.plan(None)).ports == "none"
+    assert (await scene.plan("none")).ports == "none"
     assert await scene.boot("none") == ()
     with pytest.raises(Invalid, match="automatically"):
         await scene.plan("auto")
     await scene.cloud.role.bootstrap()
-    scene.forget()  # what a user may see is remembered for a moment
+    scene.forget()  # the user's view of networks is cached
     private = next(each for each in await scene.cloud.list("network") if each["name"] == "private")
-    for nothing in (None, [], "auto"):
-        assert [port.network_id for port in (await scene.plan(nothing)).requests] == [private["id"]]
+    nothings: list[Any] = [None, [], "auto"]
+    for nothing in nothings:
+        assert [port.network_id for port in (await scene.plan(nothing)).ports] == [private["id"]]
     await scene.cloud.network()
     scene.forget()
     with pytest.raises(Conflict, match="Multiple possible networks"):
@@ -224,13 +254,15 @@ async def test_an_automatic_network(scene: Scene) -> None:
     private = next(each for each in await scene.cloud.list("network") if each["name"] == "private")
     await scene.cloud.change("network", private["id"], ADMIN, shared=False)
     plan = await scene.plan("auto")
-    assert plan.requests == "auto"
-    [vif] = await scene.client.allocate(instance_uuid="s1", project_id="p1", host="h", zone="z", requests="auto")
+    assert plan.ports == "auto"
+    [vif] = await scene.client.allocate(
+        instance_uuid="s1", project_id="p1", host="h", zone="z", ports="auto", check=current
+    )
     assert vif.network_label == "auto_allocated_network"
     assert (await scene.cloud.show("network", vif.network_id))["project_id"] == "p1"
     web = await scene.cloud.make("security_group", name="web")
     [vif] = await scene.client.allocate(
-        instance_uuid="s2", project_id="p1", host="h", zone="z", requests="auto", security_groups=["web"]
+        instance_uuid="s2", project_id="p1", host="h", zone="z", ports="auto", security_groups=["web"], check=current
     )
     assert (await scene.cloud.show("port", vif.port_id))["security_groups"] == [web["id"]]
 
@@ -260,14 +292,14 @@ async def test_what_is_not_the_users_to_use(scene: Scene) -> None:
     ):
         with pytest.raises(kind, match=words):
             await scene.plan(requests)
-    # On a network of the caller's own, somebody else's port is seen, and still not usable.
+    # The owner of a network sees ports of others on it, but may not use them.
     guest = await cloud.make("port", ADMIN, network_id=network["id"], project_id="p2")
     with pytest.raises(Invalid, match="another project"):
         await scene.plan([NetworkRequest(port_id=guest["id"])])
-    assert (await scene.plan(on(public), may_attach_external=True)).requests
-    assert (await scene.plan(on(shared))).requests
-    assert (await scene.plan([NetworkRequest(port_id=addressless["id"])])).requests
-    assert (await scene.plan(on(network, fixed_ip="10.1.0.200"))).requests[0].fixed_ip == "10.1.0.200"
+    assert (await scene.plan(on(public), may_attach_external=True)).ports
+    assert (await scene.plan(on(shared))).ports
+    assert (await scene.plan([NetworkRequest(port_id=addressless["id"])])).ports
+    assert (await scene.plan(on(network, fixed_ip="10.1.0.200"))).ports[0].fixed_ip == "10.1.0.200"
     [vif] = await scene.boot(on(network, fixed_ip="10.1.0.200"))
     assert vif.fixed_ips[0].address == "10.1.0.200"
 
@@ -276,16 +308,16 @@ async def test_the_quota_limits_how_many_servers(scene: Scene) -> None:
     network, _ = await scene.cloud.network("10.1.0.0/24")
     await scene.cloud.call("PUT", "/quotas/p1", {"quota": {"port": 5}}, token=ADMIN)
     own = await scene.cloud.make("port", network_id=network["id"])
-    assert (await scene.plan(on(network), count=10)).room == 4
-    assert (await scene.plan(on(network) * 2, count=10)).room == 2
-    assert (await scene.plan([NetworkRequest(port_id=own["id"])])).room is None
+    assert (await scene.plan(on(network), count=10)).max_servers == 4
+    assert (await scene.plan(on(network) * 2, count=10)).max_servers == 2
+    assert (await scene.plan([NetworkRequest(port_id=own["id"])])).max_servers is None
     for n in range(4):
         await scene.boot(on(network), f"s{n}")
     with pytest.raises(PortLimitExceeded):
         await scene.boot(on(network), "s9")
-    assert (await scene.plan(on(network))).room == 0
+    assert (await scene.plan(on(network))).max_servers == 0
     await scene.cloud.call("PUT", "/quotas/p1", {"quota": {"port": -1}}, token=ADMIN)
-    assert (await scene.plan(on(network), count=1000)).room is None
+    assert (await scene.plan(on(network), count=1000)).max_servers is None
 
 
 async def test_floating_ips_are_shown(scene: Scene) -> None:
@@ -295,3 +327,118 @@ async def test_floating_ips_are_shown(scene: Scene) -> None:
     floating = await scene.cloud.make("floatingip", floating_network_id=networks["public"]["id"], port_id=vif.port_id)
     [vif] = await scene.client.network_info("s1")
     assert vif.fixed_ips[0].floating == (floating["floating_ip_address"],)
+
+
+# --- attempts that are overtaken -----------------------------------------------------------------------------------
+
+
+class Overtaken:
+    """The check of an attempt that stands still right after its first check, while another one does its work."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+        self.checks = 0
+
+    async def __call__(self) -> None:
+        self.checks += 1
+        if self.checks > 1:
+            raise Stale("Another attempt has taken over.")
+        await self._other
+
+
+async def test_an_overtaken_attempt_does_not_bind_a_port_of_the_newer_one(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    [vif] = await scene.boot(on(network), host="h1")
+    for host in ("h2", "h1"):  # also if the newer attempt leaves the port on its host
+        check = Overtaken(scene.boot(on(network), host=host))
+        with pytest.raises(Stale):
+            await scene.boot(on(network), host="old", check=check)
+        assert check.checks == 2
+        port = await scene.cloud.show("port", vif.port_id, ADMIN)
+        assert port["binding:host_id"] == host
+    assert len(await scene.cloud.list("port")) == 1
+
+
+async def test_an_overtaken_attempt_does_not_bind_a_users_port(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    own = await scene.cloud.make("port", network_id=network["id"])
+    request = [NetworkRequest(port_id=own["id"])]
+    check = Overtaken(scene.boot(request, host="new"))
+    with pytest.raises(Stale):
+        await scene.boot(request, host="old", check=check)
+    assert (await scene.cloud.show("port", own["id"], ADMIN))["binding:host_id"] == "new"
+
+
+async def test_an_overtaken_removal_leaves_the_port_to_its_next_server(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    own = await scene.cloud.make("port", network_id=network["id"])
+    request = [NetworkRequest(port_id=own["id"])]
+    await scene.boot(request)
+
+    async def move() -> None:
+        await scene.client.deallocate("s1", check=current)
+        await scene.boot(request, "s2")
+
+    check = Overtaken(move())
+    await scene.client.deallocate("s1", check=check)
+    port = await scene.cloud.show("port", own["id"], ADMIN)
+    assert check.checks == 1
+    assert (port["device_id"], port["binding:host_id"]) == ("s2", "h1")
+
+
+@pytest.mark.parametrize("call", ["deallocate", "release"])
+async def test_a_removal_whose_operation_has_ended_deletes_nothing(scene: Scene, call: str) -> None:
+    network, _ = await scene.cloud.network()
+    vif = await scene.client.attach(
+        instance_uuid="s1", project_id="p1", host="h1", zone="nova", port=PlannedPort(network_id=network["id"]),
+        operation="attach-1", check=current,
+    )  # fmt: skip
+
+    async def ended() -> None:
+        raise Stale("The operation has ended.")
+
+    with pytest.raises(Stale):
+        if call == "deallocate":
+            await scene.client.deallocate("s1", check=ended)
+        else:
+            await scene.client.release(instance_uuid="s1", operation="attach-1", check=ended)
+    assert [port["id"] for port in await scene.cloud.list("port")] == [vif.port_id]
+
+
+async def test_ports_that_an_overtaken_attempt_created_are_withdrawn(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    [kept] = await scene.boot(on(network), host="new", fresh=True)
+    [late] = await scene.boot(on(network), host="old", fresh=True)
+    await scene.client.withdraw([late.port_id, "gone"], check=current)
+    assert [port["id"] for port in await scene.cloud.list("port")] == [kept.port_id]
+
+    async def in_use() -> None:
+        raise Stale("The server has it.")
+
+    await scene.client.withdraw([kept.port_id], check=in_use)
+    assert [port["id"] for port in await scene.cloud.list("port")] == [kept.port_id]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+async def test_a_port_that_a_newer_attempt_took_over_is_not_withdrawn(scene: Scene, when: str) -> None:
+    network, _ = await scene.cloud.network()
+    [vif] = await scene.boot(on(network), host="old", fresh=True)
+    if when == "before":
+        await scene.boot(on(network), host="new")
+        await scene.client.withdraw([vif.port_id], check=current)
+    else:
+        await scene.client.withdraw([vif.port_id], check=Overtaken(scene.boot(on(network), host="new")))
+    assert (await scene.cloud.show("port", vif.port_id, ADMIN))["binding:host_id"] == "new"
+
+
+async def test_a_port_that_is_being_withdrawn_is_not_taken_over(scene: Scene) -> None:
+    network, _ = await scene.cloud.network()
+    [late] = await scene.boot(on(network), host="old", fresh=True)
+    check = Overtaken(scene.client.withdraw([late.port_id], check=current))
+
+    async def first_only() -> None:
+        if check.checks == 0:
+            await check()
+
+    [vif] = await scene.boot(on(network), host="new", check=first_only)
+    assert [port["id"] for port in await scene.cloud.list("port")] == [vif.port_id] != [late.port_id]

@@ -1,4 +1,4 @@
-"""What a cloud tells of itself: one trace across all roles, metrics, and a request's id in every line of its log."""
+"""Telemetry of a whole cloud: one trace across all roles, metrics, and the request id in each log line."""
 
 import json
 import logging
@@ -12,17 +12,17 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from micronova.cli.inspect import find_timeline
-from micronova.cli.waterfall import bars_of
+from micronova.cli.telemetry import Telemetry
+from micronova.cli.timeline import find_timeline
+from micronova.cli.timeline_chart import bars_of
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from micronova.telemetry.logs import JSONLines
 from micronova.telemetry.metrics import render
-from micronova.telemetry.telemetry import Telemetry
 from micronova.telemetry.tracing import Tracing
 from tests.distort import DistortedBus, Distortion
-from tests.functional.cloud import IMAGE, OneProcess, Wanted
-from tests.functional.servers.neighbours import network
+from tests.functional.cloud import IMAGE, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import network
 
 
 class Spans:
@@ -32,16 +32,16 @@ class Spans:
         self.exporter = InMemorySpanExporter()
 
     def of(self, root: str) -> dict[str, ReadableSpan]:
-        """Return the spans of the trace that a request began, by name."""
+        """Return the spans of the trace that a request began, by name; of several, the one that ended first."""
         spans = self.exporter.get_finished_spans()
         [trace] = {span.context.trace_id for span in spans if span.name == root}
-        return {span.name: span for span in spans if span.context.trace_id == trace}
+        return {span.name: span for span in reversed(spans) if span.context.trace_id == trace}
 
 
 @asynccontextmanager
-async def traced_cloud(directory: Path, wanted: Wanted | None = None) -> AsyncIterator[tuple[OneProcess, Spans]]:
+async def traced_cloud(directory: Path, wanted: CloudOptions | None = None) -> AsyncIterator[tuple[OneProcess, Spans]]:
     spans = Spans()
-    cloud = OneProcess(directory, wanted or Wanted(hosts=2))
+    cloud = OneProcess(directory, wanted or CloudOptions(hosts=2))
     cloud.process.telemetry = Telemetry(SystemClock(), Tracing(spans.exporter, host="test", at_once=True))
     await cloud.start()
     try:
@@ -66,15 +66,15 @@ async def test_a_boot_is_one_trace_across_all_roles(tmp_path: Path) -> None:
     assert spans["compute POST /servers"].parent is None
     parents = {name: parent_of(span, spans) for name, span in spans.items() if span.parent is not None}
     assert parents == {
-        "conductor.build_instances": "compute POST /servers",
-        "operation build": "conductor.build_instances",
+        "conductor.run_operations": "compute POST /servers",
+        "operation build": "conductor.run_operations",
         "schedule": "operation build",
         "scheduler.select_destinations": "schedule",
         "dispatch": "operation build",
-        "compute.build_and_run_instance": "dispatch",
-        "build": "compute.build_and_run_instance",
+        "compute.execute_order": "dispatch",
+        "build": "compute.execute_order",
         "spawn": "build",
-        "conductor.report": "compute.build_and_run_instance",
+        "conductor.report": "compute.execute_order",
     }
     attributes = spans["build"].attributes or {}
     assert attributes["instance"] == server["id"]
@@ -82,8 +82,8 @@ async def test_a_boot_is_one_trace_across_all_roles(tmp_path: Path) -> None:
     assert (spans["compute POST /servers"].attributes or {})["http.response.status_code"] == 202
 
 
-async def test_the_trace_goes_on_in_the_neighbours(tmp_path: Path) -> None:
-    async with traced_cloud(tmp_path, Wanted(hosts=2, roles=("network",))) as (cloud, made):
+async def test_the_trace_continues_in_other_services(tmp_path: Path) -> None:
+    async with traced_cloud(tmp_path, CloudOptions(hosts=2, roles=("network",))) as (cloud, made):
         user = cloud.caller()
         net = await network(user)
         await user.boot(networks=[{"uuid": net["id"]}])
@@ -93,7 +93,7 @@ async def test_the_trace_goes_on_in_the_neighbours(tmp_path: Path) -> None:
     assert parent_of(spans["network"], spans) == "operation build"
 
 
-async def test_a_callers_trace_goes_on(tmp_path: Path) -> None:
+async def test_a_callers_trace_continues(tmp_path: Path) -> None:
     trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     async with traced_cloud(tmp_path) as (cloud, made):
         user = cloud.caller()
@@ -105,18 +105,18 @@ async def test_a_callers_trace_goes_on(tmp_path: Path) -> None:
     assert made.of("compute GET /flavors")["compute GET /flavors"].parent is None
 
 
-async def test_who_takes_an_operation_over_goes_on_with_its_trace(tmp_path: Path) -> None:
+async def test_a_conductor_that_takes_an_operation_over_continues_its_trace(tmp_path: Path) -> None:
     """The cast to the conductor is lost: the sweep finds the operation, and the trace in its row."""
 
     def lose_hints(bus: Bus) -> Bus:
-        hints = Distortion(drop_casts=True, applies=lambda method: method.name == "build_instances")
+        hints = Distortion(drop_casts=True, applies=lambda method: method.name == "run_operations")
         return DistortedBus(bus, hints, clock=SystemClock(), random=random.Random(1))
 
-    async with traced_cloud(tmp_path, Wanted(hosts=2, wrap_bus=lose_hints)) as (cloud, made):
+    async with traced_cloud(tmp_path, CloudOptions(hosts=2, wrap_bus=lose_hints)) as (cloud, made):
         await cloud.caller().boot()
         await cloud.settled()
     spans = made.of("compute POST /servers")
-    assert "conductor.build_instances" not in spans
+    assert "conductor.run_operations" not in spans
     assert parent_of(spans["operation build"], spans) == "compute POST /servers"
     assert parent_of(spans["spawn"], spans) == "build"
 
@@ -134,7 +134,7 @@ async def test_heartbeats_begin_no_traces(tmp_path: Path) -> None:
 
 
 async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -> None:
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         user = cloud.caller()
@@ -157,6 +157,7 @@ async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -
         assert float(lines[f'micronova_operation_seconds_sum{{kind="{kind}",result="success"}}']) > 0
     assert float(lines["micronova_scheduler_decision_seconds_count"]) >= 1
     assert lines["micronova_builds_in_flight"] == "0.0"
+    assert float(lines["micronova_conductor_unhealthy_seconds"]) >= 0.0
     assert float(lines["micronova_db_writes_total"]) > 0
     assert 'micronova_messages_handled_total{method="scheduler.select_destinations"}' in lines
 
@@ -186,7 +187,7 @@ def lines() -> Any:
 
 
 async def test_every_line_of_a_requests_log_has_its_id(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         user = cloud.caller()
@@ -206,7 +207,7 @@ async def test_every_line_of_a_requests_log_has_its_id(tmp_path: Path, lines: li
 
 
 async def test_a_servers_timeline_has_every_try_and_the_schedulers_reasons(tmp_path: Path) -> None:
-    cloud = OneProcess(tmp_path, Wanted(hosts=2))
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         user = cloud.caller()
@@ -233,4 +234,4 @@ async def test_a_servers_timeline_has_every_try_and_the_schedulers_reasons(tmp_p
     assert operation["attempts"] == []
     assert any(step["removed"] for step in operation["explanation"]["filters"])
     names = [bar.name for bar in bars_of(built["actions"][0], built["events"], built["operations"][0])]
-    assert names.count("build on the host") == 2
+    assert names.count("image, plug, spawn") == 2

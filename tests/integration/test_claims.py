@@ -11,7 +11,6 @@ from tests.unit.scheduler.claim_cases import (  # noqa: F401
     test_a_claim_of_another_epoch_is_refused,
     test_a_claim_replaces_and_a_repeated_one_changes_nothing,
     test_a_claim_takes_and_a_release_gives_back,
-    test_a_move_holds_two,
     test_affinity_is_kept_by_the_claim,
     test_all_or_nothing,
     test_anti_affinity_is_counted_in_the_claim,

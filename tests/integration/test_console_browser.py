@@ -7,14 +7,14 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.browser import chromium, connected, pixels, shows, window
-from tests.functional.cloud import Caller, Cloud, Wanted, cloud, user
-from tests.functional.consoles import Viewer, link, viewer
+from tests.functional.cloud import Caller, Cloud, CloudOptions, cloud, user
+from tests.functional.consoles import ConsoleClient, console_client, link
 
-__all__ = ["cloud", "user", "viewer"]
+__all__ = ["cloud", "console_client", "user"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CLOUD = Wanted(hosts=2, roles=("console",))
+CLOUD = CloudOptions(hosts=2, roles=("console",))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,14 +29,14 @@ async def page(browser: Browser) -> AsyncIterator[Page]:
         yield opened
 
 
-async def _open(page: Page, viewer: Viewer, url: str) -> None:
+async def _open(page: Page, console_client: ConsoleClient, url: str) -> None:
     """Open a link as the API gave it, except that this cloud's host has a name only within the test."""
-    await page.goto(url.replace("http://cloud:8774", viewer.base))
+    await page.goto(url.replace("http://cloud:8774", console_client.base))
 
 
-async def test_a_serial_console_is_typed_into(user: Caller, viewer: Viewer, page: Page):
+async def test_a_serial_console_is_typed_into(user: Caller, console_client: ConsoleClient, page: Page) -> None:
     server = await user.boot(name="talkative")
-    await _open(page, viewer, await link(user, server["id"]))
+    await _open(page, console_client, await link(user, server["id"]))
     await connected(page)
     await shows(page, "#server", "talkative")
     await shows(page, ".xterm-rows", "talkative login:")
@@ -47,9 +47,11 @@ async def test_a_serial_console_is_typed_into(user: Caller, viewer: Viewer, page
     await shows(page, ".xterm-rows", "Linux talkative 6.1.0-simulated")
 
 
-async def test_a_screen_is_shown_and_takes_keys(cloud: Cloud, user: Caller, viewer: Viewer, page: Page):
+async def test_a_screen_is_shown_and_takes_keys(
+    cloud: Cloud, user: Caller, console_client: ConsoleClient, page: Page
+) -> None:
     server = await user.boot()
-    await _open(page, viewer, await link(user, server["id"], "vnc"))
+    await _open(page, console_client, await link(user, server["id"], "vnc"))
     await connected(page)
     before = await _more_colours_than(3, cloud, page)
     await page.locator("canvas").click()
@@ -67,25 +69,25 @@ async def _more_colours_than(count: int, cloud: Cloud, page: Page) -> int:
     return await cloud.until(probe, f"more than {count} colours")
 
 
-async def test_a_link_that_is_not_good_says_what_to_do(viewer: Viewer, page: Page):
+async def test_a_link_that_is_not_good_says_what_to_do(console_client: ConsoleClient, page: Page) -> None:
     for path in (
         "serial.html?token=nonsense", "spice_auto.html?token=nonsense",
         "vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3Dnonsense",
     ):  # fmt: skip
-        await page.goto(f"{viewer.base}/console/{path}")
+        await page.goto(f"{console_client.base}/console/{path}")
         await shows(page, "#message", "ask for a new one")
         await shows(page, "#state", "not connected")
 
 
-async def test_a_link_to_the_other_console_says_so(user: Caller, viewer: Viewer, page: Page):
+async def test_a_link_to_the_other_console_says_so(user: Caller, console_client: ConsoleClient, page: Page) -> None:
     url = await link(user, (await user.boot())["id"])
-    await _open(page, viewer, url.replace("serial.html", "vnc_lite.html"))
+    await _open(page, console_client, url.replace("serial.html", "vnc_lite.html"))
     await shows(page, "#message", "serial console")
 
 
-async def test_the_end_of_a_server_is_told(user: Caller, viewer: Viewer, page: Page):
+async def test_the_end_of_a_server_is_told(user: Caller, console_client: ConsoleClient, page: Page) -> None:
     id = (await user.boot())["id"]
-    await _open(page, viewer, await link(user, id, "vnc"))
+    await _open(page, console_client, await link(user, id, "vnc"))
     await connected(page)
     await user.delete(f"/servers/{id}")
     await shows(page, "#message", "closed its console")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster import Cluster
 from tests.functional.cloud import IMAGE
-from tests.functional.consoles import Viewer, closed, read_until, token_of
+from tests.functional.consoles import ConsoleClient, closed, read_until, token_of
 from tests.services.process import free_port
 
 PORT, RELAY = free_port(), free_port()
@@ -60,8 +60,8 @@ async def test_a_proxy_without_a_database_shows_servers_of_a_region(region: Clus
             await read_until(socket, b"far login: ")
             assert region.request("DELETE", f"/servers/{server}")[0] == 204
             assert "closed its console" in await closed(socket)
-        viewer = Viewer(f"http://127.0.0.1:{PORT}", client)
-        assert await viewer.refused(token_of(serial)) == 403
+        console_client = ConsoleClient(f"http://127.0.0.1:{PORT}", client)
+        assert await console_client.refused(token_of(serial)) == 403
     log = region.log("console") + region.log("api") + region.log("conductor")
     assert "console: ready" in log
     assert token_of(serial) not in log

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from micronova.cli.state import StateDirectory
@@ -20,31 +21,36 @@ from micronova.cli.wiring import Process
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConsoleAuthAPI
 from micronova.conf.settings import load
-from micronova.neighbours.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.agent.state import HostState, Port
+from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
-from micronova.rpc.contract import Context
 from tests.cluster import Cluster
 from tests.command import ok, refused
 from tests.functional.cloud import IMAGE
-from tests.functional.proxies import Proxies, guest_port
+from tests.functional.consoles import ConsoleClient, read_until, token_of
+from tests.functional.metadata_proxies import MetadataProxies, guest_port
 from tests.services.process import free_port
 from tests.services.rabbitmq import RabbitMQ
 
-NETWORK, METADATA = free_port(), free_port()
+NETWORK, METADATA, CONSOLE = free_port(), free_port(), free_port()
+RELAY = free_port()
 
 
 @dataclass
 class Region:
-    """A cloud, and the settings of its two hosts: one has a compute agent, the other was stolen."""
+    """A cloud, and the settings of its hosts: one has a compute agent, one was stolen, one names false addresses."""
 
     cluster: Cluster
     host: Path
     stolen: Path
+    liar: Path
 
-    def boot(self, networks: Any) -> str:
-        """Ask for a server."""
-        body = {"server": {"name": "web", "imageRef": IMAGE, "flavorRef": "1", "networks": networks}}
-        return str(self.cluster.request("POST", "/servers", body)[1]["server"]["id"])
+    def boot(self, networks: Any, host: Path | None = None) -> str:
+        """Ask for a server, on the host with the compute agent unless another is named."""
+        zone = f"nova:{load(host or self.host, environ={}).default.host}"
+        server = {"name": "web", "imageRef": IMAGE, "flavorRef": "1", "networks": networks, "availability_zone": zone}
+        return str(self.cluster.request("POST", "/servers", {"server": server})[1]["server"]["id"])
 
     async def becomes(self, server: str, status: str) -> None:
         """Wait until a server has a status."""
@@ -52,17 +58,25 @@ class Region:
             while self.cluster.request("GET", f"/servers/{server}")[1]["server"]["status"] != status:
                 await asyncio.sleep(0.1)  # other processes tell us nothing: we have to ask
 
-    async def server(self) -> str:
-        """Boot a server on the host."""
-        made = self.boot("none")
+    async def server(self, host: Path | None = None) -> str:
+        """Boot a server on a host."""
+        made = self.boot("none", host)
         await self.becomes(made, "ACTIVE")
         return made
 
+    def console(self, server: str) -> str:
+        """Ask for a link to a server's serial console."""
+        wanted = {"remote_console": {"protocol": "serial", "type": "serial"}}
+        status, body = self.cluster.request("POST", f"/servers/{server}/remote-consoles", wanted)
+        assert status == 200, body
+        return token_of(body["remote_console"]["url"])
 
-def _add(cluster: Cluster, broker: RabbitMQ) -> Path:
+
+def _add(cluster: Cluster, broker: RabbitMQ, *options: str) -> Path:
     """Do what `host add` says, and return the file with the settings that it prints."""
     name = f"host-{uuid.uuid4().hex[:6]}"
-    lines = ok("host", "add", name, "--config", cluster.config, "--dir", cluster.directory / "tool").splitlines()
+    where = ("--config", cluster.config, "--dir", cluster.directory / "tool")
+    lines = ok("host", "add", name, *options, *where).splitlines()
     commands = [line for line in lines if line.startswith("rabbitmqctl ")]
     assert len(commands) == 2
     for command in commands:
@@ -90,18 +104,21 @@ def region(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     compute = f"http://127.0.0.1:{cluster.port}/compute/v2.1"
     for role in ("api", "conductor", "scheduler"):
         cluster.add(role, role)
-    cluster.add(
-        "network", "network", MICRONOVA__API__PORT=str(NETWORK), MICRONOVA__NOVA__ENDPOINT_OVERRIDE=compute
-    )
+    cluster.add("network", "network", MICRONOVA__API__PORT=str(NETWORK), MICRONOVA__NOVA__ENDPOINT_OVERRIDE=compute)
     cluster.add("metadata", "metadata", MICRONOVA__API__PORT=str(METADATA))
     ok("db", "upgrade", "--config", cluster.config, "--dir", cluster.directory / "tool")
-    made = Region(cluster, _add(cluster, broker), _add(cluster, broker))
+    relay = ("--console-address", f"127.0.0.1:{RELAY}")
+    made = Region(cluster, _add(cluster, broker, *relay), _add(cluster, broker), _add(cluster, broker, *relay))
     cluster.add("compute", "compute", made.host, MICRONOVA__COMPUTE__COMPUTE_DRIVER="fake")
+    # Without a relay of its own, a host names the addresses at which its simulated consoles listen.
+    other = {"MICRONOVA__COMPUTE__COMPUTE_DRIVER": "fake", "MICRONOVA__CONSOLE__RELAY_LISTEN": ""}
+    cluster.add("liar", "compute", made.liar, **other)
+    cluster.add("console", "console", MICRONOVA__API__PORT=str(CONSOLE), MICRONOVA__DATABASE__CONNECTION="")
     try:
-        cluster.start("api", "conductor", "scheduler", "network", "metadata")
+        cluster.start("api", "conductor", "scheduler", "network", "metadata", "console")
         cluster.wait_ready(hosts=0)
-        cluster.start("compute")
-        cluster.wait_ready(hosts=1)
+        cluster.start("compute", "liar")
+        cluster.wait_ready(hosts=2)
         yield made
     finally:
         cluster.stop()
@@ -119,7 +136,7 @@ async def agent(file: Path, place: Path, **default: Any) -> AsyncIterator[Proces
 
 
 def service(process: Process) -> NetworkServiceClient:
-    return NetworkServiceClient(process.neighbours.network_service(process.neighbours.host_keys()), process.host)
+    return NetworkServiceClient(process.clients.network_service(process.clients.host_keys()), process.host)
 
 
 def test_what_a_host_is_told(region: Region) -> None:
@@ -137,7 +154,7 @@ def test_what_a_host_is_told(region: Region) -> None:
 
 def test_names_that_no_host_may_have(region: Region) -> None:
     where = ("--config", region.cluster.config, "--dir", region.cluster.directory / "tool")
-    assert "a broker user of the cloud's own" in refused("host", "add", "guest", *where)
+    assert "a broker user of the control services" in refused("host", "add", "guest", *where)
     for name in ("a b", "x;reboot", "'", "größe", ".hidden", "x" * 256):
         assert "is no name for a host: use letters" in refused("host", "add", name, *where)
 
@@ -160,11 +177,14 @@ async def test_compute_hears_that_the_agent_has_wired_a_port(region: Region, tmp
         network = service(process)
         await network.report(started=True)
         server = region.boot("auto")
-        fingerprint, state = "", None
+        fingerprint = ""
+        state: HostState | None = None
+        ports: list[Port] = []
         async with asyncio.timeout(30):
-            while not (ports := [port for port in state.ports if port.device_id == server] if state else []):
+            while not ports:
                 fingerprint, changed = await network.state(fingerprint)
                 state = changed or state
+                ports = [port for port in state.ports if port.device_id == server] if state else []
         assert region.cluster.request("GET", f"/servers/{server}")[1]["server"]["status"] == "BUILD"
         await network.report(up=[port.id for port in ports])
         await region.becomes(server, "ACTIVE")
@@ -174,7 +194,7 @@ async def test_metadata_of_a_hosts_own_guests(region: Region, tmp_path: Path) ->
     port = guest_port("net", "127.0.0.5", await region.server(), "admin")
     for file, answer in ((region.host, (200, b"web")), (region.stolen, (404, None))):
         async with agent(file, tmp_path) as process:
-            proxies = Proxies(process.neighbours.metadata(), process.neighbours.host_keys())
+            proxies = MetadataProxies(process.clients.metadata(), process.clients.host_keys())
             await proxies.serve([port])
             status, body = await proxies.get("net", "127.0.0.5", "/latest/meta-data/hostname")
             assert (status, body if answer[1] else None) == answer
@@ -192,6 +212,33 @@ async def test_a_host_gives_no_orders(region: Region, tmp_path: Path) -> None:
     async with agent(region.cluster.config, tmp_path) as process:
         assert process.bus is not None
         await ComputeAPI(process.bus).list_guests(Context(), name)
+
+
+async def test_the_console_proxy_connects_to_registered_addresses_only(region: Region) -> None:
+    honest = region.console(await region.server())
+    async with aiohttp.ClientSession() as session:
+        client = ConsoleClient(f"http://127.0.0.1:{CONSOLE}", session)
+        async with client.socket(honest) as socket:
+            await read_until(socket, b"web login: ")
+    lying = await region.server(region.liar)
+    wanted = {"remote_console": {"protocol": "serial", "type": "serial"}}
+    status, body = region.cluster.request("POST", f"/servers/{lying}/remote-consoles", wanted)
+    assert status == 503 and "has no relay" in str(body)
+
+
+def test_addresses_that_no_proxy_reaches(region: Region) -> None:
+    where = ("--config", region.cluster.config, "--dir", region.cluster.directory / "tool")
+    for address in (
+        "192.0.2.1",
+        "192.0.2.1:0",
+        "192.0.2.1:65536",
+        "0.0.0.0:1",
+        "[::]:1",
+        "2001:db8::1:1",
+        "a b:1",
+        ":1",
+    ):
+        assert "is no console address" in refused("host", "add", "h", "--console-address", address, *where)
 
 
 async def test_a_host_that_is_removed_gets_nothing_more(region: Region, tmp_path: Path) -> None:

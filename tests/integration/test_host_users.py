@@ -12,17 +12,17 @@ import pytest_asyncio
 
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
-from micronova.conductor.rpcapi import GUEST_EVENT, HEARTBEAT, REPORT, GuestEvent
+from micronova.conductor.rpcapi import HEARTBEAT, POWER_CHANGE_EVENT, REPORT
 from micronova.conf.settings import load
 from micronova.db import schema, services
 from micronova.db.engine import open_database
 from micronova.db.tables import metadata
 from micronova.objects.clock import SystemClock
+from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
-from micronova.objects.orders import Heartbeat, HostBeat, Report
+from micronova.objects.orders import Heartbeat, HostBeat, PowerChangeEvent, Report
 from micronova.rpc.bus import Bus, connect
-from micronova.rpc.contract import Context
-from tests.functional.cloud import OneProcess, Wanted, one_process
+from tests.functional.cloud import CloudOptions, OneProcess, one_process
 from tests.services.rabbitmq import RabbitMQ
 
 TO = REPORT.interface.target()
@@ -49,8 +49,8 @@ class Voice:
         return (await self.bus.call(TO, REPORT, report, context=Context(sender=host), timeout=10)).accepted
 
     async def tells(self, host: str, uuid: str, power_state: int) -> None:
-        event = GuestEvent(host=host, instance_uuid=uuid, epoch=1 << 30, power_state=power_state)
-        await self.bus.cast(TO, GUEST_EVENT, event, context=Context(sender=host))
+        event = PowerChangeEvent(host=host, instance_uuid=uuid, epoch=1 << 30, power_state=power_state)
+        await self.bus.cast(TO, POWER_CHANGE_EVENT, event, context=Context(sender=host))
 
 
 @pytest.fixture
@@ -85,12 +85,12 @@ async def _register(directory: Path, *hosts: str) -> None:
 async def cloud(tmp_path: Path, amqp_url: str, users: list[Voice]) -> AsyncIterator[OneProcess]:
     """A cloud with two simulated hosts of its own, which knows the two hosts with users."""
     await _register(tmp_path, *(user.name for user in users[:2]))
-    wanted = Wanted(hosts=2, settings={"default": {"transport_url": amqp_url}})
+    wanted = CloudOptions(hosts=2, settings={"default": {"transport_url": amqp_url}})
     async with one_process(tmp_path, wanted) as made, heard(users):
         yield made
 
 
-async def test_reports_on_what_another_host_has(cloud: OneProcess, users: list[Voice]):
+async def test_reports_on_what_another_host_has(cloud: OneProcess, users: list[Voice]) -> None:
     _, wicked, _ = users
     user = cloud.caller()
     async with cloud.faults({"operation": "spawn", "kind": "hang"}):
@@ -109,7 +109,7 @@ async def test_reports_on_what_another_host_has(cloud: OneProcess, users: list[V
     await cloud.assert_clean()
 
 
-async def test_heartbeats_of_other_hosts(cloud: OneProcess, users: list[Voice]):
+async def test_heartbeats_of_other_hosts(cloud: OneProcess, users: list[Voice]) -> None:
     honest, wicked, common = users
     admin = cloud.caller().admin
     await honest.beats_for(honest.name)
@@ -121,7 +121,7 @@ async def test_heartbeats_of_other_hosts(cloud: OneProcess, users: list[Voice]):
     assert known == {honest.name, "fake-1", "fake-2"}
 
 
-async def test_events_of_guests_of_other_hosts(cloud: OneProcess, users: list[Voice]):
+async def test_events_of_guests_of_other_hosts(cloud: OneProcess, users: list[Voice]) -> None:
     _, wicked, _ = users
     user = cloud.caller()
     server = await user.boot()
@@ -130,14 +130,14 @@ async def test_events_of_guests_of_other_hosts(cloud: OneProcess, users: list[Vo
     async def refused() -> bool | None:
         assert cloud.process.bus is not None
         stats = cloud.process.bus.stats()
-        assert not stats.handled.get("conductor.guest_event"), "the event was believed"
-        return True if stats.failed.get("conductor.guest_event") else None
+        assert not stats.handled.get("conductor.power_change_event"), "the event was believed"
+        return True if stats.failed.get("conductor.power_change_event") else None
 
     await cloud.until(refused, "the event to be refused")
     assert (await user.show(server["id"]))["status"] == "ACTIVE"
 
 
-async def test_where_every_host_must_have_a_user(tmp_path: Path, amqp_url: str, users: list[Voice]):
+async def test_where_every_host_must_have_a_user(tmp_path: Path, amqp_url: str, users: list[Voice]) -> None:
     honest, wicked, common = users
     await _register(tmp_path, honest.name)
     settings = load(

@@ -1,9 +1,10 @@
-"""A real oslo.messaging listener hears what happens to servers; without one, or without a broker, nothing suffers."""
+"""A real oslo.messaging listener receives notifications; without one, or without a broker, servers still work."""
 
 import asyncio
+import functools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from micronova.notifications.envelope import Message
 from micronova.notifications.publisher import QUEUE_LIMIT, Publisher
 from micronova.objects.clock import SystemClock
-from tests.functional.cloud import Wanted, one_process
+from tests.functional.cloud import CloudOptions, one_process
 from tests.oslo.listener import listening
 from tests.services.rabbitmq import RabbitMQ
 
@@ -23,11 +24,11 @@ def _settings(database_url: str, amqp_url: str, **sections: Any) -> dict[str, An
     return {"database": {"connection": database_url}, "default": {"transport_url": amqp_url}, **sections}
 
 
-async def test_a_servers_life_is_heard_in_both_formats(tmp_path: Path, database_url: str, amqp_url: str) -> None:
-    wanted = Wanted(hosts=2, settings=_settings(database_url, amqp_url))
+async def test_a_server_is_notified_of_in_both_formats(tmp_path: Path, database_url: str, amqp_url: str) -> None:
+    wanted = CloudOptions(hosts=2, settings=_settings(database_url, amqp_url))
     async with listening(amqp_url) as listener, one_process(tmp_path, wanted) as cloud:
         user = cloud.caller()
-        server = await user.boot(name="heard", metadata={"colour": "blue"})
+        server = await user.boot(name="notified", metadata={"colour": "blue"})
         id = server["id"]
         await user.act(id, "os-stop")
         await user.wait_for(id, "SHUTOFF")
@@ -58,8 +59,8 @@ async def test_a_servers_life_is_heard_in_both_formats(tmp_path: Path, database_
         assert gone["payload"]["nova_object.data"]["deleted_at"]
 
 
-async def test_a_decision_and_a_failure_are_heard(tmp_path: Path, database_url: str, amqp_url: str) -> None:
-    wanted = Wanted(hosts=2, settings=_settings(database_url, amqp_url, fake={"memory_mb": 4096}))
+async def test_a_decision_and_a_failure_are_notified(tmp_path: Path, database_url: str, amqp_url: str) -> None:
+    wanted = CloudOptions(hosts=2, settings=_settings(database_url, amqp_url, fake={"memory_mb": 4096}))
     async with listening(amqp_url) as listener, one_process(tmp_path, wanted) as cloud:
         user = cloud.caller()
         id = await user.create(flavorRef="5")
@@ -89,14 +90,19 @@ def _publisher(url: str) -> Publisher:
 async def _until(publisher: Publisher, enough: Any) -> None:
     async with asyncio.timeout(30):
         while not enough():
-            await asyncio.sleep(0.02)  # the publisher tells nobody what it counts
+            await asyncio.sleep(0.02)  # the publisher has no event to wait for
 
 
-async def test_what_nobody_listens_to_is_not_even_encoded(amqp_url: str, rabbitmq: RabbitMQ) -> None:
-    encoded = []
+async def test_without_a_listener_nothing_is_encoded(amqp_url: str, rabbitmq: RabbitMQ) -> None:
+    encoded: list[int] = []
     publisher = _publisher(amqp_url)
     await publisher.start()
-    publisher.put(lambda: encoded.append(1) or _note(1))
+
+    def encode() -> Sequence[Message]:
+        encoded.append(1)
+        return _note(1)
+
+    publisher.put(encode)
     await _until(publisher, lambda: publisher.unheard == 1)
     await publisher.stop()
     assert encoded == []
@@ -104,7 +110,7 @@ async def test_what_nobody_listens_to_is_not_even_encoded(amqp_url: str, rabbitm
     assert "nova" not in rabbitmq.ctl("list_exchanges", "-p", vhost, "name").split()
 
 
-async def test_who_begins_to_listen_hears_what_happens_from_then_on(amqp_url: str) -> None:
+async def test_a_new_listener_receives_what_happens_from_then_on(amqp_url: str) -> None:
     publisher = _publisher(amqp_url)
     await publisher.start()
     publisher.put(lambda: _note(1))
@@ -125,7 +131,7 @@ def broker(tmp_path: Path) -> Iterator[RabbitMQ]:
     made.stop()
 
 
-async def test_while_the_broker_is_away_the_newest_wait_and_the_oldest_are_dropped(
+async def test_while_the_broker_is_down_the_newest_wait_and_the_oldest_are_dropped(
     broker: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = _publisher(broker.url)
@@ -136,22 +142,25 @@ async def test_while_the_broker_is_away_the_newest_wait_and_the_oldest_are_dropp
         await asyncio.to_thread(broker.kill)
         with caplog.at_level(logging.WARNING):
             for number in range(QUEUE_LIMIT + 50):
-                publisher.put(lambda number=number: _note(number))
+                publisher.put(functools.partial(_note, number))
             assert publisher.dropped == 50
         assert "dropped" in caplog.text
         await asyncio.to_thread(broker.restart)
         last = QUEUE_LIMIT + 49
         await listener.until(lambda: any(each["payload"] == last for each in listener.of("note")))
-        heard = {each["payload"] for each in listener.of("note")}
-        assert set(range(50, last + 1)) <= heard
+        received = {each["payload"] for each in listener.of("note")}
+        assert set(range(50, last + 1)) <= received
     await publisher.stop()
 
 
 async def test_a_notification_that_cannot_be_made_harms_no_other(amqp_url: str) -> None:
+    def broken() -> Sequence[Message]:
+        raise ZeroDivisionError
+
     publisher = _publisher(amqp_url)
     await publisher.start()
     async with listening(amqp_url) as listener:
-        publisher.put(lambda: 1 / 0)
+        publisher.put(broken)
         publisher.put(lambda: _note(7))
         await listener.until(lambda: len(listener.of("note")) == 1)
     await publisher.stop()

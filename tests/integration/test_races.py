@@ -49,7 +49,7 @@ class _Web:
 
 
 @pytest.mark.timeout(300)
-async def test_500_requests_into_room_for_300(cluster: Cluster):
+async def test_500_requests_into_room_for_300(cluster: Cluster) -> None:
     web = _Web(cluster.port)
     try:
         servers = await fill(Client(web.request, "crowd"), REQUESTS, patience=200)
@@ -73,7 +73,7 @@ def _check(servers: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_50_requests_into_a_quota_of_10(cluster: Cluster):
+async def test_50_requests_into_a_quota_of_10(cluster: Cluster) -> None:
     web = _Web(cluster.port)
     try:
         await race_for_quota(Client(web.request, "poor"), 50, 10)

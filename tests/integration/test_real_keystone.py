@@ -14,15 +14,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from micronova.clients.identity.catalog import Catalog
+from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.http.auth import KeystoneTokens
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, Transport
-from micronova.http.context import RequestContext
-from micronova.identity.client import IdentityClient, ServiceToken
 from micronova.objects.clock import SystemClock
-from micronova.objects.errors import Unauthorized
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Unauthorized, Unavailable
 from tests.peers import peer
 from tests.services.process import end, free_port, wait_until
-from tests.unit.identity.harness import cloud_at, sqlite_at
+from tests.unit.embedded.identity.harness import cloud_at, sqlite_at
 
 # The first run installs Keystone, which takes about a minute.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -211,6 +212,20 @@ async def test_a_valid_token_is_accepted(world: World, identity: IdentityClient)
     assert caller.system_scope == "all" and "admin" in caller.roles and caller.project_id == ""
 
 
+async def test_services_are_found_in_its_catalog(world: World, token: ServiceToken, keystone: str) -> None:
+    catalog = Catalog(token, SystemClock(), region="RegionOne")
+    assert await catalog.endpoint("identity") == keystone
+    with pytest.raises(Unavailable, match="no endpoint of the image service in region RegionOne"):
+        await catalog.endpoint("image")
+    service = await made(world.client, world.admin, "/services", "service", type="image", name="glance")
+    for interface, url in (("public", "http://public.example"), ("internal", "http://glance.example:9292/v2/")):
+        endpoint = {"service_id": service["id"], "interface": interface, "url": url, "region_id": "RegionOne"}
+        await made(world.client, world.admin, "/endpoints", "endpoint", **endpoint)
+    await catalog.refresh()
+    assert await catalog.endpoint("image") == "http://glance.example:9292"
+    assert (await world.client.request("DELETE", f"/services/{service['id']}", token=world.admin)).status == 204
+
+
 async def test_invalid_and_revoked_tokens_are_refused(world: World, identity: IdentityClient) -> None:
     tokens = KeystoneTokens(identity, NOW, remember=0)
     for forged in ("forged", "gAAAAAB" + "x" * 180, "mn1.AAAA", "é"):
@@ -229,12 +244,9 @@ async def test_invalid_and_revoked_tokens_are_refused(world: World, identity: Id
         await tokens.authenticate(other, CONTEXT)
 
 
-async def test_the_service_users_token(
-    keystone: str, world: World, token: ServiceToken, identity: IdentityClient
-) -> None:
+async def test_the_service_users_token(world: World, token: ServiceToken, identity: IdentityClient) -> None:
     mine = await token.get()
     assert await token.get() == mine
-    assert await token.endpoint("identity") == f"{keystone}/v3"
     assert (await world.client.request("DELETE", "/auth/tokens", token=mine, subject=mine)).status == 204
     assert (await identity.validate(await world.login()))["user"]["id"] == world.user["id"], "it gets another"
     assert await token.get() != mine

@@ -58,8 +58,12 @@ async def test_a_test_gets_a_database_of_its_own(database_url: str) -> None:
     await connection.close()
 
 
-async def test_a_test_gets_a_vhost_of_its_own(amqp_url: str) -> None:
+@pytest.mark.parametrize("test", ["first", "second"])
+async def test_a_test_gets_a_vhost_of_its_own(amqp_url: str, test: str) -> None:
+    """A durable queue that another test declared is not there."""
     connection = await aio_pika.connect(amqp_url)
     channel = await connection.channel()
-    await channel.declare_queue("q", durable=True)
+    with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+        await channel.declare_queue("q", passive=True)
+    await (await connection.channel()).declare_queue("q", durable=True)
     await connection.close()

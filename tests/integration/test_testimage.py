@@ -20,9 +20,9 @@ from tests.services.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-PATIENCE = 120.0  # a busy machine boots twenty times slower than an idle one
+TIMEOUT = 120.0  # a busy machine boots twenty times slower than an idle one
 UUID = "d8e02d56-2648-49a3-bf97-6be8f1204f38"
-PASSWORD = "p\"ss\\nwörd $1 %s /"
+PASSWORD = 'p"ss\\nwörd $1 %s /'
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,7 +63,7 @@ class Guest:
         """Wait until a line with this text is on the console; return the line."""
         assert self.process.stdout is not None
         seen = 0
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 lines = self.console.splitlines(keepends=True)
                 for line in lines[seen:]:
@@ -87,7 +87,7 @@ class Guest:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={"PATH": "/usr/bin:/bin", **environment},
         )  # fmt: skip
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             out, _ = await done.communicate()
         assert done.returncode == 0, out.decode()
         return out.decode()
@@ -106,7 +106,7 @@ class Guest:
         """Press it and see the machine end."""
         await self.monitor("system_powerdown")
         await self.says("MICRONOVA-GUEST-SHUTDOWN")
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             assert await self.process.wait() == 0
 
 

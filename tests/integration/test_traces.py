@@ -27,7 +27,7 @@ def test_a_boot_is_one_trace_across_processes(tmp_path: Path, database_url: str,
             assert status == 202
             _wait_active(cluster, answer["server"]["id"])
         finally:
-            cluster.stop()  # which sends what is left of the traces
+            cluster.stop()  # which sends the remaining spans
         spans = collector.spans()
     [trace] = {span["traceId"] for span in spans if span["name"] == "compute POST /servers"}
     own: dict[str, dict[str, Any]] = {span["name"]: span for span in spans if span["traceId"] == trace}
@@ -41,10 +41,10 @@ def test_a_boot_is_one_trace_across_processes(tmp_path: Path, database_url: str,
     assert way == [
         "spawn",
         "build",
-        "compute.build_and_run_instance",
+        "compute.execute_order",
         "dispatch",
         "operation build",
-        "conductor.build_instances",
+        "conductor.run_operations",
         "compute POST /servers",
     ]
 
@@ -56,4 +56,4 @@ def _wait_active(cluster: Cluster, id: str) -> None:
         if answer["server"]["status"] == "ACTIVE":
             return
         assert time.monotonic() < deadline and answer["server"]["status"] == "BUILD", answer
-        time.sleep(0.05)  # the processes of the cloud tell us nothing; we have to ask
+        time.sleep(0.05)  # separate processes: there is no event to wait for

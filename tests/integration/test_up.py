@@ -3,19 +3,27 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import sqlite3
+import ssl
 import stat
+import subprocess
+import tempfile
 import time
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from micronova.cli.own_command import own_command
+from micronova.cli.ssh import _prepare
+from micronova.cli.user_session import open_session
 from tests.command import UpCloud, micronova, ok, refused
 from tests.services.process import free_port
 
@@ -115,7 +123,8 @@ def test_the_first_start_makes_everything(cloud: UpCloud) -> None:
     said = cloud.up()
     assert f"http://127.0.0.1:{cloud.port}" in said
     assert f"export OS_CLIENT_CONFIG_FILE={cloud.directory / 'clouds.yaml'} OS_CLOUD=micronova" in said
-    assert "fake driver" in said
+    assert f"export MICRONOVA_DIR={cloud.directory}" in said and "fake driver" in said
+    assert json.loads(ok("status", "--json", env={"MICRONOVA_DIR": str(cloud.directory)}))["pid"] == cloud.pid
 
     token = cloud.token()
     flavors = cloud.compute("GET", "/flavors", token=token)["flavors"]
@@ -148,7 +157,7 @@ def test_secrets_are_the_owners_alone(cloud: UpCloud) -> None:
         assert _mode(cloud.directory / name) == 0o600, name
     keys = json.loads((cloud.directory / "keys.json").read_text())
     passwords = {keys["admin_password"], keys["demo_password"], keys["service_password"]}
-    assert len(passwords) == 3 and all(len(password) >= 20 for password in passwords)
+    assert len(passwords) == 3 and all(re.fullmatch("[A-Za-z]{20,}", password) for password in passwords)
     clouds = (cloud.directory / "clouds.yaml").read_text()
     assert keys["admin_password"] in clouds and keys["demo_password"] in clouds
     assert keys["service_password"] not in clouds and keys["admin_password"] not in cloud.log
@@ -175,6 +184,61 @@ def test_what_answers_http_is_not_root_and_has_no_powers(cloud: UpCloud) -> None
 
 
 @AS_ROOT
+def test_clouds_yaml_is_readable_by_who_typed_sudo_and_nobody_else() -> None:
+    parent = Path(tempfile.mkdtemp(prefix="mn-sudo-"))
+    parent.chmod(0o755)
+    made = UpCloud(parent / "cloud", environment={"SUDO_UID": "12345", "SUDO_GID": "12345"})
+
+    def reads(user: int, name: str) -> bool:
+        command = ["cat", str(made.directory / name)]
+        return subprocess.run(command, user=user, group=user, extra_groups=[], capture_output=True).returncode == 0
+
+    try:
+        for _ in range(2):  # also when the directory is there already
+            made.up()
+            assert reads(12345, "clouds.yaml") and not reads(12346, "clouds.yaml")
+            for name in ("keys.json", "compute.sqlite", "micronova.log", "images"):
+                assert not reads(12345, name), name
+            made.down()
+    finally:
+        _ensure_down(made)
+        shutil.rmtree(parent)
+
+
+@AS_ROOT
+def test_every_start_closes_the_directory_to_others(tmp_path: Path) -> None:
+    made = UpCloud(tmp_path / "cloud")
+    try:
+        for _ in range(2):
+            made.up()
+            assert _mode(made.directory) == 0o700
+            databases = list(made.directory.glob("*.sqlite*"))
+            assert databases and {_mode(file) for file in databases} == {0o600}
+            made.down()
+            made.directory.chmod(0o711)
+    finally:
+        _ensure_down(made)
+
+
+@AS_ROOT
+def test_root_follows_no_link_of_the_service_user(tmp_path: Path) -> None:
+    made = UpCloud(tmp_path / "cloud")
+    made.up()
+    made.down()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (made.directory / "micronova.log").unlink()
+    (made.directory / "micronova.log").symlink_to(victim)
+    assert "micronova.log" in refused("up", "--driver", "fake", "--dir", made.directory, "--port", "0", "--detach")
+    (made.directory / "micronova.log").unlink()
+    (made.directory / ".keys.json.new").symlink_to(victim)
+    (made.directory / "keys.json").unlink()
+    micronova("up", "--driver", "fake", "--dir", made.directory, "--port", "0", "--detach")
+    micronova("down", "--dir", made.directory)
+    assert victim.read_text() == "precious"
+
+
+@AS_ROOT
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "cloud"
     place.mkdir()
@@ -182,6 +246,41 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     said = refused("up", "--driver", "fake", "--dir", place, "--port", str(free_port()))
     assert str(place) in said and "belongs to another user" in said
     assert place.stat().st_uid == 12345 and not (place / "keys.json").exists()
+
+
+def test_the_background_process_runs_nothing_of_the_current_directory(tmp_path: Path) -> None:
+    made = UpCloud(tmp_path / "cloud")
+    decoy = tmp_path / "decoy" / "click.py"
+    decoy.parent.mkdir()
+    decoy.write_text("raise SystemExit('decoy')\n")
+    command = own_command("up", "--driver", "fake", "--dir", str(made.directory), "--port", "0", "--detach")
+    done = subprocess.run(command, cwd=decoy.parent, capture_output=True, text=True, timeout=60)
+    try:
+        assert done.returncode == 0, done.stderr
+    finally:
+        micronova("down", "--dir", made.directory)
+
+
+def test_with_a_certificate_the_cloud_says_https(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
+    made = [*command.split(), "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    key.chmod(0o644)  # the cloud reads it as its own user
+    tmp_path.chmod(0o755)
+    settings = f'[api]\ntls_certificate = "{certificate}"\ntls_key = "{key}"\n[default]\nuser = "root"\n'
+    cloud = UpCloud(tmp_path / "cloud", settings=settings)
+    url = f"https://127.0.0.1:{cloud.port}"
+    try:
+        assert f"Micronova is up at {url} " in cloud.up()
+        assert f"auth_url: {url}/identity/v3\n" in (cloud.directory / "clouds.yaml").read_text()
+        context = ssl.create_default_context(cafile=str(certificate))
+        with urllib.request.urlopen(f"{url}/identity/v3", context=context) as answer:
+            assert json.loads(answer.read())["version"]["links"][0]["href"].startswith(url)
+    finally:
+        cloud.down()
 
 
 def test_where_guests_cannot_be_real_it_says_what_to_do(tmp_path: Path) -> None:
@@ -219,7 +318,7 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     _until(_all_active(cloud, token, "told", 1), "the server")
     found = json.loads(ok("status", "--dir", cloud.directory, "--json"))
     assert found["servers"] == {"ACTIVE": 1} and found["pid"] == cloud.pid
-    assert found["operations"] == {"open": 0, "waiting": 0} and found["bus"]["connected"] is True
+    assert found["operations"] == {"open": 0, "without_valid_lease": 0} and found["bus"]["connected"] is True
     assert {row["state"] for row in found["services"]} == {"up"}
     shown = ok("status", "--dir", cloud.directory)
     assert "nova-compute" in shown and "1 ACTIVE" in shown
@@ -260,7 +359,9 @@ def test_a_new_host_is_told_how_to_reach_the_brokers(tmp_path: Path) -> None:
     settings = tomllib.loads(said.partition("the settings of")[2].partition("\n")[2])["default"]
     assert settings["host"] == "compute-9" and "hush" not in said
     login, _, brokers = settings["transport_url"].removeprefix("amqp://").partition("@")
-    assert login.startswith("compute-9:") and brokers == "one:1234,[::1]:5672,three:5672/region"
+    # Letters alone: no shell and no option parser takes the password for anything else.
+    assert re.fullmatch("compute-9:[A-Za-z]{24}", login)
+    assert brokers == "one:1234,[::1]:5672,three:5672/region"
     assert "rabbitmqctl set_permissions -p 'region' compute-9 " in said
 
 
@@ -371,11 +472,64 @@ def test_a_power_cut_during_builds(cloud: UpCloud) -> None:
     assert (limits["totalInstancesUsed"], limits["totalCoresUsed"], limits["totalRAMUsed"]) == (0, 0, 0)
 
 
+def test_work_of_a_killed_conductor_does_not_wait_for_its_lease(tmp_path: Path) -> None:
+    """The next conductor in the directory knows that the one before is dead."""
+    cloud = UpCloud(tmp_path / "long", "--hosts", "3", settings=SETTINGS.replace("lease = 2.0", "lease = 600.0"))
+    cloud.up()
+    try:
+        token = cloud.token()
+        # While another process writes to the network service's database, the conductor cannot create the ports.
+        with contextlib.closing(sqlite3.connect(cloud.directory / "network.sqlite", isolation_level=None)) as network:
+            network.execute("BEGIN IMMEDIATE")
+            _create(cloud, token, "held", 8)
+            _until(lambda: _held_by_conductor(cloud) == 8, "a conductor with leases")
+            cloud.kill()
+            _until(lambda: not _alive(cloud), "the end of the process")
+        assert _held_by_conductor(cloud) == 8
+        cloud.up()
+        _until(_all_active(cloud, token, "held", 8), "the servers")
+    finally:
+        _ensure_down(cloud)
+
+
+def _held_by_conductor(cloud: UpCloud) -> int:
+    return sum(owner is not None and owner.startswith("conductor:") for owner, _ in _operations(cloud))
+
+
 def _alive(cloud: UpCloud) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{cloud.pid}/status").read_text()
     except OSError:
         return False
+
+
+async def test_ssh_does_not_go_to_a_port_that_only_says_it_is_the_servers(cloud: UpCloud, tmp_path: Path) -> None:
+    admin = _ensure_up(cloud)
+    demo = cloud.token("demo", "demo")
+
+    def network(method: str, path: str, body: Any = None, *, token: str) -> Any:
+        status, answer, _ = cloud.request(method, f"/network/v2.0{path}", body, {"X-Auth-Token": token})
+        assert status < 300, (method, path, answer)
+        return answer
+
+    _create(cloud, admin, "target")
+    _until(_all_active(cloud, admin, "target", 1), "the server")
+    [server] = _servers(cloud, admin, "target")
+    [private] = network("GET", "/networks?name=private", token=demo)["networks"]
+    [public] = network("GET", "/networks?router:external=true", token=demo)["networks"]
+    claim = {"network_id": private["id"], "device_id": server["id"]}
+    foreign = network("POST", "/ports", {"port": claim}, token=demo)["port"]
+    floating = {"floating_network_id": public["id"], "port_id": foreign["id"]}
+    trap = network("POST", "/floatingips", {"floatingip": floating}, token=demo)["floatingip"]
+
+    session = open_session(cloud.directory / "clouds.yaml", "micronova")
+    address, _ = await _prepare(session, "target", tmp_path / "key", yes=True)
+    assert address != trap["floating_ip_address"]
+    [used] = network("GET", f"/floatingips?floating_ip_address={address}", token=admin)["floatingips"]
+    [port] = network("GET", f"/ports?id={used['port_id']}", token=admin)["ports"]
+    assert port["project_id"] == server["tenant_id"] and port["device_id"] == server["id"]
+    for path in (f"/floatingips/{trap['id']}", f"/floatingips/{used['id']}", f"/ports/{foreign['id']}"):
+        network("DELETE", path, token=admin)
 
 
 # --- what goes wrong -----------------------------------------------------------------------------------------------
@@ -416,6 +570,19 @@ def test_bad_settings_are_told_when_it_starts_in_the_background(tmp_path: Path) 
     # Nothing is left that would be in the way of the next start.
     assert "Micronova is up" in ok("up", "--driver", "fake", *place, "--detach")
     ok("down", "--dir", tmp_path / "cloud")
+
+
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+def test_a_start_that_fails_leaves_no_new_directory(tmp_path: Path, how: tuple[str, ...]) -> None:
+    file = tmp_path / "micronova.toml"
+    # In the foreground a process that has given root's rights up cannot remove a directory of root's.
+    user = "" if how else 'user = "root"\n'
+    file.write_text(f'[default]\n{user}[database]\nconnection = "sqlite:////nowhere/compute.sqlite"\n')
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.mkdir()
+    for place in (new, old):
+        refused("up", "--driver", "fake", "--port", "0", "--config", file, "--dir", place, *how)
+    assert old.is_dir() and not new.exists()
 
 
 def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
@@ -505,6 +672,43 @@ def test_check_and_upgrade_a_new_place(tmp_path: Path) -> None:
     file.write_text('[default]\ntransport_url = "amqp://u:hush@127.0.0.1:1/"\n')
     done = micronova("check", "--dir", place, "--config", file)
     assert done.returncode == 1 and "FAIL  bus" in done.stdout and "hush" not in done.stdout + done.stderr
+
+
+def test_check_makes_nothing_and_says_what_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "micronova.toml"
+    state, nowhere = tmp_path / "state", "127.0.0.1:1"
+    file.write_text(
+        f'[default]\nstate_path = "{state}"\ntransport_url = "amqp://u:hush@{nowhere}/"\n'
+        f'[database]\nconnection = "postgresql://u:hush@{nowhere}/none"\n'
+        f'[identity]\nauth_url = "http://{nowhere}/v3"\npassword = "hush"\n'
+        f'[glance]\nendpoint_override = "http://{nowhere}"\n'
+    )
+    done = micronova("check", "--config", file)
+    found = [line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert found == [
+        *(f"FAIL  database {name}" for name in ("compute", "identity", "image", "network")),
+        "FAIL  bus", "FAIL  service identity", "FAIL  service image", "FAIL  service network",
+    ]  # fmt: skip
+    assert done.returncode == 1 and done.stderr == "" and "hush" not in done.stdout and not state.exists()
+    file.write_text(f'[default]\nstate_path = "{state}"\n[identity]\nauth_url = "http://{nowhere}/v3"\n')
+    assert "FAIL  service identity: the user micronova has no password" in micronova("check", "--config", file).stdout
+    state.mkdir()
+    micronova("check", "--config", file)
+    assert list(state.iterdir()) == []
+
+
+def test_check_refuses_the_keys_of_the_examples(tmp_path: Path) -> None:
+    file = tmp_path / "micronova.toml"
+    for key, fails in (("1" * 64, 3), ("0123456789abcdef" * 4, 0)):
+        file.write_text(
+            "".join(
+                f'[{section}]\n{option} = "{key}"\n'
+                for section, option in (("default", "secret_key"), ("glance", "ticket_key"), ("neutron", "ticket_key"))
+            )
+        )
+        done = micronova("check", "--dir", tmp_path / "cloud", "--config", file)
+        assert done.stdout.count("openssl rand -hex 32") == done.stdout.count("FAIL") == fails
+        assert done.returncode == (1 if fails else 0) and key not in done.stdout
 
 
 def test_roles_run_by_name_in_one_process(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """A real oslo.messaging listener. Not for our environment: `tests.oslo.listener` runs it in one of its own.
 
-Prints a line of JSON for each notification it hears, "ready" when it listens, and ends at the end of its input.
+Prints "ready" when it listens, then each notification as a line of JSON; ends when its input ends.
 """
 
 import json
 import sys
 import threading
+from typing import Any
 
 import oslo_messaging
 from oslo_config import cfg
@@ -15,11 +16,11 @@ TOPICS = ("notifications", "versioned_notifications")
 
 
 class Endpoint:
-    def __init__(self, priority):
-        setattr(self, priority, self.heard)
+    def __init__(self, priority: str) -> None:
+        setattr(self, priority, self.receive)
         self.priority = priority
 
-    def heard(self, context, publisher_id, event_type, payload, metadata):
+    def receive(self, context: Any, publisher_id: str, event_type: str, payload: Any, metadata: Any) -> None:
         line = {
             "priority": self.priority,
             "context": context,
@@ -32,7 +33,7 @@ class Endpoint:
             print(json.dumps(line), flush=True)
 
 
-def main(url, exchange):
+def main(url: str, exchange: str) -> None:
     conf = cfg.ConfigOpts()
     conf([])
     transport = oslo_messaging.get_notification_transport(conf, url)

@@ -15,27 +15,29 @@ PATIENCE = 30.0
 
 
 class Listener:
-    """What a real listener has heard so far."""
+    """The notifications that a real listener has received so far."""
 
     def __init__(self) -> None:
-        self.heard: list[dict[str, Any]] = []
+        self.received: list[dict[str, Any]] = []
         self._more = asyncio.Event()
 
     def of(self, event: str, instance: str = "") -> list[dict[str, Any]]:
         """Return the notifications of an event, of one instance if it is given."""
-        return [each for each in self.heard if each["event_type"] == event and instance in json.dumps(each["payload"])]
+        return [
+            each for each in self.received if each["event_type"] == event and instance in json.dumps(each["payload"])
+        ]
 
     async def until(self, enough: Callable[[], bool]) -> None:
-        """Wait until it has heard enough."""
+        """Wait until it has received enough."""
         async with asyncio.timeout(PATIENCE):
             while not enough():
                 self._more.clear()
                 await self._more.wait()
 
     async def read(self, lines: asyncio.StreamReader) -> None:
-        """Take in what the listener prints."""
+        """Read what the listener prints."""
         async for line in lines:
-            self.heard.append(json.loads(line))
+            self.received.append(json.loads(line))
             self._more.set()
 
 

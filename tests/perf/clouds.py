@@ -210,31 +210,34 @@ class Apart:
 
     title = "PostgreSQL and RabbitMQ"
 
-    def __init__(self) -> None:
+    def __init__(self, conductor: Mapping[str, Any] | None = None) -> None:
+        # As in production, where the tests are in more of a hurry.
+        self._conductor = {"lease": 20.0, "sweep_interval": 2.0, **(conductor or {})}
+        self.metrics: dict[str, int] = {}  # the port of each process that has one
         self._place = Path(tempfile.mkdtemp(prefix="micronova-bench-"))
         self._place.chmod(0o755)  # the user postgres has to get through
-        self._postgres = Postgres.start(self._place / "postgres", durable=True)
+        self.postgres = Postgres.start(self._place / "postgres", durable=True)
         try:
-            self._rabbitmq = RabbitMQ.start(self._place / "rabbitmq")
+            self.rabbitmq = RabbitMQ.start(self._place / "rabbitmq")
             try:
-                self._cluster = self._make_cluster()
+                self.cluster = self._make_cluster()
             except BaseException:
-                self._rabbitmq.stop()
+                self.rabbitmq.stop()
                 raise
         except BaseException:
-            self._postgres.stop()
+            self.postgres.stop()
             raise
 
     def _make_cluster(self) -> Cluster:
         images = free_port()
         self._images = f"http://127.0.0.1:{images}/image"
+        self.database = self.postgres.create_database("micronova")
         cluster = Cluster(
             self._place / "cloud",
-            self._postgres.create_database("micronova"),
-            self._rabbitmq.url,
-            # As in production, where the tests are in more of a hurry.
+            self.database,
+            self.rabbitmq.url,
             default={"report_interval": 5.0, "service_down_time": 20.0},
-            conductor={"lease": 20.0, "sweep_interval": 2.0},
+            conductor=self._conductor,
             api={"workers": 2},
             quota=UNLIMITED,
             glance={"endpoint_override": self._images},
@@ -244,48 +247,53 @@ class Apart:
         cluster.add("api", "api")
         for number in (1, 2):
             for role in ("conductor", "scheduler"):
-                cluster.add(f"{role}{number}", role, MICRONOVA__DEFAULT__HOST=f"{role}{number}")
-        cluster.add("compute", "compute")
+                name = f"{role}{number}"
+                cluster.add(name, role, None, MICRONOVA__DEFAULT__HOST=name, **self._metrics(name))
+        cluster.add("compute", "compute", None, **self._metrics("compute"))
         return cluster
+
+    def _metrics(self, name: str) -> dict[str, str]:
+        self.metrics[name] = free_port()
+        return {"MICRONOVA__API__METRICS_LISTEN": f"127.0.0.1:{self.metrics[name]}"}
 
     def launch(self) -> None:
         """Start our processes; database and broker run already."""
-        self._cluster.start()
+        self.cluster.start()
 
     def roots(self) -> Mapping[int, str]:
         """Return all processes, by role."""
-        assert self._postgres.process is not None and self._rabbitmq.process is not None
-        assert self._rabbitmq._epmd is not None
+        assert self.postgres.process is not None and self.rabbitmq.process is not None
+        assert self.rabbitmq._epmd is not None
         services = {
-            self._postgres.process.pid: "postgres",
-            self._rabbitmq.process.pid: "rabbitmq",
-            self._rabbitmq._epmd.pid: "rabbitmq",
+            self.postgres.process.pid: "postgres",
+            self.rabbitmq.process.pid: "rabbitmq",
+            self.rabbitmq._epmd.pid: "rabbitmq",
         }
-        return {pid: name.rstrip("12") for pid, name in self._cluster.pids().items()} | services
+        return {pid: name.rstrip("12") for pid, name in self.cluster.pids().items()} | services
 
     async def target(self) -> Target:
         """Look for the image."""
-        for name, process in self._cluster.processes.items():
+        for name, process in self.cluster.processes.items():
             if process.poll() is not None:
-                raise BenchError(f"{name} ended: {self._cluster.log(name)[-2000:]}")
-        url, token = f"http://127.0.0.1:{self._cluster.port}/compute", "admin:admin"
+                raise BenchError(f"{name} ended: {self.cluster.log(name)[-2000:]}")
+        url, token = f"http://127.0.0.1:{self.cluster.port}/compute", "admin:admin"
         image = (await _get(self._images, token, "/v2/images"))["images"][0]["id"]
         await _get(url, token, "/v2.1/flavors/1")
         return Target(url=f"{url}/v2.1", token=token, image=image, floor=url, roots=self.roots())
 
     def halt(self) -> None:
         """Stop our processes."""
-        self._cluster.stop()
+        self.cluster.stop()
 
     def logs(self) -> str:
         """Return the end of each log."""
-        return "\n".join(f"--- {name}\n{self._cluster.log(name)[-2000:]}" for name in self._cluster.processes)
+        return "\n".join(f"--- {name}\n{self.cluster.log(name)[-2000:]}" for name in self.cluster.processes)
 
     def close(self) -> None:
         """Stop everything and remove it."""
-        self._cluster.stop()
-        self._rabbitmq.stop()
-        self._postgres.stop()
+        self.cluster.stop()
+        self.rabbitmq.stop()
+        self.postgres.stop()
         shutil.rmtree(self._place, ignore_errors=True)
 
 

@@ -8,14 +8,22 @@ from random import Random
 
 from micronova.compute.manager import ComputeManager
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.compute.settings import ComputeSettings
-from micronova.conductor.rpcapi import HOST, GuestEvent, ReportReply
+from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping
 from micronova.objects.clock import SystemClock
-from micronova.objects.orders import Heartbeat, HeartbeatReply, Report
+from micronova.objects.context import Context
+from micronova.objects.orders import (
+    GuestsOff,
+    GuestsResumed,
+    Heartbeat,
+    HeartbeatReply,
+    PowerChangeEvent,
+    Report,
+    ReportReply,
+)
 from micronova.rpc.bus import connect
-from micronova.rpc.contract import Context
 from micronova.virt.loader import DriverSetup, create_drivers
-from tests.unit.compute.world import CONTEXT, order
+from tests.compute_settings import compute_settings
+from tests.unit.compute.agent_harness import CONTEXT, order
 
 ORDERS = 1_000
 
@@ -37,7 +45,13 @@ class Counting:
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         return HeartbeatReply()
 
-    async def guest_event(self, context: Context, params: GuestEvent) -> None: ...
+    async def ping(self, context: Context, params: Ping) -> Ping:
+        return params
+
+    async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
+        return GuestsResumed(instance_uuids=())
+
+    async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None: ...
 
 
 async def measure(state_dir: Path) -> dict[str, float]:
@@ -46,7 +60,7 @@ async def measure(state_dir: Path) -> dict[str, float]:
     bus = connect("local://cost", clock=clock, random=random)
     await bus.start()
     conductor = Counting()
-    await bus.serve(HOST, conductor)
+    await bus.serve(HOSTS, conductor)
     setup = DriverSetup(
         host="",
         cloud_id="c",
@@ -55,7 +69,9 @@ async def measure(state_dir: Path) -> dict[str, float]:
         state_dir=state_dir,
         options={"hosts": 10, "vcpus": 100_000, "memory_mb": 10**9, "local_gb": 10**7},
     )
-    manager = ComputeManager(ComputeSettings(), create_drivers("fake", setup), bus, clock, random)
+    manager = ComputeManager(
+        compute_settings(), create_drivers("fake", setup), bus, HostConductorAPI(bus, clock, random), clock, random
+    )
     await manager.start()
     while not manager.synchronised:
         await asyncio.sleep(0)

@@ -11,7 +11,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 def cpu_seconds(roots: Mapping[int, str]) -> dict[str, float]:
     """Return, by name of the root, the CPU seconds that its tree has used, children that have ended included."""
     used = dict.fromkeys(roots.values(), 0.0)
-    for root, _, fields in _members(roots):
+    for root, _, fields in members(roots):
         used[roots[root]] += sum(map(int, fields[11:15])) / TICK  # utime, stime, cutime, cstime
     return used
 
@@ -22,7 +22,7 @@ def memory(roots: Mapping[int, str]) -> dict[str, Any]:
     PSS is the honest sum: a page that several processes share is counted once, in parts.
     """
     names: dict[str, dict[str, float]] = {}
-    for root, pid, _ in _members(roots):
+    for root, pid, _ in members(roots):
         try:
             text = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
@@ -38,7 +38,7 @@ def memory(roots: Mapping[int, str]) -> dict[str, Any]:
     return {**total, "by_name": names}
 
 
-def _members(roots: Mapping[int, str]) -> Iterator[tuple[int, int, list[str]]]:
+def members(roots: Mapping[int, str]) -> Iterator[tuple[int, int, list[str]]]:
     """Yield root, process and the fields of its /proc/PID/stat after the command's name."""
     table: dict[int, list[str]] = {}
     children: dict[int, list[int]] = {}

@@ -54,7 +54,8 @@ def look_up(figures: Mapping[str, Any], path: str) -> float | None:
         if not isinstance(found, Mapping) or part not in found:
             return None
         found = found[part]
-    return found["median"] if isinstance(found, Mapping) else found
+    figure: float = found["median"] if isinstance(found, Mapping) else found
+    return figure
 
 
 def show(results: list[dict[str, Any]], scheduler: Mapping[str, float]) -> None:
@@ -71,7 +72,8 @@ def show(results: list[dict[str, Any]], scheduler: Mapping[str, float]) -> None:
         if not words:
             table.add_section()
             continue
-        nova, cells = FIGURES.get(path), []
+        nova = FIGURES.get(path)
+        cells: list[str] = []
         for result in results:
             cells += _cells(look_up(result, path), nova, more)
         table.add_row(words, _number(nova), *cells)

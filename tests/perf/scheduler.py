@@ -12,6 +12,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
 from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.weights.registry import load_weighers
@@ -74,7 +75,9 @@ def make_spec(kind: str) -> RequestSpec:
 
 def measure(table: HostTable, spec: RequestSpec, instances: int, decisions: int) -> float:
     """Give the median CPU milliseconds of a decision; what it counts is taken back outside the clock."""
-    scheduler = FilterScheduler(load_filters(), load_weighers(with_plugins=False), random=random.Random(1))
+    scheduler = FilterScheduler(
+        load_filters(FilterOptions(service_down_time=60.0)), load_weighers(with_plugins=False), random=random.Random(1)
+    )
     uuids = [f"instance-{number}" for number in range(instances)]
     resources = spec.flavor.resources()
     times = []

@@ -71,15 +71,17 @@ def _validate(schema: dict[str, Any], value: Any, where: str) -> None:
 FORMATS = jsonschema.FormatChecker()
 
 
-@FORMATS.checks("iso8601-date-time", raises=ValueError)
-@FORMATS.checks("date-time", raises=ValueError)
 def _is_time(value: object) -> bool:
     return not isinstance(value, str) or bool(datetime.fromisoformat(value))
 
 
-@FORMATS.checks("uri")
 def _is_uri(value: object) -> bool:
     return not isinstance(value, str) or value.partition("://")[1] == "://"
+
+
+FORMATS.checks("iso8601-date-time", raises=ValueError)(_is_time)
+FORMATS.checks("date-time", raises=ValueError)(_is_time)
+FORMATS.checks("uri")(_is_uri)
 
 
 @functools.cache

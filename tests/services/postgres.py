@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from tests.services.process import ServiceError, end, free_port, is_root, run, wait_until
+from tests.services.process import ServiceError, end, free_port, is_root, run, signal_tree, wait_until
 
 OWNER = "micronova"
 HOST = "127.0.0.1"
@@ -113,6 +113,14 @@ class Postgres:
         # SIGQUIT makes it SIGQUIT all of them, which exit without any clean-up: recovery runs at the restart.
         end(self.process, signal.SIGQUIT, seconds=5)
         self.process = None
+
+    def pause(self) -> None:
+        """Let it stand still: connections stay open and nothing answers."""
+        signal_tree(self.process, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        signal_tree(self.process, signal.SIGCONT)
 
     @property
     def _data(self) -> Path:

@@ -1,5 +1,6 @@
 """What both services need: a port that stays theirs, and waiting for a child by watching it."""
 
+import contextlib
 import os
 import random
 import signal
@@ -42,7 +43,7 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log:
 
 
 def accepts(port: int) -> bool:
-    """Say whether something listens on the loopback port."""
+    """Return whether something listens on the loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -58,6 +59,20 @@ def end(process: subprocess.Popen[bytes] | None, how: signal.Signals, seconds: f
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def signal_tree(process: subprocess.Popen[bytes] | None, number: signal.Signals) -> None:
+    """Send a signal to a process and to its children, which may be in sessions of their own.
+
+    The process comes first: one that stands still has no more children.
+    """
+    assert process is not None
+    process.send_signal(number)
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            if parent == process.pid:
+                os.kill(int(entry.parent.name), number)
 
 
 def run(*command: str, env: dict[str, str] | None = None, user: str | None = None) -> str:
@@ -87,5 +102,5 @@ def tail(log: Path, size: int = 3000) -> str:
 
 
 def is_root() -> bool:
-    """Say whether we run as root."""
+    """Return whether we run as root."""
     return os.geteuid() == 0

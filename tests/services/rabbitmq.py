@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from tests.services.process import ServiceError, accepts, end, free_port, run, wait_until
+from tests.services.process import ServiceError, accepts, end, free_port, run, signal_tree, wait_until
 
 HOST = "127.0.0.1"
 
@@ -123,6 +123,14 @@ class RabbitMQ:
             with contextlib.suppress(ServiceError, subprocess.TimeoutExpired):
                 self.eval("dets:sync(ra_directory_reverse).")
         self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Let it stand still: connections stay open and nothing answers."""
+        signal_tree(self.process, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        signal_tree(self.process, signal.SIGCONT)
 
     def _launch(self) -> None:
         log = self.directory / "log"

@@ -1,4 +1,4 @@
-"""What the simulations share."""
+"""The fixture that all simulations share."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from micronova.cli.state import StateDirectory
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a cloud that has its keys."""
+    """The state directory of a cloud whose keys have been created."""
     directory = tmp_path_factory.mktemp("template")
     StateDirectory(directory).keys()
     return directory

@@ -1,7 +1,7 @@
-"""SQLite in the loop's own thread and in memory: the same statements on the same engine, one transaction at a time.
+"""SQLite in memory and in the thread of the event loop: the same statements, one transaction at a time.
 
-What the real one adds (a writer thread, group commit, a file) has an order of its own, which a simulation must not
-have; other tests are about that.
+The real database has a writer thread, group commit and a file. Their order of events is not repeatable, so a simulation
+goes without; other tests cover them.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ R = TypeVar("R")
 
 @functools.cache
 def _engine() -> sa.Engine:
-    """One for all worlds, because it keeps the statements that it has compiled; each connection is a database."""
-    made = sa.create_engine("sqlite://", poolclass=sa.NullPool, **engine._JSON)
+    """Return the engine of all simulations, shared for its compiled statements; each connection is a database."""
+    made = sa.create_engine("sqlite://", poolclass=sa.NullPool, **engine.JSON)
     sa.event.listen(made, "connect", engine._sqlite_connect)
     sa.event.listen(made, "begin", engine._sqlite_begin)
     return made
 
 
 class InlineDatabase(Database):
-    """It outlives the processes that use it: closing it is for the world's end."""
+    """Outlives the processes that use it: `close` keeps it, `dispose` removes it."""
 
     dialect = "sqlite"
 
@@ -38,24 +38,24 @@ class InlineDatabase(Database):
 
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         await asyncio.sleep(0)
-        return self.look(fn, *args, **kwargs)
+        return self.read_now(fn, *args, **kwargs)
 
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         await asyncio.sleep(0)
         with self._conn.begin():
             result = fn(self._conn, *args, **kwargs)
-        # Durable now, and others may come before whoever wrote it hears of it.
+        # Committed. Other tasks may run before the caller gets the result.
         await asyncio.sleep(0)
         return result
 
-    def look(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Read without a pause: for those who watch."""
+    def read_now(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Read without giving other tasks a turn, for assertions."""
         with self._conn.begin():
             return fn(self._conn, *args, **kwargs)
 
     async def close(self) -> None:
-        """A process lets go of it."""
+        """Do nothing: the next process uses the same database."""
 
     def dispose(self) -> None:
-        """The world ends."""
+        """Remove the database."""
         self._conn.close()

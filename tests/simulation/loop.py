@@ -1,9 +1,8 @@
-"""An event loop in which time is virtual and the order of events is drawn from a seed.
+"""An event loop with virtual time, in which a seed decides the order of events.
 
-Time stands still while anything can be done, and jumps to the next timer when nothing can: an hour of a cloud's life
-takes as long as the work in it. Callbacks that are ready at the same moment run in an order that the seed decides,
-as threads, sockets and other machines decide it in reality. Nothing runs in threads. So a seed is a history: it can be
-repeated, and another one is another history.
+Time stands still while a callback is ready, and jumps to the next timer when none is: a simulated hour takes as long as
+the work in it. Callbacks that are ready at the same moment run in an order that the seed decides, as threads, sockets
+and other machines decide it in reality. Nothing runs in threads. So a seed always gives the same order of events.
 """
 
 import asyncio
@@ -15,15 +14,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-EPOCH = 1_800_000_000.0  # what the wall clock says when a simulation begins
+EPOCH = 1_800_000_000.0  # the wall-clock time at the start of a simulation
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is set: whatever the simulation waits for cannot happen any more."""
+    """Nothing is ready and no timer is set: what the simulation waits for cannot happen."""
 
 
 class _Idle(selectors.SelectSelector):
-    """Asked to wait for the network, it lets the time pass instead."""
+    """Advances the virtual time instead of waiting for the network."""
 
     loop: "VirtualLoop"
 
@@ -47,15 +46,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Say what time it is in the simulation."""
+        """Return the virtual time."""
         return self._virtual
 
     def advance(self, seconds: float) -> None:
-        """Nothing can be done until then."""
+        """Advance the virtual time."""
         self._virtual += seconds
 
     def shuffle(self) -> None:
-        """Let chance decide who of those that are ready comes first."""
+        """Put the callbacks that are ready into a random order."""
         ready: Any = self._ready  # type: ignore[attr-defined]
         waiting = list(ready)
         self._random.shuffle(waiting)
@@ -65,11 +64,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> "asyncio.Future[T]":
-        """Do it here and now: a thread would have an order of its own."""
+        """Run the function at once: the order of threads is not repeatable."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001 - it is the caller's
+        except Exception as error:  # noqa: BLE001 - it is passed to the caller
             future.set_exception(error)
         return future
 
@@ -90,16 +89,26 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
 
-def simulate(seed: int, story: Callable[[VirtualClock, Random], Coroutine[Any, Any, T]]) -> T:
-    """Run a story to its end in a world of its own."""
+def simulate(seed: int, scenario: Callable[[VirtualClock, Random], Coroutine[Any, Any, T]]) -> T:
+    """Run a scenario to its end in an event loop of its own."""
     random = Random(seed)
     loop = VirtualLoop(Random(random.getrandbits(32)))
     try:
-        return loop.run_until_complete(story(VirtualClock(loop), random))
+        return loop.run_until_complete(scenario(VirtualClock(loop), random))
     finally:
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
         try:
-            loop.run_until_complete(asyncio.gather(*asyncio.all_tasks(loop), return_exceptions=True))
+            loop.run_until_complete(_cancel_others())
         finally:
             loop.close()
+
+
+async def _cancel_others() -> None:
+    """End all other tasks, also those that wait again while they undo their work."""
+    for _ in range(1000):
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.sleep(0)
+    raise AssertionError(f"these tasks do not end: {left}")

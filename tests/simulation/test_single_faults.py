@@ -1,5 +1,5 @@
-"""One thing goes wrong, at every point there is and in every way: a message is lost or doubled, a transaction fails or
-its answer is lost, the process crashes or is stopped. A server's user notices nothing but a delay."""
+"""One fault of each kind at every point: a message is lost or doubled, a transaction fails or its answer is lost, the
+process crashes or is stopped. The user of a server sees nothing but a delay."""
 
 import itertools
 import os
@@ -9,86 +9,90 @@ from random import Random
 
 import pytest
 
-from micronova.conductor.operations import Engine
-from tests.simulation.faults import WAYS, Fate, Point
+from micronova.conductor.operations.engine import Engine
+from tests.simulation.faults import FAULTS, FaultPlan, Point
 from tests.simulation.loop import VirtualClock, simulate
-from tests.simulation.stories import rest, whole_life, wired
-from tests.simulation.world import World, fresh
+from tests.simulation.scenarios import attach_and_detach, pause_and_suspend, server_lifecycle
+from tests.simulation.simulated_cloud import SimulatedCloud, fresh
 
 SEED = 1
 EVERY = int(os.environ.get("MICRONOVA_EVERY", "6"))
-"""Of the faults in what is done to servers that run, every so many is tried; `make simulate` tries all."""
+"""Only every Nth fault is tried in the scenarios with running servers; `make simulate` tries all."""
 
-Story = Callable[[World], Awaitable[None]]
+Scenario = Callable[[SimulatedCloud], Awaitable[None]]
 
 
-def _history(directory: Path, fate: Fate, tell: Story = whole_life) -> list[Point]:
-    async def story(clock: VirtualClock, random: Random) -> list[Point]:
-        world = World(directory, clock, random, fate, networks=tell is wired)
-        await world.begin()
-        await tell(world)
-        await world.check()
-        await world.end()
-        return fate.points
+def _points(directory: Path, fault_plan: FaultPlan, scenario: Scenario = server_lifecycle) -> list[Point]:
+    async def run(clock: VirtualClock, random: Random) -> list[Point]:
+        cloud = SimulatedCloud(directory, clock, random, fault_plan, networks=scenario is attach_and_detach)
+        await cloud.begin()
+        await scenario(cloud)
+        await cloud.check()
+        await cloud.end()
+        return fault_plan.points
 
-    return simulate(SEED, story)
+    return simulate(SEED, run)
 
 
 class _Once:
-    """Lets one thing go wrong."""
+    """Injects one fault at one point."""
 
-    def __init__(self, wanted: Point, way: str) -> None:
-        self._wanted, self._way = wanted, way
-        self.struck: Point | None = None
+    def __init__(self, wanted: Point, fault: str) -> None:
+        self._wanted, self._fault = wanted, fault
+        self.injected_at: Point | None = None
 
     def __call__(self, point: Point) -> str | None:
         if point.number != self._wanted.number:
             return None
-        self.struck = point
-        return self._way
+        self.injected_at = point
+        return self._fault
 
 
-def test_a_seed_is_a_history(template: Path, tmp_path: Path):
-    one, two = (_history(fresh(template, tmp_path / str(number)), Fate()) for number in (1, 2))
+def test_a_seed_gives_the_same_points_again(template: Path, tmp_path: Path) -> None:
+    one, two = (_points(fresh(template, tmp_path / str(number)), FaultPlan()) for number in (1, 2))
     assert one == two
     assert {point.kind for point in one} == {"cast", "call", "read", "write", "driver"}
 
 
-def test_a_cloud_that_would_get_stuck_is_found_out(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without the sweep nobody finds work whose message was lost: the simulation must say so."""
+def test_the_simulation_detects_a_cloud_that_gets_stuck(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the sweep an operation whose message was lost is stuck, and the simulation must fail."""
 
     async def nothing(engine: Engine) -> None:
         pass
 
     monkeypatch.setattr(Engine, "_sweep", nothing)
-    [hint, *_] = [point for point in _history(fresh(template, tmp_path / "1"), Fate()) if point.kind == "cast"]
+    [hint, *_] = [point for point in _points(fresh(template, tmp_path / "1"), FaultPlan()) if point.kind == "cast"]
     with pytest.raises(AssertionError, match="waited"):
-        _history(fresh(template, tmp_path / "2"), Fate(_Once(hint, "lost")))
+        _points(fresh(template, tmp_path / "2"), FaultPlan(_Once(hint, "lost")))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["cast", "call", "read", "write", "driver"])
-def test_a_fault_at_every_point(kind: str, template: Path, tmp_path: Path):
-    _disturb(whole_life, template, tmp_path, lambda point: point.kind == kind, 1)
+def test_a_fault_at_every_point(kind: str, template: Path, tmp_path: Path) -> None:
+    _try_faults(server_lifecycle, template, tmp_path, lambda point: point.kind == kind, 1)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tell", [rest, wired])
-def test_a_fault_while_a_server_rests_or_is_wired(tell: Story, template: Path, tmp_path: Path):
-    _disturb(tell, template, tmp_path, lambda point: True, EVERY)
+@pytest.mark.parametrize("scenario", [pause_and_suspend, attach_and_detach])
+def test_a_fault_in_an_action_on_a_running_server(scenario: Scenario, template: Path, tmp_path: Path) -> None:
+    _try_faults(scenario, template, tmp_path, lambda point: True, EVERY)
 
 
-def _disturb(tell: Story, template: Path, room: Path, chosen: Callable[[Point], bool], every: int) -> None:
-    """Tell a story again and again, each time with another thing that goes wrong."""
-    points = _history(fresh(template, room / "undisturbed"), Fate(), tell)
-    faults = [(point, way) for point in points if chosen(point) for way in WAYS[point.kind]][::every]
+def _try_faults(
+    scenario: Scenario, template: Path, directory: Path, chosen: Callable[[Point], bool], every: int
+) -> None:
+    """Run a scenario once for each fault."""
+    points = _points(fresh(template, directory / "without-faults"), FaultPlan(), scenario)
+    faults = [(point, fault) for point in points if chosen(point) for fault in FAULTS[point.kind]][::every]
     numbers = itertools.count()
     failures = []
-    for wanted, way in faults:
-        once = _Once(wanted, way)
+    for wanted, fault in faults:
+        once = _Once(wanted, fault)
         try:
-            _history(fresh(template, room / f"{next(numbers)}"), Fate(once), tell)
-            assert once.struck == wanted
-        except Exception as error:  # noqa: BLE001 - all are told together
-            failures.append(f"{wanted}: {way}: {type(error).__name__}: {error}")
+            _points(fresh(template, directory / f"{next(numbers)}"), FaultPlan(once), scenario)
+            assert once.injected_at == wanted
+        except Exception as error:  # noqa: BLE001 - all failures are shown together
+            failures.append(f"{wanted}: {fault}: {type(error).__name__}: {error}")
     assert not failures, f"{len(failures)} of {len(faults)}\n" + "\n".join(failures)

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from micronova.api import inputs
-from micronova.api.compute import flavors, server_parts, server_values
-from micronova.neighbours.network import port_input, wire
-from micronova.virt.libvirt import interfaces
+from micronova.api.compute import flavors, server_inputs, server_metadata
+from micronova.embedded.network import port_input, wire
+from micronova.virt.libvirt.definition import interfaces
 
 TYPES: list[tuple[Any, str]] = [
     (inputs.Whole, "7"), (inputs.HostName, "a-host"), (inputs.Key, "key"), (flavors.FlavorId, "m1"),
-    (flavors.Factor, "1.5"), (server_values.Id, "6f70656e-7374-4163-8b00-000000000000"), (wire.Number, "7"),
+    (flavors.Factor, "1.5"), (server_inputs.Id, "6f70656e-7374-4163-8b00-000000000000"), (wire.Number, "7"),
     (wire.Flag, "true"),
 ]  # fmt: skip
 
@@ -25,9 +25,9 @@ def test_types(kind: Any, good: str) -> None:
 
 
 def test_keys_of_metadata() -> None:
-    assert msgspec.convert({"key": "value"}, server_parts.Items)
+    assert msgspec.convert({"key": "value"}, server_metadata.Items)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"key\n": "value"}, server_parts.Items)
+        msgspec.convert({"key\n": "value"}, server_metadata.Items)
 
 
 @pytest.mark.parametrize(

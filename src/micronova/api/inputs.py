@@ -1,26 +1,29 @@
-"""What the compute API's bodies and query strings are made of, in all the forms that clients write."""
+"""Fields of the compute API's bodies and query strings: their types, and functions that read and check them.
+
+Clients write numbers and flags as JSON values or as strings. Both are accepted.
+"""
 
 import re
 import uuid
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from micronova.http.paging import parse_iso
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
 
-STRICT = since(102)  # from here on every route refuses query parameters that it does not know
+STRICT = since(102)  # from 2.102 on every route refuses query parameters that it does not know
 MAX_INT = 0x7FFFFFFF
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of request bodies."""
+    """Base class of request bodies."""
 
 
 class Query(msgspec.Struct, kw_only=True):
-    """Base of query strings."""
+    """Base class of query strings."""
 
 
 class NoQuery(Query):
@@ -34,7 +37,7 @@ class Paged(Query):
     marker: str | UnsetType = UNSET
 
     def page(self, most: int) -> tuple[int, str | None]:
-        """Return how many items, at most `most`, after which marker."""
+        """Return the limit, at most `most`, and the marker."""
         limit = most if isinstance(self.limit, UnsetType) else min(self.limit, most)
         return limit, None if isinstance(self.marker, UnsetType) else self.marker
 
@@ -47,7 +50,7 @@ Flag = (
         "False", "FALSE", "false", "0", "OFF", "Off", "off", "NO", "No", "no",
     ]
 )  # fmt: skip
-Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+\Z", max_length=20)]  # numbers come as strings, too
+Whole = int | Annotated[str, Meta(pattern=r"^-?[0-9]+\Z", max_length=20)]  # clients send numbers as strings, too
 Text = Annotated[str, Meta(min_length=1, max_length=255)]
 Owner = Annotated[str, Meta(max_length=64)]  # the id of a user or project
 HostName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9\-._]+\Z", min_length=1, max_length=255)]
@@ -60,31 +63,39 @@ _UNPRINTABLE = re.compile(
 
 
 def flag(value: Any) -> bool:
-    """Return a flag as a bool, whichever way it was written."""
+    """Return a checked `Flag` as a bool."""
     return value is True or value in _TRUE
 
 
-def boolean(value: str, field: str) -> bool:
-    """Read a flag of a query string; raise Invalid."""
-    text = value.strip().lower()
+def boolean(value: Any, field: str, noun: str = "query parameter") -> bool:
+    """Read a flag; raise Invalid. For a field of a body, `noun` is "field/attribute"."""
+    text = str(value).strip().lower()
     if text in ("true", "1", "t", "yes", "y", "on"):
         return True
     if text in ("false", "0", "f", "no", "n", "off"):
         return False
-    raise Invalid(f"Invalid input for query parameter {field}: {value[:64]!r} is neither true nor false.")
+    raise Invalid(f"Invalid input for {noun} {field}: {str(value)[:64]!r} is neither true nor false.")
+
+
+def integer(value: Any, field: str) -> int:
+    """Read a number; raise Invalid."""
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise Invalid(f"Invalid input for field/attribute {field}: {str(value)[:64]!r} is not a number.") from None
 
 
 def whole(value: Any, field: str, least: int = 0, most: int = MAX_INT) -> int:
-    """Return a number, whichever way it was written; raise Invalid when it is out of range."""
-    number = int(value)
+    """Read a number from `least` to `most`; raise Invalid."""
+    number = integer(value, field)
     if not least <= number <= most:
         raise Invalid(f"Invalid input for field/attribute {field}: {number} is not from {least} to {most}.")
     return number
 
 
-def name(value: str, field: str = "name", relaxed: bool = False, forbidden: str = "") -> str:
-    """Check a name: printable, without white space around it (which the old API cut off); raise Invalid."""
-    if relaxed:
+def name(value: str, field: str = "name", strip: bool = False, forbidden: str = "") -> str:
+    """Check a name: printable characters, no white space around it (/v2 strips it: `strip`); raise Invalid."""
+    if strip:
         value = value.strip()
     wrong = _UNPRINTABLE.search(value) or any(character in value for character in forbidden)
     if not value or value != value.strip() or wrong:
@@ -104,12 +115,12 @@ def printable(value: str | None, field: str) -> str | None:
 
 
 def number(value: str) -> int | None:
-    """Read a number that identifies something; None when it cannot be one."""
+    """Read a number in a path, None if it is not a number or too large for an id."""
     return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else None
 
 
 def is_uuid(value: str) -> bool:
-    """Say whether a text is a uuid, with or without its dashes."""
+    """Return whether a text is a uuid, with or without dashes."""
     try:
         return str(uuid.UUID(value)).replace("-", "") == value.lower().strip("{}").replace("-", "")
     except ValueError:
@@ -117,11 +128,9 @@ def is_uuid(value: str) -> bool:
 
 
 def moment(value: str, field: str) -> int:
-    """Read an ISO 8601 time as microseconds; without a zone it is UTC; raise Invalid."""
+    """Read an ISO 8601 time (UTC if it names no zone) as microseconds since 1970 (UTC); raise Invalid."""
     try:
-        found = datetime.fromisoformat(value.strip())
-        aware = found if found.tzinfo else found.replace(tzinfo=UTC)
-        return int(aware.timestamp() * 1_000_000)
-    except (ValueError, OverflowError):
+        return parse_iso(value.strip())
+    except ValueError:
         wrong = f"{value[:64]!r} is not an ISO 8601 time"
         raise Invalid(f"Invalid input for query parameter {field}: {wrong}.") from None

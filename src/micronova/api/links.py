@@ -1,4 +1,4 @@
-"""Links to resources, as this caller sees the service."""
+"""Links to resources, with the service's URL as the caller sees it."""
 
 import hashlib
 
@@ -7,20 +7,20 @@ from micronova.http.request import Request
 
 
 class Links:
-    """Makes the links of one answer: what they begin with is worked out once."""
+    """Makes the links of one response; their common beginning is computed once."""
 
     __slots__ = ("base", "bookmark")
 
     def __init__(self, request: Request) -> None:
         root = request.base_url.removesuffix(request.service.prefix)
-        # Whoever names the project in the URL gets links that name it too.
+        # A request with the project in its URL gets links with the project.
         project = request.falcon.scope.get("micronova.project")
         tail = f"/{project}" if project else ""
-        self.base = f"{root}{'/v2' if request.relaxed else request.service.prefix}{tail}"
+        self.base = f"{root}{'/v2' if request.is_v2 else request.service.prefix}{tail}"
         self.bookmark = f"{root}{tail}"
 
     def of(self, collection: str, identifier: str) -> list[dict[str, str]]:
-        """Return the links of a resource: under its version, and without."""
+        """Return the links of a resource, with and without the API version."""
         return [
             {"rel": "self", "href": f"{self.base}/{collection}/{identifier}"},
             {"rel": "bookmark", "href": f"{self.bookmark}/{collection}/{identifier}"},
@@ -32,5 +32,5 @@ class Links:
 
 
 def host_id(project_id: str, host: str | None) -> str:
-    """Return a host's name as a project may see it: the same for its servers on one host, and no name."""
+    """Return a hash of the host's name for users: equal for a project's servers on one host, "" without a host."""
     return hashlib.sha224(f"{project_id}{host}".encode()).hexdigest() if host else ""

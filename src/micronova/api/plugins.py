@@ -1,46 +1,34 @@
-"""API extensions: what other packages add to the API, by entry points of the group `micronova.api_extensions`.
+"""API extensions: routes that other packages add to the compute API.
 
-An extension is a callable that gets the compute API's dependencies and returns `Route`s: a new resource, or an action
-on an existing one (a route with the same path and another `action`). What we have ourselves cannot be replaced.
-A faulty extension is reported and skipped; it never stops the API.
+An extension is an entry point of the group `micronova.api_extensions`: a callable that gets the API's dependencies
+and returns `Route`s. They are a new resource, or an action on an existing one (the same path with another `action`).
+An extension cannot replace a route of ours. A faulty extension is reported and skipped; it never stops the API.
 """
 
-import importlib.metadata
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from micronova.http.service import Route
+from micronova.plugins import entry_points
 
 log = logging.getLogger(__name__)
 
 GROUP = "micronova.api_extensions"
 
 
-def load() -> list[tuple[str, Any]]:
-    """Return the installed extensions by name."""
-    found = []
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        try:
-            found.append((entry.name, entry.load()))
-        except Exception as error:
-            log.error("API extension %s (%s) is skipped: %s", entry.name, entry.value, error)
-    return found
-
-
-def add_routes(own: Sequence[Route], extensions: Sequence[tuple[str, Any]], needs: Any) -> list[Route]:
-    """Return our routes with those of the extensions."""
+def with_extensions(own: Sequence[Route], dependencies: Any) -> list[Route]:
+    """Return our routes and those of the installed extensions."""
     routes = list(own)
     taken = {_key(route) for route in own}
-    for name, extension in extensions:
+    for name, offered in entry_points.load(GROUP, lambda extension: list(extension(dependencies))):
         try:
-            offered = list(extension(needs))
             clash = next((route for route in offered if _key(route) in taken), None)
             if clash is not None:
-                raise ValueError(f"{clash.label} is taken")
+                raise ValueError(f"{clash.label} exists already")
             _check_parameters(offered, routes)
         except Exception as error:
-            log.error("API extension %s is skipped: %s", name, error)
+            log.error("The API extension %s is skipped: %s", name, error)
             continue
         routes += offered
         taken |= {_key(route) for route in offered}
@@ -52,13 +40,16 @@ def _key(route: Route) -> tuple[str, str, str | None]:
 
 
 def _check_parameters(offered: Sequence[Route], routes: Sequence[Route]) -> None:
-    """The router wants one name for a parameter at one place: say so before it fails for everybody."""
+    """Raise ValueError if a path names a parameter otherwise than an existing path does.
+
+    The router wants one name for a parameter at one place, and would fail for all routes.
+    """
     known: dict[tuple[str, ...], str] = {}
     for route in (*routes, *offered):
         parts: tuple[str, ...] = ()
         for part in route.path.split("/"):
             if part.startswith("{"):
                 if known.setdefault(parts, part) != part:
-                    raise ValueError(f"{route.path} must call {part} {known[parts]}")
+                    raise ValueError(f"{route.path} must call the parameter {part} {known[parts]}")
                 part = "{}"
             parts = (*parts, part)

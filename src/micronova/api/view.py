@@ -1,8 +1,8 @@
-"""Views: what a resource looks like on the wire, declared field by field, compiled once per microversion.
+"""Views: the JSON form of a resource, declared field by field and compiled once per microversion.
 
-A field says its name, where its value comes from and at which microversions it exists. `View.at(minor)` is a
-function from a database row to the dictionary that is sent; it is made of nothing but one dictionary display,
-so that a field that does not exist at this version costs nothing.
+A field declares its name, where its value comes from and at which microversions it exists. `View.at(minor)` returns a
+function that turns a database row into the dictionary that is sent. The function is compiled from one dictionary
+display, so a field that does not exist at this microversion costs nothing.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Shape = Callable[..., dict[str, Any]]  # (row, context=None) -> what is sent
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a view; one whose form changes is declared per form, in ranges that do not overlap."""
+    """One field of a view. A field whose form changes is declared once per form, with ranges that do not overlap."""
 
     name: str
     get: str | Getter  # a column (attribute of the row), or a function
@@ -38,7 +38,7 @@ class View:
         self._compiled: dict[tuple[Field, ...], Shape] = {}
 
     def at(self, minor: int, flags: frozenset[str] = frozenset()) -> Shape:
-        """Return the function that shows a row at this microversion to a caller with these flags."""
+        """Return the function that turns a row into its form at this microversion for a caller with these flags."""
         shape = self._at.get((minor, flags))
         if shape is None:
             fields = tuple(

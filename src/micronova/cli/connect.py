@@ -1,4 +1,4 @@
-"""`micronova connect`: to a floating IP from this machine, outside of the cloud's network namespace."""
+"""`micronova connect`: reach a floating IP from this machine; guests' networks are in namespaces of their own."""
 
 import asyncio
 import os
@@ -6,8 +6,8 @@ import select
 import socket
 from pathlib import Path
 
-from micronova.cli.machine import helper_socket
 from micronova.cli.state import StateDirectory, default_directory
+from micronova.cli.supervisor import helper_socket
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged.client import PrivilegedClient, PrivilegedError
 from micronova.privileged.verbs import Connect
@@ -22,13 +22,28 @@ def connect(address: str, port: int, directory: Path | None) -> None:
         connection = asyncio.run(_open(place, address, port))
     except Unavailable:
         raise MicronovaError(
-            f"No cloud with real guests runs in {place.path}, or it is not yours: name its --dir, or use sudo."
+            f"No cloud with real guests runs in {place.path}, or you may not use it: name its --dir, or use sudo."
         ) from None
     except PrivilegedError as error:
-        reason = str(error).removeprefix("Connect: ")
-        raise MicronovaError(f"{address} port {port} cannot be reached: {reason}.") from None
+        raise MicronovaError(explain(address, port, str(error).removeprefix("Connect: "))) from None
     with connection:
         _relay(connection)
+
+
+def explain(address: str, port: int, reason: str) -> str:
+    """Return what to do about a connection that failed for a reason of the kernel's."""
+    reached = f"{address} port {port} cannot be reached"
+    if "timed out" in reason:
+        return (
+            f"{reached}: nothing answers. Packets are dropped if no security group of the server lets them in: "
+            f"`openstack security group rule create --protocol tcp --dst-port {port} GROUP`. "
+            "A guest that is still booting does not answer either."
+        )
+    if "refused" in reason:
+        return f"{reached}: the guest answers, but no program listens there. Is it still booting?"
+    if "No route" in reason or "unreachable" in reason:
+        return f"{reached}: no running server has this address. `openstack floating ip list` shows which one should."
+    return f"{reached}: {reason}."
 
 
 async def _open(place: StateDirectory, address: str, port: int) -> socket.socket:
@@ -40,7 +55,7 @@ async def _open(place: StateDirectory, address: str, port: int) -> socket.socket
 
 
 def _relay(connection: socket.socket) -> None:
-    """Copy both ways until the other end has no more to say."""
+    """Copy both ways until the other end closes the connection."""
     sources: list[int | socket.socket] = [0, connection]
     while connection in sources:
         ready, _, _ = select.select(sources, [], [])

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Control:
-    """A small ASGI application beside the public ones."""
+    """The ASGI application of the control socket."""
 
     def __init__(self, process: "Process", *, metrics_only: bool = False) -> None:
         self._process = process
@@ -32,7 +32,7 @@ class Control:
         kind = b"application/json"
         try:
             if work is None:
-                raise NotFound("There is no such thing here.")
+                raise NotFound("The control socket has no such path.")
             result = await work(parse_qs(scope["query_string"].decode()))
             status = 200
             if isinstance(result, bytes):
@@ -42,7 +42,7 @@ class Control:
         except MicronovaError as error:
             status, body, kind = (404 if isinstance(error, NotFound) else 500), error.message.encode(), b"text/plain"
         except Exception as error:
-            log.exception("control request failed")
+            log.exception("a request to the control socket failed: %s", scope["path"])
             status, body, kind = 500, str(error).encode(), b"text/plain"
         headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -54,17 +54,17 @@ class Control:
         return render(self._process.database, self._process.bus, self._process.telemetry.metrics)
 
     async def _status(self, query: dict[str, list[str]]) -> Any:
-        from micronova.cli.inspect import collect_status
+        from micronova.cli.status import collect_status
 
         return await collect_status(self._process)
 
     async def _audit(self, query: dict[str, list[str]]) -> Any:
-        from micronova.cli.inspect import run_audit
+        from micronova.cli.audit import run_audit
 
         return await run_audit(self._process)
 
     async def _timeline(self, query: dict[str, list[str]]) -> Any:
-        from micronova.cli.inspect import find_timeline
+        from micronova.cli.timeline import find_timeline
 
         assert self._process.database is not None
         return await self._process.database.read(find_timeline, query["server"][0])

@@ -1,18 +1,19 @@
 """`micronova host`: the compute hosts of a cloud."""
 
 import asyncio
+import ipaddress
 import re
-import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from micronova.cli.state import StateDirectory, default_directory
+from micronova.cli.state import StateDirectory, default_directory, new_password
 from micronova.conf.settings import Settings, load
 from micronova.db.engine import Database
 from micronova.objects.errors import MicronovaError
+from micronova.objects.service_names import COMPUTE
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
 
@@ -46,12 +47,13 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     import time
 
     from micronova.db import services
+    from micronova.objects.clock import micros
 
     async def work(database: Database, settings: Settings) -> None:
-        rows = await database.read(services.list_, binary="nova-compute")
+        rows = await database.read(services.list_, binary=COMPUTE)
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
         for row in rows:
-            up = time.time() - row.last_seen_at / 1e6 < settings.default.service_down_time and not row.forced_down
+            up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
             status = "disabled" if row.disabled else "enabled"
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
 
@@ -59,22 +61,22 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
 
 
 def disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
-    """Let a host take no new servers."""
+    """Give a host no new servers."""
     import time
 
     from micronova.db import services
 
     async def work(database: Database, settings: Settings) -> None:
-        row = await database.read(services.find, name, "nova-compute")
-        values = {"disabled": True, "disabled_reason": reason or None}
+        row = await database.read(services.find, name, COMPUTE)
+        values: services.ServiceChanges = {"disabled": True, "disabled_reason": reason or None}
         await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
 
     _with_database(directory, config, work)
-    click.echo(f"{name} takes no new servers; its servers run on.")
+    click.echo(f"{name} gets no new servers; its servers keep running.")
 
 
-def add(name: str, directory: Path | None, config: Path | None) -> None:
-    """Register a host and print what its agent's settings need: a broker user of its own."""
+def add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
+    """Register a host; print the commands that make its broker user, and the settings of its agent."""
     import time
 
     from micronova.db import services
@@ -83,18 +85,22 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
 
     if not _NAME.fullmatch(name):
         raise MicronovaError(f"{name[:64]!r} is no name for a host: use letters, digits, dots, dashes and underscores.")
+    if console_address:
+        _check_console_address(console_address)
 
     async def work(database: Database, settings: Settings) -> Settings:
         if settings.default.transport_url.startswith("local:"):
             raise MicronovaError("This cloud's bus is local://: more hosts need default.transport_url = amqp://….")
         if name in (parse(settings.default.transport_url).user, *settings.default.control_users):
-            raise MicronovaError(f"{name} is a broker user of the cloud's own: a host needs one that nobody else has.")
-        await database.write(services.register_host_user, name, int(time.time() * 1e6))
+            raise MicronovaError(
+                f"{name} is a broker user of the control services: a host needs a broker user of its own."
+            )
+        await database.write(services.register_host_user, name, int(time.time() * 1e6), console_address)
         return settings
 
     settings: Settings = _with_database(directory, config, work)
     broker = parse(settings.default.transport_url)
-    password = secrets.token_urlsafe(18)
+    password = new_password()
     allowed = for_host(name, name)
     click.echo("# On the broker:")
     click.echo(f"rabbitmqctl add_user {name} {password}")
@@ -102,24 +108,41 @@ def add(name: str, directory: Path | None, config: Path | None) -> None:
     click.echo(f"rabbitmqctl set_permissions -p '{broker.vhost}' {name} {patterns}")
     users = ", ".join(f'"{user}"' for user in settings.default.control_users or (broker.user,))
     click.echo(f"\n# On {name}, the settings of `micronova run compute network-agent --config FILE`.")
-    click.echo("# The password in transport_url is all that the host has; let nobody but its owner read FILE.")
+    click.echo("# The password in transport_url is the only secret of the host: let only its owner read FILE.")
     click.echo(f'[default]\nhost = "{name}"\ntransport_url = "{broker.for_user(f"{name}:{password}")}"')
     click.echo(f"control_users = [{users}]")
     click.echo('\n[compute]\ncompute_driver = "libvirt"')
+    if console_address:
+        click.echo(f'\n[console]\nrelay_listen = "{console_address}"')
     click.echo("\n# For network-agent. Where a real Neutron has its own agents, run compute alone.\n[neutron]")
     for option, path, role in (("endpoint_override", "/network", "network"), ("metadata_url", "/metadata", "metadata")):
         click.echo(_address(option, getattr(settings.neutron, option), settings.api.public_url, path, role))
 
 
+def _check_console_address(address: str) -> None:
+    """Raise an error unless console proxies can connect to an address."""
+    host, _, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        usable = not ipaddress.ip_address(bare).is_unspecified and (":" not in bare or host == f"[{bare}]")
+    except ValueError:
+        usable = _NAME.fullmatch(host) is not None
+    if not (usable and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise MicronovaError(
+            f"{address[:64]!r} is no console address: use ADDRESS:PORT with an address of the host that proxies reach, "
+            "such as 192.0.2.17:6080 or [2001:db8::17]:6080."
+        )
+
+
 def _address(option: str, given: str, public_url: str | None, path: str, role: str) -> str:
-    """Return the line of a setting that names a service, as far as we know where that is."""
+    """Return the settings line with the URL of a service, as a comment if the URL is not known."""
     if given or public_url:
         return f'{option} = "{given or f"{public_url}{path}"}"'
     return f'# {option} = "http://…{path}"  # where `micronova run {role}` listens'
 
 
 def remove(name: str, directory: Path | None, config: Path | None) -> None:
-    """Let a host be heard no more, whatever it is up to; its servers stay as they are."""
+    """Take the rights of a host away; its servers stay as they are."""
     import time
 
     from micronova.db import services
@@ -129,14 +152,14 @@ def remove(name: str, directory: Path | None, config: Path | None) -> None:
         await database.write(services.forget_host_user, name, int(time.time() * 1e6))
 
     _with_database(directory, config, work)
-    click.echo("# On the broker, which lets the host in until then:")
+    click.echo("# On the broker, which accepts the host until then:")
     click.echo(f"rabbitmqctl delete_user {name}")
     click.echo(f"rabbitmqctl close_all_user_connections {name} 'removed from the cloud'")
     click.echo(f"\n# {name} counts as dead. What it got from a conductor runs out within {LIFETIME / 60:g} minutes.")
 
 
 def drain(name: str, directory: Path | None, config: Path | None) -> None:
-    """Let a host take no new servers, and say which it still has: moving them away is not possible yet."""
+    """Give a host no new servers, and print those that it still has; they cannot be moved yet."""
     from micronova.db.tables import instances
 
     disable(name, "draining", directory, config)
@@ -146,6 +169,6 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
     rows = _with_database(directory, config, work)
-    click.echo(f"{len(rows)} servers are left on {name}; servers cannot be moved yet, so delete or wait for these:")
+    click.echo(f"{len(rows)} servers are left on {name}. Servers cannot be moved yet; delete these:")
     for row in rows:
         click.echo(f"  {row['uuid']}  {row['display_name']}")

@@ -5,7 +5,7 @@ import hashlib
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -13,22 +13,25 @@ import click
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.objects.errors import MicronovaError
 
+if TYPE_CHECKING:
+    from micronova.embedded.image.service import ImageService
+
 log = logging.getLogger(__name__)
 
 IMAGE = "test-image"
-BOOTABLE = "bootable"  # the edition of it that real guests start from
+BOOTABLE = "bootable"  # the edition that real guests boot
 PROPERTIES = {"os_type": "linux", "os_distro": "micronova-test", "architecture": "x86_64"}
 
 
 def default_cache() -> Path:
-    """Return where images that were built are kept when nothing else is said."""
+    """Return the default directory of built images."""
     if os.geteuid() == 0:
         return Path("/var/cache/micronova")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "micronova"
 
 
-async def ensure_test_image(images: Any, driver: str) -> None:
-    """Have the image that every cloud begins with: one that boots where guests are real, else a disk of nothing."""
+async def ensure_test_image(images: "ImageService", driver: str) -> None:
+    """Make sure that test-image exists: one that boots if guests are real, else an empty disk."""
     if driver != "libvirt":
         await images.ensure_image(
             IMAGE, bytes(512 * 1024), owner="", properties={"os_distro": "none"}, instead_of=(BOOTABLE,)
@@ -43,7 +46,13 @@ async def ensure_test_image(images: Any, driver: str) -> None:
     try:
         made = await asyncio.to_thread(build, cache / "testimage.qcow2", cache)
     except (MicronovaError, OSError) as error:
-        log.warning("there is no %s: %s Try `micronova image build-test` later, or upload another.", IMAGE, error)
+        # build-test uses another name: two images named test-image would be ambiguous after the next start.
+        log.warning(
+            "there is no %s: %s The next start tries again; until then, use the image of `micronova image build-test`, "
+            "which is named micronova-test.",
+            IMAGE,
+            error,
+        )
         return
     await images.ensure_image(
         IMAGE,
@@ -76,37 +85,19 @@ def build_test(output: Path | None, cache: Path | None, directory: Path | None, 
 
 
 async def _register(place: StateDirectory, content: bytes, name: str) -> tuple[str, bool]:
-    """Make a public image with this content, unless there is one; return its id, and whether it is new."""
-    import yaml
+    """Make a public image with this content unless there is one; return its id, and whether it is new."""
+    from micronova.cli.user_session import open_session
+    from micronova.http.client import raise_for
 
-    from micronova.http.client import HTTPTransport, ServiceClient, raise_for
-    from micronova.identity.client import ServiceToken
-    from micronova.objects.clock import SystemClock
-
-    auth = yaml.safe_load((place.path / "clouds.yaml").read_text())["clouds"]["micronova"]["auth"]
-    root = str(auth["auth_url"]).removesuffix("/identity/v3")
-    identity, images = HTTPTransport(f"{root}/identity"), HTTPTransport(f"{root}/image", timeout=600.0)
-    token = ServiceToken(
-        identity,
-        username=auth["username"],
-        password=auth["password"],
-        project_name=auth["project_name"],
-        user_domain_name=auth["user_domain_name"],
-        project_domain_name=auth["project_domain_name"],
-        now=SystemClock().now,
-    )
-    client = ServiceClient(images, token.get)
-    try:
+    async with open_session(place.path / "clouds.yaml", "micronova") as session:
         digest = hashlib.sha512(content).hexdigest()
-        for found in (await client.request("GET", f"/v2/images?name={quote(name, safe='')}&status=active"))["images"]:
+        query = f"/v2/images?name={quote(name, safe='')}&status=active"
+        for found in (await session.request("image", "GET", query))["images"]:
             if found["os_hash_value"] == digest:
                 return str(found["id"]), False
         body: dict[str, Any] = {"name": name, "disk_format": "qcow2", "container_format": "bare"}
-        image = await client.request("POST", "/v2/images", {**body, "visibility": "public", **PROPERTIES})
-        headers = {"x-auth-token": await token.get(), "content-type": "application/octet-stream"}
+        image = await session.request("image", "POST", "/v2/images", {**body, "visibility": "public", **PROPERTIES})
+        headers = {"x-auth-token": await session.token(), "content-type": "application/octet-stream"}
         path = f"/v2/images/{image['id']}/file"
-        raise_for(await images.request("PUT", path, headers, content), "PUT", path)
+        raise_for(await session.transport("image").request("PUT", path, headers, content), "PUT", path)
         return str(image["id"]), True
-    finally:
-        await identity.close()
-        await images.close()

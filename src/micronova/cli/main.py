@@ -1,6 +1,7 @@
 """The `micronova` command."""
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,8 @@ import click
 from micronova.objects.errors import MicronovaError
 
 
-class Friendly(click.Group):
-    """Errors that we raise on purpose are one line and a non-zero exit, never a traceback."""
+class ErrorsAsLines(click.Group):
+    """A group that prints a MicronovaError as one line and exits with 1, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -22,17 +23,18 @@ class Friendly(click.Group):
 
 
 def directory_option(command: Any) -> Any:
-    """Add --dir, which every command takes."""
+    """Add --dir, which every command that works with a cloud takes."""
     return click.option(
         "--dir",
         "directory",
         type=click.Path(path_type=Path, file_okay=False),
         envvar="MICRONOVA_DIR",
-        help="Directory of the cloud [default: /var/lib/micronova for root, else ~/.local/state/micronova].",
+        help="Directory of the cloud [default: $MICRONOVA_DIR, else /var/lib/micronova for root, "
+        "else ~/.local/state/micronova].",
     )(command)
 
 
-@click.group(cls=Friendly, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ErrorsAsLines, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="micronova")
 def main() -> None:
     """OpenStack Compute, rebuilt: a cloud in one process, or a region on PostgreSQL and RabbitMQ."""
@@ -45,7 +47,7 @@ def main() -> None:
     type=click.Choice(["auto", "libvirt", "fake"]),
     default="auto",
     show_default=True,
-    help="Hypervisor: libvirt runs real guests, fake simulates them; auto: libvirt where it is possible.",
+    help="Hypervisor: libvirt runs real guests, fake simulates them; auto is libvirt if this machine can run it.",
 )
 @click.option("--hosts", type=click.IntRange(1, 100_000), default=None, help="Simulated hosts [default: 1].")
 @click.option("--listen", default=None, help="Address to listen on [default: 127.0.0.1].")
@@ -70,10 +72,10 @@ def down(directory: Path | None) -> None:
 
 @main.command()
 @directory_option
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(directory: Path | None, as_json: bool) -> None:
-    """Show what runs, what it holds and what is wrong."""
-    from micronova.cli.inspect import status as run
+    """Count the services by state, the servers and the operations, and name the services that are down."""
+    from micronova.cli.status import status as run
 
     run(directory, as_json)
 
@@ -84,7 +86,10 @@ def status(directory: Path | None, as_json: bool) -> None:
 @click.option("--fd", type=int, hidden=True, help="A listening socket that the parent opened.")
 @directory_option
 def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
-    """Run some roles: api, metadata, conductor, scheduler, compute, identity, image, network."""
+    """Run roles as one process.
+
+    Roles: api, metadata, conductor, scheduler, compute, console, identity, image, network, network-agent.
+    """
     from micronova.cli.run import run as start
 
     start(roles, config, fd, directory)
@@ -92,7 +97,7 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
 
 @main.group()
 def db() -> None:
-    """The database."""
+    """Maintain the databases."""
 
 
 @db.command("upgrade")
@@ -103,6 +108,57 @@ def db_upgrade(directory: Path | None, config: Path | None) -> None:
     from micronova.cli.maintain import upgrade
 
     upgrade(directory, config)
+
+
+@db.command("purge")
+@directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@click.option(
+    "--before",
+    required=True,
+    type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]),
+    help="Purge what was deleted or ended before this time (UTC).",
+)
+@click.option("--dry-run", is_flag=True, help="Only count.")
+def db_purge(directory: Path | None, config: Path | None, before: datetime, dry_run: bool) -> None:
+    """Delete finished operations, and the records of deleted servers with their actions, faults and usage.
+
+    The cloud may run meanwhile. `conductor.keep_deleted` does the same periodically.
+    """
+    from micronova.cli.maintain import purge
+
+    purge(directory, config, before.replace(tzinfo=UTC).timestamp(), dry_run)
+
+
+@main.group("token-key")
+def token_key() -> None:
+    """Maintain the keys that sign tokens."""
+
+
+@token_key.command("rotate")
+@directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+@click.option(
+    "--after",
+    type=click.IntRange(60),
+    default=120,
+    show_default=True,
+    help="Seconds until the new key signs. All processes of the identity service must have the new keys.json by then.",
+)
+def token_key_rotate(directory: Path | None, config: Path | None, after: int) -> None:
+    """Make a new key for tokens. Tokens of the old one stay valid until they expire."""
+    from micronova.cli.maintain import rotate_token_key
+
+    rotate_token_key(directory, config, after)
+
+
+@token_key.command("show")
+@directory_option
+def token_key_show(directory: Path | None) -> None:
+    """Print the public keys that verify tokens, for identity.public_key of other processes."""
+    from micronova.cli.maintain import show_token_keys
+
+    show_token_keys(directory)
 
 
 @main.command()
@@ -118,7 +174,7 @@ def config(config: Path | None) -> None:
 @directory_option
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 def check(directory: Path | None, config: Path | None) -> None:
-    """Say whether everything is ready to run, or to upgrade."""
+    """Check settings, disk space, databases and bus. Exit 0 only if all are ready to run."""
     from micronova.cli.maintain import check as run
 
     sys.exit(run(directory, config))
@@ -129,10 +185,10 @@ def check(directory: Path | None, config: Path | None) -> None:
 @click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
-    """Compare what should be with what is; list every leak and contradiction. Exit 0 only when there is none."""
-    from micronova.cli.inspect import audit as run
+    """Compare the records with hypervisors and network; list every contradiction. Exit 0 only if there is none."""
+    from micronova.cli.audit import audit as run
 
     sys.exit(run(directory, config, as_json))
 
@@ -144,8 +200,8 @@ def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
 )
 def timeline(server: str, directory: Path | None, config: Path | None) -> None:
-    """Show how a server came to be, as a waterfall. SERVER is an id or a name."""
-    from micronova.cli.inspect import timeline as run
+    """Show the actions of a server step by step, and why its host was chosen. SERVER is an id or a name."""
+    from micronova.cli.timeline import timeline as run
 
     run(server, directory, config)
 
@@ -155,22 +211,42 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
 @click.argument("port", type=click.IntRange(1, 65535))
 @directory_option
 def connect(address: str, port: int, directory: Path | None) -> None:
-    """Connect to a guest's floating IP: ssh -o ProxyCommand='micronova connect %h %p' …"""
+    """Connect standard input and output to a floating IP: ssh -o ProxyCommand='micronova connect %h %p' …"""
     from micronova.cli.connect import connect as join
 
     join(address, port, directory)
 
 
+@main.command()
+@click.argument("server")
+@click.argument("command", nargs=-1)
+@directory_option
+@click.option("--login", "-l", default="root", show_default=True, help="User in the guest.")
+@click.option("--identity", "-i", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Private key.")
+@click.option("--yes", "-y", is_flag=True, help="Make the changes that are needed without asking.")
+def ssh(
+    server: str, command: tuple[str, ...], directory: Path | None, login: str, identity: Path | None, yes: bool
+) -> None:
+    """Log in to SERVER by SSH, or run a COMMAND in it: micronova ssh SERVER -- COMMAND...
+
+    A floating IP, a security group rule and a key pair are made if they are missing, after a question. It acts as the
+    user of OS_CLOUD in OS_CLIENT_CONFIG_FILE, by default as micronova-demo of the cloud in DIR.
+    """
+    from micronova.cli.ssh import ssh as run
+
+    run(server, command, directory=directory, login=login, identity=identity, yes=yes)
+
+
 @main.group()
 def host() -> None:
-    """Compute hosts."""
+    """Add, list, disable and remove compute hosts."""
 
 
 @host.command("list")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 def host_list(directory: Path | None, config: Path | None) -> None:
-    """List the hosts."""
+    """List the compute hosts with their state."""
     from micronova.cli.hosts import list_hosts
 
     list_hosts(directory, config)
@@ -178,21 +254,27 @@ def host_list(directory: Path | None, config: Path | None) -> None:
 
 @host.command("add")
 @click.argument("name")
+@click.option(
+    "--console-address",
+    default="",
+    metavar="ADDRESS:PORT",
+    help="Where console proxies reach this host; they connect to nothing else that the host names.",
+)
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
-def host_add(name: str, directory: Path | None, config: Path | None) -> None:
-    """Register a host and print the settings that its agent needs."""
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+def host_add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
+    """Register a host and print its broker commands and settings."""
     from micronova.cli.hosts import add
 
-    add(name, directory, config)
+    add(name, console_address, directory, config)
 
 
 @host.command("remove")
 @click.argument("name")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
-    """Take a host's rights away and print what the broker must be told."""
+    """Take the rights of a host away and print the commands for the broker."""
     from micronova.cli.hosts import remove
 
     remove(name, directory, config)
@@ -200,11 +282,11 @@ def host_remove(name: str, directory: Path | None, config: Path | None) -> None:
 
 @host.command("disable")
 @click.argument("name")
-@click.option("--reason", default="")
+@click.option("--reason", default="", help="Shown to admins.")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 def host_disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
-    """Let a host take no new servers."""
+    """Give a host no new servers."""
     from micronova.cli.hosts import disable
 
     disable(name, reason, directory, config)
@@ -213,9 +295,9 @@ def host_disable(name: str, reason: str, directory: Path | None, config: Path | 
 @host.command("drain")
 @click.argument("name")
 @directory_option
-@click.option("--config", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
-    """Let a host take no new servers and list those that it still has."""
+    """Give a host no new servers and list those that it still has."""
     from micronova.cli.hosts import drain
 
     drain(name, directory, config)
@@ -223,13 +305,13 @@ def host_drain(name: str, directory: Path | None, config: Path | None) -> None:
 
 @main.group()
 def image() -> None:
-    """Images."""
+    """Make images."""
 
 
 @image.command("build-test")
 @directory_option
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Only write the image to this file.")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Where built images are kept.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Directory that keeps built images.")
 @click.option("--name", default="micronova-test", show_default=True, help="The registered image's name.")
 def image_build_test(directory: Path | None, output: Path | None, cache: Path | None, name: str) -> None:
     """Build a small Linux image from Debian packages, and register it with the cloud in DIR."""
@@ -240,13 +322,18 @@ def image_build_test(directory: Path | None, output: Path | None, cache: Path | 
 
 @main.group()
 def policy() -> None:
-    """Who may do what."""
+    """Look at the policy rules."""
 
 
 @policy.command("check")
-@click.option("--role", "roles", multiple=True, help="A role that the user has; repeat for more.")
-@click.option("--rule", default="", help="Only rules that begin like this.")
-@click.option("--file", "policy_file", type=click.Path(path_type=Path, dir_okay=False), help="policy.yaml")
+@click.option("--role", "roles", multiple=True, help="Role of the user; may be repeated  [default: member, reader].")
+@click.option("--rule", default="", help="Only rules whose name begins so.")
+@click.option(
+    "--file",
+    "policy_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="policy.yaml with rules that differ from the defaults.",
+)
 def policy_check(roles: tuple[str, ...], rule: str, policy_file: Path | None) -> None:
     """List the compute rules that a user with these roles would pass, in its own project and in others."""
     from micronova.cli.maintain import check_policy

@@ -1,22 +1,32 @@
-"""Commands that prepare and explain: db upgrade, config, check, policy check."""
+"""Commands that prepare and explain: db upgrade, db purge, config, check, policy check, token-key."""
 
 import asyncio
+import os
 import shutil
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.conf.settings import Settings, load, options
+from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+
+SERVICE_TIMEOUT = 15.0  # seconds that `check` waits for the answer of a service
 
 SCHEMAS = {
     "compute": ("micronova.db.tables", "micronova.db.migrations"),
-    "identity": ("micronova.neighbours.identity.tables", "micronova.neighbours.identity.migrations"),
-    "image": ("micronova.neighbours.image.tables", "micronova.neighbours.image.migrations"),
-    "network": ("micronova.neighbours.network.tables", "micronova.neighbours.network.migrations"),
+    "identity": ("micronova.embedded.identity.tables", "micronova.embedded.identity.migrations"),
+    "image": ("micronova.embedded.image.tables", "micronova.embedded.image.migrations"),
+    "network": ("micronova.embedded.network.tables", "micronova.embedded.network.migrations"),
 }
 
 
@@ -24,8 +34,31 @@ def _place(directory: Path | None, settings: Settings) -> StateDirectory:
     return StateDirectory((directory or Path(settings.default.state_path or default_directory())).absolute())
 
 
+def rotate_token_key(directory: Path | None, config: Path | None, after: int) -> None:
+    """Make a new key for tokens, and print from when on it signs."""
+    settings = load(config)
+    place = _with_keys(_place(directory, settings))
+    now = time.time()
+    place.rotate_token_key(now, now + after, settings.identity.token_lifetime)
+    when = datetime.fromtimestamp(now + after).astimezone().isoformat(sep=" ", timespec="seconds")
+    click.echo(f"A new key signs tokens from {when} on. Tokens of the old one stay valid until they expire.")
+    show_token_keys(place.path)
+
+
+def show_token_keys(directory: Path | None) -> None:
+    """Print the public keys of tokens, the oldest first."""
+    place = _with_keys(_place(directory, load(None)))
+    click.echo(f'identity.public_key = "{" ".join(key.public.hex() for key in place.token_keys())}"')
+
+
+def _with_keys(place: StateDirectory) -> StateDirectory:
+    if not place.has_keys():
+        raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir.")
+    return place
+
+
 def upgrade(directory: Path | None, config: Path | None) -> None:
-    """Bring every database to the newest revision, saying which."""
+    """Bring every database to the newest revision, and print the revisions."""
     settings = load(config)
     asyncio.run(_upgrade(settings, _place(directory, settings)))
 
@@ -36,6 +69,7 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
     from micronova.cli.wiring import Process
     from micronova.db import schema
 
+    os.umask(0o077)
     place.create()
     process = Process(settings, [], place)
     try:
@@ -48,6 +82,39 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
             click.echo(
                 f"{name:<10} {before or 'empty'} → {after}" if before != after else f"{name:<10} {after} is current"
             )
+    finally:
+        await process.stop()
+
+
+def purge(directory: Path | None, config: Path | None, before: float, dry_run: bool) -> None:
+    """Delete what ended or was deleted before a time, in batches, and print the progress."""
+    settings = load(config)
+    place = _place(directory, settings)
+    if not settings.database.connection and not place.path.exists():
+        raise MicronovaError(f"There is no cloud in {place.path}.")
+    asyncio.run(_purge(settings, place, micros(before), dry_run))
+
+
+async def _purge(settings: Settings, place: StateDirectory, before: int, dry_run: bool) -> None:
+    from micronova.cli.wiring import Process
+    from micronova.db import retention
+
+    process = Process(settings, [], place)
+    try:
+        database = await process.open_database("compute")
+        for what, count, delete in (
+            ("finished operations", retention.count_operations, retention.purge_operations),
+            ("deleted servers", retention.count_servers, retention.purge_servers),
+        ):
+            total = await database.read(count, before)
+            if dry_run:
+                click.echo(f"{total} {what} would be purged")
+                continue
+            done = 0
+            while batch := await database.write(delete, before):
+                done += batch
+                click.echo(f"{done} of {max(total, done)} {what}", err=True)
+            click.echo(f"{done} {what} purged")
     finally:
         await process.stop()
 
@@ -73,65 +140,120 @@ def _toml(value: Any) -> str:
     return msgspec.json.encode(list(value) if isinstance(value, tuple) else value).decode()
 
 
+class Verdict(NamedTuple):
+    """What one check found."""
+
+    name: str
+    problem: str | None = None  # None: there is none
+    unknown: bool = False  # the problem is only that something could not be found out
+
+
 def check(directory: Path | None, config: Path | None) -> int:
-    """Print a line for each thing that must be right; return 1 if one is not."""
+    """Print one line for each check; return 1 if one fails. What could not be found out is marked and no failure."""
     failures = 0
 
-    def say(name: str, problem: str | None) -> None:
+    def say(verdict: Verdict) -> None:
         nonlocal failures
-        failures += problem is not None
-        click.echo(f"{'ok  ' if problem is None else 'FAIL'}  {name}{': ' + problem if problem else ''}")
+        name, problem, unknown = verdict
+        failures += problem is not None and not unknown
+        mark = "ok  " if problem is None else "?   " if unknown else "FAIL"
+        click.echo(f"{mark}  {name}: {problem}" if problem else f"{mark}  {name}")
 
     try:
         settings = load(config)
     except MicronovaError as error:
-        say("settings", error.message)
+        say(Verdict("settings", error.message))
         return 1
-    say("settings", None)
+    say(Verdict("settings"))
+    for name, key in (
+        ("default.secret_key", settings.default.secret_key),
+        ("glance.ticket_key", settings.glance.ticket_key),
+        ("neutron.ticket_key", settings.neutron.ticket_key),
+    ):
+        if key:
+            constant = len(set(key)) == 1
+            say(Verdict(name, "everybody can guess it: set the output of `openssl rand -hex 32`" if constant else None))
     place = _place(directory, settings)
-    parent = next(path for path in (place.path, *place.path.parents) if path.exists())
+    try:
+        parent = next(path for path in (place.path, *place.path.parents) if path.exists())
+        place.has_keys()
+    except PermissionError as error:
+        say(Verdict("state_path", f"this user may not look into {Path(error.filename).parent}: use sudo"))
+        return 1
     free = shutil.disk_usage(parent).free
-    say(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free")
-    for name, problem in asyncio.run(_check_connections(settings, place)):
-        say(name, problem)
+    say(Verdict(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free"))
+    asyncio.run(_check_connections(settings, place, say))
     return 1 if failures else 0
 
 
-async def _check_connections(settings: Settings, place: StateDirectory) -> list[tuple[str, str | None]]:
+async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[Verdict], None]) -> None:
     from micronova.cli.names import COMPUTE_ROLES
     from micronova.cli.wiring import Process
-    from micronova.db import schema
 
-    if not settings.database.connection and not place.path.exists():
-        return [(f"a new cloud would be made in {place.path}", None)]
-    results: list[tuple[str, str | None]] = []
     process = Process(settings, COMPUTE_ROLES, place)
+    if place.has_keys():
+        process.keys = place.keys()
     try:
-        for name, (_, migrations) in SCHEMAS.items():
-            try:
-                database = await process.open_database(name)
-                at, newest = await database.read(schema.current), schema.head(migrations)
-                behind = at not in (None, newest)
-                results.append(
-                    (f"database {name}", f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
-                )
-            except MicronovaError as error:
-                results.append((f"database {name}", error.message))
+        if not settings.database.connection and not place.path.exists():
+            say(Verdict(f"a new cloud would be made in {place.path}"))
+        else:
+            for name, (_, migrations) in SCHEMAS.items():
+                say(await _check_database(process, name, migrations))
         if settings.default.transport_url != "local://":
-            try:
-                process.keys = place.keys()
-                process.bus = await process.connect_bus()
-                results.append(("bus", None))
-            except MicronovaError as error:
-                results.append(("bus", error.message))
+            say(await _check_bus(process))
+        identity = settings.identity
+        if identity.auth_url and not identity.password and not place.has_keys():
+            say(Verdict("service identity", f"the user {identity.username} has no password: set identity.password"))
+        else:
+            for service, ask, left_open in process.clients.questions():
+                say(await _check_service(f"service {service}", ask, left_open))
     finally:
         await process.stop()
-    return results
+
+
+async def _check_database(process: "Process", service: str, migrations: str) -> Verdict:
+    from micronova.db import schema
+
+    name = f"database {service}"
+    if not process.settings.database.connection and not process.directory.has_database(service):
+        return Verdict(f"{name} (the first start makes it)")
+    try:
+        database = await process.open_database(service)
+        at, newest = await database.read(schema.current), schema.head(migrations)
+    except MicronovaError as error:
+        return Verdict(name, error.message)
+    behind = at not in (None, newest)
+    return Verdict(name, f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
+
+
+async def _check_bus(process: "Process") -> Verdict:
+    try:
+        process.bus = await process.connect_bus()
+        broker = (await process.bus.probe()).broker
+    except MicronovaError as error:
+        return Verdict("bus", error.message)
+    if broker.blocked:
+        reason = f"the broker accepts no messages ({broker.blocked_reason}): free memory or disk space there"
+        return Verdict("bus", reason)
+    if broker.probe_error:
+        return Verdict("bus", f"the login works, but the broker cannot be asked: {broker.probe_error}", unknown=True)
+    return Verdict("bus")
+
+
+async def _check_service(name: str, ask: Callable[[], Awaitable[object]], left_open: str) -> Verdict:
+    try:
+        async with asyncio.timeout(SERVICE_TIMEOUT):
+            await ask()
+    except MicronovaError as error:
+        return Verdict(name, error.message)
+    except TimeoutError:
+        return Verdict(name, f"it does not answer within {SERVICE_TIMEOUT:g} s")
+    return Verdict(name, left_open, unknown=True) if left_open else Verdict(name)
 
 
 def check_policy(roles: tuple[str, ...], prefix: str, policy_file: Path | None) -> None:
     """Print which rules a user with these roles passes: in its own project, and in others."""
-    from micronova.http.context import RequestContext
+    from micronova.objects.context import RequestContext
     from micronova.policies.compute import RULES
     from micronova.policies.enforcer import Enforcer
 

@@ -1,18 +1,24 @@
-"""How each role is made from settings: one function each, called `make_ROLE`."""
+"""How each role is made from the settings: `make_ROLE` for each role."""
 
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from micronova.compute.hooks import Hooks
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.rpcapi import ConductorAPI
-from micronova.conductor.secrets import SecretBox
-from micronova.conf.settings import SettingsError
+from micronova.conductor.rpcapi import ConductorAPI, ConsoleAuthAPI, HostConductorAPI
+from micronova.conf.settings import Settings, SettingsError
+from micronova.db.secrets import SecretBox
+from micronova.plugins.hooks import Hooks
 
 if TYPE_CHECKING:
+    from micronova.api.compute.app import Dependencies
     from micronova.cli.wiring import Process, Role
     from micronova.metadata.vendordata import VendorDataSource
+    from micronova.servers.consoles import ConsoleLinks
+    from micronova.servers.create import ServerCreator
+    from micronova.servers.guest_queries import GuestQueries
+    from micronova.servers.unsupported import Honoured
 
 
 def _secret_box(process: "Process") -> SecretBox:
@@ -20,16 +26,18 @@ def _secret_box(process: "Process") -> SecretBox:
 
 
 async def make_identity(process: "Process") -> "Role":
-    """The embedded identity."""
-    from micronova.cli.neighbours import ENDPOINTS
-    from micronova.neighbours.identity.service import IdentityService
+    """Make the embedded identity service."""
+    from micronova.cli.clients import ENDPOINTS
+    from micronova.embedded.identity.passwords import Passwords
+    from micronova.embedded.identity.service import IdentityService
 
     settings = process.settings
     role = IdentityService(
         database=await process.open_database("identity"),
         clock=process.clock,
-        signing_key=bytes.fromhex(process.keys.token_key),
+        token_keys=process.directory.token_keys,
         token_lifetime=settings.identity.token_lifetime,
+        passwords=Passwords(waiting=settings.identity.max_password_checks),
         region=settings.identity.region_name,
         public_url=settings.api.public_url,
         db_schema=process.schema_of("identity"),
@@ -43,15 +51,15 @@ async def make_identity(process: "Process") -> "Role":
         service = settings.identity.password or keys.service_password
         await role.bootstrap(keys.admin_password, keys.demo_password, service, ENDPOINTS)
 
-    return _Then(role, bootstrap)
+    return _AfterStart(role, bootstrap)
 
 
 async def make_image(process: "Process") -> "Role":
-    """The embedded image service."""
+    """Make the embedded image service."""
     from micronova.cli.image import ensure_test_image
-    from micronova.neighbours.image.data import accept_all
-    from micronova.neighbours.image.formats import check_format
-    from micronova.neighbours.image.service import ImageService
+    from micronova.embedded.image.data import accept_all
+    from micronova.embedded.image.formats import check_format
+    from micronova.embedded.image.service import ImageService
     from micronova.policies.enforcer import Enforcer
     from micronova.policies.image import RULES
 
@@ -59,150 +67,196 @@ async def make_image(process: "Process") -> "Role":
         await process.open_database("image"),
         process.directory.path / "images",
         Enforcer(RULES),
-        process.neighbours.authenticator(),
+        process.clients.authenticator(),
         process.clock,
         bytes.fromhex(process.settings.glance.ticket_key or process.keys.ticket_key),
         schema=process.schema_of("image"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
         check=check_format if process.settings.image_format.require_image_format_match else accept_all,
+        max_size=process.settings.image.image_size_cap,
+        project_limit=process.settings.image.user_storage_quota or None,
+        project_uploads=process.settings.image.uploads_per_project or None,
+        idle_timeout=process.settings.api.client_timeout,
     )
     process.embedded["image"] = role
     _mount(process, role.service)
 
-    return _Then(role, lambda: ensure_test_image(role, process.settings.compute.compute_driver))
+    return _AfterStart(role, lambda: ensure_test_image(role, process.settings.compute.compute_driver))
 
 
 async def make_network(process: "Process") -> "Role":
-    """The embedded network service."""
+    """Make the embedded network service."""
+    from micronova.embedded.network.service import NetworkService
     from micronova.http.host_keys import HostTickets
-    from micronova.neighbours.network.service import NetworkService
     from micronova.policies.enforcer import Enforcer
     from micronova.policies.network import RULES
 
-    neighbours = process.neighbours
+    clients = process.clients
     role = NetworkService(
         await process.open_database("network"),
         Enforcer(RULES),
-        HostTickets(neighbours.keyring(), neighbours.authenticator(), process.clock.now),
+        HostTickets(clients.keyring(), clients.authenticator(), process.clock.now),
         process.clock,
-        neighbours.compute(),
+        clients.compute(),
         schema=process.schema_of("network"),
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
-        chance=process.random,
+        random_source=process.random,
+        max_limit=process.settings.api.max_limit,
     )
     process.embedded["network"] = role
     _mount(process, role.service)
-    return _Then(role, role.bootstrap)
+    return _AfterStart(role, role.bootstrap)
 
 
 async def make_network_agent(process: "Process") -> "Role":
-    """The network agent of this host."""
-    from micronova.cli.machine import helper_socket
-    from micronova.neighbours.network.agent.agent import NetworkAgent
-    from micronova.neighbours.network.agent.metadata import MetadataProxy
-    from micronova.neighbours.network.agent.service import NetworkServiceClient
+    """Make the network agent of this host."""
+    from micronova.cli.supervisor import helper_socket
+    from micronova.embedded.network.agent.agent import NetworkAgent
+    from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
+    from micronova.embedded.network.agent.service import NetworkServiceClient
     from micronova.privileged.client import PrivilegedClient
     from micronova.privileged.names import prefix_of
 
-    neighbours = process.neighbours
-    keys = neighbours.host_keys()
+    clients = process.clients
+    keys = clients.host_keys()
     privileged = PrivilegedClient(helper_socket(process.directory))
+    settings = process.settings.network_agent
+    limits = Limits(
+        per_guest=settings.metadata_connections_per_guest,
+        per_network=settings.metadata_connections_per_network,
+        total=settings.metadata_connections,
+        timeout=settings.metadata_timeout,
+    )
     return NetworkAgent(
-        NetworkServiceClient(neighbours.network_service(keys), process.host),
+        NetworkServiceClient(clients.network_service(keys), process.host),
         privileged,
         process.clock,
         prefix=prefix_of(process.keys.cloud_id),
         domain="openstacklocal",
-        metadata=MetadataProxy(privileged, neighbours.metadata(), keys),
+        connections=settings.connections_per_port,
+        metadata=MetadataProxy(privileged, clients.metadata(), keys, limits),
     )
 
 
 def _mount(process: "Process", service: Any) -> None:
+    service.body_timeout = process.settings.api.client_timeout
     process.services[service.name] = service
     process.apps[service.mount] = service.app
 
 
-class _Then:
-    """A role that does something once it has started."""
+class _AfterStart:
+    """A role with a function that is called once it has started."""
 
     def __init__(self, role: Any, then: Callable[[], Awaitable[Any]]) -> None:
         self._role, self._then = role, then
 
     async def start(self) -> None:
-        """Start, then do it."""
+        """Start the role, then call the function."""
         await self._role.start()
         await self._then()
 
     async def stop(self) -> None:
-        """Stop."""
+        """Stop the role."""
         await self._role.stop()
 
 
 async def make_scheduler(process: "Process") -> "Role":
-    """The scheduler."""
+    """Make the scheduler."""
     from micronova.scheduler.manager import SchedulerManager
 
     assert process.database is not None and process.bus is not None
+    settings = process.settings
     return SchedulerManager(
-        process.settings,
+        settings.filter_scheduler,
         process.database,
         process.bus,
         process.clock,
         process.random,
         process.notifier.scheduler,
         process.telemetry.metrics.decision,
+        host=process.host,
+        report_interval=settings.default.report_interval,
+        service_down_time=settings.default.service_down_time,
+        refresh_interval=settings.scheduler.refresh_interval,
+        max_attempts=settings.scheduler.max_attempts,
+        default_zone=settings.default.default_availability_zone,
     )
 
 
 async def make_conductor(process: "Process") -> "Role":
-    """The conductor with its engine of operations."""
-    from micronova.conductor.host_keys import HostKeyDesk
+    """Make the conductor with its engine of operations."""
+    from micronova.conductor.host_keys import HostKeyIssuer
     from micronova.conductor.host_users import HostUsers
-    from micronova.conductor.kinds import Tools
+    from micronova.conductor.jobs import Jobs
     from micronova.conductor.manager import ConductorManager
-    from micronova.conductor.operations import Engine
+    from micronova.conductor.operations.base import Dependencies
+    from micronova.conductor.operations.engine import Engine
 
     assert process.database is not None and process.bus is not None
     settings = process.settings
+    owner = f"conductor:{process.host}:{process.random.getrandbits(48):012x}"
+    await process.take_over_leases(owner)
     engine = Engine(
         process.database,
         process.clock,
-        owner=f"conductor:{process.host}:{process.random.getrandbits(48):012x}",
+        owner=owner,
         lease=settings.conductor.lease,
         sweep_interval=settings.conductor.sweep_interval,
         concurrency=settings.conductor.concurrency,
-        keep_finished=settings.conductor.keep_finished,
-        after_step=process._after_step,
+        proof_valid=_proof_valid(settings),
+        after_commit=process._after_commit,
         observer=process.telemetry.operations,
     )
-    tools = Tools(
+    dependencies = Dependencies(
         engine=engine,
         compute=ComputeAPI(process.bus),
         secrets=_secret_box(process),
-        networks=process.neighbours.networks(),
-        images=process.neighbours.images(),
+        network_client=process.clients.networks(),
+        images=process.clients.images(),
         notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
+        action_timeout=settings.default.instance_build_timeout,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
+    )
+    process.telemetry.metrics.gauge(
+        "micronova_conductor_unhealthy_seconds",
+        "Seconds since this conductor could last tell dead hosts from an outage of its own; 0 while it can.",
+        engine.health.unhealthy_for,
     )
     users = HostUsers(process.database, required=settings.conductor.require_host_users)
     return ConductorManager(
         bus=process.bus,
-        tools=tools,
+        dependencies=dependencies,
         host=process.host,
         report_interval=settings.default.report_interval,
         ratios=allocation_ratios(settings),
         max_attempts=settings.scheduler.max_attempts,
         host_users=users,
-        host_keys=HostKeyDesk(users, process.neighbours.keyring(), process.clock),
+        host_keys=HostKeyIssuer(users, process.clients.keyring(), process.clock),
+        jobs=Jobs(
+            process.database,
+            process.clock,
+            owner=engine.owner,
+            keep_finished=settings.conductor.keep_finished,
+            keep_deleted=settings.conductor.keep_deleted,
+        ),
     )
 
 
+def _proof_valid(settings: Settings) -> float:
+    """Return how long a conductor's proof of health holds: two heartbeats, but less than hosts need to look dead."""
+    from micronova.conductor.manager import PING_TIMEOUT
+
+    down = settings.default.service_down_time
+    wanted = max(2 * settings.default.report_interval + PING_TIMEOUT, min(settings.conductor.lease, down) / 2)
+    return min(wanted, 0.75 * down)
+
+
 async def make_compute(process: "Process") -> "Role":
-    """The agent of this host, or of many simulated ones."""
+    """Make the compute agent of this host, or of many simulated ones."""
     import msgspec
 
     from micronova.compute.manager import ComputeManager
@@ -233,6 +287,7 @@ async def make_compute(process: "Process") -> "Role":
         vif_plugging_timeout=default.vif_plugging_timeout,
         vif_plugging_is_fatal=default.vif_plugging_is_fatal,
         shutdown_timeout=default.shutdown_timeout,
+        resume_guests_state_on_host_boot=bool(default.resume_guests_state_on_host_boot),
         shutdown_grace=compute.shutdown_grace,
         reserved_host_cpus=default.reserved_host_cpus,
         reserved_host_memory_mb=default.reserved_host_memory_mb,
@@ -242,92 +297,38 @@ async def make_compute(process: "Process") -> "Role":
         disk_allocation_ratio=default.disk_allocation_ratio,
         console_relay_listen=process.settings.console.relay_listen,
     )
-    manager = ComputeManager(settings, drivers, process.bus, process.clock, process.random)
+    manager = ComputeManager(
+        settings,
+        drivers,
+        process.bus,
+        HostConductorAPI(process.bus, process.clock, process.random),
+        process.clock,
+        process.random,
+    )
     process.telemetry.metrics.gauge(
-        "micronova_builds_in_flight", "Builds that hosts of this process work on.", manager.builds_in_flight
+        "micronova_builds_in_flight", "Builds that run on the hosts of this process.", manager.builds_in_flight
     )
     return manager
 
 
 async def make_api(process: "Process") -> "Role":
-    """The compute API."""
-    from micronova.api.compute.app import VERSIONS, Dependencies, roots, routes
+    """Make the compute API: its routes, below the documents that list its versions."""
+    from micronova.api.compute import paths
+    from micronova.api.compute.app import VERSIONS, routes
     from micronova.api.compute.versions_doc import root_routes
-    from micronova.compute.api import API
-    from micronova.compute.consoles import ConsoleLinks, LinkSettings
-    from micronova.compute.creation import Creation
     from micronova.http.faults import compute_fault
-    from micronova.http.mount import compute_paths
     from micronova.http.service import Service
     from micronova.policies.compute import RULES
     from micronova.policies.enforcer import Enforcer
 
-    assert process.database is not None and process.bus is not None
     settings = process.settings
-    neighbours = process.neighbours
-    conductor = ConductorAPI(process.bus)
-    networks = neighbours.networks()
-    default = settings.default
-    creation = Creation(
-        database=process.database,
-        clock=process.clock,
-        random=process.random,
-        conductor=conductor,
-        secrets=_secret_box(process),
-        hooks=Hooks.load(),
-        quota_defaults=quota_defaults(settings),
-        images=neighbours.images(),
-        networks=networks,
-        build_timeout=default.instance_build_timeout,
-        service_down_time=default.service_down_time,
-        default_zone=default.default_availability_zone,
-        default_schedule_zone=default.default_schedule_zone,
-    )
-    api = API(
-        database=process.database,
-        clock=process.clock,
-        random=process.random,
-        conductor=conductor,
-        compute=ComputeAPI(process.bus),
-        notifier=process.notifier,
-        creation=creation,
-        networks=networks,
-        build_timeout=default.instance_build_timeout,
-        service_down_time=default.service_down_time,
-    )
-    consoles = ConsoleLinks(
-        api,
-        process.database,
-        process.clock,
-        process.random,
-        LinkSettings(
-            token_ttl=settings.consoleauth.token_ttl,
-            vnc_base_url=settings.vnc.novncproxy_base_url,
-            spice_base_url=settings.spice.html5proxy_base_url,
-            serial_base_url=settings.serial_console.base_url,
-        ),
-    )
-    found = routes(
-        Dependencies(
-            database=process.database,
-            clock=process.clock,
-            random=process.random,
-            api=api,
-            consoles=consoles,
-            quota_defaults=quota_defaults(settings),
-            project_exists=neighbours.project_exists,
-            max_limit=settings.api.max_limit,
-            service_down_time=settings.default.service_down_time,
-            default_zone=settings.default.default_availability_zone,
-            fault_injection=settings.api.fault_injection,
-        )
-    )
+    found = routes(_api_dependencies(process))
     policy_file = settings.api.policy_file
     service = Service(
         "compute",
         found,
         policy=Enforcer(RULES, Path(policy_file) if policy_file else None),
-        authenticator=neighbours.authenticator(),
+        authenticator=process.clients.authenticator(),
         fault_body=compute_fault,
         prefix="/v2.1",
         versions=VERSIONS,
@@ -349,12 +350,127 @@ async def make_api(process: "Process") -> "Role":
     )
     process.services["compute"] = service
     process.services["compute-versions"] = above
-    process.apps["/compute"] = compute_paths(service.app, above.app, roots(found))
+    process.apps["/compute"] = paths.dispatch(service.app, above.app, found)
     return _Bootstrap(process)
 
 
+def _api_dependencies(process: "Process") -> "Dependencies":
+    """Return what the routes of the compute API call."""
+    from micronova.api.compute.app import Dependencies
+    from micronova.servers.actions import ServerActions
+    from micronova.servers.external_events import ExternalEvents
+    from micronova.servers.guest_queries import GuestQueries
+    from micronova.servers.interfaces import Interfaces
+    from micronova.servers.security_groups import ServerSecurityGroups
+
+    assert process.database is not None and process.bus is not None
+    settings = process.settings
+    clients = process.clients
+    conductor = ConductorAPI(process.bus)
+    networks = clients.networks()
+    default = settings.default
+    compute = ComputeAPI(process.bus)
+    guests = GuestQueries(
+        database=process.database,
+        clock=process.clock,
+        compute=compute,
+        service_down_time=default.service_down_time,
+    )
+    actions = ServerActions(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        conductor=conductor,
+        notifier=process.notifier,
+        timeout=default.instance_build_timeout,
+    )
+    interfaces = Interfaces(
+        database=process.database,
+        clock=process.clock,
+        actions=actions,
+        networks=networks,
+        is_up=guests.is_up,
+    )
+    return Dependencies(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        creator=_server_creator(process),
+        actions=actions,
+        interfaces=interfaces,
+        security_groups=ServerSecurityGroups(database=process.database, clock=process.clock, networks=networks),
+        external_events=ExternalEvents(
+            database=process.database, clock=process.clock, compute=compute, interfaces=interfaces
+        ),
+        guests=guests,
+        consoles=_console_links(process, guests),
+        quota_defaults=settings.quota.limits(),
+        project_exists=clients.project_exists,
+        max_limit=settings.api.max_limit,
+        service_down_time=settings.default.service_down_time,
+        default_zone=settings.default.default_availability_zone,
+        fault_injection=settings.api.fault_injection,
+    )
+
+
+def _server_creator(process: "Process") -> "ServerCreator":
+    from micronova.servers.create import ServerCreator
+    from micronova.servers.unsupported import Unsupported
+
+    assert process.database is not None and process.bus is not None
+    clients, default = process.clients, process.settings.default
+    return ServerCreator(
+        database=process.database,
+        clock=process.clock,
+        random=process.random,
+        conductor=ConductorAPI(process.bus),
+        secrets=_secret_box(process),
+        hooks=Hooks.load(),
+        quota_defaults=process.settings.quota.limits(),
+        images=clients.images(),
+        networks=clients.networks(),
+        unsupported=Unsupported(lambda: _honoured(process.settings.filter_scheduler.enabled_filters)),
+        build_timeout=default.instance_build_timeout,
+        default_zone=default.default_availability_zone,
+        default_schedule_zone=default.default_schedule_zone,
+    )
+
+
+@functools.cache
+def _honoured(enabled_filters: tuple[str, ...]) -> "Honoured":
+    """Return the scheduler hints and extra specs that the enabled filters honour."""
+    from micronova.scheduler.filters.base import FilterOptions
+    from micronova.scheduler.filters.registry import load_filters
+    from micronova.servers.unsupported import Honoured
+
+    filters = load_filters(FilterOptions(service_down_time=0.0), enabled_filters)
+    return Honoured(
+        hints=frozenset().union(*(each.hints for each in filters)),
+        extra_specs=frozenset().union(*(each.extra_specs for each in filters)),
+    )
+
+
+def _console_links(process: "Process", guests: "GuestQueries") -> "ConsoleLinks":
+    from micronova.servers.consoles import ConsoleLinks, LinkSettings
+
+    assert process.database is not None
+    settings = process.settings
+    return ConsoleLinks(
+        guests,
+        process.database,
+        process.clock,
+        process.random,
+        LinkSettings(
+            token_ttl=settings.consoleauth.token_ttl,
+            vnc_base_url=settings.vnc.novncproxy_base_url,
+            spice_base_url=settings.spice.html5proxy_base_url,
+            serial_base_url=settings.serial_console.base_url,
+        ),
+    )
+
+
 async def make_metadata(process: "Process") -> "Role":
-    """The metadata service."""
+    """Make the metadata service."""
     from micronova.api.metadata.app import routes
     from micronova.api.metadata.guests import Guests
     from micronova.api.metadata.signed import Signatures
@@ -367,7 +483,7 @@ async def make_metadata(process: "Process") -> "Role":
     settings = process.settings.api
     guests = Guests(process.database, vendor_data_source(settings), settings.metadata_cache_expiration)
     shared_secret = process.settings.neutron.metadata_proxy_shared_secret
-    signatures = Signatures(process.neighbours.keyring(), shared_secret, process.clock.now)
+    signatures = Signatures(process.clients.keyring(), shared_secret, process.clock.now)
     service = Service(
         "metadata",
         routes(process.database, guests, signatures, process.clock, process.random),
@@ -382,7 +498,7 @@ async def make_metadata(process: "Process") -> "Role":
 
 
 def vendor_data_source(settings: Any) -> "VendorDataSource":
-    """Return what tells guests the operator's part; `settings` are those of the API."""
+    """Return the source of vendor data for guests; `settings` are those of the API."""
     from micronova.metadata import vendordata
 
     providers = set(settings.vendordata_providers)
@@ -403,41 +519,39 @@ def vendor_data_source(settings: Any) -> "VendorDataSource":
 
 
 class _Closing:
-    """A role that lives by HTTP alone, and has something to let go of."""
+    """A role that only answers HTTP, and closes something when it stops."""
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close = close
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """Let go."""
+        """Close it."""
         await self._close()
 
 
 async def make_console(process: "Process") -> "Role":
-    """The console proxy."""
+    """Make the console proxy."""
     from micronova.console.proxy import MOUNT, ConsoleProxy
 
     assert process.bus is not None
     settings = process.settings
     role = ConsoleProxy(
-        process.bus,
+        ConsoleAuthAPI(process.bus),
         process.clock,
         settings.console,
         state_path=Path(process.directory.path),
         enforce_timeout=settings.consoleauth.enforce_session_timeout,
     )
     process.apps[MOUNT] = role.app
-    process.telemetry.metrics.gauge(
-        "micronova_console_sessions", "Consoles that somebody looks at.", role.sessions.__len__
-    )
+    process.telemetry.metrics.gauge("micronova_console_sessions", "Open consoles.", role.sessions.__len__)
     return role
 
 
 class _Bootstrap:
-    """The API has no life of its own beyond HTTP; starting it makes the flavors that every cloud begins with."""
+    """The API only answers HTTP. Its start makes the flavors that every cloud begins with."""
 
     def __init__(self, process: "Process") -> None:
         self._process = process
@@ -449,7 +563,7 @@ class _Bootstrap:
         await database.write(_first_flavors, int(self._process.clock.now() * 1e6))
 
     async def stop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 def _first_flavors(conn: Any, now: int) -> None:
@@ -472,21 +586,10 @@ def _first_flavors(conn: Any, now: int) -> None:
 
 
 def allocation_ratios(settings: Any) -> dict[str, float]:
-    """Return the overcommitment of hosts that do not say theirs."""
+    """Return the allocation ratios of hosts that report none."""
     default = settings.default
     return {
         "VCPU": default.cpu_allocation_ratio,
         "MEMORY_MB": default.ram_allocation_ratio,
         "DISK_GB": default.disk_allocation_ratio,
     }
-
-
-def quota_defaults(settings: Any) -> dict[str, int]:
-    """Return the limits of a project that has none of its own."""
-    import msgspec
-
-    from micronova.db.quotas import DEFAULTS
-
-    given = msgspec.to_builtins(settings.quota)
-    given["injected_file_path_bytes"] = given.pop("injected_file_path_length")
-    return {**DEFAULTS, **given}

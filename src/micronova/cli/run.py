@@ -1,4 +1,4 @@
-"""`micronova run ROLE…`: some roles as a process of their own; and what `up` shares with it."""
+"""`micronova run ROLE…`: some roles as one process; and what `up` shares with it."""
 
 import asyncio
 import contextlib
@@ -6,6 +6,7 @@ import ctypes
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -14,17 +15,18 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from micronova.cli.machine import run_as_service, uses_machine
 from micronova.cli.names import HTTP_ROLES, ROLES
-from micronova.cli.privilege import hand_over, service_user
+from micronova.cli.own_command import own_command
+from micronova.cli.service_user import hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
+from micronova.cli.supervisor import run_as_service, runs_qemu
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
-    from micronova.http.mount import HTTPServer
+    from micronova.http.server import HTTPServer
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
     def main(settings: Settings) -> None:
         run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
 
-    needs_root = "network-agent" in roles or ("compute" in roles and uses_machine(settings))
+    needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
     run_as_service(settings, place, main, needs_root=needs_root)
 
 
@@ -83,7 +85,7 @@ async def _metrics(settings: Settings, process: "Process") -> "HTTPServer | None
     if not place:
         return None
     from micronova.cli.control import Control
-    from micronova.http.mount import HTTPServer
+    from micronova.http.server import HTTPServer
 
     address, _, port = place.rpartition(":")
     server = HTTPServer(Control(process, metrics_only=True), listen(address or "127.0.0.1", int(port)))
@@ -96,6 +98,8 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
 
     import uvloop
 
+    raise_descriptor_limit()
+
     async def guarded() -> None:
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -106,10 +110,17 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     uvloop.run(guarded())
 
 
-def settle_memory() -> None:
-    """After the start: give back what it needed (hashing passwords takes megabytes), and collect garbage seldom.
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files and sockets as the system allows it, because each client has one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # the limit stays as it is
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
-    Rows and answers are freed by their counts, and what was imported lives for ever.
+
+def settle_memory() -> None:
+    """Return memory that only the start needed (hashing passwords takes megabytes), and collect garbage rarely.
+
+    Rows and answers are freed by reference counting, and imported modules are never freed.
     """
     gc.collect()
     gc.freeze()
@@ -122,17 +133,14 @@ def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, 
     """Run several workers on one socket; a worker that dies is started again."""
     sock = listen(settings.api.listen, settings.api.port)
     os.set_inheritable(sock.fileno(), True)
-    # Once, before there are workers: several at the same moment would make different keys, or keep them for root.
+    # Before the workers start: several of them at once would make different keys.
     user = service_user(settings.default.user)
     if user is None:
         place.create()
         place.keys()
     else:
         hand_over(place, user)
-    command = [
-        sys.executable,
-        "-m",
-        "micronova.cli.main",
+    command = own_command(
         "run",
         *roles,
         "--fd",
@@ -140,7 +148,7 @@ def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, 
         "--dir",
         str(place.path),
         *(["--config", str(config)] if config else []),
-    ]
+    )
     workers = [subprocess.Popen(command, pass_fds=[sock.fileno()]) for _ in range(settings.api.workers)]
     stopping = False
 
@@ -163,8 +171,10 @@ def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, 
             if all(worker.returncode is not None for worker in workers):
                 return
         elif workers[number].returncode == 1:
-            stop()  # a setting is wrong: it has said so, and the next one would too
+            stop()  # a setting is wrong; the next worker would fail as well
             sys.exit(1)
         else:
-            log.warning("worker %d ended with %s and is started again", pid, workers[number].returncode)
+            log.warning(
+                "worker process %d ended with exit code %s and is started again", pid, workers[number].returncode
+            )
             workers[number] = subprocess.Popen(command, pass_fds=[sock.fileno()])

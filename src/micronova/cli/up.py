@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 import os
-import signal
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from shlex import quote
 
 import click
+import msgspec
 
-from micronova.cli.state import StateDirectory, default_directory
+from micronova.cli.own_command import own_command
+from micronova.cli.state import StateDirectory, default_directory, open_trusted
 from micronova.conf.settings import Settings, load
 from micronova.objects.errors import MicronovaError
 
@@ -32,6 +35,7 @@ def up(
         raise MicronovaError(
             f"A cloud runs in {place.path} already: stop it with `micronova down`, or choose another --dir."
         )
+
     def settings_for(driver: str) -> Settings:
         return load(
             config,
@@ -41,7 +45,7 @@ def up(
             fake={"hosts": hosts},
         )
 
-    from micronova.cli.machine import probe, unwired
+    from micronova.cli.supervisor import probe, without_links
 
     notice = ""
     settings = settings_for("fake" if driver == "fake" else "libvirt")
@@ -52,32 +56,44 @@ def up(
         if obstacle is not None:
             notice = f"Real guests are not possible here. {obstacle}"
             settings = settings_for("fake")
-    settings, lack = unwired(settings)
+    if settings.default.resume_guests_state_on_host_boot is None:
+        default = msgspec.structs.replace(settings.default, resume_guests_state_on_host_boot=True)
+        settings = msgspec.structs.replace(settings, default=default)
+    settings, lack = without_links(settings)
     notice = notice or lack
-    if detach:
-        _detach(place, sys.argv[1:])
-        return
-    _run(settings, place, notice)
+    starter, new = os.getpid(), not place.path.exists()
+    try:
+        if detach:
+            _detach(place, sys.argv[1:])
+        else:
+            _run(settings, place, notice)
+    except BaseException:
+        # A cloud that came up has clouds.yaml. Root's process removes what its child, who may not, has made.
+        if new and os.getpid() == starter and not (place.path / "clouds.yaml").exists():
+            shutil.rmtree(place.path, ignore_errors=True)
+        raise
 
 
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
-    from micronova.cli.machine import run_as_service, uses_machine, wires
     from micronova.cli.names import ROLES
+    from micronova.cli.service_user import sudo_user
+    from micronova.cli.supervisor import run_as_service, runs_network_agent, runs_qemu
     from micronova.http.sockets import listen
     from micronova.telemetry.logs import set_up_logging
 
     set_up_logging(settings)
     sock = listen(settings.api.listen, settings.api.port)  # first: a port in use should cost nothing else
     pid = os.getpid()
-    left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not wires(settings)}
+    person = sudo_user()
+    left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not runs_network_agent(settings)}
     roles = [role for role in ROLES if not left_out.get(role)]
 
     def main(settings: Settings) -> None:
         from micronova.cli.run import run_until_stopped
 
-        run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, stopped))
+        run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, person, stopped))
 
-    run_as_service(settings, place, main, needs_root=uses_machine(settings))
+    run_as_service(settings, place, main, needs_root=runs_qemu(settings))
 
 
 async def _up(
@@ -87,26 +103,29 @@ async def _up(
     sock: socket.socket,
     notice: str,
     pid: int,
+    person: int | None,
     stopped: asyncio.Event,
 ) -> None:
     from micronova.cli.control import Control
     from micronova.cli.run import settle_memory
+    from micronova.cli.service_user import share_clouds
     from micronova.cli.wiring import Process
-    from micronova.http.mount import HTTPServer
+    from micronova.http.server import HTTPServer
     from micronova.http.sockets import listen_unix
 
-    address, port = sock.getsockname()[:2]
-    url = settings.api.public_url or f"http://{_reachable(address)}:{port}"
     place.create()
     place.write("micronova.pid", str(pid).encode())
     process = Process(settings, roles, place)
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
         await process.start(sock)
-        clouds = place.write_clouds(url, process.keys, settings.identity.region_name)
+        clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name)
         await control.start()
         settle_memory()
-        _greet(url, clouds, notice, settings)
+        if person is not None and not share_clouds(place, person):
+            lack = f"{clouds} is readable by root only: its file system has no access control lists."
+            notice = f"{notice}\n{lack}".strip()
+        _greet(process.url, place.path, clouds, notice, settings)
         await stopped.wait()
         click.echo("stopping…", err=True)
     finally:
@@ -117,13 +136,7 @@ async def _up(
         place.pid_file.unlink(missing_ok=True)
 
 
-def _reachable(address: str) -> str:
-    if address in ("0.0.0.0", "::"):  # noqa: S104 - listened on, not connected to
-        return "127.0.0.1"
-    return f"[{address}]" if ":" in address else address
-
-
-def _greet(url: str, clouds: Path, notice: str, settings: Settings) -> None:
+def _greet(url: str, directory: Path, clouds: Path, notice: str, settings: Settings) -> None:
     if settings.compute.compute_driver == "libvirt":
         click.echo(f"Micronova is up at {url}; guests are real (libvirt).")
     else:
@@ -133,33 +146,45 @@ def _greet(url: str, clouds: Path, notice: str, settings: Settings) -> None:
     if notice:
         click.secho(notice, fg="yellow")
     click.echo("In another terminal:\n")
-    click.echo(f"  export OS_CLIENT_CONFIG_FILE={clouds} OS_CLOUD=micronova\n")
-    click.echo("then e.g. `openstack server list`. Ctrl-C stops the cloud; its state stays.")
+    click.echo(f"  export OS_CLIENT_CONFIG_FILE={quote(str(clouds))} OS_CLOUD=micronova-demo")
+    click.echo(f"  export MICRONOVA_DIR={quote(str(directory))}\n")
+    click.echo("then e.g. `openstack server list`. OS_CLOUD=micronova is the admin.")
+    click.echo("Ctrl-C stops the cloud; its state stays.")
     sys.stdout.flush()
 
 
 def _detach(place: StateDirectory, arguments: list[str]) -> None:
     """Start the same command without --detach in the background, and wait until it answers."""
     place.create()
-    command = [sys.executable, "-m", "micronova.cli.main", *(a for a in arguments if a != "--detach")]
+    command = own_command(*(a for a in arguments if a != "--detach"))
     logfile = place.path / "micronova.log"
-    with open(logfile, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as stream:
+    try:  # DIR may belong to the service user already
+        stream = open(logfile, "ab+", opener=lambda _, flags: open_trusted(logfile, flags))  # noqa: SIM115
+    except OSError as error:
+        raise MicronovaError(f"Cannot write {logfile}: {error.strerror}.") from None
+    with stream:
         begin = stream.tell()
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, start_new_session=True
         )
-    assert child.stdout is not None
-    # The cloud greets when it answers; if it cannot start, its last words are in the log.
-    greeting = []
-    for line in child.stdout:
-        greeting.append(line.decode())
-        if "Ctrl-C stops" in greeting[-1]:
-            break
-    else:
-        child.wait()
-        words = logfile.read_bytes()[begin:].decode("utf-8", "replace").strip().splitlines()
-        raise MicronovaError((words[-1] if words else "The cloud did not start.").removeprefix("micronova: "))
+        assert child.stdout is not None
+        # The cloud prints its greeting when it answers; if it cannot start, the reason is the last line of the log.
+        greeting: list[str] = []
+        for line in child.stdout:
+            greeting.append(line.decode())
+            if "Ctrl-C stops" in greeting[-1]:
+                break
+        else:
+            child.wait()
+            stream.seek(begin)  # the file that was opened: its name may be a link by now
+            raise _reason(stream.read())
     click.echo("".join(greeting[:-1]) + f"`micronova down --dir {place.path}` stops it; its log is {logfile}.")
+
+
+def _reason(logged: bytes) -> MicronovaError:
+    """Return why a cloud did not start, from what it logged."""
+    lines = logged.decode("utf-8", "replace").strip().splitlines()
+    return MicronovaError((lines[-1] if lines else "The cloud did not start.").removeprefix("micronova: "))
 
 
 def down(directory: Path | None) -> None:
@@ -167,17 +192,19 @@ def down(directory: Path | None) -> None:
     place = StateDirectory((directory or default_directory()).absolute())
     pid = place.running_pid()
     if pid is not None:
-        os.kill(pid, signal.SIGTERM)
+        # Only the cloud's own process gets the signal. Root's process, which supervises it, ends after it.
+        supervisor = place.supervisor_pid(pid)
+        place.terminate(pid)
         deadline = time.monotonic() + 60.0
-        while _alive(pid):
+        while _alive(pid) or _alive(supervisor):
             if time.monotonic() > deadline:
                 raise MicronovaError(
-                    f"Process {pid} did not stop within a minute; its log is {place.path / 'micronova.log'}."
+                    f"Process {supervisor} did not stop within a minute; its log is {place.path / 'micronova.log'}."
                 )
             time.sleep(0.05)
     left = False
     if os.geteuid() == 0 and place.has_keys():
-        from micronova.cli.machine import clean_up
+        from micronova.cli.supervisor import clean_up
 
         left = clean_up(place)
     if pid is None and not left:

@@ -1,35 +1,41 @@
-"""The composition root: the only place that knows all rooms and wires them.
+"""The composition root: the only package that knows all others and wires them.
 
 `Process` is what one process of a cloud runs: any subset of the roles over one database, one bus and one port.
 `micronova up` runs all of them; `micronova run ROLE…` runs some.
 """
 
+import asyncio
 import logging
 import os
 import random as random_module
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
+from micronova.cli.clients import Clients
 from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
-from micronova.cli.neighbours import Neighbours
-from micronova.cli.state import Keys, StateDirectory
-from micronova.conf.settings import Settings, SettingsError
+from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
+from micronova.cli.telemetry import make_telemetry
+from micronova.conf.settings import Settings, SettingsError, load
+from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database, open_database
-from micronova.http.mount import App, HTTPServer, Mounts
+from micronova.http.asgi import App
+from micronova.http.mount import Mounts
+from micronova.http.proxies import TrustedProxies
+from micronova.http.server import HTTPServer, Limits
 from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import MicronovaError
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.guard import GuardedBus
-from micronova.telemetry.telemetry import make_telemetry
 
 log = logging.getLogger(__name__)
 
 
 class Role(Protocol):
-    """What can be started and stopped."""
+    """A part of the cloud that can be started and stopped."""
 
     async def start(self) -> None: ...
 
@@ -37,7 +43,7 @@ class Role(Protocol):
 
 
 class Process:
-    """Roles of one process with what they share."""
+    """The roles of one process and what they share: database, bus, HTTP server, telemetry."""
 
     def __init__(
         self,
@@ -48,7 +54,7 @@ class Process:
         clock: Clock | None = None,
         random: random_module.Random | None = None,
         wrap_bus: Callable[[Bus], Bus] | None = None,
-        after_step: Callable[[str, str], None] | None = None,
+        after_commit: Callable[[str, str], None] | None = None,
     ) -> None:
         self.settings = settings
         self.roles = [role for role in ROLES if role in set(roles)]
@@ -57,32 +63,35 @@ class Process:
         self.random: random_module.Random = random or random_module.SystemRandom()
         self.host = settings.default.host or socket.gethostname()
         self._wrap_bus = wrap_bus
-        self._after_step = after_step
+        self._after_commit = after_commit
         self.keys: Keys
         self.database: Database | None = None
         self.bus: Bus | None = None
         self.apps: dict[str, App] = {}  # by mount path
         self.services: dict[str, Service] = {}  # by name: their routes are what the isolation tests walk
-        self.embedded: dict[str, Any] = {}  # the neighbours that run in this process
-        self.url = settings.api.public_url or f"http://{settings.api.listen}:{settings.api.port}"
-        self.neighbours = Neighbours(self)
+        self.embedded: dict[str, Any] = {}  # the embedded services that run in this process
+        self.url = _url(settings, settings.api.listen, settings.api.port)
+        self.clients = Clients(self)
         self.telemetry = make_telemetry(settings, self.clock, self.host)
         self.notifier = make_notifier(settings, host=self.host, clock=self.clock, random=self.random)
         self.telemetry.metrics.counter(
-            "micronova_notifications", "Notifications by what became of them.", "outcome", self.notifier.counts
+            "micronova_notifications", "Notifications by outcome.", "outcome", self.notifier.counts
         )
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
+        self._database_clock: DatabaseClock | None = None
         self._server: HTTPServer | None = None
+        self._owner_lock: OwnerLock | None = None
 
-    # --- life ------------------------------------------------------------------------------------------------
+    # --- start and stop --------------------------------------------------------------------------------------
 
     async def start(self, sock: socket.socket | None = None) -> None:
-        """Start the roles, neighbours first; what is started is stopped again if one fails."""
+        """Start the roles in START_ORDER; if one fails, stop those that were started."""
         self.directory.create()
         self.keys = self.directory.keys()
-        if sock is not None and self.settings.api.public_url is None:
-            self.url = f"http://{self.settings.api.listen}:{sock.getsockname()[1]}"
+        if sock is not None:
+            address, port = sock.getsockname()[:2]
+            self.url = _url(self.settings, address, port)
         try:
             await self._start_shared()
             await self.notifier.start()
@@ -93,7 +102,7 @@ class Process:
                     role = await getattr(roles, f"make_{name.replace('-', '_')}")(self)
                     await role.start()
                     self.started.append(role)
-            await self.neighbours.start()
+            await self.clients.start()
             if sock is not None and self.apps:
                 self._server = HTTPServer(
                     self.application(),
@@ -101,6 +110,12 @@ class Process:
                     certificate=self.settings.api.tls_certificate,
                     key=self.settings.api.tls_key,
                     websockets="console" in self.roles,
+                    limits=Limits(
+                        connections=self.settings.api.max_connections,
+                        per_client=self.settings.api.max_connections_per_client,
+                        timeout=self.settings.api.client_timeout,
+                        proxies=TrustedProxies(self.settings.api.trusted_proxies),
+                    ),
                 )
                 await self._server.start()
         except BaseException:
@@ -108,7 +123,7 @@ class Process:
             raise
 
     async def stop(self) -> None:
-        """Stop accepting, then the roles in the opposite order, then what they share."""
+        """Stop the HTTP server, then the roles in reverse order, then what they share."""
         if self._server is not None:
             await self._server.stop()
             self._server = None
@@ -118,30 +133,52 @@ class Process:
             except Exception:
                 log.exception("%s did not stop cleanly", type(role).__name__)
         self.started.clear()
-        await self.neighbours.close()
+        await self.clients.close()
         await self.notifier.stop()
         if self.bus is not None:
             await self.bus.stop()
             self.bus = None
+        if self._database_clock is not None:
+            await self._database_clock.stop()
         for database in self._databases.values():
             await database.close()
         self._databases.clear()
         self.database = None
         await self.telemetry.close()
+        if self._owner_lock is not None:
+            self._owner_lock.close()
+            self._owner_lock = None
+
+    async def take_over_leases(self, owner: str) -> None:
+        """Release the leases of the conductor that ran in this directory before and was killed.
+
+        Its operations then continue at once. If a conductor runs in the directory, its leases are left alone.
+        """
+        from micronova.db import operations
+
+        assert self.database is not None
+        lock = OwnerLock.take(self.directory.conductor_lock)
+        if lock is None:
+            return
+        self._owner_lock = lock
+        if lock.predecessor:
+            await self.database.write(operations.release_leases, lock.predecessor)
+        lock.record(owner)
 
     async def connect(self) -> None:
-        """Open the database and the bus without starting a role: for commands that look."""
+        """Open the database and the bus without starting a role, for commands that only read."""
         await self._start_shared()
 
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
-        # A metadata service by itself is found without its mount too: proxies of other make know none.
+        # A metadata service alone also answers without its mount path, which Neutron's proxies do not send.
         root = self.apps["/metadata"] if set(self.apps) == {"/metadata"} else None
         return Mounts(
             self.apps,
             root=root,
             origins=self.settings.api.cors_allowed_origins,
             websockets=frozenset({"/console"} & set(self.apps)),
+            proxies=TrustedProxies(self.settings.api.trusted_proxies),
         )
 
     async def _start_shared(self) -> None:
@@ -151,6 +188,9 @@ class Process:
 
             self.database = await self.open_database("compute")
             await upgrade(self.database, metadata, "micronova.db.migrations")
+            if self.database.dialect == "postgresql":
+                self.clock = self._database_clock = DatabaseClock(self.clock, self.database)
+                await self._database_clock.start()
         if any(role in self.roles for role in (*COMPUTE_ROLES, "console", "network-agent")):
             self.bus = await self.connect_bus()
 
@@ -201,6 +241,16 @@ class Process:
         return self.telemetry.bus(self._wrap_bus(bus) if self._wrap_bus is not None else bus)
 
 
+def _url(settings: Settings, address: str, port: int) -> str:
+    """Return the URL of this process: api.public_url, or where it listens."""
+    if settings.api.public_url:
+        return settings.api.public_url
+    if address in ("0.0.0.0", "::"):  # noqa: S104 - listened on, not connected to
+        address = "127.0.0.1"
+    scheme = "https" if settings.api.tls_certificate else "http"
+    return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
+
+
 def _ping(conn: Any) -> None:
     conn.exec_driver_sql("SELECT 1")
 
@@ -209,3 +259,21 @@ def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     return f"{scheme}://{credentials.partition(':')[0]}{at}{place}" if at else url
+
+
+def run_connected(config: Path, directory: Path | None, work: Callable[[Process], Awaitable[Any]]) -> Any:
+    """Connect to the database and the bus that a settings file names, without starting a role, and run `work`."""
+    settings = load(config)
+
+    async def main() -> Any:
+        place = StateDirectory(directory or Path(settings.default.state_path or default_directory()))
+        place.create()
+        process = Process(settings, ["conductor"], place)
+        process.keys = place.keys()
+        try:
+            await process.connect()
+            return await work(process)
+        finally:
+            await process.stop()
+
+    return asyncio.run(main())

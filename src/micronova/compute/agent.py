@@ -1,101 +1,137 @@
-"""How a host carries out its orders, and what its heartbeat says of them."""
+"""The agent of one host: it carries out the orders of the host and fills in the host's part of a heartbeat."""
 
 import asyncio
+import functools
 import logging
 import traceback
-from typing import Any
+from typing import Protocol
 
-from micronova.compute.actions import ACTIONS, UNWANTED
-from micronova.compute.conductor_client import ConductorClient
 from micronova.compute.host import Host
-from micronova.compute.undo import destroy
-from micronova.compute.work import Outcome, Phase, Slot, Work
+from micronova.compute.order_handlers import HANDLERS, UNDO
+from micronova.compute.work import InstanceWork, Outcome, Phase, Work
+from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, NotSupported
-from micronova.objects.orders import Departed, HostBeat, HostReply, PowerChange, WorkOrder
-from micronova.rpc.contract import Context
+from micronova.objects.orders import (
+    Departure,
+    GuestAtEpoch,
+    Heartbeat,
+    HeartbeatReply,
+    HostBeat,
+    HostReply,
+    PowerChange,
+    RemovedGuest,
+    Report,
+    ReportReply,
+    WorkOrder,
+)
 from micronova.telemetry.logs import request_id
 from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
+RESUMED_TOGETHER = 50
+"""Guests that one message asks to be started after a boot of the host."""
+
+
+class Conductor(Protocol):
+    """The messages that agents send to a conductor; `micronova.conductor.rpcapi` implements them."""
+
+    async def report(self, report: Report, context: Context) -> ReportReply:
+        """Report how an order ended; repeat it until a conductor replies."""
+
+    async def power_change_event(self, host: str, change: PowerChange) -> None:
+        """Report that a guest changed its power state by itself; the message may be lost."""
+
+    async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
+        """Return those of an instance's ports that the network service has plugged on this host."""
+
+    async def resume_guests(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
+        """Ask that guests which are off and should run are started; return their instances."""
+
+    async def heartbeat(self, beat: Heartbeat, timeout: float = ...) -> HeartbeatReply:
+        """Send the state of the hosts, and return the orders and departures that the conductor has for them."""
+
 
 class HostAgent:
-    """Works for one host."""
+    """Carries out the orders of one host."""
 
-    def __init__(self, host: Host, conductor: ConductorClient) -> None:
+    def __init__(self, host: Host, conductor: Conductor) -> None:
         self.host = host
         self._conductor = conductor
-        self._book = host.book
+        self._registry = host.work_registry
         self._stopping = False
         self._synchronised_at: float | None = None
-        self._departing: dict[str, asyncio.Task[None]] = {}
-        self._leaving: dict[str, int] = {}  # instance -> epoch at which it left; its guest is to go
-        self._departed: dict[str, int] = {}  # and is gone, which the conductor is to hear
+        self._to_remove: dict[str, int] = {}  # instance -> epoch at which it left this host; its guest is still here
+        self._removals: dict[str, asyncio.Task[None]] = {}
+        self._removed: dict[str, int] = {}  # the guest was removed; the conductor does not know that yet
         self._casts: set[asyncio.Task[None]] = set()
         self._send_all_nodes = True
-        self._listed: dict[str, Work] = {}  # what the beat under way lists: its answer speaks of that
-        host.on_power_change = self._tell_at_once
+        self._last_listed: dict[str, Work] = {}  # the work that the last heartbeat lists
+        host.on_power_change = self._send_power_change
 
     # --- orders ---
 
     def receive(self, order: WorkOrder, context: Context) -> None:
-        """Take an order that was sent to this host, unless it is older than the first answer to a heartbeat.
+        """Accept an order that was sent to this host, unless it is older than the first reply to a heartbeat.
 
-        A message that was sent, or that a broker delivers again, to an agent that has just started may be long
-        overtaken, and only the agent before knew. That answer brings all orders that count.
+        That reply brings all orders that are valid. A message from before may be out of date: a broker can deliver it
+        to a new agent after a newer order was carried out by the agent before.
         """
         since = self._synchronised_at
         if since is None or 0.0 < order.issued_at <= since:
-            log.info("host %s: order %s is older than this agent", self.host.name, order.operation_id)
+            log.info("host %s: order %s is older than this agent and is ignored", self.host.name, order.operation_id)
         else:
             self.accept(order, context)
 
     def accept(self, order: WorkOrder, context: Context | None = None) -> None:
-        """Take an order in hand and begin with it, unless it is a double or too old."""
+        """Begin to carry out an order, unless it is a duplicate or stale."""
         if context is None:
             context = Context(request_id=order.request_id, traceparent=order.traceparent)
         host = self.host
         if self._stopping or order.host != host.name:
-            log.info("host %s: order %s (%s) is not taken", host.name, order.operation_id, order.kind)
+            log.info("host %s: order %s (%s) is ignored", host.name, order.operation_id, order.kind)
             return
-        reason = self._book.refusal(order)
+        reason = self._registry.refusal(order)
         if reason is not None:
             log.info("host %s: order %s (%s) %s", host.name, order.operation_id, order.kind, reason)
             return
-        gate = host.plugs.gate(order.instance.uuid, order.wait_for_plugs)
-        work = Work(order, context, gate, host.clock.now())
-        slot = self._book.add(work)
-        host.boots.ordered(order.instance.uuid)
-        work.task = asyncio.get_running_loop().create_task(self._run(work, slot))
-        # Not in the task itself: one that is cancelled before its first step never runs.
+        plugged_ports = functools.partial(self._conductor.plugged_ports, host.name, order.instance.uuid)
+        plug_wait = host.plug_events.watch(order.instance.uuid, order.wait_for_plugs, plugged_ports)
+        work = Work(order, context, plug_wait, host.clock.now())
+        instance_work = self._registry.add(work)
+        host.boots.order_accepted(order.instance.uuid)
+        work.task = asyncio.get_running_loop().create_task(self._run(work, instance_work))
+        # Not in the task itself: a task that is cancelled before its first step never runs.
         work.task.add_done_callback(lambda _: self._finished(work))
 
-    async def _run(self, work: Work, slot: Slot) -> None:
+    async def _run(self, work: Work, instance_work: InstanceWork) -> None:
         request_id.set(work.context.request_id)
-        async with slot.lock:
+        async with instance_work.lock:
             with span(work.order.kind, host=self.host.name, instance=work.order.instance.uuid):
                 outcome = await self._carry_out(work)
             if outcome is None or work.cancelled:
                 return
             work.phase = Phase.REPORTING
-            work.gate.close(served=True)
+            self.host.plug_events.close(work.plug_wait, used=True)
             reply = await self._conductor.report(work.report(outcome, self.host.clock.now()), work.context)
             if outcome.outcome == "done":
-                self._book.acknowledged(work)
+                if reply.accepted:
+                    # A refused report means that a conductor has the operation now, and may send the order again.
+                    self._registry.remember_finished(work)
                 if reply.destroy and work.order.kind == "build":
-                    self._depart(Departed(work.order.instance.uuid, work.order.epoch))
-                undo = UNWANTED.get(work.order.kind)
+                    self._depart(Departure(work.order.instance.uuid, work.order.epoch))
+                undo = UNDO.get(work.order.kind)
                 if undo is not None and not reply.accepted:
                     await undo(self.host, work)
 
     async def _carry_out(self, work: Work) -> Outcome | None:
-        """Do what the order says; an error becomes a report."""
+        """Run the handler of the order's kind; return an error as an outcome."""
         order = work.order
-        action = ACTIONS.get(order.kind)
+        handler = HANDLERS.get(order.kind)
         try:
-            if action is None:
+            if handler is None:
                 raise NotSupported(f"The host {self.host.name} does not know how to {order.kind} a server.")
-            return await action(self.host, work)
+            return await handler(self.host, work)
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
         except Exception as error:
@@ -108,86 +144,113 @@ class HostAgent:
             )
 
     def _finished(self, work: Work) -> None:
-        work.gate.close(served=False)
-        self._book.remove(work)
+        self.host.plug_events.close(work.plug_wait, used=False)
+        self._registry.remove(work)
         uuid = work.order.instance.uuid
-        if not self._book.on(uuid):
-            self.host.idle(uuid)
+        if not self._registry.of_instance(uuid):
+            self.host.work_ended(uuid)
         task = work.task
         if task is not None and not task.cancelled() and task.exception() is not None:
-            log.error("order %s ended badly", work.order.operation_id, exc_info=task.exception())
+            log.error(
+                "host %s: order %s failed unexpectedly",
+                self.host.name,
+                work.order.operation_id,
+                exc_info=task.exception(),
+            )
 
-    # --- departures: the only record on which a guest is removed without an order ---
+    # --- departures: an agent removes a guest without an order only if such a record says so ---
 
-    def _depart(self, departure: Departed) -> None:
+    def _depart(self, departure: Departure) -> None:
         uuid = departure.instance_uuid
-        self._leaving[uuid] = max(departure.epoch, self._leaving.get(uuid, departure.epoch))
-        self._book.epochs.leave(uuid, self._leaving[uuid])
-        self._see_off(uuid)
+        self._to_remove[uuid] = max(departure.epoch, self._to_remove.get(uuid, departure.epoch))
+        self._registry.epochs.leave(uuid, self._to_remove[uuid])
+        self._start_removal(uuid)
 
-    def _see_off(self, uuid: str) -> None:
-        if uuid not in self._departing and not self._stopping:
-            task = asyncio.get_running_loop().create_task(self._leave(uuid, self._leaving[uuid]))
-            self._departing[uuid] = task
-            task.add_done_callback(lambda _: self._departing.pop(uuid, None))
+    def _start_removal(self, uuid: str) -> None:
+        if uuid not in self._removals and not self._stopping:
+            task = asyncio.get_running_loop().create_task(self._remove_guest(uuid, self._to_remove[uuid]))
+            self._removals[uuid] = task
+            task.add_done_callback(lambda _: self._removals.pop(uuid, None))
 
-    async def _leave(self, uuid: str, epoch: int) -> None:
-        slot = self._book.enter(uuid)
+    async def _remove_guest(self, uuid: str, epoch: int) -> None:
+        instance_work = self._registry.acquire(uuid)
         try:
-            for work in slot.works:
+            for work in instance_work.works:
                 if work.order.epoch <= epoch and work.order.kind != "delete":
                     work.cancel()
-            async with slot.lock:
+            async with instance_work.lock:
                 guest = await self.host.driver.info(uuid)
-                if guest is None or guest.epoch <= epoch:  # else it has come back since
-                    await destroy(self.host, uuid)
-            self._departed[uuid] = epoch
-            if self._leaving.get(uuid) == epoch:
-                del self._leaving[uuid]
-        except Exception as error:  # drivers may raise anything; the next beat tries again
-            log.warning("host %s: instance %s left, its guest cannot be removed: %s", self.host.name, uuid, error)
+                if guest is None or guest.epoch <= epoch:  # a newer guest: the instance has returned to this host
+                    await self.host.destroy(uuid)
+            self._removed[uuid] = epoch
+            if self._to_remove.get(uuid) == epoch:
+                del self._to_remove[uuid]
+        except Exception as error:  # drivers may raise anything
+            log.warning(
+                "host %s: the guest of instance %s, which left the host, could not be removed; the next heartbeat tries"
+                " again: %s",
+                self.host.name,
+                uuid,
+                error,
+            )
         finally:
-            self._book.exit(uuid)
+            self._registry.release(uuid)
 
     # --- heartbeats ---
 
+    async def resume_guests(self) -> None:
+        """Ask for a start of guests that are off and should run; until then no heartbeat reports them as off."""
+        found = self.host.found_off()
+        for part in (found[begin : begin + RESUMED_TOGETHER] for begin in range(0, len(found), RESUMED_TOGETHER)):
+            try:
+                resumed = await self._conductor.resume_guests(self.host.name, part)
+            except Exception as error:  # asked again after the next heartbeat
+                log.warning(
+                    "host %s: no conductor answered which of %d guests should run; this is repeated: %s",
+                    self.host.name,
+                    len(part),
+                    error,
+                )
+                return
+            self.host.resumed(part, frozenset(resumed))
+
     def beat(self) -> HostBeat:
-        """Give this host's part of a heartbeat."""
-        for uuid in self._leaving:
-            self._see_off(uuid)
-        self._listed = self._book.listed()
-        nodes = self.host.nodes(everything=self._send_all_nodes)
+        """Return this host's part of a heartbeat."""
+        for uuid in self._to_remove:
+            self._start_removal(uuid)
+        self._last_listed = self._registry.by_operation()
+        nodes = self.host.nodes(include_unchanged=self._send_all_nodes)
         self._send_all_nodes = False
         return HostBeat(
             host=self.host.name,
-            in_hand=self._book.in_hand(),
-            departed=tuple(Departed(uuid, epoch) for uuid, epoch in self._departed.items()),
+            running_orders=self._registry.running_orders(),
+            removed_guests=tuple(RemovedGuest(uuid, epoch) for uuid, epoch in self._removed.items()),
             nodes=nodes,
             power_changes=self.host.power_changes(),
             boots=self.host.boots.verdicts(),
         )
 
-    def beat_lost(self, beat: HostBeat) -> None:
-        """The beat was not heard: what it told is to be told again."""
+    def beat_failed(self, beat: HostBeat) -> None:
+        """Note that no conductor replied to a heartbeat: the next one repeats what it said."""
         self._send_all_nodes = self._send_all_nodes or bool(beat.nodes)
 
-    def beat_heard(self, beat: HostBeat, reply: HostReply | None, now: float = 0.0) -> None:
-        """Take the conductor's answer, given at this time of its clock."""
+    def beat_answered(self, beat: HostBeat, reply: HostReply | None, now: float = 0.0) -> None:
+        """Do what the reply to a heartbeat asks for; `now` is the time of the conductor's clock in the reply."""
         if self._synchronised_at is None:
             self._synchronised_at = now
-        for gone in beat.departed:
-            if self._departed.get(gone.instance_uuid) == gone.epoch:
-                del self._departed[gone.instance_uuid]
-        self.host.told(beat.power_changes)
-        self.host.boots.told(beat.boots, () if reply is None else reply.boots_again)
+        for removed in beat.removed_guests:
+            if self._removed.get(removed.instance_uuid) == removed.epoch:
+                del self._removed[removed.instance_uuid]
+        self.host.power_changes_received(beat.power_changes)
+        self.host.boots.verdicts_received(beat.boots, () if reply is None else reply.repeat_verdicts)
         if reply is None:
             return
         self._send_all_nodes = self._send_all_nodes or reply.resend_nodes
         for operation_id in reply.drop:
-            work = self._book.find(operation_id)
-            # Only what the beat listed: the same operation may have come again meanwhile. And not what is
-            # being reported, because the answer to the report says what is to become of the guest.
-            if work is not None and work is self._listed.get(operation_id) and work.phase is not Phase.REPORTING:
+            work = self._registry.find(operation_id)
+            # The reply is only about work that the heartbeat listed: an order for the same operation may have arrived
+            # since. Work that is being reported goes on: the reply to the report decides about the guest.
+            if work is not None and work is self._last_listed.get(operation_id) and work.phase is not Phase.REPORTING:
                 work.cancel()
         for departure in reply.departures:
             self._depart(departure)
@@ -196,36 +259,36 @@ class HostAgent:
 
     @property
     def synchronised(self) -> bool:
-        """Whether a conductor has said which orders are this host's."""
+        """Whether a conductor has replied to a heartbeat; orders are accepted from then on."""
         return self._synchronised_at is not None
 
     @property
-    def wants_beat(self) -> bool:
-        """Whether the conductor asked for something that it should not wait for."""
+    def nodes_requested(self) -> bool:
+        """Whether the conductor asked for the nodes, so that the next heartbeat should follow at once."""
         return self._send_all_nodes
 
-    def _tell_at_once(self, change: PowerChange) -> None:
-        """Give the conductor a hint ahead of the next heartbeat, which tells it reliably."""
-        task = asyncio.get_running_loop().create_task(self._conductor.guest_event(self.host.name, change))
+    def _send_power_change(self, change: PowerChange) -> None:
+        """Report a power change at once. The message may be lost; the next heartbeat repeats it."""
+        task = asyncio.get_running_loop().create_task(self._conductor.power_change_event(self.host.name, change))
         self._casts.add(task)
         task.add_done_callback(self._casts.discard)
 
-    # --- the end ---
+    # --- stopping ---
 
     def refuse_orders(self) -> None:
-        """Take no more orders; they come again after the restart."""
+        """Accept no more orders; the conductor sends them again after the restart."""
         self._stopping = True
 
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """Everything that is under way."""
-        return [*self._book.tasks(), *self._departing.values(), *self._casts]
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks of all orders, removals and messages that are under way."""
+        return [*self._registry.tasks(), *self._removals.values(), *self._casts]
 
     def cancel(self) -> None:
-        """Have all work stopped, and undone where it is half done; a guest that was built stays."""
-        for work in self._book.all():
+        """Stop all work and undo what is half done; a guest that is complete stays."""
+        for work in self._registry.all():
             work.cancel()
 
     def abandon(self) -> None:
-        """Let go of whatever is still under way, also of undoing: the restart finds what is left."""
+        """Cancel every task, also those that undo work: the next agent finds what they leave."""
         for task in self.tasks():
             task.cancel()

@@ -1,11 +1,11 @@
-"""Watching guests that were started until they show that they boot, and saying so of those that never do.
+"""Watching guests after their start: those that show no sign of booting in time are reported to the conductor.
 
-What counts as a sign is the driver's to know, and it counts from the guest's start. So nothing need be kept for an
-agent that comes after this one: it watches all guests that it finds running, and those that live show it at the first
-look. A boot that goes well costs one look, shared with all others, and no message.
+The driver decides what a sign is. It counts signs from the guest's start, so an agent keeps no record for the agent
+after it: a new agent watches all guests that run, and the first check finds those that have booted. A boot that
+succeeds costs one check, shared by all guests, and no message.
 
-A guest that shows no sign in time is reported with the heartbeats until a conductor has heard it, and is looked at
-further. It may only be slow: then it is reported once more, as one that has booted after all.
+A guest that shows no sign in time is reported with the heartbeats until a conductor has replied, and is checked
+further. If it was only slow, it is reported again, as one that has booted.
 """
 
 import logging
@@ -13,38 +13,38 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from micronova.compute.settings import ComputeSettings
-from micronova.compute.work import WorkBook
+from micronova.compute.work import WorkRegistry
+from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.orders import BootVerdict
-from micronova.virt import power_state
 from micronova.virt.driver import BootSigns, Driver
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE: Final = 10.0
-"""Seconds between looks: most guests have shown themselves by the first."""
-LOOKS: Final = 4
-"""How often a guest is looked at, at least, before it is given up."""
+LONGEST_INTERVAL: Final = 10.0
+"""Seconds between checks: most guests have shown a sign by the first."""
+CHECKS: Final = 4
+"""How often a guest is checked, at least, before it is reported as not booting."""
 BOOTED: Final = ""
 
 
-def look_interval(settings: ComputeSettings) -> float:
-    """Say how often to look."""
-    return min(LONGEST_PAUSE, settings.boot_timeout / LOOKS)
+def check_interval(settings: ComputeSettings) -> float:
+    """Return the seconds between two checks."""
+    return min(LONGEST_INTERVAL, settings.boot_timeout / CHECKS)
 
 
 class _Start:
-    """A guest's start: when it was, or when an agent found the guest running."""
+    """When a guest was started, or when an agent found it running."""
 
-    __slots__ = ("at", "given_up")
+    __slots__ = ("at", "timed_out")
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.given_up = False
+        self.timed_out = False
 
 
 class BootWatch:
-    """The guests of one host that have not shown yet that they boot."""
+    """The guests of one host that have shown no sign of booting yet."""
 
     def __init__(
         self,
@@ -52,111 +52,116 @@ class BootWatch:
         driver: Driver,
         settings: ComputeSettings,
         clock: Clock,
-        book: WorkBook,
+        work_registry: WorkRegistry,
         power: Callable[[str], int | None],
     ) -> None:
         self._host = host
         self._driver = driver
         self._timeout = settings.boot_timeout
         self._clock = clock
-        self._book = book
-        self._power = power  # of a guest, as the agent knows it; None: there is no such guest
+        self._registry = work_registry
+        self._power = power  # returns the power state of a guest, None if there is no such guest
         self._signs: BootSigns | None = None
         self._starts: dict[str, _Start] = {}
-        self._verdicts: dict[str, str] = {}  # guest -> its fault, or BOOTED; what no conductor has heard yet
-        self._doubted: set[str] = set()  # guests that a conductor may take for ones that do not boot
-        self._found: set[str] = set()  # guests of an earlier agent, which had no order since
+        self._verdicts: dict[str, str] = {}  # guest -> its fault, or BOOTED; no conductor has received these yet
+        self._maybe_known_as_not_booting: set[str] = set()  # guests that a conductor may know as not booting
+        self._found: set[str] = set()  # guests of an earlier agent that have had no order since
 
     def start(self, running: Iterable[str]) -> None:
-        """Begin, with the guests that run already; the driver is ready and is able to."""
+        """Begin to watch the guests that run already; the driver is started and reports boot signs."""
         if self._timeout > 0 and isinstance(self._driver, BootSigns):
             self._signs = self._driver
             for uuid in running:
                 self._starts[uuid] = _Start(self._clock.monotonic())
                 self._found.add(uuid)
-                self._doubted.add(uuid)
+                self._maybe_known_as_not_booting.add(uuid)
 
-    def started(self, uuid: str) -> None:
-        """A guest has just been started."""
+    def guest_started(self, uuid: str) -> None:
+        """Watch a guest that was just started."""
         if self._signs is not None:
             self._starts[uuid] = _Start(self._clock.monotonic())
             self._verdicts.pop(uuid, None)
 
-    def ordered(self, uuid: str) -> None:
-        """An order for this guest was taken: from now on the host knows at which epoch its instance is."""
+    def order_accepted(self, uuid: str) -> None:
+        """Note that an order for this guest was accepted: it contains the epoch of the instance."""
         self._found.discard(uuid)
 
-    def gone(self, uuid: str) -> None:
-        """There is no such guest any more."""
+    def guest_gone(self, uuid: str) -> None:
+        """Forget a guest."""
         self._starts.pop(uuid, None)
         self._verdicts.pop(uuid, None)
-        self._doubted.discard(uuid)
+        self._maybe_known_as_not_booting.discard(uuid)
         self._found.discard(uuid)
 
-    async def look(self) -> None:
-        """Look at all that are watched, at once."""
+    async def check(self) -> None:
+        """Ask the driver, in one call, for the signs of all guests that are watched."""
         if self._signs is None:
             return
         for uuid in list(self._starts):
             if self._power(uuid) not in (power_state.RUNNING, power_state.NOSTATE):
                 del self._starts[uuid]
-        looked_at = {uuid: start for uuid, start in self._starts.items() if not self._book.on(uuid)}
-        if not looked_at:
+        checked = {uuid: start for uuid, start in self._starts.items() if not self._registry.of_instance(uuid)}
+        if not checked:
             return
-        signs = await self._signs.boot_signs(looked_at)
+        signs = await self._signs.boot_signs(checked)
         now = self._clock.monotonic()
-        for uuid, start in looked_at.items():
+        for uuid, start in checked.items():
             sign = signs.get(uuid)
-            if sign is None or self._starts.get(uuid) is not start:  # it was started anew while we looked
+            if sign is None or self._starts.get(uuid) is not start:  # it was started again meanwhile
                 continue
             if sign.booted:
                 self._booted(uuid)
-            elif now - start.at >= self._timeout and not start.given_up:
-                start.given_up = True
-                self._give_up(uuid, sign.seen)
+            elif now - start.at >= self._timeout and not start.timed_out:
+                start.timed_out = True
+                self._timed_out(uuid, sign.seen)
 
     def verdicts(self) -> tuple[BootVerdict, ...]:
-        """List what no conductor has heard, except where work is in hand."""
+        """Return what no conductor has received, except about instances that are worked on."""
         return tuple(
             BootVerdict(
                 instance_uuid=uuid,
-                epoch=self._book.epochs.highest(uuid),
+                epoch=self._registry.epochs.highest(uuid),
                 fault=fault,
                 found=uuid in self._found,
             )
             for uuid, fault in self._verdicts.items()
-            if not self._book.on(uuid)
+            if not self._registry.of_instance(uuid)
         )
 
-    def told(self, verdicts: Iterable[BootVerdict], again: Iterable[str] = ()) -> None:
-        """A conductor has heard these, and wants to hear some once more."""
-        unsettled = set(again)
+    def verdicts_received(self, verdicts: Iterable[BootVerdict], again: Iterable[str] = ()) -> None:
+        """Forget verdicts that a conductor has received, except those that it wants again."""
+        wanted_again = set(again)
         for verdict in verdicts:
             uuid = verdict.instance_uuid
-            if uuid not in unsettled and self._verdicts.get(uuid) == verdict.fault:
+            if uuid not in wanted_again and self._verdicts.get(uuid) == verdict.fault:
                 del self._verdicts[uuid]
                 if verdict.fault == BOOTED:
-                    self._doubted.discard(uuid)
+                    self._maybe_known_as_not_booting.discard(uuid)
 
     def _booted(self, uuid: str) -> None:
         start = self._starts.pop(uuid)
-        if start.given_up:
+        if start.timed_out:
             seconds = self._clock.monotonic() - start.at
-            log.info("host %s: instance %s boots after all, %.0f s after its start", self._host, uuid, seconds)
+            log.info(
+                "host %s: instance %s showed that it boots %.0f s after its start, later than the time limit",
+                self._host,
+                uuid,
+                seconds,
+            )
         self._verdicts.pop(uuid, None)
-        if uuid in self._doubted:
+        if uuid in self._maybe_known_as_not_booting:
             self._verdicts[uuid] = BOOTED
 
-    def _give_up(self, uuid: str, seen: str) -> None:
-        told = f"within {self._timeout:g} s it {seen}"
+    def _timed_out(self, uuid: str, seen: str) -> None:
+        what_was_seen = f"within {self._timeout:g} s it {seen}"
         log.warning(
-            "host %s: instance %s has not begun to boot: %s. Is its image bootable here? Its console may tell.",
+            "host %s: instance %s has not begun to boot: %s. Check that its image boots on this host.",
             self._host,
             uuid,
-            told,
+            what_was_seen,
         )
-        self._doubted.add(uuid)
+        self._maybe_known_as_not_booting.add(uuid)
         self._verdicts[uuid] = (
-            f"The guest has not begun to boot: {told}. "
+            f"The guest has not begun to boot: {what_was_seen}. "
             "Can its image be booted on this host? Look at its console; a hard reboot tries again."
         )

@@ -2,12 +2,13 @@
 
 | what                                                  | outcome    |
 |-------------------------------------------------------|------------|
-| the order was withdrawn (delete, drop, agent stopped) | none: undone quietly |
+| the order was withdrawn (delete, drop, agent stopped) | none       |
+| the guest is at a newer epoch: nothing is done        | none       |
 | not enough resources, or the driver failed            | reschedule |
 | it cannot succeed on any host (BuildAborted)          | abort      |
 | an error in our own code                              | error      |
 
-Whatever was made on this host is undone first.
+What this order made on the host is undone first. Without an outcome nothing is reported.
 """
 
 import asyncio
@@ -15,23 +16,23 @@ import logging
 import traceback
 
 from micronova.compute.host import Host
-from micronova.compute.undo import destroy
 from micronova.compute.work import Outcome, Phase, Work
+from micronova.objects import power_state
 from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError
+from micronova.objects.orders import OrderOutcome
 from micronova.telemetry.spans import span
-from micronova.virt import power_state
 from micronova.virt.driver import GuestPlan
 
 log = logging.getLogger(__name__)
 
 
 def guest_plan(work: Work) -> GuestPlan:
-    """Give what the driver needs of an order."""
+    """Return what the driver needs of an order."""
     order = work.order
     return GuestPlan(
         instance=order.instance,
         epoch=order.epoch,
-        plugged=work.gate.wait,
+        plugged=work.plug_wait.wait,
         network_info=order.network_info,
         block_devices=order.block_devices,
         image_ticket=order.image_ticket,
@@ -41,16 +42,16 @@ def guest_plan(work: Work) -> GuestPlan:
 
 
 async def build(host: Host, work: Work) -> Outcome | None:
-    """Build the guest of an order; None: a newer owner has it, nothing is to be said."""
+    """Build the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
     async with host.build_slots:
-        found, outcome = await _look(host, work)
+        found, outcome = await _check_existing(host, work)
         if found:
             return outcome
-        return await _make(host, work)
+        return await _spawn(host, work)
 
 
-async def _look(host: Host, work: Work) -> tuple[bool, Outcome | None]:
-    """See what an earlier agent, or an earlier attempt, left here; say whether that settles the order."""
+async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]:
+    """Return whether a guest of an earlier agent or attempt settles the order, and how; remove it if it does not."""
     order = work.order
     uuid = order.instance.uuid
     try:
@@ -58,20 +59,25 @@ async def _look(host: Host, work: Work) -> tuple[bool, Outcome | None]:
         if guest is None:
             return False, None
         if guest.epoch > order.epoch:
-            host.book.epochs.note(uuid, guest.epoch)
+            host.work_registry.epochs.note(uuid, guest.epoch)
             return True, None
         if guest.epoch == order.epoch and guest.power_state != power_state.NOSTATE:
-            # Built already, its report was lost. Also if it has stopped since: its owner may have data on it.
-            host.present(uuid, guest.epoch, guest.node, guest.power_state)
+            # It was built and the report was lost. It is kept also if it has stopped since: it may hold data.
+            host.guest_present(uuid, guest.epoch, guest.node, guest.power_state)
             return True, Outcome(outcome="done", power_state=guest.power_state)
-        await destroy(host, uuid)
+        await host.destroy(uuid)
     except Exception as error:  # drivers may raise anything
-        log.warning("host %s: what there is of instance %s cannot be told: %s", host.name, uuid, error)
+        log.warning(
+            "host %s: an earlier guest of instance %s could not be read or removed; the build goes to another host: %s",
+            host.name,
+            uuid,
+            error,
+        )
         return True, _outcome(_driver_error(error), left_behind=True)
     return False, None
 
 
-async def _make(host: Host, work: Work) -> Outcome:
+async def _spawn(host: Host, work: Work) -> Outcome:
     order = work.order
     uuid = order.instance.uuid
     begun = False
@@ -79,7 +85,7 @@ async def _make(host: Host, work: Work) -> Outcome:
         tracker = host.tracker(order.instance.node)
         with tracker.instance_claim(order):
             begun = True
-            host.present(uuid, order.epoch, tracker.node)
+            host.guest_present(uuid, order.epoch, tracker.node)
             try:
                 with span("spawn", host=host.name, instance=uuid):
                     await host.driver.spawn(guest_plan(work))
@@ -88,8 +94,8 @@ async def _make(host: Host, work: Work) -> Outcome:
             except Exception as error:
                 log.exception("host %s: instance %s could not be built", host.name, uuid)
                 raise _driver_error(error) from error
-        host.boots.started(uuid)
-        host.switched(uuid, power_state.RUNNING)
+        host.boots.guest_started(uuid)
+        host.order_changed_power(uuid, power_state.RUNNING)
     except (Exception, asyncio.CancelledError) as error:
         work.phase = Phase.UNDOING
         left_behind = begun and not await _undo(host, uuid)
@@ -102,7 +108,7 @@ async def _make(host: Host, work: Work) -> Outcome:
 
 async def _undo(host: Host, uuid: str) -> bool:
     try:
-        await destroy(host, uuid)
+        await host.destroy(uuid)
     except Exception:
         log.exception("host %s: a half-built guest of instance %s is left behind", host.name, uuid)
         return False
@@ -116,12 +122,13 @@ def _driver_error(error: Exception) -> MicronovaError:
 
 
 def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
+    outcome: OrderOutcome
     if isinstance(error, BuildAborted):
         outcome = "abort"
     elif isinstance(error, MicronovaError):
         outcome = "reschedule"
     else:
-        log.error("building failed in our own code", exc_info=error)
+        log.error("a build failed by an error in Micronova's own code", exc_info=error)
         return Outcome(
             outcome="error",
             error_code=MicronovaError.code,

@@ -1,4 +1,4 @@
-"""Claims: an instance's share of a node, taken before it is built and given back if the build fails."""
+"""Claims: the resources of a node that an instance holds. A claim is made before the build and released if it fails."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _NAMES = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
 
 
 class Holder(Protocol):
-    """Where claims are held."""
+    """What a claim is made on: a resource tracker."""
 
     def release(self, uuid: str) -> None:
-        """Give back what an instance holds."""
+        """Release the resources of an instance."""
 
 
 class Claim:
-    """A context: what was claimed is given back when the body fails, and stays claimed when it succeeds."""
+    """A context manager: the claim is released when the body fails, and stays when the body succeeds."""
 
     __slots__ = ("_holder", "_uuid")
 
@@ -36,7 +36,7 @@ class Claim:
 
 
 def shortage(wanted: Mapping[str, int], used: Mapping[str, int], limits: Mapping[str, float]) -> str | None:
-    """Say what there is too little of, or None if everything fits; a class without a limit always fits."""
+    """Return which resource does not suffice, or None if everything fits; a class without a limit always fits."""
     for name, amount in wanted.items():
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) + amount > limit:

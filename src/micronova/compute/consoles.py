@@ -1,109 +1,35 @@
-"""Links to consoles: what the API gives out, and looks up again for admins.
+"""The addresses of the consoles of a host's guests."""
 
-A link has a token, of which only the digest is kept; it is good for one console of one server, for a while.
-"""
-
-import random
-import urllib.parse
-import uuid
-from typing import Any
-
-import msgspec
-import sqlalchemy as sa
-
-from micronova.compute import states
-from micronova.compute.api import API
-from micronova.db import console_tokens
-from micronova.db.engine import Database
-from micronova.http.context import RequestContext
-from micronova.objects.clock import Clock, micros
-from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol, token_digest
-from micronova.objects.errors import Conflict, Invalid, NotFound
-
-PROTOCOLS: dict[str, str] = {
-    "novnc": "vnc",
-    "xvpvnc": "vnc",
-    "spice-html5": "spice",
-    "spice-direct": "spice",
-    "rdp-html5": "rdp",
-    "serial": "serial",
-    "webmks": "mks",
-}
-"""By the types that the API knows: their protocols."""
-
-SERVED: dict[str, ConsoleProtocol] = {"novnc": "vnc", "spice-html5": "spice", "serial": "serial"}
-"""The types that there are consoles of."""
+from micronova.console.relay import ConsoleRelay
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.errors import Invalid, NotSupported
+from micronova.virt.driver import Driver, SerialConsole, SpiceConsole, VncConsole
 
 
-class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where links lead to, and for how long."""
+async def find_console(
+    host: str, driver: Driver, relay: ConsoleRelay, uuid: str, protocol: ConsoleProtocol
+) -> ConsoleEndpoint:
+    """Return the address of a guest's console; raise NotSupported or Invalid if the host offers no such console.
 
-    token_ttl: float
-    vnc_base_url: str = ""  # empty: where the API was asked
-    spice_base_url: str = ""
-    serial_base_url: str = ""
-
-
-class ConsoleLinks:
-    """Makes and finds links to consoles."""
-
-    def __init__(
-        self, api: API, database: Database, clock: Clock, random: random.Random, settings: LinkSettings
-    ) -> None:
-        self._api = api
-        self._database = database
-        self._clock = clock
-        self._random = random
-        self._settings = settings
-
-    async def create(self, context: RequestContext, row: Any, kind: str, root_url: str) -> str:
-        """Return a link to a server's console; `root_url` is scheme://host:port as the user knows this cloud."""
-        protocol = SERVED.get(kind)
-        if protocol is None:
-            raise Invalid(
-                f"Consoles of the type {kind} are not available in this cloud: there are novnc, spice-html5 and serial."
-            )
-        if row["task_state"] == states.DELETING:
-            raise Conflict(f"Instance {row['uuid']} is being deleted.")
-        await self._api.console_endpoint(context, row, protocol)  # its host says whether there is one
-        token = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-        now = self._clock.now()
-        await self._database.write(
-            console_tokens.insert,
-            {
-                "token_digest": token_digest(token),
-                "instance_uuid": row["uuid"],
-                "host": row["host"],
-                "protocol": protocol,
-                "created_at": micros(now),
-                "expires_at": micros(now + self._settings.token_ttl),
-            },
-        )
-        if protocol == "vnc":
-            return vnc_url(self._settings.vnc_base_url or f"{root_url}/console/vnc_lite.html", token)
-        if protocol == "spice":
-            return page_url(self._settings.spice_base_url or f"{root_url}/console/spice_auto.html", token)
-        return page_url(self._settings.serial_base_url or f"{root_url}/console/serial.html", token)
-
-    async def show(self, context: RequestContext, token: str) -> tuple[str, str, ConsoleEndpoint]:
-        """Return the server, its host and the console of a token that is good."""
-        row = await self._database.read(self._find, token)
-        if row is None:
-            raise NotFound("Token not found: there is none, or it has expired.")
-        endpoint = await self._api.console_endpoint(context, row, row["protocol"])
-        return row["uuid"], row["host"], endpoint
-
-    def _find(self, conn: sa.Connection, token: str) -> Any:
-        return console_tokens.find(conn, token_digest(token), micros(self._clock.now()))
+    Without a relay, a console that listens on every address is reached by the host's name.
+    """
+    if protocol == "vnc" and isinstance(driver, VncConsole):
+        _check(driver, "vnc_console", "VNC")
+        found = await driver.get_vnc_console(uuid)
+    elif protocol == "spice" and isinstance(driver, SpiceConsole):
+        _check(driver, "spice_console", "SPICE")
+        found = await driver.get_spice_console(uuid)
+    elif protocol == "serial" and isinstance(driver, SerialConsole):
+        _check(driver, "serial_console", "serial")
+        found = await driver.get_serial_console(uuid)
+    else:
+        raise NotSupported(f"The hypervisor of instance {uuid} has no {protocol} consoles.")
+    offered = relay.offer(found)
+    if offered.host in ("0.0.0.0", "::"):  # noqa: S104 - listened on, not connected to
+        return ConsoleEndpoint(host=host, port=found.port)
+    return offered
 
 
-def vnc_url(base: str, token: str) -> str:
-    """Return a link in the form that noVNC's own pages read too: the WebSocket's path with the token in it."""
-    folder = urllib.parse.urlsplit(base).path.rpartition("/")[0].strip("/")
-    path = f"{folder}/websockify?token={token}" if folder else f"websockify?token={token}"
-    return f"{base}{'&' if '?' in base else '?'}path={urllib.parse.quote(path, safe='')}"
-
-
-def page_url(base: str, token: str) -> str:
-    """Return a link to a page, or to the WebSocket itself if that is the base."""
-    return f"{base}{'&' if '?' in base else '?'}token={token}"
+def _check(driver: Driver, capability: str, word: str) -> None:
+    if capability not in driver.capabilities():
+        raise Invalid(f"Unavailable console type: {word} consoles are switched off on the instance's host.")

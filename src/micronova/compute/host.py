@@ -1,204 +1,245 @@
-"""One compute host as the agent knows it: its driver, the books of its nodes, its guests and its work."""
+"""What the agent knows of one compute host: its driver, its nodes' resources, its guests and the orders it works on."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
 
 import msgspec
 
 from micronova.compute.boot_watch import BootWatch
-from micronova.compute.plugs import PlugBoard
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.compute.settings import ComputeSettings
-from micronova.compute.work import WorkBook
+from micronova.compute.vif_plugging import PlugEvents
+from micronova.compute.work import WorkRegistry
+from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
-from micronova.objects.orders import NodeResources, PowerChange, ability
-from micronova.virt import power_state
-from micronova.virt.driver import CAPABILITIES, Driver, Lifecycle
+from micronova.objects.orders import GuestAtEpoch, NodeResources, PowerChange, capability_key
+from micronova.virt.driver import CAPABILITIES, POWER_AFTER, Driver, Lifecycle
 
 log = logging.getLogger(__name__)
 
-_POWER: dict[Lifecycle, int] = {
-    "started": power_state.RUNNING,
-    "resumed": power_state.RUNNING,
-    "paused": power_state.PAUSED,
-    "stopped": power_state.SHUTDOWN,
-    "crashed": power_state.CRASHED,
-    "suspended": power_state.SUSPENDED,
-}
+DESTROY_ATTEMPTS = 3
+FIRST_PAUSE = 1.0
+"""Seconds after the first attempt; doubled after each."""
 
 
-class _Known:
-    """A guest: the epoch it was built at, its power state, and the one that the conductor was told."""
+class _KnownGuest:
+    """A guest: the epoch it was built at, its power state, and the power state that the conductor knows."""
 
-    __slots__ = ("epoch", "node", "power", "told")
+    __slots__ = ("epoch", "node", "power", "reported")
 
-    def __init__(self, epoch: int, node: str, power: int, told: int | None) -> None:
+    def __init__(self, epoch: int, node: str, power: int, reported: int | None) -> None:
         self.epoch = epoch
         self.node = node
         self.power = power
-        self.told = told
+        self.reported = reported
 
 
 class Host:
-    """What the parts of the agent share about one host; also what its driver may call back."""
+    """The state of one host that the parts of its agent share; its driver reports events to it (`DriverEvents`)."""
 
     def __init__(self, name: str, driver: Driver, settings: ComputeSettings, clock: Clock) -> None:
         self.name = name
         self.driver = driver
         self.settings = settings
         self.clock = clock
-        self.book = WorkBook()
-        self.plugs = PlugBoard(settings, clock)
-        self.boots = BootWatch(name, driver, settings, clock, self.book, self._power_of)
-        self.build_slots: AbstractAsyncContextManager[Any] = (
+        self.work_registry = WorkRegistry()
+        self.plug_events = PlugEvents(settings, clock)
+        self.boots = BootWatch(name, driver, settings, clock, self.work_registry, self._power_of)
+        self.build_slots: AbstractAsyncContextManager[None] = (
             asyncio.Semaphore(settings.max_concurrent_builds) if settings.max_concurrent_builds > 0 else nullcontext()
         )
-        self._abilities: dict[str, str] = {}  # what the driver can do, as it is reported with each node
+        self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
         self._trackers: dict[str, ResourceTracker] = {}
-        self._guests: dict[str, _Known] = {}
-        self._restless: set[str] = set()  # guests whose power state the conductor may not know
-        self._touched: set[str] = set()  # guests that changed while the hypervisor was being asked
+        self._guests: dict[str, _KnownGuest] = {}
+        self._found_off: set[str] = set()  # guests that did not run at the start and may have to
+        self._unreported: set[str] = set()  # guests whose power state the conductor may not know
+        self._changed_during_update: set[str] = set()  # guests that changed while the hypervisor was queried
         self.on_power_change: Callable[[PowerChange], None] | None = None
 
     async def start(self) -> None:
-        """Get the driver ready and find what it holds."""
+        """Start the driver, and read the nodes and guests that it has."""
         await self.driver.init_host(self)
-        able = self.driver.capabilities()
-        self._abilities = {ability(name): str(name in able).lower() for name in CAPABILITIES}
+        capabilities = self.driver.capabilities()
+        self._capabilities = {capability_key(name): str(name in capabilities).lower() for name in CAPABILITIES}
         await self.update_available_resource()
-        if "boot_signs" in able:
-            self.boots.start([uuid for uuid, known in self._guests.items() if known.power == power_state.RUNNING])
+        if self.settings.resume_guests_state_on_host_boot:
+            self._found_off = {uuid for uuid, guest in self._guests.items() if guest.power == power_state.SHUTDOWN}
+        if "boot_signs" in capabilities:
+            self.boots.start([uuid for uuid, guest in self._guests.items() if guest.power == power_state.RUNNING])
 
     async def update_available_resource(self) -> None:
-        """Ask the hypervisor and mend the books by it; what is being worked on is left alone."""
-        before = self.book.busy()
-        self._touched.clear()
+        """Take over nodes and guests as the hypervisor has them, except guests of instances that are worked on."""
+        before = self.work_registry.busy_instances()
+        self._changed_during_update.clear()
         nodes = await self.driver.get_available_resources()
         guests = await self.driver.list_guests()
-        busy = before | self.book.busy() | self._touched
+        busy = before | self.work_registry.busy_instances() | self._changed_during_update
         for resources in nodes:
             tracker = self._trackers.get(resources.node)
             if tracker is None:
                 tracker = self._trackers[resources.node] = ResourceTracker(resources, self.settings)
             tracker.update(resources, [guest for guest in guests if guest.node == resources.node], busy)
         for node in self._trackers.keys() - {resources.node for resources in nodes}:
-            log.warning("host %s: the node %s is gone", self.name, node)
+            log.warning("host %s: the hypervisor has no node %s any more", self.name, node)
             del self._trackers[node]
         for uuid in self._guests.keys() - {guest.uuid for guest in guests} - busy:
-            self.gone(uuid)
+            self.guest_gone(uuid)
         for guest in guests:
             if guest.uuid not in busy:
-                self.book.epochs.note(guest.uuid, guest.epoch)
+                self.work_registry.epochs.note(guest.uuid, guest.epoch)
                 known = self._guests.get(guest.uuid)
-                told = None if known is None else known.told
-                self._guests[guest.uuid] = _Known(guest.epoch, guest.node, guest.power_state, told)
-                if guest.power_state != told:
-                    self._restless.add(guest.uuid)
+                reported = None if known is None else known.reported
+                self._guests[guest.uuid] = _KnownGuest(guest.epoch, guest.node, guest.power_state, reported)
+                if guest.power_state != reported:
+                    self._unreported.add(guest.uuid)
 
     def tracker(self, node: str | None) -> ResourceTracker:
-        """Give the books of a node, or of the first one."""
+        """Return the resource tracker of a node, or of the first node; raise InsufficientResources if there is none."""
         tracker = next(iter(self._trackers.values()), None) if node is None else self._trackers.get(node)
         if tracker is None:
             raise InsufficientResources(f"The host {self.name} has no node {node or 'at all'}.")
         return tracker
 
-    def expect(self, uuid: str) -> None:
-        """An order is about to change the guest's power state: what events say from now on is newer."""
-        known = self._guests.get(uuid)
-        if known is not None:
-            known.power = power_state.NOSTATE
+    async def destroy(self, uuid: str) -> None:
+        """Remove a guest; try again if the driver fails, and raise its error after the last attempt."""
+        for attempt in range(1, DESTROY_ATTEMPTS + 1):
+            try:
+                await self.driver.destroy(uuid)
+            except Exception as error:
+                log.warning(
+                    "host %s: the guest of instance %s could not be removed (attempt %d of %d): %s",
+                    self.name,
+                    uuid,
+                    attempt,
+                    DESTROY_ATTEMPTS,
+                    error,
+                )
+                if attempt == DESTROY_ATTEMPTS:
+                    raise
+                await self.clock.sleep(FIRST_PAUSE * 2 ** (attempt - 1))
+            else:
+                self.guest_gone(uuid)
+                return
 
-    def present(self, uuid: str, epoch: int, node: str, power: int = power_state.NOSTATE) -> None:
-        """Note a guest that is here or is just coming to be."""
-        self._guests[uuid] = _Known(epoch, node, power, power)
-        self._touched.add(uuid)
-        self.book.epochs.note(uuid, epoch)
+    # --- guests ---
 
-    def switched(self, uuid: str, power: int) -> None:
-        """Note the power state that an order brought about, and that its report tells."""
-        known = self._guests.get(uuid)
-        if known is not None:
-            known.told = power
-            self._touched.add(uuid)
-            if known.power == power_state.NOSTATE:  # else an event knows better: it crashed at once, perhaps
-                known.power = power
+    def guest_present(self, uuid: str, epoch: int, node: str, power: int = power_state.NOSTATE) -> None:
+        """Note a guest that exists or is being built."""
+        self._guests[uuid] = _KnownGuest(epoch, node, power, power)
+        self._changed_during_update.add(uuid)
+        self.work_registry.epochs.note(uuid, epoch)
 
-    def idle(self, uuid: str) -> None:
-        """No work on this instance is left; one without a guest need not be remembered for ever."""
-        if uuid not in self._guests:
-            self.book.epochs.forget(uuid)
-
-    def gone(self, uuid: str) -> None:
-        """Note that there is no guest of this instance any more, and give back what it held."""
+    def guest_gone(self, uuid: str) -> None:
+        """Note that an instance has no guest here any more, and release its resources."""
         for tracker in self._trackers.values():
             tracker.release(uuid)
         self._guests.pop(uuid, None)
-        self.boots.gone(uuid)
-        self._restless.discard(uuid)
-        self._touched.add(uuid)
-        self.book.epochs.forget(uuid)
+        self.boots.guest_gone(uuid)
+        self._found_off.discard(uuid)
+        self._unreported.discard(uuid)
+        self._changed_during_update.add(uuid)
+        self.work_registry.epochs.forget(uuid)
+
+    def work_ended(self, uuid: str) -> None:
+        """Forget the epoch of an instance without work and without a guest."""
+        if uuid not in self._guests:
+            self.work_registry.epochs.forget(uuid)
+
+    # --- power states ---
+
+    def order_changes_power(self, uuid: str) -> None:
+        """Note that an order is about to change the guest's power state: events from now on are newer."""
+        guest = self._guests.get(uuid)
+        if guest is not None:
+            guest.power = power_state.NOSTATE
+
+    def order_changed_power(self, uuid: str, power: int) -> None:
+        """Note the power state after an order; its report tells the conductor."""
+        guest = self._guests.get(uuid)
+        if guest is not None:
+            guest.reported = power
+            self._found_off.discard(uuid)
+            self._changed_during_update.add(uuid)
+            if guest.power == power_state.NOSTATE:  # else an event has set it since: the guest may have crashed
+                guest.power = power
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
-        """Take a driver's word for a guest's power state; what an order brings about is no news."""
-        known = self._guests.get(uuid)
-        if known is not None:
-            known.power = _POWER[event]
-            self._restless.add(uuid)
+        """Note a power state that the driver reports; send it to the conductor unless an order caused it."""
+        guest = self._guests.get(uuid)
+        if guest is not None:
+            guest.power = POWER_AFTER[event]
+            self._found_off.discard(uuid)
+            self._unreported.add(uuid)
             if event == "started":
-                self.boots.started(uuid)
-            if self.on_power_change is not None and known.power != known.told and not self.book.on(uuid):
-                # Whether the hint arrives is not known: what comes next is news in any case, until a beat is heard.
-                known.told = None
-                self.on_power_change(PowerChange(uuid, known.epoch, known.power))
+                self.boots.guest_started(uuid)
+            if (
+                self.on_power_change is not None
+                and guest.power != guest.reported
+                and not self.work_registry.of_instance(uuid)
+            ):
+                # The message may be lost, so what the conductor knows is unknown until a heartbeat is answered.
+                guest.reported = None
+                self.on_power_change(PowerChange(uuid, guest.epoch, guest.power))
+
+    def found_off(self) -> tuple[GuestAtEpoch, ...]:
+        """Return the guests that were off at the start, until the conductor has told which of them should run."""
+        return tuple(GuestAtEpoch(uuid, self._guests[uuid].epoch) for uuid in sorted(self._found_off))
+
+    def resumed(self, asked: Iterable[GuestAtEpoch], started: Collection[str]) -> None:
+        """Note which guests the conductor starts; the others stay off, and heartbeats say so."""
+        for uuid in self._found_off.intersection(guest.instance_uuid for guest in asked):
+            self._found_off.discard(uuid)
+            if uuid in started:
+                self._guests[uuid].reported = self._guests[uuid].power
+
+    def power_changes(self) -> tuple[PowerChange, ...]:
+        """Return the power states that the conductor does not know, except of instances that are worked on."""
+        changes = []
+        for uuid in self._unreported - self._found_off:
+            guest = self._guests[uuid]
+            if guest.power == guest.reported:
+                self._unreported.discard(uuid)
+            elif guest.power != power_state.NOSTATE and not self.work_registry.of_instance(uuid):
+                changes.append(PowerChange(uuid, guest.epoch, guest.power))
+        return tuple(changes)
+
+    def power_changes_received(self, changes: tuple[PowerChange, ...]) -> None:
+        """Note that the conductor knows these power states."""
+        for change in changes:
+            guest = self._guests.get(change.instance_uuid)
+            if guest is not None and guest.epoch == change.epoch:
+                guest.reported = change.power_state
 
     def _power_of(self, uuid: str) -> int | None:
-        known = self._guests.get(uuid)
-        return None if known is None else known.power
+        guest = self._guests.get(uuid)
+        return None if guest is None else guest.power
+
+    # --- what heartbeats report ---
 
     def progress(self, uuid: str, percent: int) -> None:
-        """Take a driver's word for how far it has come."""
-        for work in self.book.on(uuid):
+        """Note how far the driver has come with the work on an instance."""
+        for work in self.work_registry.of_instance(uuid):
             work.progress = percent
 
-    def nodes(self, *, everything: bool) -> tuple[NodeResources, ...]:
-        """Describe the nodes, all or only those that changed since they were last described."""
+    def nodes(self, *, include_unchanged: bool) -> tuple[NodeResources, ...]:
+        """Describe the nodes that changed since the last call, or all."""
         found = []
         for tracker in self._trackers.values():
-            if everything or tracker.changed:
+            if include_unchanged or tracker.changed:
                 tracker.changed = False
                 running = sum(
-                    known.power == power_state.RUNNING and known.node == tracker.node for known in self._guests.values()
+                    guest.power == power_state.RUNNING and guest.node == tracker.node for guest in self._guests.values()
                 )
-                workload = len(self.book.busy())
                 report = tracker.report()
                 found.append(
                     msgspec.structs.replace(
                         report,
                         running_vms=running,
-                        current_workload=workload,
-                        capabilities={**report.capabilities, **self._abilities},
+                        current_workload=len(self.work_registry.busy_instances()),
+                        capabilities={**report.capabilities, **self._capabilities},
                     )
                 )
         return tuple(found)
-
-    def power_changes(self) -> tuple[PowerChange, ...]:
-        """List the power states that the conductor was not told, except where work is in hand."""
-        changes = []
-        for uuid in list(self._restless):
-            known = self._guests[uuid]
-            if known.power == known.told:
-                self._restless.discard(uuid)
-            elif known.power != power_state.NOSTATE and not self.book.on(uuid):
-                changes.append(PowerChange(uuid, known.epoch, known.power))
-        return tuple(changes)
-
-    def told(self, changes: tuple[PowerChange, ...]) -> None:
-        """The conductor has been told these power states."""
-        for change in changes:
-            known = self._guests.get(change.instance_uuid)
-            if known is not None and known.epoch == change.epoch:
-                known.told = change.power_state

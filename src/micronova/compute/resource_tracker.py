@@ -1,8 +1,8 @@
-"""What a node has, what its instances hold, and what is left.
+"""The resources of a node: what it has, what its instances use, and what is left.
 
-Two ways of updating agree: a claim counts at once, before the hypervisor knows of the guest; the periodic
-update takes over what the hypervisor says, keeps the claims of instances that are just being built, and
-drops the rest. The database has claimed already when an order arrives, so the tracker may only refuse.
+A claim counts at once, before the hypervisor knows of the guest. The periodic update takes over what the hypervisor
+reports, keeps the claims of instances that are being built, and drops other claims without a guest. The scheduler has
+claimed the resources in the database before an order arrives, so the tracker may only refuse.
 """
 
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ from micronova.objects.orders import Guest, NodeResources, WorkOrder
 
 
 class ResourceTracker:
-    """Keeps the books of one node."""
+    """Tracks the resources of one node."""
 
     def __init__(self, resources: NodeResources, settings: ComputeSettings) -> None:
         self._reserved = settings.reserved()
@@ -27,29 +27,25 @@ class ResourceTracker:
         self._resources = resources
         self._limits: dict[str, float] = {}
         self.changed = True
-        """Something is to be told to the conductor."""
+        """Whether the conductor has not been sent the newest figures."""
 
     @property
     def node(self) -> str:
         """The node's name."""
         return self._resources.node
 
-    def holds(self, uuid: str) -> bool:
-        """Say whether an instance holds something here."""
-        return uuid in self._held
-
     def used(self) -> dict[str, int]:
-        """What is used, by resource class: by instances, also those being built, and by whatever else."""
+        """Return what is used, by resource class: by instances, also those being built, and by everything else."""
         return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in ("VCPU", "MEMORY_MB", "DISK_GB")}
 
     def instance_claim(self, order: WorkOrder) -> Claim:
-        """Take what an instance needs, replacing what it holds, or raise InsufficientResources."""
+        """Claim what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit."""
         uuid = order.instance.uuid
         wanted = order.instance.flavor.resources()
         used = self.used()
         for name, amount in self._held.get(uuid, {}).items():
             used[name] -= amount
-        missing = shortage(wanted, used, {**self._limits, **order.limits})
+        missing = shortage(wanted, used, self._limits)
         if missing is not None:
             raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
         self._hold(uuid, wanted)
@@ -57,7 +53,7 @@ class ResourceTracker:
         return Claim(self, uuid)
 
     def release(self, uuid: str) -> None:
-        """Give back what an instance holds."""
+        """Release the resources of an instance."""
         held = self._held.pop(uuid, None)
         if held is not None:
             for name, amount in held.items():
@@ -65,7 +61,7 @@ class ResourceTracker:
             self.changed = True
 
     def update(self, resources: NodeResources, guests: Iterable[Guest], building: Collection[str]) -> None:
-        """Take over what the hypervisor says; instances that are being built keep their claims."""
+        """Take over what the hypervisor reports; instances that are being built keep their claims."""
         before = self.report()
         self._resources = resources
         total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
@@ -86,12 +82,12 @@ class ResourceTracker:
             "MEMORY_MB": resources.memory_mb_used,
             "DISK_GB": resources.local_gb_used,
         }
-        # Guests of others, and what the hypervisor needs itself, take room as well.
+        # Guests of other clouds and the hypervisor itself use resources as well.
         self._foreign = {name: max(0, amount - ours[name]) for name, amount in seen.items()}
         self.changed = self.changed or self.report() != before
 
     def report(self) -> NodeResources:
-        """Describe the node for the conductor."""
+        """Return the node as it is reported to the conductor."""
         used = self.used()
         return msgspec.structs.replace(
             self._resources,

@@ -1,40 +1,41 @@
-"""The messages that a compute host takes, and the client end that sends them."""
+"""The messages that a compute host accepts, and the client that sends them."""
 
 from typing import Any
 
 import msgspec
 
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import Guest, WorkOrder
 from micronova.rpc.bus import Bus
-from micronova.rpc.contract import Context, Interface, Method
+from micronova.rpc.contract import Interface
 from micronova.rpc.errors import register
 
-register(MicronovaError)  # what a host refuses arrives at the caller as the same error
+register(MicronovaError)  # an error that a host raises arrives at the caller as the same error
 
 CALL_TIMEOUT = 30.0
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a neighbour tells of an instance, such as that a port was plugged."""
+    """An event of another service about an instance, such as that a port was plugged."""
 
     instance_uuid: str
     name: str  # network-vif-plugged, network-changed…
-    tag: str | None = None  # which port, of a network event
+    tag: str | None = None  # of a network event: the port
     status: str = "completed"
 
 
-class ConsoleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose console log, and how many of its last lines."""
+class ConsoleOutputRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance, and how many of the last lines of its console log; None: all."""
 
     instance_uuid: str
     length: int | None = None
 
 
 class DiagnosticsRequest(msgspec.Struct, frozen=True):
-    """Whose figures."""
+    """The instance to measure."""
 
     instance_uuid: str
 
@@ -45,8 +46,8 @@ class ConsoleOutput(msgspec.Struct, frozen=True):
     output: str
 
 
-class ConsoleWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose console, and which."""
+class ConsoleRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance, and which of its consoles."""
 
     instance_uuid: str
     protocol: ConsoleProtocol
@@ -57,58 +58,33 @@ class Nothing(msgspec.Struct, frozen=True):
 
 
 class GuestList(msgspec.Struct, frozen=True):
-    """Guests that a hypervisor really holds."""
+    """The guests that a hypervisor has."""
 
     guests: tuple[Guest, ...]
 
 
 class HostUptimeText(msgspec.Struct, frozen=True):
-    """How long a host is up, in the form of uptime(1)."""
+    """The uptime of a host, in the form of uptime(1)."""
 
     uptime: str
 
 
 class FaultRules(msgspec.Struct, frozen=True):
-    """Fault rules of a simulated host, as plain data; as a request, None asks for those in force."""
+    """Fault rules of a simulated host, as plain data; None in a request changes nothing."""
 
     rules: list[dict[str, Any]] | None = None
 
 
-COMPUTE = Interface("compute", version="1.0")
+COMPUTE_INTERFACE = Interface("compute", version="2.0")
 
-BUILD_AND_RUN_INSTANCE = COMPUTE.method("build_and_run_instance", WorkOrder)
-TERMINATE_INSTANCE = COMPUTE.method("terminate_instance", WorkOrder)
-STOP_INSTANCE = COMPUTE.method("stop_instance", WorkOrder)
-START_INSTANCE = COMPUTE.method("start_instance", WorkOrder)
-REBOOT_INSTANCE = COMPUTE.method("reboot_instance", WorkOrder)
-PAUSE_INSTANCE = COMPUTE.method("pause_instance", WorkOrder)
-UNPAUSE_INSTANCE = COMPUTE.method("unpause_instance", WorkOrder)
-SUSPEND_INSTANCE = COMPUTE.method("suspend_instance", WorkOrder)
-RESUME_INSTANCE = COMPUTE.method("resume_instance", WorkOrder)
-ATTACH_INTERFACE = COMPUTE.method("attach_interface", WorkOrder)
-DETACH_INTERFACE = COMPUTE.method("detach_interface", WorkOrder)
-EXTERNAL_INSTANCE_EVENT = COMPUTE.method("external_instance_event", InstanceEvent)
-GET_CONSOLE_OUTPUT = COMPUTE.method("get_console_output", ConsoleRequest, ConsoleOutput)
-GET_CONSOLE = COMPUTE.method("get_console", ConsoleWanted, ConsoleEndpoint)
-GET_DIAGNOSTICS = COMPUTE.method("get_diagnostics", DiagnosticsRequest, GuestDiagnostics)
-LIST_GUESTS = COMPUTE.method("list_guests", Nothing, GuestList)
-GET_HOST_UPTIME = COMPUTE.method("get_host_uptime", Nothing, HostUptimeText)
-FAULT_RULES = COMPUTE.method("fault_rules", FaultRules, FaultRules)
-
-ORDERS: dict[str, Method[WorkOrder, None]] = {
-    "build": BUILD_AND_RUN_INSTANCE,
-    "delete": TERMINATE_INSTANCE,
-    "stop": STOP_INSTANCE,
-    "start": START_INSTANCE,
-    "reboot": REBOOT_INSTANCE,
-    "pause": PAUSE_INSTANCE,
-    "unpause": UNPAUSE_INSTANCE,
-    "suspend": SUSPEND_INSTANCE,
-    "resume": RESUME_INSTANCE,
-    "attach_interface": ATTACH_INTERFACE,
-    "detach_interface": DETACH_INTERFACE,
-}
-"""By the order's kind: which message carries it."""
+EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0")
+EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
+GET_CONSOLE_OUTPUT = COMPUTE_INTERFACE.method("get_console_output", ConsoleOutputRequest, ConsoleOutput, since="2.0")
+GET_CONSOLE = COMPUTE_INTERFACE.method("get_console", ConsoleRequest, ConsoleEndpoint, since="2.0")
+GET_DIAGNOSTICS = COMPUTE_INTERFACE.method("get_diagnostics", DiagnosticsRequest, GuestDiagnostics, since="2.0")
+LIST_GUESTS = COMPUTE_INTERFACE.method("list_guests", Nothing, GuestList, since="2.0")
+GET_HOST_UPTIME = COMPUTE_INTERFACE.method("get_host_uptime", Nothing, HostUptimeText, since="2.0")
+FAULT_RULES = COMPUTE_INTERFACE.method("fault_rules", FaultRules, FaultRules, since="2.0")
 
 
 class ComputeAPI:
@@ -118,46 +94,46 @@ class ComputeAPI:
         self._bus = bus
 
     async def send_order(self, context: Context, order: WorkOrder) -> None:
-        """Cast an order to its host, as the message of its kind."""
-        await self._bus.cast(COMPUTE.target(order.host), ORDERS[order.kind], order, context=context)
+        """Cast an order to its host; its kind says what the host does (`compute/order_handlers.py`)."""
+        await self._bus.cast(COMPUTE_INTERFACE.target(order.host), EXECUTE_ORDER, order, context=context)
 
     async def external_instance_event(self, context: Context, host: str, event: InstanceEvent) -> None:
-        """Pass on what a neighbour tells of an instance."""
-        await self._bus.cast(COMPUTE.target(host), EXTERNAL_INSTANCE_EVENT, event, context=context)
+        """Pass on an event of another service."""
+        await self._bus.cast(COMPUTE_INTERFACE.target(host), EXTERNAL_INSTANCE_EVENT, event, context=context)
 
     async def get_console_output(self, context: Context, host: str, uuid: str, length: int | None = None) -> str:
-        """Read the end of a guest's console log."""
-        request = ConsoleRequest(instance_uuid=uuid, length=length)
+        """Return the end of a guest's console log."""
+        request = ConsoleOutputRequest(instance_uuid=uuid, length=length)
         answer = await self._bus.call(
-            COMPUTE.target(host), GET_CONSOLE_OUTPUT, request, context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), GET_CONSOLE_OUTPUT, request, context=context, timeout=CALL_TIMEOUT
         )
         return answer.output
 
     async def get_console(self, context: Context, host: str, uuid: str, protocol: ConsoleProtocol) -> ConsoleEndpoint:
-        """Ask where a guest's console is."""
-        wanted = ConsoleWanted(instance_uuid=uuid, protocol=protocol)
+        """Return the address of a guest's console."""
+        request = ConsoleRequest(instance_uuid=uuid, protocol=protocol)
         return await self._bus.call(
-            COMPUTE.target(host), GET_CONSOLE, wanted, context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), GET_CONSOLE, request, context=context, timeout=CALL_TIMEOUT
         )
 
     async def get_diagnostics(self, context: Context, host: str, uuid: str) -> GuestDiagnostics:
-        """Measure a guest."""
+        """Return the diagnostics of a guest."""
         request = DiagnosticsRequest(uuid)
         return await self._bus.call(
-            COMPUTE.target(host), GET_DIAGNOSTICS, request, context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), GET_DIAGNOSTICS, request, context=context, timeout=CALL_TIMEOUT
         )
 
     async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
-        """List what the host's hypervisor really holds."""
+        """List the guests of the host's hypervisor."""
         answer = await self._bus.call(
-            COMPUTE.target(host), LIST_GUESTS, Nothing(), context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), LIST_GUESTS, Nothing(), context=context, timeout=CALL_TIMEOUT
         )
         return answer.guests
 
     async def get_host_uptime(self, context: Context, host: str) -> str:
-        """Ask how long the host is up."""
+        """Return the uptime of a host."""
         answer = await self._bus.call(
-            COMPUTE.target(host), GET_HOST_UPTIME, Nothing(), context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), GET_HOST_UPTIME, Nothing(), context=context, timeout=CALL_TIMEOUT
         )
         return answer.uptime
 
@@ -166,6 +142,6 @@ class ComputeAPI:
     ) -> list[dict[str, Any]]:
         """Replace the fault rules of a simulated host's process, if given, and list those in force."""
         answer = await self._bus.call(
-            COMPUTE.target(host), FAULT_RULES, FaultRules(rules), context=context, timeout=CALL_TIMEOUT
+            COMPUTE_INTERFACE.target(host), FAULT_RULES, FaultRules(rules), context=context, timeout=CALL_TIMEOUT
         )
         return answer.rules or []

@@ -1,29 +1,30 @@
-"""What an operator can decide about the compute agent."""
+"""The settings of the compute agent."""
 
 import msgspec
 
 
 class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The agent's settings, alike for all hosts of a process; times are seconds."""
+    """The agent's settings, the same for all hosts of a process; times are in seconds. `conf/` has the defaults."""
 
-    max_concurrent_builds: int = 10  # of each host; 0: no limit
-    report_interval: float = 5.0
-    resource_interval: float = 60.0
-    boot_timeout: float = 300.0  # 0: guests are not watched
-    vif_plugging_timeout: float = 300.0  # 0: do not wait
-    vif_plugging_is_fatal: bool = True
-    shutdown_timeout: float = 60.0
-    shutdown_grace: float = 10.0  # how long running work may go on when the agent is stopped
-    reserved_host_cpus: int = 0
-    reserved_host_memory_mb: int = 0
-    reserved_host_disk_mb: int = 0
-    cpu_allocation_ratio: float = 4.0
-    ram_allocation_ratio: float = 1.0
-    disk_allocation_ratio: float = 1.0
-    console_relay_listen: str = ""  # ADDRESS:PORT for console proxies on other machines
+    max_concurrent_builds: int  # per host; 0: no limit
+    report_interval: float
+    resource_interval: float
+    boot_timeout: float  # 0: boots are not watched
+    vif_plugging_timeout: float  # 0: do not wait
+    vif_plugging_is_fatal: bool
+    shutdown_timeout: float
+    resume_guests_state_on_host_boot: bool
+    shutdown_grace: float  # how long running orders may continue when the agent is stopped
+    reserved_host_cpus: int
+    reserved_host_memory_mb: int
+    reserved_host_disk_mb: int
+    cpu_allocation_ratio: float
+    ram_allocation_ratio: float
+    disk_allocation_ratio: float
+    console_relay_listen: str  # ADDRESS:PORT for console proxies on other machines
 
     def reserved(self) -> dict[str, int]:
-        """What is kept for the host itself, by resource class."""
+        """Return what is reserved for the host itself, by resource class."""
         return {
             "VCPU": self.reserved_host_cpus,
             "MEMORY_MB": self.reserved_host_memory_mb,
@@ -31,7 +32,7 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def allocation_ratios(self) -> dict[str, float]:
-        """How far each resource class may be overcommitted."""
+        """Return the allocation ratio of each resource class."""
         return {
             "VCPU": self.cpu_allocation_ratio,
             "MEMORY_MB": self.ram_allocation_ratio,

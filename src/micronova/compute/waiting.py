@@ -1,19 +1,16 @@
-"""Waiting by a clock that is passed in, which asyncio's own time-outs cannot do."""
+"""Waiting with a time limit by a clock that is passed in; asyncio's own time-outs use the machine's clock."""
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
 from micronova.objects.clock import Clock
 
 
-async def wait_for_all(
-    clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds: float
-) -> set[asyncio.Future[Any]]:
-    """Wait until all are done or so many seconds have passed; cancel nothing, give those not done."""
+async def wait_for_all(clock: Clock, futures: Iterable[asyncio.Future[None]], seconds: float) -> None:
+    """Return when all futures are done or the seconds have passed; cancel none of them."""
     pending = {future for future in futures if not future.done()}
     if not pending or seconds <= 0:
-        return pending
+        return
     everything = asyncio.ensure_future(asyncio.wait(pending))
     sleeper = asyncio.ensure_future(clock.sleep(seconds))
     try:
@@ -21,4 +18,3 @@ async def wait_for_all(
     finally:
         everything.cancel()
         sleeper.cancel()
-    return {future for future in pending if not future.done()}

@@ -1,16 +1,15 @@
-"""The orders that a host has in hand."""
+"""The orders that a host carries out, and the registry of them."""
 
 import asyncio
 import enum
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
 from micronova.compute.epochs import Epochs
-from micronova.compute.plugs import PlugGate
-from micronova.objects.orders import InHand, Report, WorkOrder
-from micronova.rpc.contract import Context
+from micronova.compute.vif_plugging import PlugWait
+from micronova.objects.context import Context
+from micronova.objects.orders import OrderOutcome, Report, RunningOrder, WorkOrder
 
 FINISHED_REMEMBERED = 4_096
 
@@ -24,9 +23,9 @@ class Phase(enum.Enum):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report will say."""
+    """How an order ended; its report repeats these fields."""
 
-    outcome: str
+    outcome: OrderOutcome
     power_state: int | None = None
     error_code: str | None = None
     message: str | None = None
@@ -35,14 +34,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work:
-    """One order being carried out."""
+    """One order that is being carried out."""
 
-    __slots__ = ("cancelled", "context", "gate", "order", "phase", "progress", "started_at", "task")
+    __slots__ = ("cancelled", "context", "order", "phase", "plug_wait", "progress", "started_at", "task")
 
-    def __init__(self, order: WorkOrder, context: Context, gate: PlugGate, started_at: float) -> None:
+    def __init__(self, order: WorkOrder, context: Context, plug_wait: PlugWait, started_at: float) -> None:
         self.order = order
         self.context = context
-        self.gate = gate
+        self.plug_wait = plug_wait
         self.started_at = started_at
         self.phase = Phase.WORKING
         self.progress = 0
@@ -50,14 +49,14 @@ class Work:
         self.task: asyncio.Task[None] | None = None
 
     def cancel(self) -> None:
-        """Have the work stopped and undone. Undoing itself is not interrupted: it would leave things."""
+        """Stop and undo the work. An undo that runs already is not interrupted: it would leave a half-removed guest."""
         if not self.cancelled:
             self.cancelled = True
             if self.phase is not Phase.UNDOING and self.task is not None:
                 self.task.cancel()
 
     def report(self, outcome: Outcome, finished_at: float) -> Report:
-        """Say how it ended."""
+        """Return the report that tells the conductor how the order ended."""
         order = self.order
         return Report(
             operation_id=order.operation_id,
@@ -75,104 +74,105 @@ class Work:
         )
 
 
-class Slot:
-    """The one place per instance: whoever works on it holds the lock."""
+class InstanceWork:
+    """The work on one instance; it is done under the lock, one order at a time."""
 
-    __slots__ = ("lock", "users", "works")
+    __slots__ = ("lock", "references", "works")
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.works: list[Work] = []
-        self.users = 0
+        self.references = 0
 
 
-class WorkBook:
-    """What a host has in hand, what it has finished lately, and which epochs it has seen."""
+class WorkRegistry:
+    """The orders that a host carries out, those that it finished lately, and the epochs that it has seen."""
 
     def __init__(self) -> None:
         self.epochs = Epochs()
-        self._in_hand: dict[str, Work] = {}
-        self._slots: dict[str, Slot] = {}
+        self._by_operation: dict[str, Work] = {}
+        self._by_instance: dict[str, InstanceWork] = {}
         self._finished: OrderedDict[tuple[str, int], None] = OrderedDict()
 
     def refusal(self, order: WorkOrder) -> str | None:
-        """Say why an order is not to be carried out, or note its epoch."""
-        held = self._in_hand.get(order.operation_id)
-        if held is not None and held.order.epoch >= order.epoch:
-            return "is in hand already"
+        """Return why an order must not be carried out; if it may, note its epoch and return None."""
+        running = self._by_operation.get(order.operation_id)
+        if running is not None and running.order.epoch >= order.epoch:
+            return "is being carried out already"
         if (order.operation_id, order.epoch) in self._finished:
             return "was finished and reported"
         if not self.epochs.admit(order.instance.uuid, order.epoch, removes=order.kind == "delete"):
             return "is stale"
         return None
 
-    def add(self, work: Work) -> Slot:
-        """Take work in hand; older work on the same instance is not ours any more and is cancelled."""
+    def add(self, work: Work) -> InstanceWork:
+        """Register work, and cancel work on the same instance at an older epoch: another owner has taken that over."""
         order = work.order
-        slot = self.enter(order.instance.uuid)
-        for other in slot.works:
+        instance_work = self.acquire(order.instance.uuid)
+        for other in instance_work.works:
             if other.order.epoch < order.epoch:
                 other.cancel()
-        slot.works.append(work)
-        self._in_hand[order.operation_id] = work
-        return slot
+        instance_work.works.append(work)
+        self._by_operation[order.operation_id] = work
+        return instance_work
 
     def remove(self, work: Work) -> None:
-        """Work has come to its end."""
+        """Remove work that has ended."""
         order = work.order
-        if self._in_hand.get(order.operation_id) is work:
-            del self._in_hand[order.operation_id]
-        self._slots[order.instance.uuid].works.remove(work)
-        self.exit(order.instance.uuid)
+        if self._by_operation.get(order.operation_id) is work:
+            del self._by_operation[order.operation_id]
+        self._by_instance[order.instance.uuid].works.remove(work)
+        self.release(order.instance.uuid)
 
-    def acknowledged(self, work: Work) -> None:
-        """The conductor knows how it ended: the same order, coming once more, is void."""
+    def remember_finished(self, work: Work) -> None:
+        """Refuse this order from now on: the conductor has received its report."""
         self._finished[work.order.operation_id, work.order.epoch] = None
         if len(self._finished) > FINISHED_REMEMBERED:
             self._finished.popitem(last=False)
 
-    def enter(self, uuid: str) -> Slot:
-        """Find an instance's place, or make it; to be followed by `exit`."""
-        slot = self._slots.get(uuid)
-        if slot is None:
-            slot = self._slots[uuid] = Slot()
-        slot.users += 1
-        return slot
+    def acquire(self, uuid: str) -> InstanceWork:
+        """Return the entry of an instance, made if necessary; it is kept until `release` is called as often."""
+        entry = self._by_instance.get(uuid)
+        if entry is None:
+            entry = self._by_instance[uuid] = InstanceWork()
+        entry.references += 1
+        return entry
 
-    def exit(self, uuid: str) -> None:
-        """Leave an instance's place."""
-        slot = self._slots[uuid]
-        slot.users -= 1
-        if not slot.users:
-            del self._slots[uuid]
+    def release(self, uuid: str) -> None:
+        """Give the entry of an instance back."""
+        entry = self._by_instance[uuid]
+        entry.references -= 1
+        if not entry.references:
+            del self._by_instance[uuid]
 
-    def on(self, uuid: str) -> list[Work]:
-        """List the work on an instance."""
-        slot = self._slots.get(uuid)
-        return slot.works if slot is not None else []
+    def of_instance(self, uuid: str) -> list[Work]:
+        """Return the work on an instance."""
+        entry = self._by_instance.get(uuid)
+        return entry.works if entry is not None else []
 
     def find(self, operation_id: str) -> Work | None:
-        """Find work by its operation."""
-        return self._in_hand.get(operation_id)
+        """Return the work for an operation."""
+        return self._by_operation.get(operation_id)
 
-    def listed(self) -> dict[str, Work]:
-        """All work, by operation."""
-        return dict(self._in_hand)
+    def by_operation(self) -> dict[str, Work]:
+        """Return the newest work for each operation."""
+        return dict(self._by_operation)
 
-    def busy(self) -> set[str]:
-        """The instances that are being worked on."""
-        return set(self._slots)
+    def busy_instances(self) -> set[str]:
+        """Return the instances that are being worked on."""
+        return set(self._by_instance)
 
     def all(self) -> list[Work]:
-        """All work, also what was overtaken and is just being undone."""
-        return [work for slot in self._slots.values() for work in slot.works]
+        """Return all work, also what a newer order has replaced and what is being undone."""
+        return [work for entry in self._by_instance.values() for work in entry.works]
 
-    def tasks(self) -> list[asyncio.Task[Any]]:
-        """The tasks of all work."""
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Return the tasks of all work."""
         return [work.task for work in self.all() if work.task is not None]
 
-    def in_hand(self) -> tuple[InHand, ...]:
-        """List it for a heartbeat."""
+    def running_orders(self) -> tuple[RunningOrder, ...]:
+        """Return what a heartbeat says of the work."""
         return tuple(
-            InHand(operation_id, work.order.epoch, work.progress) for operation_id, work in self._in_hand.items()
+            RunningOrder(operation_id, work.order.epoch, work.progress)
+            for operation_id, work in self._by_operation.items()
         )

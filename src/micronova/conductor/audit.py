@@ -1,12 +1,13 @@
 """The audit: compares what should be with what is, and lists every leak and contradiction.
 
 It reads the database (operations, instances, allocations, quota usage), asks every living host what its hypervisor
-really holds, and asks the network service for the ports of servers. Whatever has a running operation is left alone:
-there the two sides may differ for a moment.
+really holds, and asks the network service for the ports of servers and for what its agents cannot do. Whatever has a
+running operation is left alone: there the two sides may differ for a moment.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -16,58 +17,107 @@ from micronova.compute.rpcapi import ComputeAPI
 from micronova.db import allocation_audit, quotas, services
 from micronova.db import allocations as allocation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, departures, instances, operations
-from micronova.objects.clock import Clock
+from micronova.db.tables import allocations, deleted_instances, departures, instances, operations
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import Context
 from micronova.objects.orders import Guest
-from micronova.rpc.contract import Context
+from micronova.objects.service_names import COMPUTE
 
 log = logging.getLogger(__name__)
 
+HOSTS_AT_ONCE = 100
+"""Hosts that are asked for their guests at the same time."""
+HOSTS_PER_STEP = 500
+"""Hosts after which the progress is told."""
+
+Progress = Callable[[int, int], None]
+"""Is told how many of the hosts have answered."""
+
+
+def no_progress(done: int, hosts: int) -> None:
+    """Do nothing."""
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is not as it should be."""
+    """One contradiction or leak."""
 
     kind: str
-    subject: str  # what it is about: a server, a host, a project…
+    subject: str  # a server, a host, a project…
     message: str
 
 
 class Ports(Protocol):
-    """What the audit needs of the network service."""
+    """The part of the network client that the audit uses."""
 
     async def list_server_ports(self) -> list[dict[str, Any]]:
         """Return every port that belongs to a server: id and device_id."""
 
+    async def list_network_agents(self) -> list[dict[str, Any]]:
+        """Return host, alive and configurations of each of our network agents."""
+
 
 async def audit(
-    database: Database, compute: ComputeAPI, clock: Clock, *, service_down_time: float, ports: Ports | None = None
+    database: Database,
+    compute: ComputeAPI,
+    clock: Clock,
+    *,
+    service_down_time: float,
+    ports: Ports | None = None,
+    progress: Progress = no_progress,
 ) -> list[Finding]:
-    """Return everything that is wrong; an empty list is what one hopes for."""
+    """Return all findings; the list is empty if nothing is wrong."""
     begun = clock.now()
-    alive = await _living_hosts(database, clock, service_down_time)
-    answers = await asyncio.gather(*(_guests_of(compute, host) for host in alive))
+    alive = await _hosts_up(database, clock, service_down_time)
+    answers = await _guests_of_all(compute, alive, progress)
     listed = await ports.list_server_ports() if ports is not None else []
-    # The database is read after the outside: what was built meanwhile is known to it.
-    # As a write, although it writes nothing: all of it sees one snapshot.
-    findings, busy, known = await database.write(_inside, begun)
-    for host, guests in zip(alive, answers, strict=True):
+    agents = await ports.list_network_agents() if ports is not None else []
+    # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
+    findings, servers = await database.snapshot(_inside, begun)
+    busy, known = servers.busy, servers.known
+    for host, guests in answers.items():
         if isinstance(guests, str):
             findings.append(Finding(kind="host", subject=host, message=f"The host does not answer: {guests}"))
-            continue
-        findings += await database.read(_compare_guests, host, guests, busy)
+        else:
+            findings += _compare_guests(host, guests, servers)
     for port in listed:
         device = port["device_id"]
         if device not in known and device not in busy:
             findings.append(
                 Finding(kind="port", subject=port["id"], message=f"The port belongs to server {device}, which is gone.")
             )
+    for agent in agents:
+        host = agent["host"]
+        if not agent["alive"] and host in answers:
+            findings.append(Finding(kind="network", subject=host, message="The network agent does not report."))
+        for fault in (agent.get("configurations") or {}).get("faults", ()):
+            findings.append(Finding(kind="network", subject=host, message=fault))
     return findings
 
 
-async def _living_hosts(database: Database, clock: Clock, down_time: float) -> list[str]:
-    found = await database.read(services.list_, binary="nova-compute")
-    now = clock.now()
-    return [row.host for row in found if not row.forced_down and now - row.last_seen_at / 1e6 < down_time]
+async def _hosts_up(database: Database, clock: Clock, down_time: float) -> list[str]:
+    found = await database.read(services.list_, binary=COMPUTE)
+    now = micros(clock.now())
+    return [row.host for row in found if services.is_up(row, now, down_time)]
+
+
+async def _guests_of_all(
+    compute: ComputeAPI, hosts: Sequence[str], progress: Progress
+) -> dict[str, tuple[Guest, ...] | str]:
+    """Return the guests of each host, or why it does not answer."""
+    answers: dict[str, tuple[Guest, ...] | str] = dict.fromkeys(hosts, ())
+    waiting = iter(hosts)
+    done = 0
+
+    async def ask() -> None:
+        nonlocal done
+        for host in waiting:
+            answers[host] = await _guests_of(compute, host)
+            done += 1
+            if done % HOSTS_PER_STEP == 0 or done == len(hosts):
+                progress(done, len(hosts))
+
+    await asyncio.gather(*(ask() for _ in range(HOSTS_AT_ONCE)))
+    return answers
 
 
 async def _guests_of(compute: ComputeAPI, host: str) -> tuple[Guest, ...] | str:
@@ -77,13 +127,27 @@ async def _guests_of(compute: ComputeAPI, host: str) -> tuple[Guest, ...] | str:
         return str(error)
 
 
-def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str], set[str]]:
-    """Look for contradictions within the database; also return the busy servers and all of them."""
+class _Servers:
+    """What the database knows of servers, for the comparison with hypervisors and ports."""
+
+    def __init__(self, conn: sa.Connection, begun: int) -> None:
+        open_operations = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
+        gone = sa.select(deleted_instances.c.uuid).where(deleted_instances.c.deleted_at >= begun)
+        # Servers that are left alone: an operation works on them, or they changed while others were asked.
+        self.busy = set(conn.execute(open_operations).scalars()) | set(conn.execute(gone).scalars())
+        self.known: set[str] = set()
+        self.by_host: dict[str, dict[str, str]] = {}  # host -> server -> state
+        self.leaving: set[tuple[str, str]] = {
+            (row.host, row.instance_uuid) for row in conn.execute(departures.select())
+        }
+
+
+def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], _Servers]:
+    """Return the contradictions within the database, and what it knows of servers."""
     findings: list[Finding] = []
-    if conn.dialect.name == "postgresql":  # one snapshot for all that follows; SQLite's readers always have one
-        conn.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
-    known = set()
+    since = micros(begun)
+    servers = _Servers(conn, since)
+    busy = servers.busy
     columns = (
         instances.c.uuid,
         instances.c.vm_state,
@@ -91,9 +155,14 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
         instances.c.host,
         instances.c.node_uuid,
         instances.c.fault,
+        instances.c.updated_at,
     )
     for row in conn.execute(sa.select(*columns)):
-        known.add(row.uuid)
+        servers.known.add(row.uuid)
+        if row.updated_at >= since:  # hosts and ports may have been asked before the change
+            busy.add(row.uuid)
+        if row.host is not None:
+            servers.by_host.setdefault(row.host, {})[row.uuid] = row.vm_state
         if row.uuid in busy:
             continue
         if row.task_state is not None or row.vm_state == "building":
@@ -133,11 +202,11 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], set[str],
                 message=f"{usage.resource}: {usage.recorded} are charged, {usage.actual} exist.",
             )
         )
-    return findings, busy, known
+    return findings, servers
 
 
 def mend(conn: sa.Connection, now: int) -> list[str]:
-    """Put right what drifted in the database, leaving alone whatever an operation works on; say what it was.
+    """Correct counters that drifted, except those of servers with open operations; return what was corrected.
 
     Nothing that we do makes counters drift; a restored backup or a hand in the database can.
     """
@@ -160,7 +229,7 @@ def mend(conn: sa.Connection, now: int) -> list[str]:
 
 
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
-    """Servers hold resources exactly where they are."""
+    """Return servers whose allocations are not on the node that they run on."""
     held: dict[str, set[str]] = {}
     for consumer, node in conn.execute(sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()):
         held.setdefault(consumer, set()).add(node)
@@ -179,23 +248,17 @@ def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     return findings
 
 
-def _compare_guests(conn: sa.Connection, host: str, guests: tuple[Guest, ...], busy: set[str]) -> list[Finding]:
-    rows = {
-        row.uuid: row
-        for row in conn.execute(
-            sa.select(instances.c.uuid, instances.c.vm_state, instances.c.host).where(instances.c.host == host)
-        )
-    }
-    leaving = set(conn.execute(sa.select(departures.c.instance_uuid).where(departures.c.host == host)).scalars())
+def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> list[Finding]:
+    recorded, busy = servers.by_host.get(host, {}), servers.busy
     held = {guest.uuid for guest in guests}
     findings = [
         Finding(kind="guest", subject=guest.uuid, message=f"{host} has a guest of a server that is not there.")
         for guest in guests
-        if guest.uuid not in rows and guest.uuid not in busy and guest.uuid not in leaving
+        if guest.uuid not in recorded and guest.uuid not in busy and (host, guest.uuid) not in servers.leaving
     ]
-    for uuid, row in rows.items():
-        if uuid not in held and uuid not in busy and row.vm_state in ("active", "stopped", "paused", "suspended"):
+    for uuid, vm_state in recorded.items():
+        if uuid not in held and uuid not in busy and vm_state in ("active", "stopped", "paused", "suspended"):
             findings.append(
-                Finding(kind="guest", subject=uuid, message=f"{host} has no guest for a server that is {row.vm_state}.")
+                Finding(kind="guest", subject=uuid, message=f"{host} has no guest for a server that is {vm_state}.")
             )
     return findings

@@ -1,26 +1,27 @@
-"""What hosts say of guests that do not boot: such a server is in ERROR, until its guest boots after all.
+"""Applies what hosts report of guests that do not boot: such a server is in ERROR until its guest boots.
 
-It is not an operation: nobody asked for it, nothing is to be done, and the guest runs on for its owner to look at. So a
-verdict counts only for a server that is at rest, at the epoch that it was made at.
+This is not an operation: no user requested it, there is nothing to do, and the guest keeps running for its owner to
+look at. So a verdict counts only for a server that no operation changes, at the epoch that the verdict names.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.compute import states
-from micronova.conductor.kinds import fault_of
+from micronova.conductor.operations.base import fault_of
 from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.orders import BootVerdict, HostBeat
 
 NOT_BOOTED: Final = "GuestNotBooted"
-"""The type of the fault, by which it is known that the guest itself can end it."""
+"""The type of the fault: this one is taken back when the guest boots."""
 
 
-def hear(conn: sa.Connection, beats: Iterable[HostBeat], now: int) -> dict[str, tuple[str, ...]]:
-    """Take the verdicts of heartbeats; return by host those that are to be told again when no operation is at work."""
-    # In the order in which all lock.
+def apply(conn: sa.Connection, beats: Iterable[HostBeat], now: int) -> dict[str, tuple[str, ...]]:
+    """Apply the verdicts of heartbeats; return by host the instances whose verdict is to be repeated later."""
+    # Every transaction locks in this order.
     told = sorted(
         ((beat.host, verdict) for beat in beats for verdict in beat.boots), key=lambda each: each[1].instance_uuid
     )
@@ -41,9 +42,14 @@ def hear(conn: sa.Connection, beats: Iterable[HostBeat], now: int) -> dict[str, 
     return again
 
 
-def _change(row: Any, verdict: BootVerdict, now: int) -> dict[str, Any] | None:
+def _change(row: InstanceRow, verdict: BootVerdict, now: int) -> InstanceChanges | None:
     if verdict.fault and row["vm_state"] == states.ACTIVE:
         return {"vm_state": states.ERROR, "fault": {**fault_of(verdict.fault, now), "type": NOT_BOOTED}}
-    if not verdict.fault and row["vm_state"] == states.ERROR and (row["fault"] or {}).get("type") == NOT_BOOTED:
+    if (
+        not verdict.fault
+        and row["vm_state"] == states.ERROR
+        and row["fault"]
+        and row["fault"].get("type") == NOT_BOOTED
+    ):
         return {"vm_state": states.ACTIVE, "fault": None}
     return None

@@ -1,17 +1,18 @@
-"""Consoles at the conductor: it tells the proxies, which have no database, what a token stands for."""
+"""Answers console proxies, which have no database: which console a token gives access to."""
 
 import logging
 
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.rpcapi import ConsoleCheck, ConsoleQuestion, ConsoleStanding
+from micronova.conductor.host_users import HostUsers
+from micronova.conductor.rpcapi import ConsoleAuthRequest, ConsoleCheck, ConsoleCheckReply
 from micronova.db import console_tokens
 from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
-from micronova.objects.console import ConsoleGrant
+from micronova.objects.console import ConsoleGrant, at_registered_relay
+from micronova.objects.context import Context
 from micronova.objects.errors import NotFound
-from micronova.rpc.contract import Context
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +22,24 @@ PURGE_INTERVAL = 60.0
 class Consoles:
     """Handles the messages of console proxies."""
 
-    def __init__(self, database: Database, compute: ComputeAPI, clock: Clock) -> None:
+    def __init__(self, database: Database, compute: ComputeAPI, users: HostUsers, clock: Clock) -> None:
         self._database = database
         self._compute = compute
+        self._users = users
         self._clock = clock
 
-    async def authorize_console(self, context: Context, params: ConsoleQuestion) -> ConsoleGrant:
-        """Say where the bearer of a token may be connected to.
+    async def authorize_console(self, context: Context, params: ConsoleAuthRequest) -> ConsoleGrant:
+        """Return the console that a token gives access to.
 
-        The host is asked each time: a guest that was restarted has another port, and its old one may be another's.
+        The host is asked each time: a restarted guest has another port, and its old port may belong to another guest.
         """
         row = await self._database.read(console_tokens.find, params.token_digest, micros(self._clock.now()))
         if row is None:
             raise NotFound("This console link is not valid or has expired: ask for a new one.")
+        address = await self._users.console_address(row["host"])
         endpoint = await self._compute.get_console(context, row["host"], row["instance_uuid"], row["protocol"])
+        if address is not None:
+            endpoint = at_registered_relay(endpoint, row["host"], address)
         return ConsoleGrant(
             instance_uuid=row["instance_uuid"],
             name=row["display_name"],
@@ -44,19 +49,19 @@ class Consoles:
             expires_at=row["expires_at"] / 1e6,
         )
 
-    async def check_console(self, context: Context, params: ConsoleCheck) -> ConsoleStanding:
-        """Say whether the server that somebody looks at is still where it was."""
+    async def check_console(self, context: Context, params: ConsoleCheck) -> ConsoleCheckReply:
+        """Return whether a server whose console is open is still on its host."""
         is_there = await self._database.read(console_tokens.is_on, params.instance_uuid, params.host)
-        return ConsoleStanding(is_there)
+        return ConsoleCheckReply(is_there)
 
     async def purge_forever(self) -> None:
-        """Forget tokens that have run out."""
+        """Delete expired tokens periodically."""
         while True:
             await self._clock.sleep(PURGE_INTERVAL)
             try:
                 await self._database.write(self._purge)
             except Exception as error:
-                log.warning("tokens of consoles that ran out are still there: %s", error)
+                log.warning("expired console tokens were not deleted, which is repeated: %s", error)
 
     def _purge(self, conn: sa.Connection) -> int:
         return console_tokens.purge(conn, micros(self._clock.now()))

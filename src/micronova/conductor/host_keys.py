@@ -1,14 +1,14 @@
-"""Keys for hosts, at the conductor: it is the one that knows who asks, because the broker says so."""
+"""Issues the keys with which a host proves itself to other services; the broker says which host asks."""
 
 from micronova.conductor.host_users import HostUsers
-from micronova.conductor.rpcapi import HostQuestion
+from micronova.conductor.rpcapi import HostKeysRequest
 from micronova.http.host_keys import HostKeyring
 from micronova.objects.clock import Clock
+from micronova.objects.context import Context
 from micronova.objects.host_keys import HostKeys
-from micronova.rpc.contract import Context
 
 
-class HostKeyDesk:
+class HostKeyIssuer:
     """Handles the messages of hosts that need keys."""
 
     def __init__(self, users: HostUsers, keyring: HostKeyring, clock: Clock) -> None:
@@ -16,8 +16,8 @@ class HostKeyDesk:
         self._keyring = keyring
         self._clock = clock
 
-    async def host_keys(self, context: Context, params: HostQuestion) -> HostKeys:
-        """Give a host its keys, and nobody else's; who was added or removed just now counts."""
+    async def host_keys(self, context: Context, params: HostKeysRequest) -> HostKeys:
+        """Return the keys of the host that asks; hosts are re-read first, so that one just removed gets none."""
         await self._users.refresh()
         self._users.check(context, params.host)
         return self._keyring.issue(params.host, self._clock.now())

@@ -1,28 +1,42 @@
-"""Hosts speak only for themselves: who sent a message is what the broker says, not what the message says."""
+"""Checks that a host sends messages only in its own name: the broker, not the message, says who sent it."""
 
 from micronova.db import services
 from micronova.db.engine import Database
+from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
-from micronova.rpc.contract import Context
 
 
 class HostUsers:
-    """Knows which hosts have a broker user of their own."""
+    """Knows which hosts have, or had, a broker user of their own."""
 
     def __init__(self, database: Database, *, required: bool) -> None:
-        """`required`: every host must have one, made by `micronova host add`."""
+        """With `required`, every host must have a user, made by `micronova host add`."""
         self._database = database
         self._required = required
-        self._names: frozenset[str] = frozenset()
+        self._names: frozenset[str] = frozenset()  # with those that were removed
+        self._removed: frozenset[str] = frozenset()
+        self._mark: services.HostUsersMark | None = None
 
     async def refresh(self) -> None:
-        """Look which there are."""
-        self._names = await self._database.read(services.host_users)
+        """Read them from the database, if they have changed."""
+        mark, names = await self._database.read(services.host_users_unless, self._mark)
+        if names is not None:
+            self._mark = mark
+            self._names, self._removed = names.registered | names.removed, names.removed
+
+    async def console_address(self, host: str) -> str | None:
+        """Return the only address at which proxies may look for a host's consoles; None if the host's word counts.
+
+        The address is "" for a host without a registered one, and for a host that was removed. The word counts of hosts
+        that use the broker user of the control services, such as the host of a one-process cloud.
+        """
+        found = await self._database.read(services.console_address, host)
+        return "" if found is None and self._required else found
 
     def check(self, context: Context, host: str) -> None:
-        """Raise Forbidden if the sender may not speak for the host."""
+        """Raise Forbidden if the sender may not send messages of the host, or the host was removed."""
         sender = context.sender
         if sender != host and (self._required or {sender, host} & self._names):
             raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
-        if self._required and host not in self._names:
+        if host in self._removed or (self._required and host not in self._names):
             raise Forbidden(f"Host {host} is not one of this cloud's: `micronova host add {host}` makes it one.")

@@ -1,92 +1,117 @@
-"""The messages that a conductor takes, and the client ends that send them."""
+"""The messages to conductors, and the clients that send them."""
+
+import logging
+from random import Random
 
 import msgspec
 
+from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleGrant
+from micronova.objects.context import Context
 from micronova.objects.host_keys import HostKeys
-from micronova.objects.orders import Heartbeat, HeartbeatReply, Report
+from micronova.objects.orders import (
+    GuestAtEpoch,
+    GuestsOff,
+    GuestsResumed,
+    Heartbeat,
+    HeartbeatReply,
+    PowerChange,
+    PowerChangeEvent,
+    Report,
+    ReportReply,
+)
 from micronova.rpc.bus import Bus
-from micronova.rpc.contract import Context, Interface
+from micronova.rpc.contract import Interface
+from micronova.rpc.errors import BusUnavailable
+
+log = logging.getLogger(__name__)
 
 
 class Operations(msgspec.Struct, frozen=True):
-    """Operations that were just recorded: a hint to look now instead of at the next sweep."""
+    """Operations that were just recorded; a conductor runs them now instead of at its next sweep."""
 
     ids: tuple[str, ...]
 
 
-class ReportReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a host's report counts."""
-
-    accepted: bool
-    destroy: bool = False  # the instance left this host: the guest that was just built is to go
+class Ping(msgspec.Struct, frozen=True):
+    """A message among conductors, which proves that the bus delivers messages."""
 
 
-class GuestEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A guest changed its power state by itself."""
-
-    host: str
-    instance_uuid: str
-    epoch: int
-    power_state: int
-
-
-class ConsoleQuestion(msgspec.Struct, frozen=True):
-    """Somebody has a token with this digest: what may they see?"""
+class ConsoleAuthRequest(msgspec.Struct, frozen=True):
+    """The digest of a console token whose console is wanted."""
 
     token_digest: str
 
 
 class ConsoleCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody looks at this server on this host."""
+    """A server whose console is open, and its host."""
 
     instance_uuid: str
     host: str
 
 
-class ConsoleStanding(msgspec.Struct, frozen=True):
-    """Whether they may go on."""
+class ConsoleCheckReply(msgspec.Struct, frozen=True):
+    """Whether the server is still on that host."""
 
     is_there: bool
 
 
-class HostQuestion(msgspec.Struct, frozen=True):
-    """A host asks for what it proves itself with to other services."""
+class HostKeysRequest(msgspec.Struct, frozen=True):
+    """The host that asks for its keys."""
 
     host: str
 
 
+class PluggedPortsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The ports of an instance whose status the host of the instance wants to know."""
+
+    host: str
+    instance_uuid: str
+    ports: tuple[str, ...]
+
+
+class PluggedPorts(msgspec.Struct, frozen=True):
+    """The ports that are plugged."""
+
+    ports: tuple[str, ...]
+
+
 TASKS = Interface("conductor", namespace="compute_task", version="1.0")
-BUILD_INSTANCES = TASKS.method("build_instances", Operations)
 RUN_OPERATIONS = TASKS.method("run_operations", Operations)
 
-HOST = Interface("conductor", namespace="host", version="1.0", from_hosts=True)
-REPORT = HOST.method("report", Report, ReportReply)
-HEARTBEAT = HOST.method("heartbeat", Heartbeat, HeartbeatReply)
-GUEST_EVENT = HOST.method("guest_event", GuestEvent)
+HOSTS = Interface("conductor", namespace="host", version="2.1", from_hosts=True)
+REPORT = HOSTS.method("report", Report, ReportReply, since="2.0")
+HEARTBEAT = HOSTS.method("heartbeat", Heartbeat, HeartbeatReply, since="2.0")
+PING = HOSTS.method("ping", Ping, Ping, since="2.0")
+POWER_CHANGE_EVENT = HOSTS.method("power_change_event", PowerChangeEvent, since="2.0")
+PLUGGED_PORTS = HOSTS.method("plugged_ports", PluggedPortsRequest, PluggedPorts, since="2.1")
+RESUME_GUESTS = HOSTS.method("resume_guests", GuestsOff, GuestsResumed, since="2.1")
 
 CONSOLE = Interface("conductor", namespace="console", version="1.0")
-AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleQuestion, ConsoleGrant)
-CHECK_CONSOLE = CONSOLE.method("check_console", ConsoleCheck, ConsoleStanding)
+AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleAuthRequest, ConsoleGrant)
+CHECK_CONSOLE = CONSOLE.method("check_console", ConsoleCheck, ConsoleCheckReply)
 
 KEYS = Interface("conductor", namespace="keys", version="1.0", from_hosts=True)
-HOST_KEYS = KEYS.method("host_keys", HostQuestion, HostKeys)
+HOST_KEYS = KEYS.method("host_keys", HostKeysRequest, HostKeys)
 
 KEYS_TIMEOUT = 10.0
+HOST_TIMEOUT = 10.0
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 10.0
 CONSOLE_TIMEOUT = 35.0  # the conductor asks a host meanwhile
 
 
 class ConsoleAuthAPI:
-    """Asks a conductor on behalf of a console proxy."""
+    """The client of console proxies."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
     async def authorize(self, token_digest: str) -> ConsoleGrant:
-        """Ask what a token stands for; NotFound if for nothing."""
-        question = ConsoleQuestion(token_digest)
+        """Return the console that a token gives access to; raise NotFound if the token is not valid."""
+        request = ConsoleAuthRequest(token_digest)
         return await self._bus.call(
-            CONSOLE.target(), AUTHORIZE_CONSOLE, question, context=Context(), timeout=CONSOLE_TIMEOUT
+            CONSOLE.target(), AUTHORIZE_CONSOLE, request, context=Context(), timeout=CONSOLE_TIMEOUT
         )
 
     async def is_there(self, instance_uuid: str, host: str) -> bool:
@@ -99,28 +124,107 @@ class ConsoleAuthAPI:
 
 
 class HostKeysAPI:
-    """Asks a conductor on behalf of a compute host."""
+    """The client with which a host gets its keys."""
 
     def __init__(self, bus: Bus, host: str) -> None:
         self._bus = bus
         self._host = host
 
     async def fetch(self) -> HostKeys:
-        """Ask for the host's keys; Forbidden if the broker does not know us as that host."""
-        question = HostQuestion(self._host)
-        return await self._bus.call(KEYS.target(), HOST_KEYS, question, context=Context(), timeout=KEYS_TIMEOUT)
+        """Return the host's keys; raise Forbidden if the broker does not know the sender as that host."""
+        request = HostKeysRequest(self._host)
+        return await self._bus.call(KEYS.target(), HOST_KEYS, request, context=Context(), timeout=KEYS_TIMEOUT)
 
 
 class ConductorAPI:
-    """Sends work to the conductors."""
+    """The client of the API."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def build_instances(self, context: Context, ids: tuple[str, ...]) -> None:
-        """Have instances built whose operations are recorded."""
-        await self._bus.cast(TASKS.target(), BUILD_INSTANCES, Operations(ids), context=context)
-
     async def run_operations(self, context: Context, ids: tuple[str, ...]) -> None:
-        """Have recorded operations run."""
-        await self._bus.cast(TASKS.target(), RUN_OPERATIONS, Operations(ids), context=context)
+        """Start operations that are recorded; if the bus does not take the message, a sweep starts them."""
+        try:
+            await self._bus.cast(TASKS.target(), RUN_OPERATIONS, Operations(ids), context=context)
+        except BusUnavailable as error:
+            log.warning(
+                "request %s: the bus did not take the message for operations %s, which a sweep starts: %s",
+                context.request_id,
+                ", ".join(ids),
+                error,
+            )
+
+
+class ProbeAPI:
+    """The client with which a conductor proves that heartbeats arrive: its messages use the queue of the heartbeats."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def ping(self, timeout: float) -> None:
+        """Return when the bus has delivered a message and its answer; raise BusUnavailable or CallTimeout."""
+        await self._bus.call(HOSTS.target(), PING, Ping(), context=Context(), timeout=timeout)
+
+
+class HostConductorAPI:
+    """The client of the compute agents of a process."""
+
+    def __init__(self, bus: Bus, clock: Clock, random: Random) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._random = random
+
+    async def report(self, report: Report, context: Context) -> ReportReply:
+        """Send the result of an order until a conductor has answered."""
+        target = REPORT.interface.target()
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._bus.call(target, REPORT, report, context=context, timeout=HOST_TIMEOUT)
+            except Exception as error:  # a report must not be lost, whatever the error
+                log.warning(
+                    "host %s: no conductor answered the report on instance %s, which is repeated: %s",
+                    report.host,
+                    report.instance_uuid,
+                    error,
+                )
+            # Jitter, so that not all hosts report at once when the conductor is back.
+            await self._clock.sleep(pause * self._random.uniform(0.5, 1.0))
+            pause = min(LONGEST_PAUSE, pause * 2)
+
+    async def power_change_event(self, host: str, change: PowerChange) -> None:
+        """Send a power state that changed by itself; if it is lost, the next heartbeat has it."""
+        event = PowerChangeEvent(
+            host=host,
+            instance_uuid=change.instance_uuid,
+            epoch=change.epoch,
+            power_state=change.power_state,
+        )
+        try:
+            await self._bus.cast(POWER_CHANGE_EVENT.interface.target(), POWER_CHANGE_EVENT, event, context=Context())
+        except Exception as error:  # the next heartbeat has it
+            log.info(
+                "host %s: the power state of instance %s was not sent, the next heartbeat has it: %s",
+                host,
+                change.instance_uuid,
+                error,
+            )
+
+    async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
+        """Return those of an instance's ports that the network service has plugged on this host."""
+        request = PluggedPortsRequest(host=host, instance_uuid=instance_uuid, ports=ports)
+        target = PLUGGED_PORTS.interface.target()
+        answer = await self._bus.call(target, PLUGGED_PORTS, request, context=Context(), timeout=HOST_TIMEOUT)
+        return frozenset(answer.ports)
+
+    async def resume_guests(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
+        """Ask that guests which are off and should run are started; return their instances."""
+        found = GuestsOff(host=host, guests=guests)
+        answer = await self._bus.call(
+            RESUME_GUESTS.interface.target(), RESUME_GUESTS, found, context=Context(), timeout=HOST_TIMEOUT
+        )
+        return answer.instance_uuids
+
+    async def heartbeat(self, beat: Heartbeat, timeout: float = HOST_TIMEOUT) -> HeartbeatReply:
+        """Send a heartbeat and return the reply."""
+        return await self._bus.call(HEARTBEAT.interface.target(), HEARTBEAT, beat, context=Context(), timeout=timeout)

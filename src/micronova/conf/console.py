@@ -13,15 +13,15 @@ def _doc(text: str) -> Meta:
 class ConsoleAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of consoles."""
 
-    token_ttl: Annotated[float, Meta(gt=0, description="Seconds for which a console link lets one in.")] = 600.0
-    enforce_session_timeout: Annotated[bool, _doc("Whether a console is closed when its link runs out.")] = False
+    token_ttl: Annotated[float, Meta(gt=0, description="Seconds that a console link is valid.")] = 600.0
+    enforce_session_timeout: Annotated[bool, _doc("Whether an open console is closed when its link expires.")] = False
 
 
 class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to screens."""
 
     novncproxy_base_url: Annotated[
-        str, _doc("Page that VNC links lead to; empty: /console/vnc_lite.html where the API was asked.")
+        str, _doc("URL of the page that VNC links lead to; empty: /console/vnc_lite.html at the address of the API.")
     ] = ""
 
 
@@ -29,7 +29,8 @@ class Spice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Links to screens that are shown by SPICE."""
 
     html5proxy_base_url: Annotated[
-        str, _doc("Page that SPICE links lead to; empty: /console/spice_auto.html where the API was asked.")
+        str,
+        _doc("URL of the page that SPICE links lead to; empty: /console/spice_auto.html at the address of the API."),
     ] = ""
 
 
@@ -39,8 +40,8 @@ class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     base_url: Annotated[
         str,
         _doc(
-            "Page, or ws:// address ending in /console/websockify, that serial links lead to; "
-            "empty: /console/serial.html where the API was asked."
+            "URL of the page, or ws:// URL ending in /console/websockify, that serial links lead to; "
+            "empty: /console/serial.html at the address of the API."
         ),
     ] = ""
 
@@ -55,14 +56,17 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     xterm_path: Annotated[str, _doc("Directory of the package xterm.js (Debian: node-xterm).")] = (
         "/usr/share/nodejs/xterm"
     )
-    spice_html5_path: Annotated[str, _doc("Directory of spice-html5 (Debian: spice-html5).")] = (
-        "/usr/share/spice-html5"
-    )
+    spice_html5_path: Annotated[str, _doc("Directory of spice-html5 (Debian: spice-html5).")] = "/usr/share/spice-html5"
     relay_listen: Annotated[
         str,
         Meta(
             pattern=r"^(.+:\d{1,5})?$",
-            description="ADDRESS:PORT of a compute host for console proxies on other machines; empty: none.",
+            description=(
+                "ADDRESS:PORT at which a compute host serves console proxies on other machines; empty: none. "
+                "Proxies connect to the address that `micronova host add NAME --console-address` registered."
+            ),
         ),
     ] = ""
-    socket_path: Annotated[str, _doc("Only Unix sockets below this directory are consoles; empty: state_path.")] = ""
+    socket_path: Annotated[
+        str, _doc("Directory below which the console proxy accepts Unix sockets of consoles; empty: state_path.")
+    ] = ""

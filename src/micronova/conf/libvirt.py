@@ -17,40 +17,72 @@ def _doc(text: str) -> Meta:
 class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The libvirt driver."""
 
-    connection_uri: Annotated[str, _doc("A libvirt that runs already; empty: a private libvirtd in state_path.")] = ""
-    virt_type: Annotated[VirtType, _doc("auto: kvm where the CPU can (vmx, svm), else qemu.")] = "auto"
-    instances_path: Annotated[str, _doc("Disks and cached images; empty: in state_path.")] = ""
+    connection_uri: Annotated[
+        str, _doc("URI of an existing libvirt, e.g. qemu:///system; empty: a private libvirtd in state_path.")
+    ] = ""
+    virt_type: Annotated[
+        VirtType, _doc("Virtualisation: auto is kvm if the CPU has it (vmx, svm), else qemu (emulation).")
+    ] = "auto"
+    instances_path: Annotated[str, _doc("Directory of guests' disks and cached images; empty: in state_path.")] = ""
     network_namespace: Annotated[
-        str, _doc("Network namespace of the private libvirtd; empty: the one that the network agent uses.")
+        str, _doc("Network namespace that the private libvirtd runs in; empty: the network agent's.")
     ] = ""
 
-    cpu_mode: Annotated[CpuMode, _doc("auto: host-model with kvm, else a plain model that today's systems run on.")] = (
-        "auto"
-    )
+    cpu_mode: Annotated[
+        CpuMode, _doc("CPU of guests: auto is host-model with kvm, else a model that current systems run on.")
+    ] = "auto"
     cpu_models: Annotated[tuple[str, ...], _doc('With cpu_mode "custom": the first one that the host knows.')] = ()
     cpu_model_extra_flags: Annotated[tuple[str, ...], _doc('Features to add or take away: "aes", "+aes", "-vmx".')] = ()
     cpu_shared_set: Annotated[str, _doc('CPUs for guests that are not pinned, e.g. "2-7,^5"; empty: all.')] = ""
-    cpu_dedicated_set: Annotated[str, _doc("CPUs that pinned guests get for themselves.")] = ""
-    hw_machine_type: Annotated[str, _doc("pc or q35, or a version of them; empty: pc.")] = ""
-    images_type: Annotated[ImagesType, _doc("Root disks: an overlay on the cached image, or a copy of it.")] = "qcow2"
+    cpu_dedicated_set: Annotated[str, _doc("CPUs for pinned guests, each for one guest only; empty: none.")] = ""
+    hw_machine_type: Annotated[str, _doc("Machine type of guests: pc, q35 or a version of them; empty: pc.")] = ""
+    images_type: Annotated[
+        ImagesType, _doc("Format of root disks: qcow2 is an overlay on the cached image, raw a copy of it.")
+    ] = "qcow2"
     disk_cachemode: Annotated[
-        str, _doc("none, writeback, writethrough, directsync or unsafe; empty: none where it works.")
+        str,
+        _doc(
+            "Cache mode of disks: none, writeback, writethrough, directsync or unsafe; "
+            "empty: none if the file system allows it."
+        ),
     ] = ""
     wire: Annotated[
-        bool, _doc("Whether guests' interfaces have a link; `up` takes it from them where nobody would wire them.")
+        bool,
+        _doc("Whether the interfaces of guests have a link. `up` switches it off if no network agent connects them."),
     ] = True
-    rng_dev_path: Annotated[str, _doc("Where guests' random numbers come from.")] = "/dev/urandom"
+    rng_dev_path: Annotated[str, _doc("Device that the random numbers of guests come from.")] = "/dev/urandom"
     force_config_drive: Annotated[bool, _doc("Whether every guest gets a config drive.")] = False
-    vnc_enabled: Annotated[bool, _doc("Whether guests' screens are shown by VNC.")] = True
+    vnc_enabled: Annotated[bool, _doc("Whether the screens of guests are available by VNC.")] = True
     vnc_server_listen: Annotated[
-        str, _doc("Address of guests' VNC; empty: a Unix socket, or loopback with a libvirt that is not ours.")
+        str, _doc("Address that guests' VNC servers listen on; empty: a Unix socket, or loopback with connection_uri.")
     ] = ""
-    spice_enabled: Annotated[bool, _doc("Whether guests' screens are shown by SPICE, too.")] = False
-    wait_soft_reboot_seconds: Annotated[float, _doc("After so long a soft reboot becomes a hard one.")] = 120.0
+    spice_enabled: Annotated[bool, _doc("Whether the screens of guests are also available by SPICE.")] = False
+    wait_soft_reboot_seconds: Annotated[
+        float, _doc("Seconds after which a soft reboot that has not ended becomes a hard one.")
+    ] = 120.0
 
-    call_timeout: Annotated[float, _doc("A libvirt that takes longer for a simple call counts as hung.")] = 60.0
-    remove_unused_base_images: Annotated[bool, _doc("Whether cached images that nobody uses go.")] = True
-    remove_unused_original_minimum_age_seconds: Annotated[float, _doc("How long they stay.")] = 86_400.0
-    image_cache_manager_interval: Annotated[float, _doc("Time between looks at the cache.")] = 2_400.0
-    qemu_user: Annotated[str, _doc("Whom a private libvirtd runs guests as; empty: the packages' user.")] = ""
-    qemu_group: Annotated[str, _doc("The guests' group; empty: the packages' group.")] = ""
+    call_timeout: Annotated[
+        float, _doc("Seconds after which a libvirt that does not answer a simple call counts as hung.")
+    ] = 60.0
+    remove_unused_base_images: Annotated[bool, _doc("Whether cached images that no guest uses are removed.")] = True
+    remove_unused_original_minimum_age_seconds: Annotated[
+        float, _doc("Seconds that a cached image must be unused before it is removed.")
+    ] = 86_400.0
+    image_cache_manager_interval: Annotated[float, _doc("Seconds between searches for unused images in the cache.")] = (
+        2_400.0
+    )
+    image_cache_max_percent: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Percent of its file system that the image cache may take. For a new image unused ones are "
+            "removed; if that does not suffice, the build goes to another host.",
+        ),
+    ] = 50
+    qemu_user: Annotated[
+        str, _doc("User that a private libvirtd runs guests as; empty: the user of the distribution's packages.")
+    ] = ""
+    qemu_group: Annotated[
+        str, _doc("Group that a private libvirtd runs guests as; empty: the group of the distribution's packages.")
+    ] = ""

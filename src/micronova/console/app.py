@@ -1,7 +1,7 @@
 """The console proxy as an ASGI application: pages for browsers, and the WebSocket through which they reach guests.
 
-There are no users here: whoever has a token, which the API gives out, is let in to what the token stands for. So
-the token's value is never logged, never cached and never sent on by a browser to other sites.
+The proxy knows no users: a token, which the API issues, gives access to one console. So the token is never logged or
+cached, and browsers are told not to send it to other sites.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ import contextlib
 import http.cookies
 import logging
 import urllib.parse
-from typing import Any
 
 import msgspec
 
@@ -17,15 +16,16 @@ from micronova.console.bridge import carry
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
 from micronova.console.sessions import Sessions
+from micronova.http.asgi import Receive, Scope, Send
 from micronova.http.faults import message_of, status_of
-from micronova.http.mount import Receive, Scope, Send
+from micronova.objects.console import ConsoleGrant
 from micronova.objects.errors import Forbidden, Invalid, MicronovaError, NotFound, Unavailable
 from micronova.rpc.errors import RemoteError, RpcError
 
 log = logging.getLogger(__name__)
 
 LONGEST_TOKEN = 128
-HANG_UP_TIMEOUT = 5.0
+DISCONNECT_TIMEOUT = 5.0
 _PROTOCOL = "binary"
 
 
@@ -45,7 +45,7 @@ class ConsoleApp:
             (
                 b"content-security-policy",
                 "default-src 'none'; script-src 'self'; connect-src 'self'; img-src 'self' data: blob:; "
-                # The libraries set styles by themselves.
+                # The libraries set styles.
                 f"style-src 'self' 'unsafe-inline'; base-uri 'none'; frame-ancestors {ancestors}".encode(),
             ),
         ]
@@ -72,12 +72,13 @@ class ConsoleApp:
             await self._answer(send, *found, body=scope["method"] == "GET")
 
     async def _session(self, scope: Scope, send: Send) -> None:
-        """Tell a page what its token stands for: a browser does not let it see why a WebSocket was refused."""
+        """Answer what a page's token is for, or why it is refused: a browser hides why a WebSocket was refused."""
         status = 200
         try:
             grant = await self._authorize(scope)
-            known = {"id": grant.instance_uuid, "name": grant.name, "protocol": grant.protocol}
-            answer: dict[str, Any] = {"server": known}
+            answer: dict[str, object] = {
+                "server": {"id": grant.instance_uuid, "name": grant.name, "protocol": grant.protocol}
+            }
         except MicronovaError as error:
             status, answer = status_of(error), {"error": message_of(error)}
         await self._answer(send, status, "application/json", msgspec.json.encode(answer))
@@ -90,7 +91,7 @@ class ConsoleApp:
     # --- WebSockets ------------------------------------------------------------------------------------------
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()  # the wish to connect
+        await receive()  # websocket.connect
         try:
             if scope["path"] not in ("/websockify", "/"):
                 raise NotFound("There is no such WebSocket: consoles are at /console/websockify.")
@@ -118,39 +119,39 @@ class ConsoleApp:
             writer.close()
 
     def _check_origin(self, scope: Scope) -> None:
-        """Refuse pages of other sites, which browsers would let connect; programs send no origin."""
+        """Refuse pages of other sites, which browsers allow to connect; programs send no origin."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin", b"").decode("latin-1")
         if not origin or origin in self._origins:
             return
-        host = (headers.get(b"x-forwarded-host") or headers.get(b"host", b"")).decode("latin-1")
+        host = headers.get(b"host", b"").decode("latin-1")
         if origin.partition("://")[2].lower() != host.lower():
             raise Forbidden("Pages of this origin may not show consoles: console.allowed_origins names those that may.")
 
-    async def _authorize(self, scope: Scope) -> Any:
+    async def _authorize(self, scope: Scope) -> ConsoleGrant:
         try:
             return await self._sessions.authorize(_token(scope))
         except (RpcError, RemoteError) as error:
-            log.warning("no conductor says what a console token stands for: %s", error)
+            log.warning("no conductor answers what a console token is for: %s", error)
             raise Unavailable("Nobody can check this console link just now: try again later.") from error
 
 
 async def _refuse(receive: Receive, send: Send, error: MicronovaError) -> None:
-    """Answer instead of becoming a WebSocket; without a body, which some clients take for frames of the guest's."""
+    """Refuse the WebSocket with an HTTP answer. It has no body, which some clients take for data of the guest."""
     status = 403 if isinstance(error, NotFound) else status_of(error)
     reason = (b"x-console-error", message_of(error).encode("latin-1", "replace"))
     await send({"type": "websocket.http.response.start", "status": status, "headers": [reason]})
     await send({"type": "websocket.http.response.body", "body": b""})
-    # It hears that the answer is out, and then that the connection is gone: if we returned before that, uvicorn would
-    # log an error for each refusal.
+    # uvicorn reports that the answer was sent, and then that the client disconnected. If we returned before that, it
+    # would log an error for each refusal.
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(HANG_UP_TIMEOUT):
+        async with asyncio.timeout(DISCONNECT_TIMEOUT):
             await receive()
             await receive()
 
 
 def _token(scope: Scope) -> str:
-    """Find the token in the query, or in a cookie as old clients send it."""
+    """Return the token from the query, or from a cookie, as old clients send it."""
     try:
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=20)
     except ValueError:

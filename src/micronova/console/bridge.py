@@ -1,15 +1,15 @@
-"""Carrying bytes between a WebSocket and a guest's console, as fast as the slower of both."""
+"""Copies bytes between a WebSocket and a guest's console, as fast as the slower side."""
 
 import asyncio
 import contextlib
 
 from micronova.console.sessions import Session, Sessions
-from micronova.http.mount import Receive, Send
+from micronova.http.asgi import Receive, Send
 
 CHUNK = 65_536
 STALL = 60.0
-"""Seconds after which a side that takes nothing more is given up: behind it nothing is seen, not even a hanging up."""
-LONGEST_REASON = 120  # bytes of a close frame that are left for words
+"""Seconds after which a side that accepts no data counts as gone; while data waits, a disconnect is not noticed."""
+LONGEST_REASON = 120  # bytes of a close frame that its reason may have
 
 
 async def carry(
@@ -22,7 +22,7 @@ async def carry(
     *,
     stall: float = STALL,
 ) -> None:
-    """Carry bytes until one side hangs up or the session must end; tell the browser why if it was not its doing."""
+    """Copy bytes until a side disconnects or the session must end; tell the browser why, unless it disconnected."""
     tasks = [
         asyncio.create_task(work, name=f"console of {session.grant.instance_uuid}")
         for work in (
@@ -40,12 +40,12 @@ async def carry(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if all(reasons):
-        with contextlib.suppress(OSError):  # it may have gone meanwhile
+        with contextlib.suppress(OSError):  # it may have disconnected
             await send({"type": "websocket.close", "code": 1000, "reason": reasons[0][:LONGEST_REASON]})
 
 
 async def _from_browser(receive: Receive, writer: asyncio.StreamWriter, stall: float) -> str:
-    """Return "" when the browser hangs up, or why the guest's end does not take any more."""
+    """Return "" when the browser disconnects, or why the guest accepts no more data."""
     try:
         while True:
             event = await receive()
@@ -62,7 +62,7 @@ async def _from_browser(receive: Receive, writer: asyncio.StreamWriter, stall: f
 
 
 async def _from_guest(reader: asyncio.StreamReader, send: Send, stall: float) -> str:
-    """Return why the guest shows nothing more, or "" when the browser does not take it."""
+    """Return why the guest sends no more data, or "" when the browser does not accept it."""
     try:
         while data := await reader.read(CHUNK):
             async with asyncio.timeout(stall):

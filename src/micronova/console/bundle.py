@@ -1,4 +1,4 @@
-"""A package of CommonJS modules as one script: a browser cannot load them one by one, and Debian's xterm.js is such."""
+"""Joins CommonJS modules, such as those of Debian's xterm.js, into one script that browsers can load."""
 
 import posixpath
 import re
@@ -26,7 +26,7 @@ window.%(name)s = found.%(name)s ?? found;
 
 
 def bundle(folder: Path, entry: str, name: str) -> bytes:
-    """Return a script that makes a global of what the entry exports, with all that it requires. Blocks."""
+    """Return a script that makes what the entry exports a global, with all modules that it requires. Blocks."""
     modules: dict[str, str] = {}
     links: dict[str, dict[str, str]] = {}
     waiting = [entry]

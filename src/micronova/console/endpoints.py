@@ -15,15 +15,15 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Connector:
     """Opens connections to consoles.
 
-    Where a console is, its host says. It does not get this proxy to talk to other services of the proxy's own
-    machine: Unix sockets are consoles only below one directory.
+    The address comes from the compute host. So that a host cannot make the proxy connect to other services of the
+    proxy's machine, Unix sockets are accepted only below one directory.
     """
 
     def __init__(self, sockets: Path) -> None:
         self._sockets = sockets
 
     async def open(self, endpoint: ConsoleEndpoint) -> Streams:
-        """Connect; Unavailable, with a reason for a user, if that cannot be."""
+        """Connect; raise Unavailable with a reason for the user if that fails."""
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 if endpoint.path:
@@ -39,7 +39,7 @@ class Connector:
     async def _open_socket(self, path: Path) -> Streams:
         folder = await asyncio.to_thread(self._open_folder, path)
         try:
-            # By way of the descriptor, as the path itself may be longer than an address can be.
+            # By the directory's descriptor, because the path may be too long for a socket address.
             return await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{path.name}")
         finally:
             os.close(folder)

@@ -1,4 +1,4 @@
-"""What browsers load: our own pages, and the libraries that the system's packages bring."""
+"""The files that browsers load: our own pages, and libraries from the system's packages."""
 
 import html
 import importlib.resources
@@ -25,12 +25,12 @@ class Library:
 
     name: str
     folder: Path
-    entry: str  # the file that must be there
+    entry: str  # a file that must exist
     package: str
     setting: str
 
     def missing(self) -> str | None:
-        """Say in one line what to do if it is not installed."""
+        """Return one line that says what to do if it is not installed, else None."""
         if (self.folder / self.entry).is_file():
             return None
         return (
@@ -40,7 +40,7 @@ class Library:
 
 
 class Pages:
-    """Files by path; what is not there, or not of a known type, is not served."""
+    """Serves files by path, if their type is known."""
 
     def __init__(self, novnc: Path, xterm: Path, spice: Path) -> None:
         self._own = Path(str(importlib.resources.files("micronova.console") / "pages"))
@@ -56,11 +56,11 @@ class Pages:
         self._needs = {"vnc_lite.html": self._novnc, "serial.html": self._xterm, "spice_auto.html": self._spice}
 
     def missing(self) -> list[str]:
-        """Say what to install, one line for each library; of SPICE, which few clouds offer, only its page does."""
+        """Return what to install, one line per library; SPICE is left out, as few clouds offer it: its page says it."""
         return [text for library in (self._novnc, self._xterm) if (text := library.missing())]
 
     def find(self, path: str) -> File | None:
-        """Return what is at a path, if anything is. Blocks."""
+        """Return the file at a path, or None. Blocks."""
         name = path.lstrip("/")
         library = self._needs.get(name)
         problem = library.missing() if library else None
@@ -76,7 +76,7 @@ class Pages:
             if name.startswith("spice-html5/"):
                 return _read(self._spice.folder, name.removeprefix("spice-html5/"))
             return _read(self._own, name)
-        except (OSError, ValueError):  # no such file, or no such name
+        except (OSError, ValueError):  # no such file, or an invalid name
             return None
 
     def problem(self, text: str) -> bytes:

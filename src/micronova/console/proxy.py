@@ -1,16 +1,14 @@
-"""The console proxy role: it has no database and no users, only tokens that it asks a conductor about."""
+"""The console proxy role. It has no database and knows no users: it asks a conductor what a token is for."""
 
 import logging
 from pathlib import Path
 
-from micronova.conductor.rpcapi import ConsoleAuthAPI
 from micronova.conf.console import Console
 from micronova.console.app import ConsoleApp
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
-from micronova.console.sessions import Sessions
+from micronova.console.sessions import ConsoleAuth, Sessions
 from micronova.objects.clock import Clock
-from micronova.rpc.bus import Bus
 
 log = logging.getLogger(__name__)
 
@@ -18,22 +16,26 @@ MOUNT = "/console"
 
 
 class ConsoleProxy:
-    """A role: `app` is what it answers below its mount."""
+    """The role; `app` answers the requests below MOUNT."""
 
     def __init__(
-        self, bus: Bus, clock: Clock, settings: Console, *, state_path: Path, enforce_timeout: bool = False
+        self,
+        conductor: ConsoleAuth,
+        clock: Clock,
+        settings: Console,
+        *,
+        state_path: Path,
+        enforce_timeout: bool = False,
     ) -> None:
-        self.sessions = Sessions(ConsoleAuthAPI(bus), clock, enforce_timeout=enforce_timeout)
-        self._pages = Pages(
-            Path(settings.novnc_path), Path(settings.xterm_path), Path(settings.spice_html5_path)
-        )
+        self.sessions = Sessions(conductor, clock, enforce_timeout=enforce_timeout)
+        self._pages = Pages(Path(settings.novnc_path), Path(settings.xterm_path), Path(settings.spice_html5_path))
         sockets = Path(settings.socket_path) if settings.socket_path else state_path
         self.app = ConsoleApp(self.sessions, Connector(sockets), self._pages, settings.allowed_origins)
 
     async def start(self) -> None:
-        """Say what is missing; the other console works without it."""
+        """Log which libraries are missing; the other consoles work without them."""
         for problem in self._pages.missing():
             log.warning("%s", problem)
 
     async def stop(self) -> None:
-        """Nothing to do: the HTTP server has ended what was open."""
+        """Do nothing: the HTTP server has already closed the connections."""

@@ -1,8 +1,8 @@
-"""The compute host's end of a console for proxies on other machines.
+"""The relay of a compute host, through which console proxies on other machines reach guests' consoles.
 
-Consoles of guests are Unix sockets, or listen on the loopback: nobody outside reaches them, and they ask for no
-password. A host with a relay lets a proxy in by a secret that is good once and for a short while. The secret goes from
-the host to the proxy with the answer to "where is the console", which is asked only for bearers of a token.
+Consoles of guests are Unix sockets, or listen on the loopback interface, without a password. The relay accepts a proxy
+by a secret that is valid once and for a short time. The host sends the secret to the proxy with the console's address,
+which is requested only for the bearer of a token.
 """
 
 import asyncio
@@ -23,12 +23,11 @@ TICKET_TIME = 60.0
 SECRET_TIMEOUT = 10.0
 SECRET_DIGITS = 64
 CHUNK = 65_536
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - told apart, not listened on
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 
 
 class ConsoleRelay:
-    """Lets console proxies through to this host's consoles; without an address it changes nothing."""
+    """Connects console proxies to this host's consoles; without a listen address it does nothing."""
 
     def __init__(self, listen: str, clock: Clock, random: Random) -> None:
         address, _, port = listen.rpartition(":")
@@ -39,10 +38,10 @@ class ConsoleRelay:
         self._connector = Connector(Path("/"))
         self._tickets: dict[str, tuple[ConsoleEndpoint, float]] = {}
         self._server: asyncio.Server | None = None
-        self._talks: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen, if there is an address."""
+        """Listen, if there is a listen address."""
         if not self._address:
             return
         try:
@@ -55,16 +54,16 @@ class ConsoleRelay:
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Stop listening and end what goes through."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
-        for talk in self._talks:
-            talk.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def offer(self, endpoint: ConsoleEndpoint) -> ConsoleEndpoint:
-        """Return where another machine reaches a console that only this one does."""
-        if self._server is None or not (endpoint.path or endpoint.host in _LOOPBACK):
+        """Return the relay's address for a console; without a relay, the console's own address."""
+        if self._server is None:
             return endpoint
         now = self._clock.monotonic()
         self._tickets = {key: ticket for key, ticket in self._tickets.items() if ticket[1] > now}
@@ -74,18 +73,21 @@ class ConsoleRelay:
         return ConsoleEndpoint(host=host, port=self._port, secret=secret)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.create_task(self._talk((reader, writer)), name="console-relay")
-        self._talks.add(talk)
-        talk.add_done_callback(self._talks.discard)
+        connection = asyncio.create_task(self._handle((reader, writer)), name="console-relay")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
-    async def _talk(self, proxy: Streams) -> None:
+    async def _handle(self, proxy: Streams) -> None:
         reader, writer = proxy
         try:
             async with asyncio.timeout(SECRET_TIMEOUT):
                 secret = (await reader.readexactly(SECRET_DIGITS)).decode("latin-1")
             endpoint, until = self._tickets.pop(secret, (None, 0.0))
             if endpoint is None or until <= self._clock.monotonic():
-                log.warning("somebody without a good secret wanted to see a console")
+                log.warning(
+                    "refused a console connection from %s: its secret is unknown or has expired",
+                    writer.get_extra_info("peername"),
+                )
                 return
             guest = await self._connector.open(endpoint)
             try:
@@ -93,13 +95,13 @@ class ConsoleRelay:
             finally:
                 guest[1].close()
         except (OSError, EOFError, TimeoutError, MicronovaError) as error:
-            log.info("a console was not relayed: %s", error)
+            log.info("a console connection was not relayed: %s", error)
         finally:
             writer.close()
 
 
 async def _carry(one: Streams, other: Streams) -> None:
-    """Carry bytes both ways until one side hangs up."""
+    """Copy bytes in both directions until one side disconnects."""
     tasks = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,9 +1,9 @@
-"""Who looks at which guest: what lets them in, and what ends it before they do."""
+"""The sessions of a console proxy: authorizing them, and ending those that must not continue."""
 
 import asyncio
 import logging
+from typing import Protocol
 
-from micronova.conductor.rpcapi import ConsoleAuthAPI
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleGrant, token_digest
 from micronova.objects.errors import Conflict, MicronovaError
@@ -12,31 +12,41 @@ from micronova.rpc.errors import RemoteError
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 15.0
-"""Seconds until a server that was deleted behind its host's back is noticed; usually its guest hangs up first."""
+"""Seconds between checks that a server is still on its host; usually its guest closes the console first."""
 MOST_PER_SERVER = 16
 
 
+class ConsoleAuth(Protocol):
+    """What the proxy needs of a conductor; `micronova.conductor.rpcapi` implements it."""
+
+    async def authorize(self, token_digest: str) -> ConsoleGrant:
+        """Return what a token is for; raise NotFound if it is not valid."""
+
+    async def is_there(self, instance_uuid: str, host: str) -> bool:
+        """Return whether a server is still on a host."""
+
+
 class Session:
-    """Somebody who is connected to a console."""
+    """A connection to a console."""
 
     def __init__(self, grant: ConsoleGrant) -> None:
         self.grant = grant
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def end(self, reason: str) -> None:
-        """Have it ended."""
+        """End the session."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
     async def ended(self) -> str:
-        """Wait until somebody else wants it ended; return why."""
+        """Wait until `end` is called; return the reason."""
         return await asyncio.shield(self._ended)
 
 
 class Sessions:
     """All sessions of this proxy."""
 
-    def __init__(self, conductor: ConsoleAuthAPI, clock: Clock, *, enforce_timeout: bool = False) -> None:
+    def __init__(self, conductor: ConsoleAuth, clock: Clock, *, enforce_timeout: bool = False) -> None:
         self._conductor = conductor
         self._clock = clock
         self._enforce_timeout = enforce_timeout
@@ -46,11 +56,11 @@ class Sessions:
         return len(self._live)
 
     async def authorize(self, token: str) -> ConsoleGrant:
-        """Ask what a token stands for; NotFound if for nothing."""
+        """Return what a token is for; raise NotFound if it is not valid."""
         return await self._conductor.authorize(token_digest(token))
 
     def begin(self, grant: ConsoleGrant) -> Session:
-        """Let somebody in. A serial port has one user: whoever comes later takes it over."""
+        """Add a session. A serial port has one user: a later session ends the earlier one."""
         others = [session for session in self._live if session.grant.instance_uuid == grant.instance_uuid]
         if grant.protocol == "serial":
             for other in others:
@@ -63,11 +73,11 @@ class Sessions:
         return session
 
     def finish(self, session: Session) -> None:
-        """Note that somebody has gone."""
+        """Remove a session that has ended."""
         self._live.discard(session)
 
     async def watch(self, session: Session) -> str:
-        """Return, once it is so, why a session must not go on."""
+        """Wait until a session must not continue; return the reason."""
         grant = session.grant
         while True:
             pause = CHECK_INTERVAL
@@ -80,5 +90,5 @@ class Sessions:
             try:
                 if not await self._conductor.is_there(grant.instance_uuid, grant.host):
                     return "The server is not on its host any more."
-            except (MicronovaError, RemoteError) as error:  # nobody knows better just now: the next time
-                log.info("nobody says whether server %s is still there: %s", grant.instance_uuid, error)
+            except (MicronovaError, RemoteError) as error:  # checked again next time
+                log.info("cannot check whether server %s is still on its host: %s", grant.instance_uuid, error)

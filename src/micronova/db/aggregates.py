@@ -1,43 +1,54 @@
-"""Aggregates: groups of hosts with metadata; one with `availability_zone` is (a part of) a zone."""
+"""Aggregates: groups of hosts with metadata. The metadata `availability_zone` puts the hosts into a zone."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
 from micronova.db.host_states import touch_hosts
 from micronova.db.tables import aggregate_hosts, aggregates, instances, services
-from micronova.db.upsert import PerDialect
+from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.service_names import COMPUTE
 
 _a, _h = aggregates.c, aggregate_hosts.c
-Row = sa.Row[Any]
 ZONE = "availability_zone"
 
+
+class AggregateRow(Protocol):
+    """A row of `aggregates`, as a cursor returns it. Times are microseconds since 1970 (UTC)."""
+
+    id: int
+    uuid: str
+    name: str
+    metadata: dict[str, str]
+    created_at: int
+    updated_at: int | None
+
+
 _INSERT = PerDialect(lambda insert: insert(aggregates).on_conflict_do_nothing(index_elements=[_a.name]))
-_ADD = PerDialect(lambda insert: insert(aggregate_hosts).on_conflict_do_nothing())
 
 
-def insert(conn: sa.Connection, uuid: str, name: str, zone: str | None, now: int) -> Row:
+def insert(conn: sa.Connection, uuid: str, name: str, zone: str | None, now: int) -> AggregateRow:
     """Add an aggregate; raise Conflict when its name is taken."""
     row = {"uuid": uuid, "name": name, "metadata": {ZONE: zone} if zone else {}, "created_at": now}
     if conn.execute(_INSERT.on(conn), row).rowcount != 1:
         raise Conflict(f"Aggregate {name} already exists.")
-    return conn.execute(sa.select(aggregates).where(_a.uuid == uuid)).one()
+    return cast(AggregateRow, conn.execute(sa.select(aggregates).where(_a.uuid == uuid)).one())
 
 
-def get(conn: sa.Connection, number: int, lock: bool = False) -> Row:
-    """Return an aggregate; raise NotFound. A locked one nobody else changes until the transaction ends."""
+def get(conn: sa.Connection, number: int, lock: bool = False) -> AggregateRow:
+    """Return an aggregate, locked until the transaction ends if asked for; raise NotFound."""
     query = sa.select(aggregates).where(_a.id == number)
     found = conn.execute(query.with_for_update() if lock else query).first()
     if found is None:
         raise NotFound(f"Aggregate {number} could not be found.")
-    return found
+    return cast(AggregateRow, found)
 
 
-def list_(conn: sa.Connection) -> Sequence[Row]:
-    """Return all aggregates in the order in which they came."""
-    return conn.execute(sa.select(aggregates).order_by(_a.id)).all()
+def list_(conn: sa.Connection) -> Sequence[AggregateRow]:
+    """Return all aggregates in the order of their creation."""
+    return cast(Sequence[AggregateRow], conn.execute(sa.select(aggregates).order_by(_a.id)).all())
 
 
 def hosts(conn: sa.Connection, numbers: Iterable[int] | None = None) -> dict[int, list[str]]:
@@ -52,7 +63,7 @@ def hosts(conn: sa.Connection, numbers: Iterable[int] | None = None) -> dict[int
 
 
 def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str]:
-    """Return the zone of each host that is in one's aggregate."""
+    """Return the availability zone of each host that an aggregate puts into one."""
     query = sa.select(_h.host, _a.metadata).join(aggregates, _a.id == _h.aggregate_id).order_by(_a.id)
     if of is not None:
         query = query.where(_h.host.in_(list(of)))
@@ -63,8 +74,33 @@ def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str
     return found
 
 
-def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int) -> Row:
-    """Rename an aggregate, or change its metadata (None takes a key away); NotFound, Conflict, Invalid."""
+def zone_is_in_service(conn: sa.Connection, zone: str, default_zone: str) -> bool:
+    """Return whether a host of the zone has a compute service that is enabled and not forced down.
+
+    Heartbeats do not count, because they are missing during an outage of the broker, too. This reads the aggregates and
+    looks for one host, however many there are.
+    """
+    found = conn.execute(sa.select(_a.id, _a.metadata)).all()
+    zone_of = {row.id: row.metadata[ZONE] for row in found if row.metadata.get(ZONE)}
+    service = services.c
+    usable = sa.select(service.uuid).where(
+        service.binary == COMPUTE, service.disabled.is_(False), service.forced_down.is_(False)
+    )
+    own = [number for number, name in zone_of.items() if name == zone]
+    if own:
+        hosts_of = sa.select(_h.host).where(_h.aggregate_id.in_(own))
+        if conn.execute(usable.where(service.host.in_(hosts_of)).limit(1)).first() is not None:
+            return True
+    if zone != default_zone:
+        return False
+    in_zones = sa.select(_h.host).where(_h.aggregate_id.in_(list(zone_of)))
+    return conn.execute(usable.where(service.host.not_in(in_zones)).limit(1)).first() is not None
+
+
+def update(
+    conn: sa.Connection, number: int, name: str | None, metadata: Mapping[str, str | None], now: int
+) -> AggregateRow:
+    """Rename an aggregate, or change its metadata (None removes a key); raise NotFound, Conflict or Invalid."""
     found = get(conn, number, lock=True)
     members = hosts(conn, [number]).get(number, [])
     if ZONE in metadata:
@@ -81,8 +117,8 @@ def update(conn: sa.Connection, number: int, name: str | None, metadata: Mapping
     return get(conn, number)
 
 
-def _check_zone(conn: sa.Connection, found: Row, zone: str | None, members: Sequence[str]) -> None:
-    """A zone of servers that exist must not change under them, and a host is in one zone at most."""
+def _check_zone(conn: sa.Connection, found: AggregateRow, zone: str | None, members: Sequence[str]) -> None:
+    """Raise Invalid if the zone of existing servers would change, or a host would be in two zones."""
     refused = f"Cannot update aggregate {found.id}"
     if not zone:
         raise Invalid(f"{refused}: the name of an availability zone must not be empty.")
@@ -107,17 +143,17 @@ def _has_instances(conn: sa.Connection, members: Sequence[str]) -> bool:
 
 
 def delete(conn: sa.Connection, number: int) -> None:
-    """Remove an aggregate; raise NotFound, or Invalid while it has hosts."""
+    """Delete an aggregate; raise NotFound, or Invalid if it has hosts."""
     get(conn, number, lock=True)
     if hosts(conn, [number]):
         raise Invalid(f"Cannot delete aggregate {number}: it has hosts; remove them first.")
     conn.execute(sa.delete(aggregates).where(_a.id == number))
 
 
-def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
+def add_host(conn: sa.Connection, number: int, host: str, now: int) -> AggregateRow:
     """Add a host to an aggregate; raise NotFound, Conflict."""
     service = services.c
-    known = sa.select(service.uuid).where(service.host == host, service.binary == "nova-compute")
+    known = sa.select(service.uuid).where(service.host == host, service.binary == COMPUTE)
     if conn.execute(known).first() is None:
         raise NotFound(f"Compute host {host} could not be found.")
     found = get(conn, number, lock=True)
@@ -127,15 +163,15 @@ def add_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
             raise Conflict(f"Cannot add host to aggregate {number}: {host} is in another availability zone.")
         if zones(conn, [host]).get(host) != zone and _has_instances(conn, [host]):
             raise Conflict(f"Cannot add host to aggregate {number}: the zone of its servers would change.")
-    if conn.execute(_ADD.on(conn), {"aggregate_id": number, "host": host}).rowcount != 1:
+    if not insert_if_absent(conn, aggregate_hosts, {"aggregate_id": number, "host": host}):
         raise Conflict(f"Aggregate {number} already has host {host}.")
     conn.execute(sa.update(aggregates).where(_a.id == number).values(updated_at=now))
     touch_hosts(conn, [host], now)
     return get(conn, number)
 
 
-def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
-    """Take a host out of an aggregate; raise NotFound, Conflict."""
+def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> AggregateRow:
+    """Remove a host from an aggregate; raise NotFound or Conflict."""
     found = get(conn, number, lock=True)
     zone = found.metadata.get(ZONE)
     if zone and not (_others(conn, number, "", [host])) and _has_instances(conn, [host]):
@@ -149,5 +185,5 @@ def remove_host(conn: sa.Connection, number: int, host: str, now: int) -> Row:
 
 
 def forget_host(conn: sa.Connection, host: str) -> None:
-    """Take a host out of every aggregate: it is no more."""
+    """Remove a deleted host from all aggregates."""
     conn.execute(sa.delete(aggregate_hosts).where(_h.host == host))

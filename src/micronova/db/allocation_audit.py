@@ -1,4 +1,4 @@
-"""Do the counters tell the truth? Both are counted anew: `used` by allocations, groups by their members."""
+"""Checks the counters of claims: `used` against the allocations, server groups against their members."""
 
 from collections.abc import Collection
 from typing import Any

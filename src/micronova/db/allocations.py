@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db.listed import one_of
 from micronova.db.tables import (
     allocations,
     compute_nodes,
@@ -29,10 +30,11 @@ from micronova.db.tables import (
 from micronova.objects.scheduling import GroupSpec
 
 Resources = dict[str, int]
+MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """What one consumer (an instance, or the migration of one) wants to hold on one node."""
+    """What one consumer (an instance) wants to hold on one node."""
 
     consumer_uuid: str
     node_uuid: str
@@ -77,27 +79,21 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 _a = allocations.c
 _FENCE = (
     sa.select(instances.c.uuid, instances.c.epoch, instances.c.server_group_id)
-    .where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
+    .where(one_of(instances.c.uuid, "uuids"))
     .order_by(instances.c.uuid)
     .with_for_update()
 )
 _HELD = (
     sa.select(_a.consumer_uuid, _a.node_uuid, _a.resource_class, _a.used, compute_nodes.c.host)
     .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
-    .where(_a.consumer_uuid.in_(bindparam("uuids", expanding=True)))
+    .where(one_of(_a.consumer_uuid, "uuids"))
 )
 _INSERT = allocations.insert()
-_DELETE = allocations.delete().where(_a.consumer_uuid.in_(bindparam("uuids", expanding=True)))
+_DELETE = allocations.delete().where(one_of(_a.consumer_uuid, "uuids"))
 _DELETE_RETURNING = (
     allocations.delete()
     .where(_a.consumer_uuid == bindparam("uuid"))
     .returning(_a.node_uuid, _a.resource_class, _a.used)
-)
-_MOVE = (
-    allocations.update()
-    .where(_a.consumer_uuid == bindparam("old"))
-    .values(consumer_uuid=bindparam("new"))
-    .returning(_a.node_uuid)
 )
 _GROUP_OF_DELETED = sa.select(deleted_instances.c.server_group_id).where(deleted_instances.c.uuid == bindparam("uuid"))
 _LOCK_GROUP = sa.select(server_groups.c.uuid).where(server_groups.c.uuid == bindparam("uuid")).with_for_update()
@@ -105,7 +101,7 @@ _MEMBERS = sa.select(server_group_hosts.c.host, server_group_hosts.c.members).wh
     server_group_hosts.c.group_uuid == bindparam("uuid"), server_group_hosts.c.members > 0
 )
 _HOSTS_OF = sa.select(compute_nodes.c.host).distinct().where(
-    compute_nodes.c.uuid.in_(bindparam("uuids", expanding=True))
+    one_of(compute_nodes.c.uuid, "uuids")
 )  # fmt: skip
 _ADD = """
     WITH wanted (node, class, amount) AS (VALUES {rows}),
@@ -207,7 +203,7 @@ def _changes(
 def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: str | EllipsisType | None = ...) -> None:
     """Give back all that a consumer holds; holding nothing is no error.
 
-    Who has locked the instance and names its server group (or None) saves a statement or two.
+    A caller that has locked the instance passes its server group (or None), which saves reading it here.
     """
     group: str | None = None
     known = not isinstance(group_uuid, EllipsisType)
@@ -220,27 +216,13 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
         amounts[row.node_uuid, row.resource_class] -= row.used
     if not amounts:
         return
-    if not known:  # a server that was deleted becomes history before what it held is given back
+    if not known:  # a deleted server is moved to `deleted_instances` before its claim is released
         group = conn.execute(_GROUP_OF_DELETED, {"uuid": consumer_uuid}).scalar()
     if group is not None:
         conn.execute(_LOCK_GROUP, {"uuid": group})
         hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
         _count(conn, group, Counter(dict.fromkeys(hosts, -1)))
     _apply(conn, amounts, now)
-
-
-def move(conn: sa.Connection, old_consumer: str, new_consumer: str) -> bool:
-    """Let another consumer hold what one holds: the migration while an instance moves, or the instance again.
-
-    Counts in server groups stay as they are: the instance keeps its place on the host that it comes from
-    until what the migration holds is released, which must then name the group.
-    """
-    return bool(conn.execute(_MOVE, {"old": old_consumer, "new": new_consumer}).all())
-
-
-def get(conn: sa.Connection, consumer_uuid: str) -> list[Allocation]:
-    """Return what a consumer holds: one allocation per node, none or one but for nested providers."""
-    return get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
 
 
 def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
@@ -260,7 +242,7 @@ def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
 
 
 def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
-    """The other node on which a claim that keeps what is held is held already."""
+    """Return the other node on which the consumer already holds the same amounts and may keep them, or None."""
     held = before.get(each.consumer_uuid, [])
     if not each.keep_held or len(held) != 1 or held[0].resources != each.resources:
         return None
@@ -276,7 +258,7 @@ def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
 def _refused_by_groups(
     conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec]
 ) -> set[str]:
-    """Lock the groups, and give the hosts to which their policies let no more members."""
+    """Lock the groups and return the hosts that their policies close to further members."""
     refused: set[str] = set()
     for uuid in sorted(changes):
         conn.execute(_LOCK_GROUP, {"uuid": uuid})  # one change of a group at a time
@@ -288,7 +270,7 @@ def _refused_by_groups(
         if group.policy == "anti-affinity":
             refused |= {h for h in joined if members[h] + changes[uuid][h] > group.max_server_per_host}
             continue
-        # Who leaves one host for another in this very claim does not hold the others back.
+        # Members that leave a host in this claim do not count: the others need not join them there.
         staying = {host for host, count in members.items() if count + min(0, changes[uuid][host]) > 0}
         if staying:
             refused |= joined - staying
@@ -322,13 +304,15 @@ def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int
 def _add(
     conn: sa.Connection, wanted: Sequence[tuple[tuple[str, str], int]], now: int, *, unchecked: bool = False
 ) -> set[tuple[str, str]]:
-    if not wanted:
-        return set()
-    parameters: dict[str, str | int] = {"now": now}
-    for number, ((node, name), amount) in enumerate(wanted):
-        parameters |= {f"n{number}": node, f"c{number}": name, f"a{number}": amount}
-    statement = _addition(len(wanted), conn.dialect.name == "postgresql", unchecked)
-    return {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
+    taken: set[tuple[str, str]] = set()
+    for first in range(0, len(wanted), MOST_ROWS):
+        part = wanted[first : first + MOST_ROWS]
+        parameters: dict[str, str | int] = {"now": now}
+        for number, ((node, name), amount) in enumerate(part):
+            parameters |= {f"n{number}": node, f"c{number}": name, f"a{number}": amount}
+        statement = _addition(len(part), conn.dialect.name == "postgresql", unchecked)
+        taken |= {(row.node_uuid, row.resource_class) for row in conn.execute(statement, parameters)}
+    return taken
 
 
 @functools.lru_cache(maxsize=256)

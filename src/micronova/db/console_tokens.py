@@ -1,7 +1,7 @@
 """Tokens that let their bearers into consoles: kept as digests, for a while, and never longer than the server.
 
-The transaction that deletes a server deletes its tokens (`instances.to_history`). One that has left its host leaves
-them behind: they are good only where they were made.
+The transaction that deletes a server deletes its tokens (`instances.move_to_deleted`). One that has left its host
+leaves them behind: they are good only where they were made.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ _DELETING = "deleting"
 
 
 def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
-    """Keep a token; what ran out of the same server's is forgotten meanwhile."""
+    """Insert a token; delete expired ones of the same server."""
     conn.execute(
         console_tokens.delete().where(
             console_tokens.c.instance_uuid == row["instance_uuid"], console_tokens.c.expires_at <= row["created_at"]
@@ -24,7 +24,7 @@ def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
 
 
 def find(conn: sa.Connection, digest: str, now: int) -> Any:
-    """Return a token that is good, with its server's name; None once either has left the host it was made for."""
+    """Return a valid token with its server's name; None if the server has left the host of the token."""
     query = (
         sa.select(console_tokens, instances.c.display_name, instances.c.uuid, instances.c.project_id)
         .join(instances, instances.c.uuid == console_tokens.c.instance_uuid)
@@ -39,11 +39,11 @@ def find(conn: sa.Connection, digest: str, now: int) -> Any:
 
 
 def is_on(conn: sa.Connection, uuid: str, host: str) -> bool:
-    """Say whether a server is still on the host where somebody looks at it."""
+    """Return whether a server is on a host."""
     query = sa.select(instances.c.uuid).where(instances.c.uuid == uuid, instances.c.host == host)
     return conn.execute(query).first() is not None
 
 
 def purge(conn: sa.Connection, now: int) -> int:
-    """Forget what has run out; return how many."""
+    """Delete expired tokens; return how many."""
     return conn.execute(console_tokens.delete().where(console_tokens.c.expires_at <= now)).rowcount

@@ -7,8 +7,12 @@ queries compose by calling each other, and they do not know which database, or w
 - SQLite: one writer thread owns the only writing connection. It takes all transactions that wait, runs each in
   its own savepoint, and commits them together (group commit): one fsync for many. Readers have threads of their
   own and see the last commit (WAL). One hop between threads per transaction.
-- PostgreSQL: asyncpg in this event loop; the function runs in a greenlet. READ COMMITTED: every write that
-  depends on what was read says so in its WHERE clause. Serialisation failures and deadlocks are retried.
+- PostgreSQL (`db/postgres.py`): asyncpg in this event loop; the function runs in a greenlet. READ COMMITTED: every
+  write that depends on what was read says so in its WHERE clause. Serialisation failures and deadlocks are retried.
+
+A transaction happens once, also if its commit is in doubt. SQLite's COMMIT is a call within this process: if it raises
+an error, the transaction is rolled back. PostgreSQL's answer to COMMIT may be lost with the connection; the engine then
+asks the database what became of the transaction before it runs the function again.
 
 A function may be run more than once, so it must not touch anything but the database.
 """
@@ -16,32 +20,31 @@ A function may be run more than once, so it must not touch anything but the data
 import asyncio
 import contextlib
 import itertools
-import logging
 import queue
-import random
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import URL, make_url
 
-from micronova.objects.errors import Unavailable
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncEngine
-
-log = logging.getLogger(__name__)
+from micronova.objects.errors import Unavailable, resource_exhausted
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RETRIES = 12
+_SQLITE_EXHAUSTED = (
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
 BATCH = 64  # transactions that share one SQLite commit
 
 
@@ -49,7 +52,7 @@ def _dumps(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-_JSON: dict[str, Any] = {"json_serializer": _dumps, "json_deserializer": msgspec.json.decode}
+JSON: dict[str, Any] = {"json_serializer": _dumps, "json_deserializer": msgspec.json.decode}
 
 
 @dataclass
@@ -78,6 +81,10 @@ class Database(ABC):
     async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in a transaction that only reads."""
 
+    async def snapshot(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `fn(conn, *args)` in a transaction that only reads, and whose statements all see the same moment."""
+        return await self.read(fn, *args, **kwargs)
+
     @abstractmethod
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in one transaction; it is durable when this returns."""
@@ -98,10 +105,13 @@ class _Job:
 
 def _resolve(jobs: list[_Job]) -> None:
     for job in jobs:
-        if job.future.done():  # the caller was cancelled; its transaction is committed all the same
+        if job.future.done():  # the caller was cancelled after its transaction began, which is committed
             continue
         if job.error is not None:
-            job.future.set_exception(job.error)
+            exhausted = _sqlite_exhausted(job.error)
+            if exhausted is not None:
+                exhausted.__cause__ = job.error
+            job.future.set_exception(exhausted or job.error)
         else:
             job.future.set_result(job.result)
 
@@ -115,7 +125,7 @@ class SQLiteDatabase(Database):
         super().__init__()
         engine_url = url.set(drivername="sqlite+pysqlite")
         # NullPool: each of our threads opens its one connection and keeps it.
-        self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **_JSON)
+        self._engine = sa.create_engine(engine_url, poolclass=sa.NullPool, connect_args={"timeout": 30.0}, **JSON)
         sa.event.listen(self._engine, "connect", _sqlite_connect)
         sa.event.listen(self._engine, "begin", _sqlite_begin)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -134,6 +144,15 @@ class SQLiteDatabase(Database):
         return await loop.run_in_executor(self._readers, lambda: self._read(lambda c: fn(c, *args, **kwargs)))
 
     def _read(self, fn: Callable[[sa.Connection], R]) -> R:
+        try:
+            return self._read_once(fn)
+        except Exception as error:
+            exhausted = _sqlite_exhausted(error)
+            if exhausted is None:
+                raise
+            raise exhausted from error
+
+    def _read_once(self, fn: Callable[[sa.Connection], R]) -> R:
         conn: sa.Connection | None = getattr(self._local, "conn", None)
         if conn is None:
             conn = self._local.conn = self._engine.connect().execution_options(micronova_read=True)
@@ -154,8 +173,7 @@ class SQLiteDatabase(Database):
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
         self._jobs.put(_Job(lambda conn: fn(conn, *args, **kwargs), loop, future))
-        # Shielded: a cancelled caller must not make us believe that the transaction did not happen.
-        return await asyncio.shield(future)
+        return await future  # cancelling the caller cancels this, which the writer sees if it has not begun
 
     def _write_loop(self) -> None:
         conn: sa.Connection | None = None
@@ -174,16 +192,21 @@ class SQLiteDatabase(Database):
                     stopping = True
                     break
                 batch.append(more)
+            # Callers whose time was up have repeated their requests. To run both would make all others wait longer,
+            # until their time was up, too.
+            batch = [each for each in batch if not each.future.cancelled()]
+            if not batch:
+                continue
             try:
                 if conn is None:
                     conn = self._engine.connect()
                 _run_batch(conn, batch)
-            except BaseException as error:  # a commit that failed (disk full, I/O error): nobody's work is durable
-                for each in batch:
-                    each.error = each.error or error
-                if conn is not None:
-                    with contextlib.suppress(Exception):
-                        conn.rollback()
+            except BaseException as error:  # e.g. a full disk: SQLite has rolled the whole batch back
+                # A lock that another process holds would make each of them wait as long again.
+                if conn is None or len(batch) == 1 or _is_busy(error):
+                    _fail(conn, batch, error)
+                else:
+                    _run_each(conn, batch)
             for loop, group in itertools.groupby(batch, lambda each: each.loop):
                 with contextlib.suppress(RuntimeError):  # the loop was closed while we worked
                     loop.call_soon_threadsafe(_resolve, list(group))
@@ -219,6 +242,38 @@ def _run_batch(conn: sa.Connection, batch: list[_Job]) -> None:
             raw.execute("RELEASE job")
 
 
+def _run_each(conn: sa.Connection, batch: list[_Job]) -> None:
+    """Run the transactions of a failed batch one by one, so that only those fail that cannot be done."""
+    for job in batch:
+        job.result = job.error = None
+        try:
+            conn.rollback()
+            _run_batch(conn, [job])
+        except BaseException as error:
+            _fail(conn, [job], error)
+
+
+def _fail(conn: sa.Connection | None, batch: list[_Job], error: BaseException) -> None:
+    for job in batch:
+        job.error = error
+    if conn is not None:
+        with contextlib.suppress(Exception):
+            conn.rollback()
+
+
+def _is_busy(error: BaseException) -> bool:
+    return (getattr(getattr(error, "orig", error), "sqlite_errorcode", 0) or 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _sqlite_exhausted(error: BaseException) -> Unavailable | None:
+    """Return Unavailable for a full disk, missing descriptors and the like: the same transaction may work later."""
+    original = getattr(error, "orig", error)
+    code = getattr(original, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _SQLITE_EXHAUSTED:
+        return Unavailable("The database cannot be used at the moment. Try again later.")
+    return resource_exhausted(error)
+
+
 def _driver(conn: sa.Connection) -> sqlite3.Connection:
     raw: Any = conn.connection.dbapi_connection
     assert isinstance(raw, sqlite3.Connection)
@@ -243,72 +298,14 @@ def _sqlite_begin(conn: sa.Connection) -> None:
         _driver(conn).execute("BEGIN IMMEDIATE")
 
 
-class PostgresDatabase(Database):
-    """asyncpg under SQLAlchemy; every function runs in a greenlet of this event loop."""
-
-    dialect = "postgresql"
-
-    def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10) -> None:
-        super().__init__()
-        from sqlalchemy.ext.asyncio import create_async_engine
-
-        options: dict[str, Any] = {"timeout": 10, "command_timeout": 60}
-        if schema:
-            options["server_settings"] = {"search_path": schema}
-        self._engine = create_async_engine(
-            url.set(drivername="postgresql+asyncpg"),
-            pool_size=pool_size,
-            max_overflow=0,
-            pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
-            connect_args=options,
-            **_JSON,
-        )
-        # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
-        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
-
-    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self.statistics.count("reads", fn.__qualname__)
-        return await self._run(self._reading, lambda conn: fn(conn, *args, **kwargs))
-
-    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self.statistics.count("writes", fn.__qualname__)
-        # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
-        work = self._run(self._engine, lambda conn: fn(conn, *args, **kwargs))
-        return await asyncio.shield(asyncio.ensure_future(work))
-
-    async def _run(self, engine: "AsyncEngine", fn: Callable[[sa.Connection], R]) -> R:
-        for attempt in range(RETRIES):
-            try:
-                async with engine.begin() as conn:
-                    return await conn.run_sync(fn)
-            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
-                lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
-                if not (lost or _serialisation_failure(error)):
-                    raise
-                if attempt == RETRIES - 1:
-                    raise Unavailable("The database does not answer.") from error
-                self.statistics.retries += 1
-                await asyncio.sleep(self._random.random() * min(1.0, 0.005 * 2**attempt))
-        raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        await self._engine.dispose()
-
-
-def _serialisation_failure(error: BaseException) -> bool:
-    original = getattr(error, "orig", None)
-    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or ""
-    # 40001 serialisation, 40P01 deadlock; 57P0x shutdown, 57P03 starting up, 08xxx connection, 53300 too many clients
-    return str(state).startswith(("40001", "40P01", "57P0", "08", "53300"))
-
-
-def open_database(url: str, *, schema: str | None = None, pool_size: int = 10) -> Database:
+def open_database(url: str, *, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> Database:
     """Open the database at `url` (`sqlite:///FILE` or `postgresql://…`); nothing is connected yet."""
     parsed = make_url(url)
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         return SQLiteDatabase(parsed)
     if backend == "postgresql":
-        return PostgresDatabase(parsed, schema, pool_size)
+        from micronova.db.postgres import PostgresDatabase  # imports asyncpg, which takes long
+
+        return PostgresDatabase(parsed, schema, pool_size, pool_timeout)
     raise ValueError(f"Unknown database {backend!r}: use sqlite:///FILE or postgresql://USER@HOST/NAME.")

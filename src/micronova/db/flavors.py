@@ -1,17 +1,37 @@
 """Flavors, their extra specs and who may use those that are not public."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
+from micronova.db import keyset
+from micronova.db.keyset import SortKey
 from micronova.db.tables import flavor_access, flavors
-from micronova.db.upsert import PerDialect
+from micronova.db.upsert import insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
 from micronova.objects.flavor import Flavor
 
 _f, _access = flavors.c, flavor_access.c
-Row = sa.Row[Any]
+
+
+class FlavorRow(Protocol):
+    """A row of `flavors`, as a cursor returns it. Times are microseconds since 1970 (UTC)."""
+
+    flavorid: str
+    name: str
+    memory_mb: int
+    vcpus: int
+    root_gb: int
+    ephemeral_gb: int
+    swap: int
+    rxtx_factor: float
+    is_public: bool
+    disabled: bool
+    description: str | None
+    extra_specs: dict[str, str]
+    created_at: int
+
 
 SORT_KEYS = {
     "created_at": _f.created_at,
@@ -31,9 +51,6 @@ SORT_KEYS = {
     "vcpus": _f.vcpus,
 }
 
-_INSERT = PerDialect(lambda insert: insert(flavors).on_conflict_do_nothing())
-_GRANT = PerDialect(lambda insert: insert(flavor_access).on_conflict_do_nothing())
-
 
 def _visible(project_id: Any) -> sa.ColumnElement[bool]:
     granted = sa.select(_access.flavorid).where(_access.project_id == project_id)
@@ -44,7 +61,7 @@ _GET = sa.select(flavors).where(_f.flavorid == sa.bindparam("id"))
 _GET_VISIBLE = _GET.where(_visible(sa.bindparam("project")))
 
 
-def row(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Row:
+def row(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> FlavorRow:
     """Return a flavor's row; with a project, only when that may use it; raise NotFound."""
     if project_id is None:
         found = conn.execute(_GET, {"id": flavorid}).first()
@@ -52,7 +69,7 @@ def row(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Ro
         found = conn.execute(_GET_VISIBLE, {"id": flavorid, "project": project_id}).first()
     if found is None:
         raise NotFound(f"Flavor {flavorid} could not be found.")
-    return found
+    return cast(FlavorRow, found)
 
 
 def get(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Flavor:
@@ -60,7 +77,7 @@ def get(conn: sa.Connection, flavorid: str, project_id: str | None = None) -> Fl
     return of_row(row(conn, flavorid, project_id))
 
 
-def of_row(found: Row) -> Flavor:
+def of_row(found: FlavorRow) -> Flavor:
     """Return the flavor that a row describes."""
     return Flavor(
         id=found.flavorid,
@@ -78,7 +95,7 @@ def of_row(found: Row) -> Flavor:
     )
 
 
-def insert(conn: sa.Connection, flavor: Flavor, now: int) -> Row:
+def insert(conn: sa.Connection, flavor: Flavor, now: int) -> FlavorRow:
     """Add a flavor; raise Conflict when its id or name is taken."""
     values = {
         "flavorid": flavor.id,
@@ -95,7 +112,7 @@ def insert(conn: sa.Connection, flavor: Flavor, now: int) -> Row:
         "extra_specs": dict(flavor.extra_specs),
         "created_at": now,
     }
-    if conn.execute(_INSERT.on(conn), values).rowcount != 1:
+    if not insert_if_absent(conn, flavors, values):
         if conn.execute(sa.select(_f.flavorid).where(_f.flavorid == flavor.id)).first():
             raise Conflict(f"Flavor with ID {flavor.id} already exists.")
         raise Conflict(f"Flavor with name {flavor.name} already exists.")
@@ -114,7 +131,7 @@ def list_(
     descending: bool = False,
     marker: str | None = None,
     limit: int | None = None,
-) -> Sequence[Row]:
+) -> Sequence[FlavorRow]:
     """Return flavors after the marker; Invalid on a bad one.
 
     `is_public` chooses among them: True means what a project may use (private ones that it was given as well),
@@ -131,31 +148,15 @@ def list_(
         query = query.where(_f.root_gb >= min_disk)
     if name is not None:
         query = query.where(_f.name == name)
-    key = SORT_KEYS[sort_key]
+    column = SORT_KEYS[sort_key]
+    nulls_last = sa.case((column.is_(None), 1), else_=0)
+    keys = [SortKey(key, descending) for key in (nulls_last, column, _f.flavorid)]
+    after = None
     if marker is not None:
-        nulls_last = sa.case((key.is_(None), 1), else_=0)
-        last = conn.execute(sa.select(nulls_last, key, _f.flavorid).where(_f.flavorid == marker)).first()
-        if last is None:
+        after = keyset.position(conn, keys, _f.flavorid == marker)
+        if after is None:
             raise Invalid(f"marker [{marker}] not found")
-        query = query.where(_after(sort_key, (last[0], last[1], last[2]), descending))
-    direction = sa.desc if descending else sa.asc
-    nulls = sa.case((key.is_(None), 1), else_=0)
-    query = query.order_by(direction(nulls), direction(key), direction(_f.flavorid))
-    return conn.execute(query if limit is None else query.limit(limit)).all()
-
-
-def _after(sort_key: str, last: tuple[Any, ...], descending: bool) -> sa.ColumnElement[bool]:
-    """The condition of keyset paging: (is null, key, flavorid) beyond that of the marker."""
-    key = SORT_KEYS[sort_key]
-    is_null = sa.case((key.is_(None), 1), else_=0)
-    columns = [(is_null, last[0]), (_f.flavorid, last[2])]
-    if last[1] is not None:
-        columns.insert(1, (key, last[1]))
-    beyond: list[sa.ColumnElement[bool]] = []
-    for index, (column, value) in enumerate(columns):
-        equal = [earlier == known for earlier, known in columns[:index]]
-        beyond.append(sa.and_(*equal, column < value if descending else column > value))
-    return sa.or_(*beyond)
+    return cast(Sequence[FlavorRow], conn.execute(keyset.page(query, keys, after, limit)).all())
 
 
 def delete(conn: sa.Connection, flavorid: str) -> None:
@@ -165,7 +166,7 @@ def delete(conn: sa.Connection, flavorid: str) -> None:
     conn.execute(sa.delete(flavor_access).where(_access.flavorid == flavorid))
 
 
-def set_description(conn: sa.Connection, flavorid: str, description: str | None) -> Row:
+def set_description(conn: sa.Connection, flavorid: str, description: str | None) -> FlavorRow:
     """Change the one thing of a flavor that may change."""
     conn.execute(sa.update(flavors).where(_f.flavorid == flavorid).values(description=description))
     return row(conn, flavorid)
@@ -203,7 +204,7 @@ def access(conn: sa.Connection, flavorid: str) -> list[str]:
 
 def grant(conn: sa.Connection, flavorid: str, project_id: str) -> list[str]:
     """Let a project use a flavor; raise Conflict when it may already."""
-    if conn.execute(_GRANT.on(conn), {"flavorid": flavorid, "project_id": project_id}).rowcount != 1:
+    if not insert_if_absent(conn, flavor_access, {"flavorid": flavorid, "project_id": project_id}):
         raise Conflict(f"Flavor access already exists for flavor {flavorid} and project {project_id}.")
     return access(conn, flavorid)
 

@@ -7,10 +7,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db.listed import one_of
 from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, inventories, services
 from micronova.objects.scheduling import HostState
+from micronova.objects.service_names import COMPUTE
 
-COMPUTE = "nova-compute"
 DEFAULT_ZONE = "nova"
 _MANY = 5000  # beyond so many hosts, naming each costs more than reading all
 
@@ -19,7 +20,7 @@ ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What became another since some moment."""
+    """What has changed since some time."""
 
     states: list[HostState]
     amounts: list[Amount]
@@ -46,10 +47,10 @@ _STATES = sa.select(
     _s.forced_down,
     _s.last_seen_at,
 ).outerjoin(services, sa.and_(_s.host == _n.host, _s.binary == COMPUTE))
-_STATES_OF = _STATES.where(_n.uuid.in_(bindparam("uuids", expanding=True)))
+_STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
 _STATES_SINCE = _STATES.where(_n.changed_at > bindparam("since"))
 _AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.capacity, _i.used)
-_AMOUNTS_OF = _AMOUNTS.where(_i.node_uuid.in_(bindparam("uuids", expanding=True)))
+_AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
 _AMOUNTS_SINCE = _AMOUNTS.where(_i.changed_at > bindparam("since"))
 _SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
 _SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
@@ -59,7 +60,7 @@ _SERVICES_HEARD_SINCE = _SERVICES.where(
 _AGGREGATES = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.metadata.label("properties")).join(
     aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
 )
-_AGGREGATES_OF = _AGGREGATES.where(aggregate_hosts.c.host.in_(bindparam("hosts", expanding=True)))
+_AGGREGATES_OF = _AGGREGATES.where(one_of(aggregate_hosts.c.host, "hosts"))
 
 
 def load_hosts(
@@ -77,7 +78,7 @@ def load_hosts(
 def load_changes(
     conn: sa.Connection, since: int, heard_since: int | None = None, *, default_zone: str = DEFAULT_ZONE
 ) -> Changes:
-    """Return what changed since a moment (microseconds), and who was heard of since another: 3 statements."""
+    """Return what changed since a time, and the services heard of since another (microseconds), in 3 statements."""
     rows = conn.execute(_STATES_SINCE, {"since": since}).all()
     if heard_since is None:
         heard = conn.execute(_SERVICES_SINCE, {"since": since}).all()
@@ -91,7 +92,7 @@ def load_changes(
 
 
 def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
-    """Have schedulers read hosts anew: for changes in other tables, such as aggregates and their zones."""
+    """Make schedulers read hosts again, after changes in other tables such as aggregates."""
     conn.execute(compute_nodes.update().where(_n.host.in_(sorted(hosts))).values(changed_at=now))
 
 
@@ -126,7 +127,7 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 node=row.hypervisor_hostname,
                 node_uuid=row.uuid,
                 zone=next((zone for zone in zones if zone), default_zone),
-                enabled=row.disabled is not None and not row.disabled,  # a host without a service gets no work
+                enabled=row.disabled is not None and not row.disabled,  # a host without a service gets no servers
                 forced_down=bool(row.forced_down),
                 last_seen=(row.last_seen_at or 0) / 1e6,
                 cell=row.cell,

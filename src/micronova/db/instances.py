@@ -1,16 +1,17 @@
-"""Instances: insert, read, compare-and-set, and the move into history.
+"""Instances: insert, read, compare-and-set, and the move to the deleted ones.
 
-Every change of an instance says at which epoch it believes the instance to be; a change whose epoch is behind
-matches no row and returns False. Statements of the hot paths are made once, at import.
+A change of state names the epoch that it belongs to; if the instance is at another epoch, it matches no row and returns
+False. Statements of the hot paths are made once, at import.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db.listed import one_of
 from micronova.db.query import Query
 from micronova.db.tables import (
     block_devices,
@@ -21,8 +22,37 @@ from micronova.db.tables import (
     server_groups,
     server_passwords,
 )
+from micronova.objects import power_state, states
+from micronova.objects.errors import InstanceNotFound
+from micronova.objects.instance import InstanceChanges, InstanceRow
 
-Row = Mapping[Any, Any]
+
+class SpecRow(TypedDict):
+    """A row of `request_specs`."""
+
+    instance_uuid: str
+    spec: bytes  # RequestSpec in MessagePack
+    networks: Any  # PlannedPorts as plain data
+
+
+class DeviceRow(TypedDict):
+    """A row of `block_devices`."""
+
+    uuid: str
+    instance_uuid: str
+    device: dict[str, Any]  # BlockDevice as plain data
+
+
+class StatesRow(Protocol):
+    """Host, epoch and states of an instance, as a cursor returns them."""
+
+    uuid: str
+    host: str | None
+    epoch: int
+    vm_state: str
+    task_state: str | None
+    power_state: int
+
 
 _INSERT = instances.insert()
 _INSERT_SPECS = request_specs.insert()
@@ -32,11 +62,25 @@ _GET = Query(_BY_UUID)
 _LOCK = Query(_BY_UUID.with_for_update())
 _GET_OF_PROJECT = Query(_BY_UUID.where(instances.c.project_id == bindparam("project_id")))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
-_GET_MANY = sa.select(instances).where(instances.c.uuid.in_(bindparam("uuids", expanding=True)))
-_SPEC = sa.select(request_specs).where(request_specs.c.instance_uuid == bindparam("uuid"))
-_SPECS = sa.select(request_specs).where(request_specs.c.instance_uuid.in_(bindparam("uuids", expanding=True)))
+_GET_MANY = sa.select(instances).where(one_of(instances.c.uuid, "uuids"))
+_LOCK_MANY = (
+    sa.select(instances.c.uuid).where(one_of(instances.c.uuid, "uuids")).order_by(instances.c.uuid).with_for_update()
+)
+_STATES = (
+    sa.select(
+        instances.c.uuid,
+        instances.c.host,
+        instances.c.epoch,
+        instances.c.vm_state,
+        instances.c.task_state,
+        instances.c.power_state,
+    )
+    .where(one_of(instances.c.uuid, "uuids"))
+    .order_by(instances.c.uuid)
+)
+_SPECS = sa.select(request_specs).where(one_of(request_specs.c.instance_uuid, "uuids"))
 _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
-    block_devices.c.instance_uuid.in_(bindparam("uuids", expanding=True))
+    one_of(block_devices.c.instance_uuid, "uuids")
 )
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
@@ -47,47 +91,70 @@ _DELETE_PASSWORD = server_passwords.delete().where(server_passwords.c.instance_u
 
 def insert(
     conn: sa.Connection,
-    rows: Sequence[dict[str, Any]],
-    specs: Sequence[dict[str, Any]],
-    devices: Sequence[dict[str, Any]],
+    rows: Sequence[InstanceRow],
+    specs: Sequence[SpecRow],
+    devices: Sequence[DeviceRow],
 ) -> None:
-    """Insert new instances with what they were asked to be."""
-    conn.execute(_INSERT, rows)
-    conn.execute(_INSERT_SPECS, specs)
+    """Insert new instances with their request specs and block devices."""
+    conn.execute(_INSERT, cast(Sequence[dict[str, Any]], rows))
+    conn.execute(_INSERT_SPECS, cast(Sequence[dict[str, Any]], specs))
     if devices:
-        conn.execute(_INSERT_DEVICES, devices)
+        conn.execute(_INSERT_DEVICES, cast(Sequence[dict[str, Any]], devices))
 
 
-def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> Row | None:
+def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceRow | None:
     """Return an instance, or None; with a project only that project's."""
     if project_id is None:
-        return _GET.first(conn, uuid=uuid)
-    return _GET_OF_PROJECT.first(conn, uuid=uuid, project_id=project_id)
+        return cast(InstanceRow | None, _GET.first(conn, uuid=uuid))
+    return cast(InstanceRow | None, _GET_OF_PROJECT.first(conn, uuid=uuid, project_id=project_id))
 
 
-def lock(conn: sa.Connection, uuid: str) -> Row | None:
-    """Return an instance that nobody else changes until this transaction ends.
-
-    The order in which transactions lock: instance, operation, group, inventory, quota.
-    """
-    return _LOCK.first(conn, uuid=uuid)
+def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:
+    """Return an instance and lock its row until the transaction ends; ARCHITECTURE.md has the order of locks."""
+    return cast(InstanceRow | None, _LOCK.first(conn, uuid=uuid))
 
 
-def get_deleted(conn: sa.Connection, uuid: str) -> Row | None:
-    """Return what is left of a deleted instance."""
-    return conn.execute(_GET_DELETED, {"uuid": uuid}).mappings().first()
+def lock_existing(conn: sa.Connection, uuid: str) -> InstanceRow:
+    """Return an instance and lock its row; raise InstanceNotFound if there is none."""
+    row = lock(conn, uuid)
+    if row is None:
+        raise InstanceNotFound(f"Instance {uuid} could not be found.")
+    return row
 
 
-def get_many(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, Row]:
+def lock_many(conn: sa.Connection, uuids: Iterable[str]) -> None:
+    """Lock instances in the order of their ids: first in every transaction that changes several."""
+    conn.execute(_LOCK_MANY, {"uuids": list(uuids)})
+
+
+def get_deleted(conn: sa.Connection, uuid: str) -> InstanceRow | None:
+    """Return a deleted instance."""
+    return cast(InstanceRow | None, conn.execute(_GET_DELETED, {"uuid": uuid}).mappings().first())
+
+
+def get_many(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, InstanceRow]:
     """Return those of the instances that exist, by uuid."""
     found = conn.execute(_GET_MANY, {"uuids": list(uuids)}).mappings()
-    return {row["uuid"]: row for row in found}
+    return {row["uuid"]: cast(InstanceRow, row) for row in found}
 
 
-def specs(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, Row]:
+def states_of(conn: sa.Connection, uuids: Iterable[str]) -> Sequence[StatesRow]:
+    """Return host, epoch and states of those of the instances that exist, in the order of their uuids."""
+    return cast(Sequence[StatesRow], conn.execute(_STATES, {"uuids": list(uuids)}).all())
+
+
+def specs(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, SpecRow]:
     """Return the request specs of instances, by uuid."""
     found = conn.execute(_SPECS, {"uuids": list(uuids)}).mappings()
-    return {row["instance_uuid"]: row for row in found}
+    return {row["instance_uuid"]: cast(SpecRow, row) for row in found}
+
+
+def may_have_ports(conn: sa.Connection, row: InstanceRow) -> bool:
+    """Return whether a server may have ports: it has some, its request asked for some, or its request is gone."""
+    if row["network_info"]:
+        return True
+    spec = specs(conn, [row["uuid"]]).get(row["uuid"])
+    return spec is None or spec["networks"] != "none"
 
 
 def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
@@ -102,11 +169,11 @@ def update(
     conn: sa.Connection,
     uuid: str,
     now: int,
-    values: dict[str, Any],
+    values: InstanceChanges,
     *,
     epoch: int | None = None,
 ) -> bool:
-    """Change an instance if it still is at this epoch; say whether it was."""
+    """Change an instance; return False if it is at another epoch than this."""
     parameters = {"b_uuid": uuid, "updated_at": now, **values}
     if epoch is not None:
         parameters["b_epoch"] = epoch
@@ -121,28 +188,24 @@ def _update(columns: tuple[str, ...], fenced: bool) -> sa.Update:
     return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
 
 
-def to_history(conn: sa.Connection, uuid: str, now: int) -> Row | None:
-    """Delete an instance for real and keep what the API still shows of it; return it as it was last."""
-    row = get(conn, uuid)
-    if row is None:
-        return None
+def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
+    """Move an instance, whose row is locked, to the deleted ones."""
     conn.execute(
         deleted_instances.insert(),
         {
             **row,
-            "vm_state": "deleted",
+            "vm_state": states.DELETED,
             "task_state": None,
             "deleted_at": now,
             "terminated_at": row["terminated_at"] or now,
             "updated_at": now,
-            "power_state": 0,
+            "power_state": power_state.NOSTATE,
             "user_data": None,
             "network_info": [],
         },
     )
     for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_TOKENS, _DELETE_PASSWORD):
-        conn.execute(statement, {"b_uuid": uuid})
-    return row
+        conn.execute(statement, {"b_uuid": row["uuid"]})
 
 
 def count_in_group(conn: sa.Connection, group: str) -> int:

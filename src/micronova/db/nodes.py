@@ -1,18 +1,54 @@
 """Compute nodes: what each hypervisor is and has. Their inventories are what claims are taken from."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
+from micronova.db.listed import one_of
 from micronova.db.tables import allocations, compute_nodes, instances, inventories
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
-from micronova.objects.orders import NodeResources, ability
+from micronova.objects.orders import NodeResources, capability_key
 
 _n, _i = compute_nodes.c, inventories.c
-Row = sa.Row[Any]
 RATIOS = {"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
+
+
+class NodeRow(Protocol):
+    """A row of `compute_nodes` with the numbers of its inventories and guests. Times are microseconds."""
+
+    uuid: str
+    id: int
+    host: str
+    hypervisor_hostname: str
+    hypervisor_type: str
+    hypervisor_version: int
+    host_ip: str
+    cpu_info: dict[str, Any]  # as the driver describes it
+    supported: list[list[str]]
+    capabilities: dict[str, str]
+    vcpus_used: int
+    memory_mb_used: int
+    local_gb_used: int
+    disk_available_gb: int | None
+    running_vms: int
+    current_workload: int
+    failed_builds: int
+    cell: str
+    created_at: int
+    changed_at: int
+    vcpus_total: int
+    vcpus_reserved: int
+    vcpus_claimed: int
+    memory_mb_total: int
+    memory_mb_reserved: int
+    memory_mb_claimed: int
+    local_gb_total: int
+    local_gb_reserved: int
+    local_gb_claimed: int
+    guests: int
+
 
 _FIXED = ("uuid", "id", "created_at", "failed_builds")  # what a report never changes
 _UPDATE = (
@@ -20,6 +56,9 @@ _UPDATE = (
     .where(_n.uuid == sa.bindparam("key"))
     .values({column.name: sa.bindparam(column.name) for column in _n if column.name not in _FIXED})
 )
+
+
+_KNOWN = sa.select(_n.uuid, _n.host).where(one_of(_n.uuid, "uuids"))
 
 
 def _upsert_inventory(insert: Any) -> sa.Executable:
@@ -63,8 +102,7 @@ def upsert_all(
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
         return
-    query = sa.select(_n.uuid, _n.host).where(_n.uuid.in_([node.node_uuid for _, node in pairs]))
-    known = {row.uuid: row.host for row in conn.execute(query)}
+    known = {row.uuid: row.host for row in conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]})}
     for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
@@ -79,7 +117,7 @@ def upsert_all(
         if row["uuid"] in known
     ]
     if old:
-        conn.execute(_UPDATE, old)
+        conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
     stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
 
@@ -95,8 +133,9 @@ def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
             if (row["host"], row["hypervisor_hostname"]) in taken:
                 name = row["hypervisor_hostname"]
                 raise Conflict(f"Host {row['host']} has a node {name} already, with another uuid.")
-        # Numbers are unique: of two who come at the same moment one finds its own taken, and tries again.
-        conn.execute(_INSERT.on(conn), [{**row, "id": first + n} for n, row in enumerate(missing.values())])
+        # Ids are unique: of two that register at the same moment, one finds its id taken and tries again.
+        numbered = [{**row, "id": first + n} for n, row in enumerate(missing.values())]
+        conn.execute(_INSERT.on(conn), sorted(numbered, key=lambda row: str(row["uuid"])))
         for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
             del missing[uuid]
 
@@ -151,29 +190,24 @@ _NUMBERS = {"total": _i.total, "reserved": _i.reserved, "claimed": _i.used}
 
 
 def _stock(resource: str, number: str) -> sa.Label[int]:
-    """One number of one resource class of a node, out of its three inventory rows."""
-    value = sa.case((_i.resource_class == resource, _NUMBERS[number]), else_=0)
-    return sa.func.coalesce(sa.func.sum(value), 0).label(f"{_NAMES[resource]}_{number}")
+    """One number of one resource class of a node, out of its inventory row."""
+    value = sa.select(_NUMBERS[number]).where(_i.node_uuid == _n.uuid, _i.resource_class == resource)
+    return sa.func.coalesce(value.scalar_subquery(), 0).label(f"{_NAMES[resource]}_{number}")
 
 
-_STOCK = (
-    sa.select(_i.node_uuid, *(_stock(resource, number) for resource in _NAMES for number in _NUMBERS))
-    .group_by(_i.node_uuid)
-    .subquery("stock")
-)
 _GUESTS = (
-    sa.select(instances.c.node_uuid, sa.func.count().label("guests"))
-    .where(instances.c.node_uuid.is_not(None))
-    .group_by(instances.c.node_uuid)
-    .subquery("held")
+    sa.select(sa.func.count())
+    .select_from(instances)
+    .where(instances.c.host == _n.host, instances.c.node_uuid == _n.uuid)
+    .scalar_subquery()
 )
-# A node with its totals, what is claimed of them and how many instances it holds: claims outdate reports.
-_NODES = (
-    sa.select(compute_nodes, *(column for column in _STOCK.c if column.name != "node_uuid"),
-              sa.func.coalesce(_GUESTS.c.guests, 0).label("guests"))
-    .outerjoin(_STOCK, _STOCK.c.node_uuid == _n.uuid)
-    .outerjoin(_GUESTS, _GUESTS.c.node_uuid == _n.uuid)
-)  # fmt: skip
+# A node with its totals, what is claimed of them and how many instances it holds: claims outdate reports. Each is a
+# subquery that looks up one key, so that a page of nodes does not read what belongs to the others.
+NODES = sa.select(
+    compute_nodes,
+    *(_stock(resource, number) for resource in _NAMES for number in _NUMBERS),
+    _GUESTS.label("guests"),
+)
 
 
 def list_(
@@ -183,9 +217,9 @@ def list_(
     pattern: str | None = None,
     marker: str | int | None = None,
     limit: int | None = None,
-) -> Sequence[Row]:
+) -> Sequence[NodeRow]:
     """Return nodes with their numbers, in the order in which they came, after the marker (uuid or number)."""
-    query = _NODES.order_by(_n.id)
+    query = NODES.order_by(_n.id)
     if host is not None:
         query = query.where(_n.host == host)
     if pattern is not None:
@@ -196,19 +230,19 @@ def list_(
         if after is None:
             raise NotFound(f"Compute host {marker} could not be found.")
         query = query.where(_n.id > after)
-    return conn.execute(query if limit is None else query.limit(limit)).all()
+    return cast(Sequence[NodeRow], conn.execute(query if limit is None else query.limit(limit)).all())
 
 
-def get(conn: sa.Connection, key: str | int) -> Row:
+def get(conn: sa.Connection, key: str | int) -> NodeRow:
     """Return a node by its uuid, or by the number that old microversions show; raise NotFound."""
-    found = conn.execute(_NODES.where(_n.uuid == key if isinstance(key, str) else _n.id == key)).first()
+    found = conn.execute(NODES.where(_n.uuid == key if isinstance(key, str) else _n.id == key)).first()
     if found is None:
         raise NotFound(f"Hypervisor with ID '{key}' could not be found.")
-    return found
+    return cast(NodeRow, found)
 
 
 def delete_of_host(conn: sa.Connection, host: str) -> None:
-    """Forget a host's nodes with their inventories; raise Conflict while something is allocated on them."""
+    """Delete a host's nodes and inventories; raise Conflict while something is allocated on them."""
     uuids = list(conn.execute(sa.select(_n.uuid).where(_n.host == host)).scalars())
     if not uuids:
         return
@@ -219,15 +253,26 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
     conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))
 
 
+_HOSTS_OF_NAME = sa.select(_n.host).where(_n.hypervisor_hostname == sa.bindparam("name"))
+
+
+def hosts_of_name(conn: sa.Connection, name: str) -> set[str]:
+    """Return the hosts that have a node of this name."""
+    return set(conn.execute(_HOSTS_OF_NAME, {"name": name}).scalars())
+
+
+_HOSTS_WITH_NODES = sa.select(_n.host).where(one_of(_n.host, "hosts"))
+
+
 def hosts_with_nodes(conn: sa.Connection, hosts: Sequence[str]) -> set[str]:
     """Return those of the hosts whose nodes are known."""
-    return set(conn.execute(sa.select(_n.host).where(_n.host.in_(list(hosts)))).scalars())
+    return set(conn.execute(_HOSTS_WITH_NODES, {"hosts": list(hosts)}).scalars())
 
 
 def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:
-    """Say whether a node has told that its driver cannot do something."""
+    """Return whether a node has reported that its driver lacks a capability."""
     found = conn.execute(sa.select(_n.capabilities).where(_n.uuid == node_uuid)).scalar_one_or_none()
-    return found is not None and found.get(ability(capability)) == "false"
+    return found is not None and found.get(capability_key(capability)) == "false"
 
 
 def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> None:
@@ -241,7 +286,7 @@ def note_failed_build(conn: sa.Connection, node_uuid: str | None, now: int) -> N
 
 
 def note_built(conn: sa.Connection, node_uuid: str | None, now: int) -> None:
-    """A build succeeded on a node: those that failed before it count no longer."""
+    """Reset the count of failed builds after a successful one."""
     if node_uuid is not None:
         conn.execute(
             sa.update(compute_nodes)

@@ -1,51 +1,76 @@
-"""Operations: rows that say what is to be done, how far it is, and who is at it until when."""
+"""Operations: rows that say what is to be done, which step is next, and who owns it until when."""
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict, cast
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db import instance_actions
+from micronova.db.instances import update as update_instance
+from micronova.db.listed import one_of
+from micronova.db.locking import in_order
 from micronova.db.tables import departures, instances, operations
+from micronova.objects.context import Context
+from micronova.objects.explanation import Explanation
+from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.operations import VERSIONS, OperationRow
 
-Row = sa.RowMapping
+_HOST = "host:"
+
+
+def host_owner(host: str) -> str:
+    """Return the owner of operations that a host works on."""
+    return _HOST + host
+
 
 _INSERT = operations.insert()
 _OPEN = operations.c.finished_at.is_(None)
+_NAMED = one_of(operations.c.id, "ids")
+_FREE = operations.c.lease_until < bindparam("now")
 _LEASE = (
     operations.update()
-    .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.lease_until < bindparam("now"))
+    .where(in_order(operations.c.id, _NAMED, _OPEN, _FREE), _OPEN, _FREE)
     .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), attempts=operations.c.attempts + 1)
     .returning(*operations.c)
 )
-_EXPIRED = (
-    sa.select(operations.c.id, operations.c.group_id, operations.c.kind, operations.c.version, operations.c.owner)
-    .where(_OPEN, operations.c.lease_until < bindparam("now"))
-    .order_by(operations.c.lease_until)
-    .limit(bindparam("most"))
-)
+_EXPIRED = sa.select(operations.c.id, operations.c.group_id).where(_OPEN, _FREE)
+_OWN = operations.c.owner == bindparam("b_owner")
 _RENEW = (
     operations.update()
-    .where(operations.c.id.in_(bindparam("ids", expanding=True)), _OPEN, operations.c.owner == bindparam("b_owner"))
+    .where(in_order(operations.c.id, _NAMED, _OPEN, _OWN), _OPEN, _OWN)
     .values(lease_until=bindparam("until"))
 )
-# A host keeps what it has, unless the instance has gone on without it or time is up: then the lease runs out.
-_RENEW_HOST = _RENEW.where(
-    operations.c.deadline >= bindparam("now"),
-    operations.c.epoch
-    == sa.select(instances.c.epoch).where(instances.c.uuid == operations.c.instance_uuid).scalar_subquery(),
+_POSTPONE = (
+    operations.update()
+    .where(operations.c.id == bindparam("b_id"), _OPEN, _OWN, operations.c.epoch == bindparam("b_epoch"))
+    .values(lease_until=bindparam("until"))
 )
-_GET = sa.select(operations).where(operations.c.id == bindparam("id"))
-_LOCK = _GET.with_for_update()
-_OWNED = sa.select(operations).where(_OPEN, operations.c.owner.in_(bindparam("owners", expanding=True)))
-_CANCEL = (
+# The lease of a host is not renewed if its instance has another epoch or the deadline has passed.
+_RENEW_HOSTS = (
     operations.update()
     .where(
-        operations.c.instance_uuid == bindparam("b_instance"),
+        in_order(operations.c.id, _NAMED, _OPEN),
         _OPEN,
-        sa.or_(operations.c.owner.is_(None), operations.c.owner.like("host:%")),
+        one_of(operations.c.owner, "owners"),
+        operations.c.deadline >= bindparam("now"),
+        operations.c.epoch
+        == sa.select(instances.c.epoch).where(instances.c.uuid == operations.c.instance_uuid).scalar_subquery(),
     )
+    .values(lease_until=bindparam("until"))
+)
+_LOCK_MANY = sa.select(operations.c.id).where(_NAMED).order_by(operations.c.id).with_for_update()
+_GET = sa.select(operations).where(operations.c.id == bindparam("id"))
+_GET_MANY = sa.select(operations).where(one_of(operations.c.id, "ids"))
+_LOCK = _GET.with_for_update()
+_OWNED = sa.select(operations).where(_OPEN, one_of(operations.c.owner, "owners"))
+_OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
+_NOT_LEASED = sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%"))
+_CANCEL = (
+    operations.update()
+    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_LEASED), _OPEN, _NOT_LEASED)
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
     .returning(operations.c.context)
 )
@@ -76,92 +101,209 @@ _STEP = (
         payload=bindparam("b_payload"),
     )
 )
-_GIVE_BACK = (
-    operations.update().where(_OPEN, operations.c.owner == bindparam("b_owner")).values(lease_until=bindparam("until"))
-)
+_RELEASE_LEASES = operations.update().where(in_order(operations.c.id, _OPEN, _OWN), _OPEN, _OWN).values(lease_until=0)
+_NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_HOST + "%"))
 _WAKE = (
     operations.update()
-    .where(
-        operations.c.instance_uuid == bindparam("b_instance"),
-        _OPEN,
-        sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like("host:%")),
-    )
+    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NO_HOST), _OPEN, _NO_HOST)
     .values(lease_until=0)
     .returning(operations.c.id)
 )
-_PURGE = operations.delete().where(operations.c.finished_at < bindparam("before"))
+_LOCK_OPEN_OF = sa.select(operations.c.id).where(_OF_INSTANCE, _OPEN).order_by(operations.c.id).with_for_update()
 _OPEN_OF = sa.select(operations).where(operations.c.instance_uuid == bindparam("uuid"), _OPEN)
 
 
-def insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Record new work, owned by nobody."""
-    conn.execute(_INSERT, rows)
+def new_row(
+    *,
+    id: str,
+    kind: str,
+    instance_uuid: str,
+    group_id: str,
+    step: str,
+    epoch: int,
+    now: int,
+    deadline: int,
+    context: Context,
+    payload: msgspec.Struct | None = None,
+    secrets: bytes | None = None,
+) -> OperationRow:
+    """Return the row of a new operation without an owner; the transaction that accepts a request inserts it."""
+    return {
+        "id": id,
+        "kind": kind,
+        "version": VERSIONS[kind],
+        "instance_uuid": instance_uuid,
+        "group_id": group_id,
+        "step": step,
+        "owner": None,
+        "epoch": epoch,
+        "lease_until": 0,
+        "deadline": deadline,
+        "attempts": 0,
+        "payload": msgspec.msgpack.encode(payload) if payload is not None else b"\x80",
+        "secrets": secrets,
+        "context": msgspec.msgpack.encode(context),
+        "created_at": now,
+        "finished_at": None,
+        "result": None,
+        "explanation": None,
+    }
 
 
-Known = tuple[tuple[str, int], ...]  # kinds of operations, each with the newest version that somebody knows
+def insert(conn: sa.Connection, rows: Sequence[OperationRow]) -> None:
+    """Insert new operations."""
+    conn.execute(_INSERT, cast(Sequence[dict[str, Any]], rows))
+
+
+def _rows(result: sa.CursorResult[Any]) -> list[OperationRow]:
+    return cast(list[OperationRow], list(result.mappings()))
+
+
+Known = tuple[tuple[str, int], ...]  # kinds of operations, each with the newest version that a worker knows
+
+
+def _is_known(known: Known) -> sa.ColumnElement[bool]:
+    """Return the condition that an operation is of one of these kinds, up to its version."""
+    return sa.or_(
+        sa.false(), *(sa.and_(operations.c.kind == kind, operations.c.version <= version) for kind, version in known)
+    )
 
 
 @functools.cache
-def _of_known(known: Known) -> tuple[sa.Executable, sa.Executable]:
-    """The statements that take, and that look for, operations of these kinds up to these versions."""
-    condition = sa.or_(
-        sa.false(), *(sa.and_(operations.c.kind == kind, operations.c.version <= version) for kind, version in known)
-    )
-    return _LEASE.where(condition), _EXPIRED.where(condition)
+def _lease_of(known: Known) -> sa.Executable:
+    """Return the statement that leases operations of these kinds."""
+    return _LEASE.where(_is_known(known))
 
 
-def lease(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int, known: Known) -> list[Row]:
-    """Take what nobody holds (any more) of these operations and is known; return what was taken."""
-    take, _ = _of_known(known)
-    taken = conn.execute(take, {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
-    return list(taken.mappings())
+@functools.cache
+def _expired_of(known: Known, with_hosts: bool) -> tuple[sa.Executable, sa.Executable]:
+    """Return the statements that find expired operations of these kinds: the first ones, and those of groups."""
+    found = _EXPIRED.where(_is_known(known), *(() if with_hosts else (_NO_HOST,)))
+    first = found.order_by(operations.c.lease_until).limit(bindparam("most"))
+    return first, found.where(one_of(operations.c.group_id, "groups"))
 
 
-def expired(conn: sa.Connection, now: int, most: int, known: Known) -> list[Row]:
-    """Return known operations that nobody works on: never taken, or their lease ran out."""
-    _, look = _of_known(known)
-    return list(conn.execute(look, {"now": now, "most": most}).mappings())
+def lease(
+    conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int, known: Known
+) -> list[OperationRow]:
+    """Lease those of these operations that have no valid lease and are of a known kind; return them."""
+    taken = conn.execute(_lease_of(known), {"ids": list(ids), "new_owner": owner, "now": now, "until": until})
+    return _rows(taken)
+
+
+def expired(conn: sa.Connection, now: int, most: int, known: Known, *, with_hosts: bool) -> list[str]:
+    """Return the ids of operations of known kinds without a valid lease; those of hosts only if asked for.
+
+    There are more than `most` only if the last ones would else be a part of a group: the servers of one request are
+    placed together.
+    """
+    first, of_groups = _expired_of(known, with_hosts)
+    found = {row.id: row.group_id for row in conn.execute(first, {"now": now, "most": most})}
+    if len(found) < most:
+        return list(found)
+    more = conn.execute(of_groups, {"now": now, "groups": sorted(set(found.values()))})
+    return list({**found, **{row.id: row.group_id for row in more}})
 
 
 def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> None:
-    """Prolong leases in one statement."""
+    """Renew leases in one statement."""
     if ids:
         conn.execute(_RENEW, {"ids": list(ids), "b_owner": owner, "until": until})
 
 
-def renew_of_host(conn: sa.Connection, ids: Sequence[str], owner: str, now: int, until: int) -> None:
-    """Prolong the leases of a host; not of work that was overtaken or is late, which the sweep then finds."""
+def postpone(conn: sa.Connection, leased: Sequence[tuple[str, int]], owner: str, until: int) -> None:
+    """Let operations (id, epoch) wait until the same time, except those that have another owner or epoch."""
+    lock_many(conn, [id for id, _ in leased])
+    values = [{"b_id": id, "b_epoch": epoch, "b_owner": owner, "until": until} for id, epoch in leased]
+    conn.execute(_POSTPONE, values)
+
+
+def renew_of_hosts(conn: sa.Connection, ids: Sequence[str], owners: Sequence[str], now: int, until: int) -> None:
+    """Renew the leases of hosts, except of operations that are overtaken or late; the sweep finds those."""
     if ids:
-        conn.execute(_RENEW_HOST, {"ids": list(ids), "b_owner": owner, "now": now, "until": until})
+        conn.execute(_RENEW_HOSTS, {"ids": list(ids), "owners": list(owners), "now": now, "until": until})
 
 
-def get(conn: sa.Connection, id: str, *, lock: bool = False) -> Row | None:
-    """Return an operation; with `lock` nobody else changes it until this transaction ends."""
-    return conn.execute(_LOCK if lock else _GET, {"id": id}).mappings().first()
+def get(conn: sa.Connection, id: str, *, lock: bool = False) -> OperationRow | None:
+    """Return an operation; with `lock`, its row is locked until the transaction ends."""
+    return cast(OperationRow | None, conn.execute(_LOCK if lock else _GET, {"id": id}).mappings().first())
 
 
-def owned(conn: sa.Connection, owners: Iterable[str]) -> list[Row]:
+def get_many(conn: sa.Connection, ids: Iterable[str]) -> dict[str, OperationRow]:
+    """Return those of the operations that exist, by id."""
+    return {row["id"]: row for row in _rows(conn.execute(_GET_MANY, {"ids": list(ids)}))}
+
+
+def lock_many(conn: sa.Connection, ids: Iterable[str]) -> None:
+    """Lock operations in the order of their ids; their instances are locked before."""
+    conn.execute(_LOCK_MANY, {"ids": list(ids)})
+
+
+def lock_open_of(conn: sa.Connection, instance_uuid: str) -> None:
+    """Lock the open operations of an instance, for a transaction that ends one and wakes those that wait for it."""
+    conn.execute(_LOCK_OPEN_OF, {"b_instance": instance_uuid})
+
+
+def owned(conn: sa.Connection, owners: Iterable[str]) -> list[OperationRow]:
     """Return the open operations of these owners."""
-    return list(conn.execute(_OWNED, {"owners": list(owners)}).mappings())
+    return _rows(conn.execute(_OWNED, {"owners": list(owners)}))
 
 
-def open_of(conn: sa.Connection, instance_uuid: str) -> list[Row]:
+def open_of(conn: sa.Connection, instance_uuid: str) -> list[OperationRow]:
     """Return the open operations of an instance."""
-    return list(conn.execute(_OPEN_OF, {"uuid": instance_uuid}).mappings())
+    return _rows(conn.execute(_OPEN_OF, {"uuid": instance_uuid}))
 
 
-def cancel_others(conn: sa.Connection, instance_uuid: str, now: int) -> list[bytes]:
-    """End the open operations of an instance that were overtaken; return their contexts.
-
-    Not those in a conductor's hands: it may be allocating just now, so it must notice itself, let go and end them.
+def accept_action(
+    conn: sa.Connection,
+    row: InstanceRow,
+    changes: InstanceChanges,
+    *,
+    id: str,
+    kind: str,
+    context: Context,
+    payload: msgspec.Struct | None,
+    now: int,
+    deadline: int,
+) -> None:
+    """Record an action on an instance, whose row is locked: the changes at the next epoch, the instance action, and the
+    operation with this id; earlier operations are cancelled.
     """
-    return list(conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars())
+    uuid, epoch = row["uuid"], row["epoch"] + 1
+    update_instance(conn, uuid, now, {**changes, "epoch": epoch})
+    cancel_open(conn, uuid, now)
+    instance_actions.start(conn, uuid, context.request_id, kind, context.user_id, context.project_id, now)
+    operation = new_row(
+        id=id,
+        kind=kind,
+        instance_uuid=uuid,
+        group_id=uuid,
+        step="new",
+        epoch=epoch,
+        now=now,
+        deadline=deadline,
+        context=context,
+        payload=payload,
+    )
+    insert(conn, [operation])
+
+
+def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> None:
+    """Cancel the open operations of an instance and end their instance actions.
+
+    Except those that a conductor has leased: it may be allocating ports, so it cancels them itself when it sees the
+    new epoch.
+    """
+    cancelled = conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars().all()
+    for context in cancelled:
+        request_id = msgspec.msgpack.decode(context, type=Context).request_id
+        instance_actions.cancel(conn, instance_uuid, request_id, now)
 
 
 def finish(
     conn: sa.Connection, id: str, now: int, result: str, *, owner: str, epoch: int, payload: bytes | None = None
 ) -> bool:
-    """End an operation, if it still is the owner's; its secrets are erased. Say whether it was."""
+    """End an operation and erase its secrets; return False if it has another owner or epoch."""
     values = {"b_id": id, "now": now, "b_result": result, "b_owner": owner, "b_epoch": epoch}
     if payload is None:
         return conn.execute(_FINISH, values).rowcount == 1
@@ -180,7 +322,7 @@ def step(
     new_owner: str | None = None,
     new_epoch: int | None = None,
 ) -> bool:
-    """Persist how far an operation is, if it still is the owner's; say whether it was."""
+    """Persist the next step of an operation; return False if it has another owner or epoch."""
     done = conn.execute(
         _STEP,
         {
@@ -197,39 +339,49 @@ def step(
     return done.rowcount == 1
 
 
-def give_back(conn: sa.Connection, owner: str) -> None:
-    """Let everybody else take what the owner held: it stops."""
-    conn.execute(_GIVE_BACK, {"b_owner": owner, "until": 0})
+def release_leases(conn: sa.Connection, owner: str) -> None:
+    """Release all leases of an owner that stops."""
+    conn.execute(_RELEASE_LEASES, {"b_owner": owner})
 
 
 def wake(conn: sa.Connection, instance_uuid: str) -> list[str]:
-    """Let the operations of an instance that wait for another to end be taken at once; return their ids."""
+    """Release the leases of an instance's operations that wait for another one; return their ids."""
     return list(conn.execute(_WAKE, {"b_instance": instance_uuid}).scalars())
 
 
-def purge(conn: sa.Connection, before: int) -> int:
-    """Forget operations that ended before this moment."""
-    return conn.execute(_PURGE, {"before": before}).rowcount
-
-
 def record_departure(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: int) -> None:
-    """Record that an instance left a host: its guest there, up to this epoch, is to be destroyed."""
+    """Record that an instance left a host, which then destroys its guest of up to this epoch."""
     conn.execute(departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid))
     conn.execute(departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now})
 
 
-def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[Row]:
+_DEPARTURES_OF = sa.select(departures).where(one_of(departures.c.host, "hosts"))
+_DELETE_DEPARTURE = departures.delete().where(
+    departures.c.host == bindparam("b_host"),
+    departures.c.instance_uuid == bindparam("b_instance"),
+    departures.c.epoch <= bindparam("b_epoch"),
+)
+
+
+class DepartureRow(TypedDict):
+    """A row of `departures`."""
+
+    host: str
+    instance_uuid: str
+    epoch: int
+    created_at: int
+
+
+def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
     """Return the guests that hosts still have to destroy."""
-    return list(conn.execute(sa.select(departures).where(departures.c.host.in_(list(hosts)))).mappings())
+    return cast(list[DepartureRow], list(conn.execute(_DEPARTURES_OF, {"hosts": list(hosts)}).mappings()))
 
 
-def departed(conn: sa.Connection, host: str, instance_uuid: str, epoch: int) -> None:
-    """The host has destroyed it."""
-    conn.execute(
-        departures.delete().where(
-            departures.c.host == host, departures.c.instance_uuid == instance_uuid, departures.c.epoch <= epoch
-        )
-    )
+def delete_departures(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:
+    """Delete the records of departures (host, instance, epoch): the hosts have destroyed the guests."""
+    if gone:
+        values = [{"b_host": host, "b_instance": uuid, "b_epoch": epoch} for host, uuid, epoch in sorted(gone)]
+        conn.execute(_DELETE_DEPARTURE, values)
 
 
 _EXPLAIN = (
@@ -237,6 +389,6 @@ _EXPLAIN = (
 )
 
 
-def explain(conn: sa.Connection, id: str, explanation: Any) -> None:
-    """Keep how the scheduler decided, for admins."""
-    conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": explanation})
+def explain(conn: sa.Connection, id: str, explanation: Explanation) -> None:
+    """Record how the scheduler decided, for admins."""
+    conn.execute(_EXPLAIN, {"b_id": id, "b_explanation": msgspec.to_builtins(explanation)})

@@ -1,9 +1,11 @@
-"""Quotas: limits, and usage that is charged in the very transaction that takes the resource.
+"""Quotas: limits, and usage that is charged in the transaction that takes the resource.
 
-A charge is one conditional statement per resource, taken in the order of their names, so that any number of
-requests may race: the sum never passes the limit, and nobody waits for somebody who waits for him. Usage is a
-project's; key pairs belong to a user alone and are kept under project "". A user of a project may have limits
-of its own besides (old clients still set them): only then is there a usage row for the pair of both.
+A charge is one conditional statement per resource, so the sum never passes the limit however many requests race. The
+resources are charged in the order of their names, so two requests cannot deadlock. Usage belongs to a project; key
+pairs belong to a user and are kept under project "". A user of a project may have limits of their own, which old
+clients still set; only then is there a usage row for the pair of both.
+
+Resources have the names of the API. A resource without a limit is not limited.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,29 +25,11 @@ from micronova.db.tables import (
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import QuotaExceeded
 
-# What a deployment starts from when its settings say nothing else; -1 is no limit. The last four are
-# relics of the time when compute had the networks: old microversions show them.
-DEFAULTS: dict[str, int] = {
-    "instances": 10,
-    "cores": 20,
-    "ram": 51200,
-    "metadata_items": 128,
-    "injected_files": 5,
-    "injected_file_content_bytes": 10240,
-    "injected_file_path_bytes": 255,
-    "key_pairs": 100,
-    "server_groups": 10,
-    "server_group_members": 10,
-    "fixed_ips": -1,
-    "floating_ips": -1,
-    "security_groups": -1,
-    "security_group_rules": -1,
-}
 COUNTED = ("cores", "instances", "key_pairs", "ram", "server_groups")  # the resources that have usage
 
 
 class Limits(dict[str, int]):
-    """The limits of a project, by resource; `of_user` has those that one of its users has besides."""
+    """The limits of a project by resource; `of_user` has the limits of one of its users in addition."""
 
     of_user: dict[str, int]
 
@@ -55,7 +39,7 @@ class Limits(dict[str, int]):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """A usage that is not what the rows add up to."""
+    """A recorded usage that differs from what exists."""
 
     project_id: str
     user_id: str
@@ -71,6 +55,11 @@ _ROW = {
     "resource": sa.bindparam("resource"),
     "in_use": sa.bindparam("amount", type_=sa.Integer),
 }
+
+
+def of_server(vcpus: int, ram: int) -> dict[str, int]:
+    """Return what one server with such a flavor counts against the quota."""
+    return {"instances": 1, "cores": vcpus, "ram": ram}
 
 
 def _charge(insert: Any) -> sa.Executable:
@@ -100,7 +89,7 @@ _RELEASE = (
     sa.update(quota_usages)
     .where(_u.project_id == sa.bindparam("project"), _u.user_id == sa.bindparam("user"))
     .where(_u.resource == sa.bindparam("name"))
-    # Never below nothing: a release that came twice must not give away room that is in use.
+    # Never below 0: a release that is repeated must not free what others use.
     .values(in_use=sa.case((_u.in_use > _amount, _u.in_use - _amount), else_=0))
 )
 
@@ -112,7 +101,7 @@ def charge(
     limits: Mapping[str, int],
     user_id: str = "",
 ) -> None:
-    """Take amounts of resources, all or none; raise QuotaExceeded, after which the transaction must end."""
+    """Charge all amounts; raise QuotaExceeded if one does not fit, after which the caller rolls back."""
     wanted = {resource: amounts[resource] for resource in sorted(amounts) if amounts[resource] > 0}
     if not project_id:
         _charge_owner(conn, "", user_id, wanted, limits)
@@ -135,7 +124,7 @@ def _charge_owner(
 
 def _take(conn: sa.Connection, project: str, user: str, resource: str, amount: int, limit: int) -> bool:
     if 0 <= limit < amount:
-        return False  # the insert of a first usage knows no condition
+        return False  # the statement checks no limit when it inserts the first usage
     row = {"project": project, "user": user, "resource": resource, "amount": amount}
     row["limit"] = limit if limit >= 0 else _NO_LIMIT
     return conn.execute(_CHARGE.on(conn), row).rowcount == 1
@@ -150,10 +139,10 @@ def charge_up_to(
     limits: Mapping[str, int],
     user_id: str = "",
 ) -> int:
-    """Charge as many units as there is room for, between `least` and `most`; return how many."""
+    """Charge as many units as the limits allow, from `least` to `most`; return how many."""
     count = most
     if most > least:
-        used = _usage_of(conn, project_id, ["", user_id], lock=True)  # what was read is true until the charge
+        used = _usage_of(conn, project_id, ["", user_id], lock=True)  # nobody changes it before the charge
         of_user = limits.of_user if isinstance(limits, Limits) else {}
         for resource, amount in each.items():
             for user, limit in (("", limits.get(resource, -1)), (user_id, of_user.get(resource, -1))):
@@ -165,7 +154,7 @@ def charge_up_to(
 
 
 def release(conn: sa.Connection, project_id: str, amounts: Mapping[str, int], user_id: str = "") -> None:
-    """Give amounts of resources back."""
+    """Release amounts of resources."""
     users = dict.fromkeys(("", user_id) if project_id else (user_id,))
     rows = [
         {"project": project_id, "user": user, "name": resource, "amount": amounts[resource]}
@@ -185,7 +174,7 @@ def _exceeded(
     limits: Mapping[str, int],
     taken: Mapping[str, int],
 ) -> QuotaExceeded:
-    """Say everything that there is no room for, not only what was tried first."""
+    """Return an error that names every resource that exceeds its limit, not only the first."""
     used = _usage_of(conn, project, [user])
     over: list[tuple[str, int, int, int]] = []
     for resource, amount in amounts.items():
@@ -222,12 +211,6 @@ def usage(conn: sa.Connection, project_id: str, user_id: str = "") -> dict[str, 
     return {**used, **recorded}
 
 
-def defaults_from(settings: Mapping[str, int]) -> dict[str, int]:
-    """Return default limits by the names of the API, from settings that have an operator's names."""
-    names = {"injected_file_path_length": "injected_file_path_bytes"}
-    return {**DEFAULTS, **{names.get(name, name): limit for name, limit in settings.items()}}
-
-
 def _has_rows(conn: sa.Connection, project_id: str, user_id: str) -> bool:
     query = sa.select(_u.resource).where(_u.project_id == project_id, _u.user_id == user_id).limit(1)
     return conn.execute(query).first() is not None
@@ -256,7 +239,7 @@ def limits_for(conn: sa.Connection, project_id: str, defaults: Mapping[str, int]
 
 
 def given_to_users(conn: sa.Connection, project_id: str, besides: str) -> dict[str, int]:
-    """Return how much of a project's limits its users have as their own, one user left aside."""
+    """Return the sum of the limits of a project's users, without one of them."""
     c = quota_limits.c
     query = sa.select(c.resource, sa.func.sum(c.hard_limit).label("total")).group_by(c.resource)
     others = (c.project_id == project_id, c.user_id.not_in(("", besides)), c.hard_limit > 0)
@@ -272,7 +255,7 @@ def class_limits(conn: sa.Connection, class_name: str, defaults: Mapping[str, in
 
 
 def set_limits(conn: sa.Connection, project_id: str, limits: Mapping[str, int], user_id: str = "") -> None:
-    """Set some limits of a project, or of a user in it, whose usage is counted from then on."""
+    """Set some limits of a project, or of a user in it; the user's usage is recorded from then on."""
     if user_id and not _has_rows(conn, project_id, user_id):
         _write_usage(conn, project_id, user_id, _actual_of_user(conn, project_id, user_id))
     for resource in sorted(limits):
@@ -288,18 +271,18 @@ def set_class_limits(conn: sa.Connection, class_name: str, limits: Mapping[str, 
 
 
 def delete_limits(conn: sa.Connection, project_id: str, user_id: str = "") -> None:
-    """Let a project (with all its users), or one user in it, have the defaults again."""
+    """Return a project with all its users, or one user in it, to the defaults."""
     for table in (quota_limits, quota_usages):
         where = [table.c.project_id == project_id]
         if user_id:
             where.append(table.c.user_id == user_id)
         elif table is quota_usages:
-            where.append(table.c.user_id != "")  # the project's own usage is no limit: it stays
+            where.append(table.c.user_id != "")  # the project's usage stays
         conn.execute(sa.delete(table).where(*where))
 
 
 def drift(conn: sa.Connection, project_id: str | None = None) -> list[Drift]:
-    """List every usage that is not what the rows add up to; exact while nothing else runs."""
+    """Return every recorded usage that differs from what exists; exact only while nothing changes."""
     query = sa.select(quota_usages)
     if project_id is not None:
         query = query.where(_u.project_id == project_id)
@@ -313,8 +296,8 @@ def drift(conn: sa.Connection, project_id: str | None = None) -> list[Drift]:
 
 
 def recount(conn: sa.Connection, project_id: str) -> None:
-    """Make a project's usage what the rows add up to."""
-    # Charges that are not committed yet hold these rows: after the lock their instances can be counted.
+    """Set a project's recorded usage to what exists."""
+    # Transactions that charge hold locks on these rows. With the locks, all charged instances are committed.
     query = sa.select(_u.user_id).where(_u.project_id == project_id).order_by(_u.user_id, _u.resource)
     conn.execute(query.with_for_update()).all()
     for found in drift(conn, project_id):

@@ -31,7 +31,9 @@ async def upgrade(
 def exclusively(conn: sa.Connection) -> None:
     """Let one transaction at a time do what a first start needs; SQLite has one writer at a time anyway."""
     if conn.dialect.name == "postgresql":
+        conn.execute(sa.text("SET LOCAL lock_timeout = 0"))  # a migration may take longer than others wait for a lock
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        conn.execute(sa.text("SET LOCAL lock_timeout TO DEFAULT"))
 
 
 def head(migrations: str) -> str:

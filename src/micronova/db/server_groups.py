@@ -1,7 +1,7 @@
-"""Server groups: servers that are to be together, or apart. An instance's row names its group."""
+"""Server groups: servers that are placed on the same host, or on different hosts. An instance's row names its group."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
@@ -10,30 +10,43 @@ from micronova.db.tables import instances, server_group_hosts, server_groups
 from micronova.objects.errors import NotFound
 
 _g = server_groups.c
-Row = sa.Row[Any]
 
 
-def insert(conn: sa.Connection, row: Mapping[str, Any], limits: Mapping[str, int]) -> Row:
+class ServerGroupRow(Protocol):
+    """A row of `server_groups`, as a cursor returns it. Times are microseconds since 1970 (UTC)."""
+
+    uuid: str
+    project_id: str
+    user_id: str
+    name: str
+    policy: str
+    rules: dict[str, Any]
+    created_at: int
+
+
+def insert(conn: sa.Connection, row: Mapping[str, Any], limits: Mapping[str, int]) -> ServerGroupRow:
     """Add a group and charge its project; raise QuotaExceeded."""
     quotas.charge(conn, row["project_id"], {"server_groups": 1}, limits, row["user_id"])
     conn.execute(sa.insert(server_groups).values(**row))
     return get(conn, row["uuid"])
 
 
-def get(conn: sa.Connection, uuid: str) -> Row:
+def get(conn: sa.Connection, uuid: str) -> ServerGroupRow:
     """Return a group; raise NotFound."""
     found = conn.execute(sa.select(server_groups).where(_g.uuid == uuid)).first()
     if found is None:
         raise NotFound(f"Instance group {uuid} could not be found.")
-    return found
+    return cast(ServerGroupRow, found)
 
 
-def list_(conn: sa.Connection, project_id: str | None, *, offset: int = 0, limit: int | None = None) -> Sequence[Row]:
-    """Return the groups of a project, or (None) of all, the oldest first."""
+def list_(
+    conn: sa.Connection, project_id: str | None, *, offset: int = 0, limit: int | None = None
+) -> Sequence[ServerGroupRow]:
+    """Return the groups of a project, or of all projects (None), oldest first."""
     query = sa.select(server_groups).order_by(_g.created_at, _g.uuid).offset(offset)
     if project_id is not None:
         query = query.where(_g.project_id == project_id)
-    return conn.execute(query if limit is None else query.limit(limit)).all()
+    return cast(Sequence[ServerGroupRow], conn.execute(query if limit is None else query.limit(limit)).all())
 
 
 def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
@@ -46,8 +59,8 @@ def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def delete(conn: sa.Connection, group: Row) -> None:
-    """Remove a group and give its charge back; its servers stay, in no group. Raise NotFound."""
+def delete(conn: sa.Connection, group: ServerGroupRow) -> None:
+    """Delete a group and release its quota; its servers stay, in no group. Raise NotFound."""
     if conn.execute(sa.delete(server_groups).where(_g.uuid == group.uuid)).rowcount != 1:
         raise NotFound(f"Instance group {group.uuid} could not be found.")
     leave = sa.update(instances).where(instances.c.server_group_id == group.uuid)

@@ -1,14 +1,16 @@
-"""Lists of servers: filters, order and keyset paging, over the living and, for those who may ask, the deleted."""
+"""Lists of servers: filters, order and keyset paging, over existing and deleted servers."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.compute import states
+from micronova.db import keyset
+from micronova.db.keyset import SortKey
 from micronova.db.tables import deleted_instances, instances
+from micronova.objects import states
 from micronova.objects.errors import Invalid
 
 Row = Mapping[Any, Any]
@@ -52,10 +54,12 @@ SORT_KEYS = {
 
 @dataclass(kw_only=True)
 class Filters:
-    """What servers are wanted; None is no condition."""
+    """The conditions of a list; None is no condition."""
 
     project_id: str | None = None
-    deleted: bool | None = None  # only those, or none of them; not said: with the changes of a time, else not
+    deleted: bool | None = (
+        None  # only deleted ones, or none; None: also deleted ones if changes-since or changes-before is given
+    )
     changes_since: int | None = None
     changes_before: int | None = None
     statuses: list[str] = field(default_factory=list)
@@ -95,15 +99,14 @@ def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
 
 
 def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
-    query = sa.select(table).where(*_conditions(table, filters))
     order = _order(filters)
+    after = None
     if filters.marker is not None:
-        query = query.where(_after(table, order, _marker_row(conn, filters)))
-    for column, descending in order:
-        key = table.c[column]
-        # Nothing sorts before everything, on both databases.
-        query = query.order_by(key.desc().nulls_last() if descending else key.asc().nulls_first())
-    result = conn.execute(query.limit(filters.limit))
+        marker = _marker_row(conn, filters)
+        after = [marker[column] for column, _ in order]
+    keys = [SortKey(table.c[column], descending) for column, descending in order]
+    query = sa.select(table).where(*_conditions(table, filters))
+    result = conn.execute(keyset.page(query, keys, after, filters.limit))
     columns = list(result.keys())
     return [dict(zip(columns, row, strict=True)) for row in result]
 
@@ -125,24 +128,6 @@ def _marker_row(conn: sa.Connection, filters: Filters) -> Row:
         if row is not None:
             return row
     raise Invalid(f"marker [{filters.marker}] not found")
-
-
-def _after(table: sa.Table, order: Sequence[tuple[str, bool]], last: Row) -> sa.ColumnElement[bool]:
-    """Keyset paging: what comes after a row in this order."""
-    choices = []
-    equal: list[sa.ColumnElement[bool]] = []
-    for column, descending in order:
-        key, value = table.c[column], last[column]
-        beyond: sa.ColumnElement[bool]
-        if value is None:
-            beyond = sa.false() if descending else key.is_not(None)
-        elif descending:
-            beyond = sa.or_(key < value, key.is_(None))
-        else:
-            beyond = key > value
-        choices.append(sa.and_(*equal, beyond))
-        equal.append(key.is_(None) if value is None else key == value)
-    return sa.or_(*choices)
 
 
 def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool]]:
@@ -235,7 +220,7 @@ def _matches(column: Any, pattern: str, name: str) -> sa.ColumnElement[bool]:
 
 
 def _check_pattern(pattern: str, name: str) -> None:
-    """Refuse what is no regular expression, and repetitions of repetitions: they can take for ever."""
+    """Refuse invalid regular expressions and nested repetitions, which can take exponential time."""
     try:
         parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]
     except re.error as error:

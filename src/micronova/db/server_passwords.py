@@ -4,10 +4,9 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.tables import server_passwords
-from micronova.db.upsert import PerDialect
+from micronova.db.upsert import insert_if_absent
 
 _p = server_passwords.c
-_INSERT = PerDialect(lambda insert: insert(server_passwords).on_conflict_do_nothing())
 _DELETE = server_passwords.delete().where(_p.instance_uuid == bindparam("uuid"))
 
 
@@ -18,11 +17,11 @@ def get(conn: sa.Connection, uuid: str) -> str:
 
 
 def put_once(conn: sa.Connection, uuid: str, password: str, now: int) -> bool:
-    """Keep the password; False when there is one already."""
+    """Store the password; return False if there is one already."""
     values = {"instance_uuid": uuid, "password": password, "created_at": now}
-    return conn.execute(_INSERT.on(conn), values).rowcount == 1
+    return insert_if_absent(conn, server_passwords, values)
 
 
 def clear(conn: sa.Connection, uuid: str) -> None:
-    """Forget the password."""
+    """Delete the password."""
     conn.execute(_DELETE, {"uuid": uuid})

@@ -1,19 +1,47 @@
-"""Services: the processes of the cloud, when they were last heard of, and whether they may be given work."""
+"""Services: the processes of the cloud, when they were last heard of, and whether they are enabled."""
 
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
 
+from micronova.db.listed import one_of
+from micronova.db.locking import in_order
 from micronova.db.tables import hosts, services
-from micronova.db.upsert import PerDialect
+from micronova.db.upsert import PerDialect, insert_if_absent
+from micronova.objects.clock import micros
 from micronova.objects.errors import NotFound
+from micronova.objects.service_names import COMPUTE
 
 _s = services.c
-Row = sa.Row[Any]
-REMOVED = "removed"  # why a host is disabled that lost its broker user
+REMOVED = "removed"  # the reason for which a host without its broker user is disabled
 NAMESPACE = uuid.UUID("5f0d1c2e-7d57-4a4c-9a6b-6d6963726f6e")  # of the ids that follow from binary and host
+
+
+class ServiceRow(Protocol):
+    """A row of `services`, as a cursor returns it. Times are microseconds since 1970 (UTC)."""
+
+    uuid: str
+    id: int
+    host: str
+    binary: str
+    disabled: bool
+    disabled_reason: str | None
+    forced_down: bool
+    last_seen_at: int
+    version: int
+    created_at: int
+    updated_at: int | None
+
+
+class ServiceChanges(TypedDict, total=False):
+    """The columns of a service that administrators change."""
+
+    disabled: bool
+    disabled_reason: str | None
+    forced_down: bool
+
 
 _INSERT = PerDialect(lambda insert: insert(services).on_conflict_do_nothing())
 
@@ -23,19 +51,31 @@ def service_uuid(binary: str, host: str) -> str:
     return str(uuid.uuid5(NAMESPACE, f"{binary}@{host}"))
 
 
+_OF_HOSTS = sa.and_(_s.binary == sa.bindparam("b_binary"), one_of(_s.host, "b_hosts"))
+# The rows are locked in one order: two conductors may hear of the same hosts at the same moment.
+_SEEN = (
+    sa.update(services)
+    .where(in_order(_s.uuid, _OF_HOSTS))
+    .values(last_seen_at=sa.bindparam("now"), version=sa.bindparam("b_version"))
+)
+_KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
+_ON_HOSTS = sa.select(services).where(_OF_HOSTS).order_by(_s.id)
+
+
 def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int = 1) -> set[str]:
     """Record that a service was heard of on hosts (one statement, unless some are new); return the new."""
-    if not hosts:
+    names = sorted(set(hosts))
+    if not names:
         return set()
-    seen = sa.update(services).where(_s.binary == binary, _s.host.in_(sorted(hosts)))
-    seen = seen.values(last_seen_at=now, version=version)
-    if conn.execute(seen).rowcount >= len(set(hosts)):
+    values = {"b_binary": binary, "b_hosts": names, "now": now, "b_version": version}
+    if conn.execute(_SEEN, values).rowcount >= len(names):
         return set()
-    return _register(conn, binary, hosts, now, version)
+    return _register(conn, binary, names, now, version)
 
 
 def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int) -> set[str]:
-    missing = set(hosts) - set(conn.execute(sa.select(_s.host).where(_s.binary == binary)).scalars())
+    of_hosts = {"b_binary": binary, "b_hosts": hosts}
+    missing = set(hosts) - set(conn.execute(_KNOWN_HOSTS, of_hosts).scalars())
     added = set(missing)
     while missing:
         first = conn.execute(sa.select(sa.func.coalesce(sa.func.max(_s.id), 0))).scalar_one() + 1
@@ -53,95 +93,157 @@ def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
             }
             for number, host in enumerate(sorted(missing))
         ]
-        # Ids are unique: of two who register at the same moment one finds the number taken, and tries again.
-        conn.execute(_INSERT.on(conn), rows)
-        missing -= set(conn.execute(sa.select(_s.host).where(_s.binary == binary)).scalars())
+        # Ids are unique: of two processes that register at the same moment, one finds its id taken and tries again.
+        conn.execute(_INSERT.on(conn), sorted(rows, key=lambda row: str(row["uuid"])))
+        missing -= set(conn.execute(_KNOWN_HOSTS, of_hosts).scalars())
     return added
 
 
-def list_(conn: sa.Connection, *, binary: str | None = None, host: str | None = None) -> Sequence[Row]:
-    """Return services in the order in which they came."""
+def on_hosts(conn: sa.Connection, binary: str, hosts: Iterable[str]) -> dict[str, ServiceRow]:
+    """Return the services of this binary on hosts, by host: one statement."""
+    found = conn.execute(_ON_HOSTS, {"b_binary": binary, "b_hosts": sorted(set(hosts))})
+    return {row.host: cast(ServiceRow, row) for row in found}
+
+
+def count_up(conn: sa.Connection, binary: str, now: int, down_time: float) -> int:
+    """Return on how many hosts a service is up."""
+    counted = sa.select(sa.func.count()).select_from(services).where(_s.binary == binary, is_up_at(now, down_time))
+    return int(conn.execute(counted).scalar_one())
+
+
+def list_(conn: sa.Connection, *, binary: str | None = None, host: str | None = None) -> Sequence[ServiceRow]:
+    """Return services in the order in which they registered."""
     query = sa.select(services).order_by(_s.id)
     if binary is not None:
         query = query.where(_s.binary == binary)
     if host is not None:
         query = query.where(_s.host == host)
-    return conn.execute(query).all()
+    return cast(Sequence[ServiceRow], conn.execute(query).all())
 
 
-def get(conn: sa.Connection, key: str | int) -> Row:
+def get(conn: sa.Connection, key: str | int) -> ServiceRow:
     """Return a service by its uuid, or by the number that old microversions show; raise NotFound."""
     query = sa.select(services).where(_s.uuid == key if isinstance(key, str) else _s.id == key)
     found = conn.execute(query).first()
     if found is None:
         raise NotFound(f"Service {key} could not be found.")
-    return found
+    return cast(ServiceRow, found)
 
 
-def find(conn: sa.Connection, host: str, binary: str) -> Row:
+def find(conn: sa.Connection, host: str, binary: str) -> ServiceRow:
     """Return the service of a host; raise NotFound."""
     found = conn.execute(sa.select(services).where(_s.host == host, _s.binary == binary)).first()
     if found is None:
         raise NotFound(f"Could not find binary {binary} on host {host}.")
-    return found
+    return cast(ServiceRow, found)
 
 
-def update(conn: sa.Connection, service: str, values: Mapping[str, Any], now: int) -> Row:
-    """Change `disabled`, `disabled_reason` or `forced_down` of a service (by uuid); raise NotFound."""
+def update(conn: sa.Connection, service: str, values: ServiceChanges, now: int) -> ServiceRow:
+    """Change a service (by uuid); raise NotFound."""
     conn.execute(sa.update(services).where(_s.uuid == service).values(**values, updated_at=now))
     return get(conn, service)
 
 
 def delete(conn: sa.Connection, service: str) -> None:
-    """Forget a service (by uuid)."""
+    """Delete a service (by uuid)."""
     conn.execute(sa.delete(services).where(_s.uuid == service))
 
 
-def is_up(service: Row, now: int, down_time: float) -> bool:
-    """Say whether a service may be believed to live: heard of lately, and not declared dead by an operator."""
-    return not service.forced_down and now - service.last_seen_at <= down_time * 1_000_000
+def is_up(service: ServiceRow, now: int, down_time: float) -> bool:
+    """Return whether a service is up: heard of within `down_time` seconds, and not forced down."""
+    return not service.forced_down and now - service.last_seen_at <= micros(down_time)
 
 
-def any_silent(conn: sa.Connection, binary: str, oldest: int) -> bool:
-    """Say whether some service, which nobody took out of use, was last heard of before a moment."""
+def is_up_at(now: int, down_time: float) -> sa.ColumnElement[bool]:
+    """Return the same rule as a condition."""
+    return sa.and_(_s.forced_down.is_(False), _s.last_seen_at >= now - micros(down_time))
+
+
+def host_is_up(conn: sa.Connection, host: str, now: int, down_time: float) -> bool:
+    """Return whether a compute host is up; one that never registered is not."""
+    up = sa.select(_s.uuid).where(_s.host == host, _s.binary == COMPUTE, is_up_at(now, down_time))
+    return conn.execute(up).first() is not None
+
+
+def any_up(conn: sa.Connection, binary: str, now: int, down_time: float, *, besides: Sequence[str] = ()) -> bool:
+    """Return whether a service that is enabled and up runs on another host than these."""
+    up = sa.select(_s.uuid).where(
+        _s.binary == binary, _s.disabled.is_(False), _s.host.not_in(besides), is_up_at(now, down_time)
+    )
+    return conn.execute(up.limit(1)).first() is not None
+
+
+def any_without_heartbeat(conn: sa.Connection, binary: str, now: int, down_time: float) -> bool:
+    """Return whether a service that is enabled and not forced down has not been heard of for too long."""
     unheard = sa.select(_s.uuid).where(
-        _s.binary == binary, _s.last_seen_at < oldest, _s.disabled.is_(False), _s.forced_down.is_(False)
+        _s.binary == binary, _s.disabled.is_(False), _s.forced_down.is_(False), sa.not_(is_up_at(now, down_time))
     )
     return conn.execute(unheard.limit(1)).first() is not None
 
 
-def any_up(conn: sa.Connection, binary: str, since: int, *, besides: Sequence[str] = ()) -> bool:
-    """Say whether some service in use, on none of these hosts, was heard of since a moment."""
-    heard = sa.select(_s.uuid).where(
-        _s.binary == binary,
-        _s.last_seen_at >= since,
-        _s.disabled.is_(False),
-        _s.forced_down.is_(False),
-        _s.host.not_in(besides),
-    )
-    return conn.execute(heard.limit(1)).first() is not None
+HostUsersMark = tuple[int, int, int, int]  # differs when the hosts that have, or had, broker users differ
+_h = hosts.c
+_HOST_USERS_MARK = sa.select(
+    sa.func.count(),
+    sa.func.coalesce(sa.func.sum(_h.created_at), 0),
+    sa.func.count(_h.removed_at),
+    sa.func.coalesce(sa.func.sum(_h.removed_at), 0),
+).select_from(hosts)
 
 
-def host_users(conn: sa.Connection) -> frozenset[str]:
-    """Return the hosts that have a broker user of their own."""
-    return frozenset(conn.execute(sa.select(hosts.c.name)).scalars())
+class HostUserNames(NamedTuple):
+    """The hosts that have a broker user of their own, and those that had one and were removed."""
+
+    registered: frozenset[str]
+    removed: frozenset[str]
 
 
-def register_host_user(conn: sa.Connection, host: str, now: int) -> None:
-    """Record that a host has a broker user of its own: nobody else may speak for it from then on."""
-    row = {"name": host, "cell": "", "created_at": now}
-    conn.execute(_REGISTER.on(conn), row)
+def host_users(conn: sa.Connection) -> HostUserNames:
+    """Return the hosts that have, or had, a broker user of their own."""
+    rows = conn.execute(sa.select(_h.name, _h.removed_at)).all()
+    removed = frozenset(row.name for row in rows if row.removed_at is not None)
+    return HostUserNames(frozenset(row.name for row in rows) - removed, removed)
+
+
+def host_users_unless(conn: sa.Connection, known: HostUsersMark | None) -> tuple[HostUsersMark, HostUserNames | None]:
+    """Return the mark of the present host users, and these themselves unless their mark is the known one."""
+    count, created, removals, removed = conn.execute(_HOST_USERS_MARK).one()
+    mark = (int(count), int(created), int(removals), int(removed))
+    return mark, None if mark == known else host_users(conn)
+
+
+def console_address(conn: sa.Connection, host: str) -> str | None:
+    """Return the address registered for a host's console relay, "" if none is or the host was removed.
+
+    Return None if the host never had a broker user of its own.
+    """
+    found: str | None = conn.execute(sa.select(_h.console_address).where(_h.name == host)).scalar()
+    return found
+
+
+def register_host_user(conn: sa.Connection, host: str, now: int, console_address: str = "") -> None:
+    """Record that a host has a broker user of its own; from then on only that user sends its messages.
+
+    A host that is registered already keeps its console address, unless there is a new one. One that was removed is
+    registered anew.
+    """
+    row = {"name": host, "cell": "", "console_address": console_address, "created_at": now, "removed_at": None}
+    if not insert_if_absent(conn, hosts, row):
+        again = sa.update(hosts).where(_h.name == host, _h.removed_at.is_not(None)).values(**row)
+        if not conn.execute(again).rowcount and console_address:
+            conn.execute(sa.update(hosts).where(_h.name == host).values(console_address=console_address))
     back = {"disabled": False, "disabled_reason": None, "forced_down": False, "updated_at": now}
-    removed = sa.and_(_s.host == host, _s.binary == "nova-compute", _s.disabled_reason == REMOVED)
+    removed = sa.and_(_s.host == host, _s.binary == COMPUTE, _s.disabled_reason == REMOVED)
     conn.execute(sa.update(services).where(removed).values(**back))
 
 
 def forget_host_user(conn: sa.Connection, host: str, now: int) -> None:
-    """Record that a host has no broker user any more, and count it as dead; raise NotFound if it had none."""
-    if not conn.execute(sa.delete(hosts).where(hosts.c.name == host)).rowcount:
+    """Record that a host has no broker user any more, and force it down; raise NotFound if it had none.
+
+    The broker knows the user until an administrator deletes it there, so the host stays known as removed.
+    """
+    gone = sa.update(hosts).where(_h.name == host, _h.removed_at.is_(None))
+    if not conn.execute(gone.values(removed_at=now, console_address="")).rowcount:
         raise NotFound(f"There is no host {host} with a broker user: `micronova host list` names all hosts.")
     out = {"disabled": True, "disabled_reason": REMOVED, "forced_down": True, "updated_at": now}
-    conn.execute(sa.update(services).where(_s.host == host, _s.binary == "nova-compute").values(**out))
-
-
-_REGISTER = PerDialect(lambda insert: insert(hosts).on_conflict_do_nothing())
+    conn.execute(sa.update(services).where(_s.host == host, _s.binary == COMPUTE).values(**out))

@@ -1,20 +1,19 @@
-"""From an instance's row to the instance as hosts and guests are told of it."""
-
-from typing import Any
+"""Converts a row of `instances` to the data that hosts and guests get."""
 
 import msgspec
 
+from micronova.objects.block_device import ROOT_DEVICE
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 
 
-def instance_spec(row: Any, epoch: int) -> InstanceSpec:
+def instance_spec(row: InstanceRow) -> InstanceSpec:
     """Return the instance as its host sees it."""
     return InstanceSpec(
         uuid=row["uuid"],
-        epoch=epoch,
         project_id=row["project_id"],
         user_id=row["user_id"],
         name=row["display_name"],
@@ -31,12 +30,11 @@ def instance_spec(row: Any, epoch: int) -> InstanceSpec:
         config_drive=bool(row["config_drive"]),
         reservation_id=row["reservation_id"],
         launch_index=row["launch_index"],
-        power_state=row["power_state"],
-        root_device_name=row["root_device_name"] or "/dev/vda",
+        root_device_name=row["root_device_name"] or ROOT_DEVICE,
         security_groups=tuple(row["security_groups"]),
     )
 
 
-def vifs(row: Any) -> tuple[VIF, ...]:
+def vifs(row: InstanceRow) -> tuple[VIF, ...]:
     """Return the instance's interfaces as they were last seen."""
     return msgspec.convert(row["network_info"], tuple[VIF, ...])

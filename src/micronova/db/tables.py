@@ -1,6 +1,6 @@
 """The schema of the compute database.
 
-Conventions: keys are uuids (they shard); times are BigInteger microseconds since the epoch in UTC (exact, compact,
+Conventions: keys are uuids (they shard); times are BigInteger microseconds since 1970 in UTC (exact, compact,
 alike on both databases); JSON columns hold what is read and written as a whole. Rows are deleted for real; what
 the API still shows of deleted servers lives in `deleted_instances`.
 """
@@ -51,7 +51,7 @@ def _instance_columns() -> list[Column]:  # type: ignore[type-arg]
         Column("metadata", sa.JSON, nullable=False, default=dict),
         Column("tags", sa.JSON, nullable=False, default=list),
         Column("network_info", sa.JSON, nullable=False, default=list),  # [VIF]
-        Column("security_groups", sa.JSON, nullable=False, default=list),  # names asked for at create
+        Column("security_groups", sa.JSON, nullable=False, default=list),  # their names
         Column("hints", sa.JSON, nullable=False, default=dict),
         Column("server_group_id", String(36)),
         Column("trusted_certs", sa.JSON),
@@ -80,23 +80,25 @@ instances = sa.Table(
     ),
 )
 
-# What is left of a deleted server: the API shows it to admins (deleted=true) and in changes-since lists.
+# Deleted servers: the API shows it to admins (deleted=true) and in changes-since lists.
 deleted_instances = sa.Table(
     "deleted_instances",
     metadata,
     *_instance_columns(),
     Column("deleted_at", Time, nullable=False),
     Index("deleted_instances_by_project", "project_id", "created_at", "uuid"),
+    Index("deleted_instances_by_created", "created_at", "uuid"),
+    Index("deleted_instances_by_updated", "updated_at"),
     Index("deleted_instances_by_time", "deleted_at"),
 )
 
-# What an instance was asked to be, for the scheduler; moves ask the same question again.
+# The request of each instance as the scheduler needs it, also for later moves.
 request_specs = sa.Table(
     "request_specs",
     metadata,
     Column("instance_uuid", String(36), primary_key=True),
     Column("spec", LargeBinary, nullable=False),  # objects.scheduling.RequestSpec in MessagePack
-    Column("networks", sa.JSON, nullable=False),  # "auto" | "none" | [NetworkRequest]
+    Column("networks", sa.JSON, nullable=False),  # PlannedPorts: "auto" | "none" | [PlannedPort]
 )
 
 block_devices = sa.Table(
@@ -108,7 +110,7 @@ block_devices = sa.Table(
     Index("block_devices_by_instance", "instance_uuid"),
 )
 
-# What a guest posted to its metadata service; a table of its own, for hardly any server has one.
+# Passwords that guests post to the metadata service; a table of its own, because few servers have one.
 server_passwords = sa.Table(
     "server_passwords",
     metadata,
@@ -117,13 +119,13 @@ server_passwords = sa.Table(
     Column("created_at", Time, nullable=False),
 )
 
-# Who has such a token may use a console, for a while; only what proves the token is kept.
+# Console tokens; only their digests are stored.
 console_tokens = sa.Table(
     "console_tokens",
     metadata,
     Column("token_digest", String(64), primary_key=True),
     Column("instance_uuid", String(36), nullable=False),
-    Column("host", String(255), nullable=False),  # where the instance was: a token is void once it has left
+    Column("host", String(255), nullable=False),  # a token is not valid when the instance has left this host
     Column("protocol", String(16), nullable=False),  # vnc | spice | serial
     Column("created_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
@@ -131,7 +133,7 @@ console_tokens = sa.Table(
     Index("console_tokens_by_expiry", "expires_at"),
 )
 
-# Durable work (DESIGN: a row, not a task): kind, version, step, owner, epoch, lease, deadline, attempts, payload.
+# Durable work; `conductor/operations/engine.py` explains it.
 operations = sa.Table(
     "operations",
     metadata,
@@ -148,7 +150,7 @@ operations = sa.Table(
     Column("attempts", Integer, nullable=False, default=0),
     Column("payload", LargeBinary, nullable=False),  # the kind's own struct in MessagePack
     Column("secrets", LargeBinary),  # encrypted: admin password, injected files; erased when it ends
-    Column("context", LargeBinary, nullable=False),  # rpc Context: request id, user, project, trace
+    Column("context", LargeBinary, nullable=False),  # objects.context.Context in MessagePack
     Column("created_at", Time, nullable=False),
     Column("finished_at", Time),
     Column("result", String(16)),  # "success" | "error" | "cancelled"
@@ -166,16 +168,30 @@ operations = sa.Table(
         postgresql_where=sa.text("finished_at IS NULL"),
     ),
     Index("operations_by_instance", "instance_uuid"),
-    Index("operations_by_group", "group_id"),
+    Index(
+        "operations_finished",
+        "finished_at",
+        sqlite_where=sa.text("finished_at IS NOT NULL"),
+        postgresql_where=sa.text("finished_at IS NOT NULL"),
+    ),
 )
 
-# Proof that an instance left a host: the only thing on which an agent destroys a guest it was not told to.
+# Work of the whole cloud that one conductor does at a time: who has claimed it, and when it is due again.
+periodic_jobs = sa.Table(
+    "periodic_jobs",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("next_at", Time, nullable=False),
+)
+
+# Records that an instance left a host: the only reason for which an agent destroys a guest without an order.
 departures = sa.Table(
     "departures",
     metadata,
     Column("host", String(255), primary_key=True),
     Column("instance_uuid", String(36), primary_key=True),
-    Column("epoch", Integer, nullable=False),  # guests of this instance with an epoch up to this one are to go
+    Column("epoch", Integer, nullable=False),  # the host destroys guests of this instance up to this epoch
     Column("created_at", Time, nullable=False),
 )
 
@@ -239,7 +255,7 @@ key_pairs = sa.Table(
     metadata,
     Column("user_id", String(64), primary_key=True),
     Column("name", String(255), primary_key=True),
-    Column("id", Integer, nullable=False, unique=True),  # shown by the API; not a key of ours
+    Column("id", Integer, nullable=False, unique=True),  # shown by the API
     Column("type", String(16), nullable=False, default="ssh"),
     Column("fingerprint", String(255), nullable=False),
     Column("public_key", Text, nullable=False),
@@ -337,6 +353,7 @@ compute_nodes = sa.Table(
     Column("changed_at", Time, nullable=False),
     sa.UniqueConstraint("host", "hypervisor_hostname"),
     Index("compute_nodes_by_change", "changed_at"),
+    Index("compute_nodes_by_name", "hypervisor_hostname"),
 )
 
 inventories = sa.Table(
@@ -382,11 +399,13 @@ aggregate_hosts = sa.Table(
     Index("aggregate_hosts_by_host", "host"),
 )
 
-# Broker users of compute hosts, made by `micronova host add`.
+# Broker users of compute hosts, made by `micronova host add`. One that was removed stays: the broker may still know it.
 hosts = sa.Table(
     "hosts",
     metadata,
     Column("name", String(255), primary_key=True),
     Column("cell", String(64), nullable=False, default=""),
+    Column("console_address", String(300), nullable=False, server_default=""),  # ADDRESS:PORT of the host's relay
     Column("created_at", Time, nullable=False),
+    Column("removed_at", Time),
 )

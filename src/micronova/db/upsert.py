@@ -1,6 +1,7 @@
 """INSERT … ON CONFLICT, which SQLAlchemy builds per database although both of ours write it alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,5 +19,18 @@ class PerDialect:
         self._built = {"sqlite": build(sqlite.insert), "postgresql": build(postgresql.insert)}
 
     def on(self, conn: sa.Connection) -> sa.Executable:
-        """Return the statement in the words of the connection's database."""
+        """Return the statement for the connection's database."""
         return self._built[conn.dialect.name]
+
+
+def insert_if_absent(conn: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+    """Insert a row unless it would break a unique constraint; return whether it was inserted.
+
+    It does not let the database raise an error: on PostgreSQL that would end the whole transaction.
+    """
+    return conn.execute(_insert_if_absent(table).on(conn), values).rowcount == 1
+
+
+@cache
+def _insert_if_absent(table: sa.Table) -> PerDialect:
+    return PerDialect(lambda insert: insert(table).on_conflict_do_nothing())

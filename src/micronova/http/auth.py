@@ -5,18 +5,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from micronova.http.context import RequestContext
-from micronova.http.tokens import PREFIX, Claims, TokenVerifier
+from micronova.http.tokens import PREFIX, Claims, TokenVerifier, UnknownKey
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
 
 MISSING = "The request you have made requires authentication: send a token in X-Auth-Token."
 
 
 class NoAuth2:
-    """`noauth2`, for development: the token is `USER:PROJECT`; everybody called admin is one."""
+    """`noauth2`, for development: the token is `USER:PROJECT`, and the user named admin is an administrator."""
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        """Believe whatever the token says."""
+        """Return the caller that the token names, unchecked."""
         if not token:
             raise Unauthorized(MISSING)
         user, _, project = token.partition(":")
@@ -28,15 +28,15 @@ class NoAuth2:
 
 
 class NoTokens:
-    """For services that know their callers otherwise: a token opens nothing."""
+    """For services that authenticate their callers in another way: no token is valid."""
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        """Refuse."""
+        """Raise Unauthorized."""
         raise Unauthorized("This service takes no tokens.")
 
 
 def apply_claims(context: RequestContext, claims: Claims, token: str) -> RequestContext:
-    """Fill a caller from a signed token's claims."""
+    """Return the context with the caller of a signed token."""
     return RequestContext(
         request_id=context.request_id,
         remote_address=context.remote_address,
@@ -56,7 +56,7 @@ def apply_claims(context: RequestContext, claims: Claims, token: str) -> Request
 
 
 class SignedTokens:
-    """Tokens of the embedded identity, verified by signature without asking anybody."""
+    """Tokens of the embedded identity service, verified by their signature without a request."""
 
     def __init__(self, verifier: TokenVerifier, now: Callable[[], float]) -> None:
         self._verifier = verifier
@@ -70,14 +70,14 @@ class SignedTokens:
 
 
 class TokenValidation(Protocol):
-    """Asks an identity service about a token; `micronova.identity.client` has the real one."""
+    """Asks the identity service about a token; implemented in `micronova.clients.identity.client`."""
 
     async def validate(self, token: str) -> dict[str, Any]:
-        """Return the body's `token` object; raise Unauthorized when the service does not know it."""
+        """Return the `token` object of the service's answer; raise Unauthorized for an unknown token."""
 
 
 class KeystoneTokens:
-    """Tokens of any Keystone: asked about once, then remembered for a while."""
+    """Tokens of any Keystone, validated by a request and cached for `remember` seconds."""
 
     def __init__(self, identity: TokenValidation, now: Callable[[], float], *, remember: float = 300.0) -> None:
         self._identity = identity
@@ -86,7 +86,7 @@ class KeystoneTokens:
         self._known: dict[str, tuple[float, RequestContext]] = {}
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        """Ask the identity service, unless it said so a short time ago."""
+        """Return the cached caller, or ask the identity service."""
         if not token:
             raise Unauthorized(MISSING)
         now = self._now()
@@ -106,16 +106,20 @@ class KeystoneTokens:
 
 
 class EitherTokens:
-    """Our own signed tokens at once, any other through the identity service."""
+    """Accepts signed tokens, and any other token that the identity service validates."""
 
     def __init__(self, signed: SignedTokens, other: KeystoneTokens) -> None:
         self._signed = signed
         self._other = other
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        """Choose by the token's form."""
-        chosen = self._signed if token and token.startswith(PREFIX) else self._other
-        return await chosen.authenticate(token, context)
+        """Choose the way by the token's prefix; ask about signed tokens of keys that are not known here."""
+        if token and token.startswith(PREFIX):
+            try:
+                return await self._signed.authenticate(token, context)
+            except UnknownKey:
+                pass  # the identity service has a new key that is not in the settings here
+        return await self._other.authenticate(token, context)
 
 
 def _from_keystone(token: dict[str, Any], text: str) -> RequestContext:

@@ -1,13 +1,13 @@
 """The client of OpenStack services, with two transports: a direct ASGI call in one process, aiohttp otherwise.
 
-A caller does not know which: it says service, method and path, and gets a status and a body. So one client
-serves a real neighbour and an embedded one, and the embedded ones are proved compatible all the time.
+Callers do not know which one they use. So the same client code talks to a real OpenStack service and to an embedded
+one, and every use of an embedded service shows that it is compatible.
 """
 
 import asyncio
 import json
 import urllib.parse
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -23,6 +23,9 @@ from micronova.objects.errors import (
     Unavailable,
 )
 from micronova.telemetry.spans import traceparent
+
+MAX_ANSWER = 64 << 20
+"""Bytes of one answer that are read at most: the ports of a large region fit, endless data does not."""
 
 ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
@@ -45,15 +48,12 @@ class Transport(Protocol):
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
         """Send one request and read the whole answer."""
 
-    def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Send one request and yield the answer's body in pieces; raise when the status is not 200."""
-
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 class ASGITransport:
-    """Calls an ASGI application of this process directly: no socket, no copy through the kernel."""
+    """Calls an ASGI application of this process directly, without a socket."""
 
     def __init__(self, app: ASGIApp, host: str = "in-process") -> None:
         self._app = app
@@ -71,7 +71,7 @@ class ASGITransport:
             "http_version": "1.1",
             "method": method,
             "scheme": "http",
-            "path": urllib.parse.unquote(path),  # as a server hands it over
+            "path": urllib.parse.unquote(path),  # as an HTTP server passes it on
             "raw_path": path.encode(),
             "query_string": query.encode(),
             "root_path": "",
@@ -102,23 +102,20 @@ class ASGITransport:
         await self._app(scope, receive, send)
         return Answer(status, answered, b"".join(parts))
 
-    async def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Yield the whole body as one piece: it is in this process already."""
-        answer = await self.request(method, url, headers, None)
-        raise_for(answer, method, url)
-        yield answer.body
-
     async def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
 
 class HTTPTransport:
     """aiohttp with kept-alive connections; imported when it is first needed."""
 
-    def __init__(self, base: str, *, timeout: float = 60.0, connections: int = 50) -> None:
+    def __init__(
+        self, base: str, *, timeout: float = 60.0, connections: int = 50, max_answer: int = MAX_ANSWER
+    ) -> None:
         self._base = base.rstrip("/")
         self._timeout = timeout
         self._connections = connections
+        self._max_answer = max_answer
         self._session: Any = None
         self._lock = asyncio.Lock()
 
@@ -134,7 +131,7 @@ class HTTPTransport:
             return self._session
 
     async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send one request; a service that cannot be reached is Unavailable."""
+        """Send one request; raise Unavailable if the service cannot be reached or its answer is too large."""
         session = self._session or await self._open()
         import aiohttp
 
@@ -142,22 +139,14 @@ class HTTPTransport:
             async with session.request(
                 method, self._base + url, headers=dict(headers), data=body, allow_redirects=False
             ) as answer:
-                data = await answer.read()
-                return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, data)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}.") from error
-
-    async def stream(self, method: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives."""
-        session = self._session or await self._open()
-        import aiohttp
-
-        try:
-            async with session.request(method, self._base + url, headers=dict(headers)) as answer:
-                if answer.status != 200:
-                    raise_for(Answer(answer.status, {}, await answer.read()), method, url)
-                async for part in answer.content.iter_chunked(1 << 16):
-                    yield part
+                parts, size = [], 0
+                async for part in answer.content.iter_any():  # unpacked, if the service packed it
+                    size += len(part)
+                    if size > self._max_answer:
+                        limit = f"{self._max_answer:,} bytes"
+                        raise Unavailable(f"{self._base} sent more than {limit} in answer to one request.")
+                    parts.append(part)
+                return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(f"{self._base} does not answer: {type(error).__name__}.") from error
 
@@ -173,15 +162,18 @@ _ERRORS: dict[int, type[MicronovaError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    408: Unavailable,
     409: Conflict,
     410: Gone,
     413: Forbidden,
+    425: Unavailable,
+    429: Unavailable,
     503: Unavailable,
 }
 
 
 def error_message(answer: Answer) -> str:
-    """Find the sentence meant for people in any OpenStack service's error body."""
+    """Return the message in the error body of any OpenStack service."""
     try:
         document = json.loads(answer.body)
     except (ValueError, UnicodeDecodeError):
@@ -197,7 +189,7 @@ def error_message(answer: Answer) -> str:
 
 
 def error_type(answer: Answer) -> str:
-    """Return the name that the network service gives an error, "" for others: one status can mean many things."""
+    """Return the network service's name of an error, "" for other services; one status has several errors."""
     try:
         return str(json.loads(answer.body)["NeutronError"]["type"])
     except (ValueError, UnicodeDecodeError, KeyError, TypeError):
@@ -205,7 +197,7 @@ def error_type(answer: Answer) -> str:
 
 
 def raise_for(answer: Answer, method: str, url: str) -> None:
-    """Raise the domain error that the answer's status means, if it is not a success."""
+    """Raise the domain error for the answer's status, unless it is a success."""
     if answer.status < 400:
         return
     kind = _ERRORS.get(answer.status, MicronovaError if answer.status < 500 else Unavailable)
@@ -214,7 +206,7 @@ def raise_for(answer: Answer, method: str, url: str) -> None:
 
 
 class ServiceClient:
-    """One service, reached with one way of getting a token."""
+    """The client of one service, with a function that returns the token to use."""
 
     def __init__(
         self,
@@ -239,7 +231,10 @@ class ServiceClient:
         headers: Mapping[str, str] | None = None,
         ok: tuple[int, ...] = (),
     ) -> Any:
-        """Send a request and return the decoded body; `token` is a user's, without one the service user's is used."""
+        """Send a request and return the decoded body.
+
+        `token` is a user's token; without it the service user's is used. The statuses in `ok` are no errors.
+        """
         data = None if body is None else msgspec.json.encode(body)
         for attempt in (1, 2):
             sent = {
@@ -252,7 +247,7 @@ class ServiceClient:
                 sent.setdefault("content-type", "application/json")
             answer = await self._transport.request(method, self._prefix + path, sent, data)
             if answer.status == 401 and token is None and attempt == 1 and self._renew is not None:
-                self._renew()  # our own token ran out or was revoked: get another, once
+                self._renew()  # the service user's token has expired or was revoked: get a new one, once
                 continue
             break
         if answer.status in ok:
@@ -260,12 +255,8 @@ class ServiceClient:
         raise_for(answer, method, path)
         return answer.json()
 
-    def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """Download a body in pieces."""
-        return self._transport.stream("GET", self._prefix + path, {**_trace(), **headers})
-
 
 def _trace() -> dict[str, str]:
-    """The header that lets a service go on with the trace of now, if there is one."""
+    """Return the header with which the service continues the current trace, if there is one."""
     parent = traceparent()
     return {"traceparent": parent} if parent else {}

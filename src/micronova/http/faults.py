@@ -1,12 +1,11 @@
-"""Errors on the wire: domain errors to HTTP status, and to the body that each service's clients parse."""
+"""The HTTP status of each domain error, and the error bodies that each service's clients parse."""
 
 from collections.abc import Callable
 from typing import Any
 
 from micronova.objects import errors
 
-# The one place that knows HTTP statuses. Looked up along the class hierarchy, so that a new error needs an entry
-# only when its status differs from its parent's.
+# Looked up along the class hierarchy: a new error needs an entry only if its status differs from its parent's.
 STATUS: dict[type[errors.MicronovaError], int] = {
     errors.Invalid: 400,
     errors.Unauthorized: 401,
@@ -14,9 +13,11 @@ STATUS: dict[type[errors.MicronovaError], int] = {
     errors.NotFound: 404,
     errors.MethodNotAllowed: 405,
     errors.NotAcceptable: 406,
+    errors.RequestTimeout: 408,
     errors.Conflict: 409,
     errors.Stale: 409,
     errors.Gone: 410,
+    errors.PreconditionFailed: 412,
     errors.TooLarge: 413,
     errors.UnsupportedMediaType: 415,
     errors.NotSupported: 501,
@@ -47,10 +48,7 @@ INTERNAL = "Unexpected API Error. The request id of this answer leads to the rea
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status for an error; anything that is not ours is a 500."""
-    explicit = getattr(error, "http_status", None)
-    if explicit:
-        return int(explicit)
+    """Return the HTTP status for an error, 500 for one that is not ours."""
     for cls in type(error).__mro__:
         if cls in STATUS:
             return STATUS[cls]
@@ -58,7 +56,7 @@ def status_of(error: BaseException) -> int:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what may be told to the caller: our own words, never the inside of an unexpected failure."""
+    """Return the message for the caller; an unexpected error's own message is never shown."""
     if isinstance(error, errors.OperationFailed) or (
         isinstance(error, errors.MicronovaError) and status_of(error) != 500
     ):
@@ -84,21 +82,21 @@ _COMPUTE_KEYS = {
 
 
 def compute_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
-    """The body that compute clients read: one key that names the fault."""
+    """Return the body that compute clients parse: one key that names the fault."""
     return {_COMPUTE_KEYS.get(status, "computeFault"): {"code": status, "message": message}}
 
 
 def identity_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
-    """The body that identity clients read."""
+    """Return the body that identity clients parse."""
     return {"error": {"code": status, "message": message, "title": TITLES.get(status, "Error")}}
 
 
 def image_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
-    """The body that image clients read."""
+    """Return the body that image clients parse."""
     return {"message": message, "code": f"{status} {TITLES.get(status, 'Error')}", "title": TITLES.get(status, "Error")}
 
 
 def network_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
-    """The body that network clients read; `type` is what they dispatch on."""
+    """Return the body that network clients parse; they distinguish errors by `type`."""
     kind = getattr(error, "details", {}).get("type") or type(error).__name__
     return {"NeutronError": {"type": kind, "message": message, "detail": ""}}

@@ -1,8 +1,9 @@
-"""What a compute host proves itself with to other services, without a password of the cloud's.
+"""Keys with which a compute host authenticates itself to other services, without a shared password.
 
-Conductors, the embedded network service and the metadata service share one key. A conductor, which knows by the
-broker who asks, writes for a host a *ticket* (it stands for a token at the routes that are for hosts) and a *metadata
-key*. Both are bound to the host's name and to the moment they run out; neither tells anything about the shared key.
+Conductors, the embedded network service and the metadata service share one secret. A conductor knows from the broker
+which host asks, and issues two keys to it: a *ticket*, which replaces a token at the routes that are for hosts, and a
+*metadata key*, with which the host's proxy signs requests of guests. Both hold for one host name and until an expiry
+time; neither reveals the shared secret.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from micronova.http.context import RequestContext
 from micronova.http.tickets import Tickets
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized, Unavailable
 from micronova.objects.host_keys import HostKeys
 
@@ -27,22 +28,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LIFETIME = 900.0  # seconds: how long a host that was thrown out of the cloud still has what it got
-AGAIN = 10.0  # seconds before keys are asked for again, however often they are refused or cannot be had
-PREFIX = "mnh1."  # of a host's ticket, as tokens have theirs
+LIFETIME = 900.0  # seconds for which a host that was removed from the cloud can still use its keys
+RETRY_INTERVAL = 10.0  # least seconds between two requests for keys, also when services refuse them
+PREFIX = "mnh1."  # of a host's ticket; tokens have another
 HOST_HEADER = "x-metadata-host"
 EXPIRY_HEADER = "x-metadata-key-expires"
 _LONGEST = 2048
 
 
 class HostKeyring:
-    """Makes the keys of hosts, and knows them again."""
+    """Issues and verifies the keys of hosts."""
 
     def __init__(self, key: bytes) -> None:
         self._tickets = Tickets(key)
 
     def issue(self, host: str, now: float, lifetime: float = LIFETIME) -> HostKeys:
-        """Make a host's keys."""
+        """Return new keys for a host."""
         expires_at = int(now + lifetime)
         name = base64.urlsafe_b64encode(host.encode()).decode().rstrip("=")
         return HostKeys(
@@ -53,7 +54,7 @@ class HostKeyring:
         )
 
     def host_of(self, ticket: str, now: float) -> str:
-        """Return the host whose ticket this is; raise Unauthorized when it is forged or has run out."""
+        """Return the host of a ticket; raise Unauthorized if it is forged or has expired."""
         name, _, rest = ticket.removeprefix(PREFIX).partition(".")
         try:
             if len(ticket) > _LONGEST:
@@ -68,7 +69,7 @@ class HostKeyring:
         return host
 
     def metadata_key(self, host: str, expires_at: int) -> str:
-        """Return the key with which a host signs for its guests until a moment."""
+        """Return the key with which a host signs requests of its guests until `expires_at`."""
         return self._tickets.issue(f"metadata\n{host}", expires_at)
 
 
@@ -77,13 +78,13 @@ def _network(host: str) -> str:
 
 
 def sign_metadata(key: str, host: str, instance_id: str, project_id: str, address: str) -> str:
-    """Return what proves that a host's metadata proxy said this about a guest."""
+    """Return the signature of a host's metadata proxy for a request of a guest."""
     said = "\n".join((host, instance_id, project_id, address))
     return hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()
 
 
 class HostTickets:
-    """An authenticator: a host by its ticket, everybody else as before."""
+    """Authenticates a host by its ticket, and all others with another authenticator."""
 
     def __init__(self, keyring: HostKeyring, others: "Authenticator", now: Callable[[], float]) -> None:
         self._keyring = keyring
@@ -91,14 +92,14 @@ class HostTickets:
         self._now = now
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        """Choose by the token's form."""
+        """Choose the way by the token's prefix."""
         if token is None or not token.startswith(PREFIX):
             return await self._others.authenticate(token, context)
         return msgspec.structs.replace(context, host=self._keyring.host_of(token, self._now()))
 
 
 class HeldKeys:
-    """The keys of this host: got from a conductor, renewed long before they run out.
+    """The keys of this host: fetched from a conductor, and renewed long before they expire.
 
     For a `ServiceClient`: `ServiceClient(transport, keys.ticket, renew=keys.forget)`.
     """
@@ -112,11 +113,11 @@ class HeldKeys:
         self._got_at = self._renew_at = self._good_until = 0.0
 
     async def ticket(self) -> str:
-        """Return what stands for a token."""
+        """Return the ticket, which replaces a token."""
         return (await self._get()).ticket
 
     async def vouch(self, instance_id: str, project_id: str, address: str) -> dict[str, str]:
-        """Return the headers that tell the metadata service which guest asks, and prove it."""
+        """Return the signed headers that tell the metadata service which guest asks."""
         keys = await self._get()
         return {
             "x-instance-id": instance_id,
@@ -128,13 +129,13 @@ class HeldKeys:
         }
 
     def forget(self) -> None:
-        """Do not use the present keys any more, unless they are new: a service refused them."""
-        if self._now() >= self._got_at + AGAIN:
+        """Drop the keys after a service refused them, unless they are new."""
+        if self._now() >= self._got_at + RETRY_INTERVAL:
             self._keys = None
 
     async def _get(self) -> HostKeys:
         now = self._now()
-        # While somebody renews keys that are still good, the others go on with them.
+        # While one task renews keys that are still valid, other tasks use them.
         if self._keys is not None and now < self._good_until and (now < self._renew_at or self._lock.locked()):
             return self._keys
         async with self._lock:
@@ -149,9 +150,9 @@ class HeldKeys:
         except Unavailable as error:
             if self._keys is None or self._now() >= self._good_until:
                 raise
-            log.warning("the keys of host %s are not renewed yet: %s", self._host, error)
-            self._renew_at = self._now() + AGAIN
+            log.warning("Cannot renew the keys of host %s, will retry: %s", self._host, error)
+            self._renew_at = self._now() + RETRY_INTERVAL
             return
         self._keys, self._got_at = keys, self._now()
-        # A third: conductors may be away for some minutes, and the host works on.
+        # After a third of the lifetime: the host works on while conductors are unreachable for some minutes.
         self._renew_at, self._good_until = self._got_at + keys.lifetime / 3, self._got_at + keys.lifetime

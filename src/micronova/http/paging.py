@@ -1,9 +1,11 @@
-"""Paging and links, alike in all services."""
+"""Links to pages, and times, as all services write and read them."""
 
 import functools
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+
+from micronova.objects.clock import micros
 
 
 def next_link(url: str, query: Mapping[str, Sequence[str]], marker: str, limit: int | None = None) -> str:
@@ -17,17 +19,26 @@ def next_link(url: str, query: Mapping[str, Sequence[str]], marker: str, limit: 
     return f"{url}?{urllib.parse.urlencode(pairs)}"
 
 
-def iso(micros: int | None) -> str | None:
-    """Return a time as OpenStack writes it: 2026-11-15T12:00:00Z."""
-    return None if micros is None else _second(micros // 1_000_000) + "Z"
+def iso(time: int | None) -> str | None:
+    """Return a time in microseconds as OpenStack writes it: 2026-11-15T12:00:00Z."""
+    return None if time is None else _second(time // 1_000_000) + "Z"
 
 
-def iso_micros(micros: int | None) -> str | None:
-    """Return a time as OpenStack's older resources write it: 2026-11-15T12:00:00.000000."""
-    return None if micros is None else f"{_second(micros // 1_000_000)}.{micros % 1_000_000:06d}"
+def iso_micros(time: int | None) -> str | None:
+    """Return a time in microseconds as OpenStack's older resources write it: 2026-11-15T12:00:00.000000."""
+    return None if time is None else f"{_second(time // 1_000_000)}.{time % 1_000_000:06d}"
+
+
+def parse_iso(text: str) -> int:
+    """Return an ISO 8601 time in microseconds; a time without a zone is UTC. Raise ValueError."""
+    moment = datetime.fromisoformat(text)
+    try:
+        return micros((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+    except OverflowError as error:
+        raise ValueError(str(error)) from None
 
 
 @functools.lru_cache(maxsize=8192)
 def _second(seconds: int) -> str:
-    """Write a second; lists have few different ones."""
+    """Return a time in seconds as text. It is cached: the rows of a list share few different seconds."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

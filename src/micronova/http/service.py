@@ -1,8 +1,7 @@
-"""An HTTP service from declarations: routes as data in, an ASGI application out.
+"""An HTTP service made from declarations: routes as data in, an ASGI application out.
 
-Every OpenStack service of ours is a list of `Route`s. Routing, microversion negotiation, validation, policy,
-error bodies and the table that the isolation tests walk all follow from the list. The pipeline that a request
-passes is the one visible function `Service.handle`.
+Each of our OpenStack services is a list of `Route`s. Routing, microversion negotiation, validation, policy, error
+bodies and the isolation tests follow from the list. `Service.handle` shows the whole pipeline of a request.
 """
 
 import asyncio
@@ -11,71 +10,81 @@ import secrets
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import falcon
 import falcon.asgi
 import msgspec
 
 from micronova.http import validation
-from micronova.http.context import RequestContext
 from micronova.http.faults import FaultBody, message_of, status_of
 from micronova.http.request import Request, Response
 from micronova.http.versions import Range, Versions
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import (
     Forbidden,
     Invalid,
     MethodNotAllowed,
     MicronovaError,
     NotFound,
+    RequestTimeout,
     TooLarge,
     Unauthorized,
     UnsupportedMediaType,
+    resource_exhausted,
 )
 
 log = logging.getLogger(__name__)
 
 Handler = Callable[..., Awaitable[Any]]
 
+AUTHENTICATED: Final = ""  # instead of a policy rule: everybody with a valid token
+
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One operation of a service, declared."""
+    """The declaration of one route: a method, a path, and for actions the key of the body."""
 
     method: str
     path: str  # below the service's version prefix, e.g. /servers/{id}
     handler: Handler  # async def handler(request, **path parameters) -> body | Response
-    policy: str | None  # the rule's name; None only for what everybody may read (version documents, log-in)
+    policy: str | None  # the rule's name, or AUTHENTICATED; None if no token is needed (version documents, log-in)
     status: int = 200
     versions: Range = Range()
     body: Any = None  # the type of the request's body
     query: Any = None  # the type of the query string
     strict_query: Range | None = None  # versions at which unknown query parameters are refused
     action: str | None = None  # the body's only key, where several actions share one path
-    checks_policy: bool = False  # the handler itself authorises, against the thing that it loads
+    checks_policy: bool = False  # the handler authorises, after it has loaded what the request is about
     raw_body: bool = False  # the handler reads the stream itself (uploads)
-    takes_ticket: bool = False  # a signed ?ticket= may stand for a token: the handler verifies it
-    for_hosts: bool = False  # compute hosts may come with their own ticket: the handler asks `authorize_host`
+    takes_ticket: bool = False  # a signed ?ticket= may replace the token; the handler verifies it
+    for_hosts: bool = False  # a compute host's ticket may replace the token; the handler calls `authorize_host`
     name: str = ""  # a stable name for metrics and documents; "" = method and path
 
     @property
     def label(self) -> str:
-        """How logs, metrics and tests call this route."""
+        """The route's name in logs, metrics and tests."""
         return self.name or f"{self.method} {self.path}" + (f" {self.action}" if self.action else "")
 
 
 class Policy(Protocol):
-    """What decides who may do what."""
+    """Decides who may do what."""
+
+    def is_admin(self, context: RequestContext) -> bool:
+        """Return whether the caller is an administrator."""
 
     def enforce(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None) -> None:
         """Raise Forbidden unless the caller may."""
 
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None) -> bool:
-        """Say whether the caller may."""
+        """Return whether the caller may."""
+
+    def check_scope(self, rule: str, context: RequestContext) -> None:
+        """Raise Forbidden if the rule takes no tokens with the scope of the caller's."""
 
 
 class Authenticator(Protocol):
-    """What turns a token into a caller."""
+    """Turns a token into a caller."""
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
         """Return the context with the caller filled in; raise Unauthorized."""
@@ -90,7 +99,7 @@ class Observer(Protocol):
 
 
 class Service:
-    """A set of routes with what they share; `app` is the ASGI application."""
+    """Routes and what they have in common; `app` is the ASGI application."""
 
     def __init__(
         self,
@@ -134,7 +143,7 @@ class Service:
     async def handle(
         self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response, params: dict[str, str]
     ) -> None:
-        """The pipeline, in order: request id, microversion, authentication, route, input, policy, handler, faults."""
+        """Answer a request: request id, microversion, authentication, route, input, policy, handler, faults."""
         request = Request(self, http, params)
         request_id = f"req-{_request_uuid()}"
         for name in self.request_id_headers:
@@ -146,20 +155,21 @@ class Service:
         )
         seen = self.observer.begin(request) if self.observer else None
         try:
-            request.relaxed = http.scope.get("micronova.relaxed", False)
+            request.is_v2 = http.scope.get("micronova.is_v2", False)
             if self.versions is not None:
                 self._negotiate(request, http, answer)
             ticket = routes[0].takes_ticket and http.get_param("ticket") is not None
             if not ticket and any(route.policy is not None for route in routes):
-                request.context = await self.authenticator.authenticate(
-                    http.get_header("x-auth-token"), request.context
+                caller = await self.authenticator.authenticate(http.get_header("x-auth-token"), request.context)
+                request.context = (
+                    msgspec.structs.replace(caller, is_admin=True) if self.policy.is_admin(caller) else caller
                 )
                 self._check_project(request, http)
                 if request.context.host and not all(route.for_hosts for route in routes):
-                    raise Forbidden("The ticket of a host opens only what is for hosts.")
+                    raise Forbidden("A host's ticket is not valid for this request.")
             await self._run(routes, request, http, answer)
         except Exception as error:
-            self._fault(request, answer, error)
+            self._fault(request, answer, resource_exhausted(error) or error)
         finally:
             if self.observer:
                 self.observer.end(seen, request, answer.status_code)
@@ -167,7 +177,7 @@ class Service:
     def _negotiate(self, request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response) -> None:
         versions = self.versions
         assert versions is not None
-        if request.relaxed:  # /v2: no microversions
+        if request.is_v2:  # /v2: no microversions
             request.minor = versions.least
             return
         legacy = http.get_header(versions.legacy_header) if versions.legacy_header else None
@@ -205,14 +215,16 @@ class Service:
         if route.body is not None:
             if raw:
                 self._check_media_type(http)
-            request.body = validation.body(raw, route.body, request.minor, request.relaxed)
-        if route.policy is None or route.policy == "":
+            request.body = validation.body(raw, route.body, request.minor, request.is_v2)
+        if route.policy is None or route.policy == AUTHENTICATED:
             request.authorized = True
-        elif not route.checks_policy:
-            request.authorize()
+        else:
+            self.policy.check_scope(route.policy, request.context)
+            if not route.checks_policy:
+                request.authorize()
         result = await route.handler(request, **request.params)
         if not request.authorized:
-            raise AssertionError(f"{route.label} answered without asking policy")
+            raise AssertionError(f"The handler of {route.label} did not check policy")
         self._answer(route, answer, result)
 
     def _choose_action(self, routes: "Sequence[Route]", raw: bytes) -> "tuple[Route, bytes]":
@@ -248,9 +260,7 @@ class Service:
                     else (await http.stream.read(self.max_body + 1))
                 )
         except TimeoutError:
-            error = Invalid(f"The body did not arrive within {self.body_timeout:g} seconds.")
-            error.http_status = 408  # type: ignore[attr-defined]
-            raise error from None
+            raise RequestTimeout(f"The body did not arrive within {self.body_timeout:g} seconds.") from None
         if len(data) > self.max_body:
             raise TooLarge(f"Request is too large: a body may have {self.max_body} bytes.")
         return bytes(data)
@@ -274,16 +284,17 @@ class Service:
 
     def _fault(self, request: Request, answer: falcon.asgi.Response, error: Exception) -> None:
         status = status_of(error)
-        if status == 500:
+        cause = error if status == 500 else error.__cause__ if status == 503 else None
+        if cause is not None:
             log.error(
                 "%s %s failed (%s)",
                 request.falcon.method,
                 request.falcon.path,
                 request.context.request_id,
-                exc_info=error,
+                exc_info=cause,
             )
         if status == 408:
-            answer.set_header("connection", "close")  # or the rest of the body could go on trickling
+            answer.set_header("connection", "close")  # the client may still be sending the body
         if isinstance(error, Unauthorized):
             answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
         self._write_fault(answer, status, error)
@@ -294,13 +305,15 @@ class Service:
         answer.content_type = "application/json"
         answer.data = _encode(self.fault_body(status, message_of(error), error))
 
-    async def _no_route(self, req: falcon.asgi.Request, resp: falcon.asgi.Response | None, **_: Any) -> None:
+    async def _no_route(
+        self, req: falcon.asgi.Request, resp: falcon.asgi.Response | None, **_: Any
+    ) -> None:  # Falcon's names
         raise NotFound("The resource could not be found.")
 
     async def _unrouted(
         self, http: falcon.asgi.Request, answer: falcon.asgi.Response, error: Any, params: dict[str, str]
     ) -> None:
-        """Turn what happened before a route was found (unknown path, wrong method, broken encoding) into a fault."""
+        """Answer a request that reached no route: unknown path, wrong method, broken encoding."""
         if "x-openstack-request-id" not in answer.headers:
             answer.set_header("x-openstack-request-id", f"req-{_request_uuid()}")
         if isinstance(error, falcon.HTTPMethodNotAllowed):
@@ -308,10 +321,8 @@ class Service:
         elif isinstance(error, falcon.HTTPNotFound):
             error = NotFound("The resource could not be found.")
         elif isinstance(error, falcon.HTTPError):
-            status = int(error.status_code)
-            wrapped = MicronovaError(error.description or error.title or "Bad request")
-            wrapped.http_status = status  # type: ignore[attr-defined]
-            error = wrapped if status == 500 else Invalid(wrapped.message)
+            wrong = error.description or error.title or "Bad request"
+            error = MicronovaError(wrong) if int(error.status_code) == 500 else Invalid(wrong)
         elif not isinstance(error, MicronovaError):
             log.error("%s %s failed", http.method, http.path, exc_info=error)
         self._write_fault(answer, status_of(error), error)
@@ -320,9 +331,7 @@ class Service:
         """Return the URL of this service as the caller sees it, version prefix included."""
         if self.public_url:
             return f"{self.public_url}{self.mount}{self.prefix}"
-        scheme = http.get_header("x-forwarded-proto") or http.scheme
-        host = http.get_header("x-forwarded-host") or http.get_header("host") or "localhost"
-        return f"{scheme}://{host}{self.mount}{self.prefix}"
+        return f"{http.scheme}://{http.get_header('host') or 'localhost'}{self.mount}{self.prefix}"
 
     def identity_url(self, http: falcon.asgi.Request) -> str:
         """Return where to get a token, for the WWW-Authenticate header."""
@@ -343,25 +352,25 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 def _traceparent(http: falcon.asgi.Request) -> str:
-    """Return the caller's span (W3C trace context), which has just one length; it is stored and sent on."""
+    """Return the caller's span (W3C trace context) if it has the right length; it is stored and sent on."""
     given = http.get_header("traceparent") or ""
     return given if len(given) == 55 else ""
 
 
-_pool = b""
+_random_bytes = b""
 
 
 def _request_uuid() -> str:
-    """Make the id of a request out of a pool of chance: asking the kernel each time would cost two thread switches."""
-    global _pool
-    if len(_pool) < 16:
-        _pool = secrets.token_bytes(4096)
-    text, _pool = _pool[:16].hex(), _pool[16:]
+    """Return a random uuid from a buffer of random bytes, because a system call per request costs thread switches."""
+    global _random_bytes
+    if len(_random_bytes) < 16:
+        _random_bytes = secrets.token_bytes(4096)
+    text, _random_bytes = _random_bytes[:16].hex(), _random_bytes[16:]
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-a{text[17:20]}-{text[20:]}"
 
 
 def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
-    """Parse the query string: every value of every name, blanks kept."""
+    """Return all values of each name in the query string, empty ones too."""
     text = http.query_string
     if not text:
         return {}
@@ -376,7 +385,7 @@ def parse_query(http: falcon.asgi.Request) -> Mapping[str, list[str]]:
 
 
 class _Resource:
-    """What Falcon routes to: one path of a service with all its methods."""
+    """One path of a service with its methods, as Falcon wants it."""
 
     def __init__(self, service: Service, routes: "list[Route]") -> None:
         for method in dict.fromkeys(route.method for route in routes):
@@ -385,7 +394,7 @@ class _Resource:
 
     @staticmethod
     def _responder(service: Service, routes: "list[Route]") -> Handler:
-        async def respond(req: falcon.asgi.Request, resp: falcon.asgi.Response, **params: str) -> None:
-            await service.handle(routes, req, resp, params)
+        async def respond(http: falcon.asgi.Request, answer: falcon.asgi.Response, **params: str) -> None:
+            await service.handle(routes, http, answer, params)
 
         return respond

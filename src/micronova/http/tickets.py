@@ -1,7 +1,7 @@
-"""Signed tickets: leave to fetch one thing for a short time, without a token.
+"""Signed tickets: permission to fetch one thing for a short time, without a token.
 
-Whoever has the key can write a ticket, and the service that shares it can check one; who carries it needs
-neither. A ticket is bound to its subject (say, an image) and to the moment it runs out: `EXPIRY.SIGNATURE`.
+One service issues a ticket and another verifies it with the same key; the bearer has no key. A ticket is valid for
+one subject (an image, for example) until its expiry time. Its form is `EXPIRY.SIGNATURE`.
 """
 
 import base64
@@ -16,7 +16,7 @@ _LEAST_KEY = 16
 
 
 class Tickets:
-    """Writes and checks tickets with one shared key (HMAC-SHA-256)."""
+    """Issues and verifies tickets with one shared key (HMAC-SHA-256)."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) < _LEAST_KEY:
@@ -24,12 +24,12 @@ class Tickets:
         self._key = key
 
     def issue(self, subject: str, expires_at: float) -> str:
-        """Return a ticket for the subject that is good until `expires_at` (seconds since the epoch)."""
+        """Return a ticket for the subject that is valid until `expires_at` (seconds since 1970, UTC)."""
         expiry = int(expires_at)
         return f"{expiry}.{self._sign(subject, expiry)}"
 
     def verify(self, ticket: str, subject: str, now: float) -> None:
-        """Raise Unauthorized unless the ticket is genuine, for this subject, and still good."""
+        """Raise Unauthorized unless the ticket is genuine, for this subject, and not expired."""
         found = _FORM.fullmatch(ticket)
         if not found or not hmac.compare_digest(found[2], self._sign(subject, int(found[1]))):
             raise Unauthorized("The ticket is not valid for this.")

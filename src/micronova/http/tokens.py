@@ -1,12 +1,17 @@
-"""Signed tokens: what the embedded identity issues and any of our services can check without asking anybody.
+"""Signed tokens: the embedded identity service issues them, and our services verify them without a request to it.
 
-A token is `mn1.` + base64url(claims in MessagePack + Ed25519 signature). It is verified by signature and expiry;
-revocation is a small set of audit ids and of "everything of this user/project issued before" marks, which lives in
-memory and is fed by whoever revokes.
+A token is `mn1.` + base64url(claims in MessagePack + Ed25519 signature). It is verified by signature and expiry. Its
+claims name the key that signed it, so that keys can be exchanged: a new key is known to all verifiers before it signs,
+and an old one is accepted until the tokens that it signed have expired.
+
+Revocations are kept in memory: audit ids of single tokens, and for a user or project a time up to which all its tokens
+are void. Whoever revokes a token feeds them.
 """
 
 import base64
 import binascii
+import hashlib
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from cryptography.exceptions import InvalidSignature
@@ -20,7 +25,7 @@ _SIGNATURE = 64
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a token says. Array-like: the order of fields is the format; add only at the end, with defaults."""
+    """The content of a token. The order of the fields is the format: add fields only at the end, with defaults."""
 
     user_id: str
     user_name: str
@@ -36,30 +41,81 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     system: bool = False
     roles: tuple[tuple[str, str], ...] = ()  # (id, name)
     application_credential_id: str | None = None
-    restricted: bool = False  # an application credential that may not make others
+    restricted: bool = False  # by an application credential that may not create others
+    key_id: str = ""  # of the key that signed the token; "" in tokens of 0.2 and older
+
+
+class TokenKey(msgspec.Struct, frozen=True):
+    """A private key (32 bytes) and the time from which it signs tokens, until that of the next key."""
+
+    private: bytes
+    since: float = 0.0
+
+    @property
+    def public(self) -> bytes:
+        """The key that verifiers need (32 bytes)."""
+        key = Ed25519PrivateKey.from_private_bytes(self.private)
+        return key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+    @staticmethod
+    def generate() -> bytes:
+        """Make a new private key."""
+        return Ed25519PrivateKey.generate().private_bytes(
+            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+        )
+
+
+def in_use(keys: Iterable[TokenKey], now: float, lifetime: float) -> list[TokenKey]:
+    """Return the keys, the oldest first, without those whose tokens have all expired."""
+    ordered = sorted(keys, key=lambda key: key.since)
+    following = [key.since for key in ordered[1:]]
+    old = sum(1 for since in following if since + lifetime < now)
+    return ordered[old:]
+
+
+def key_id(public_key: bytes) -> str:
+    """Return the name of a key in tokens."""
+    return hashlib.sha256(public_key).hexdigest()[:16]
+
+
+class UnknownKey(Unauthorized):
+    """The token is signed by a key that this verifier does not know; the identity service may know it."""
 
 
 class Revocations:
-    """What is no longer good although its signature is."""
+    """Tokens that are void although their signature is valid."""
 
     def __init__(self) -> None:
         self._audit_ids: dict[str, float] = {}  # audit id -> when the token would have expired anyway
-        self._marks: dict[str, float] = {}  # "user:ID", "project:ID", … -> everything issued up to then is void
+        # "user:ID", "project:ID", … -> everything issued up to the first time is void, and has expired at the second
+        self._marks: dict[str, tuple[float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._audit_ids) + len(self._marks)
 
     def revoke(self, audit_id: str, expires_at: float) -> None:
-        """Void one token (and those made from it)."""
+        """Revoke one token, and those made from it."""
         self._audit_ids[audit_id] = expires_at
 
-    def revoke_all(self, subject: str, until: float) -> None:
-        """Void every token of a subject that was issued up to a moment.
+    def revoke_all(self, subject: str, until: float, expires_at: float) -> None:
+        """Revoke every token of a subject that was issued up to a time; `expires_at` is when the last of them expires.
 
         Subjects: `user:ID`, `project:ID`, `credential:ID`, `domain:ID` (of its users and for its projects),
         `grant:USER:SCOPE` (a user's tokens for one project, one domain or `system`).
         """
-        self._marks[subject] = max(until, self._marks.get(subject, 0.0))
+        known = self._marks.get(subject, (0.0, 0.0))
+        self._marks[subject] = (max(until, known[0]), max(expires_at, known[1]))
+
+    def record(self, subject: str, at: float, expires_at: float) -> None:
+        """Record a revocation as the identity service lists it; the subject `audit:ID` is one token."""
+        kind, _, key = subject.partition(":")
+        if kind == "audit":
+            self.revoke(key, expires_at)
+        else:
+            self.revoke_all(subject, at, expires_at)
 
     def covers(self, claims: Claims) -> bool:
-        """Say whether the token is revoked."""
+        """Return whether the token is revoked."""
         if any(audit_id in self._audit_ids for audit_id in claims.audit_ids):
             return True
         if not self._marks:
@@ -73,23 +129,27 @@ class Revocations:
             f"domain:{claims.user_domain_id}",
             f"domain:{claims.project_domain_id or claims.domain_id}",
         )
-        return any(claims.issued_at <= self._marks.get(subject, 0.0) for subject in subjects)
+        return any(claims.issued_at <= self._marks.get(subject, (0.0, 0.0))[0] for subject in subjects)
 
-    def forget_expired(self, now: float, lifetime: float | None = None) -> None:
-        """Drop entries about tokens that have run out by themselves; no token lives longer than `lifetime`."""
+    def forget_expired(self, now: float) -> None:
+        """Drop entries about tokens that have expired."""
         self._audit_ids = {key: until for key, until in self._audit_ids.items() if until > now}
-        if lifetime is not None:
-            self._marks = {key: at for key, at in self._marks.items() if at + lifetime > now}
+        self._marks = {key: times for key, times in self._marks.items() if times[1] > now}
 
 
 class TokenVerifier:
-    """Checks tokens with the public key alone; verified ones are remembered."""
+    """Verifies tokens with the public keys alone, and caches the verified ones."""
 
-    def __init__(self, public_key: bytes, revocations: Revocations, remember: int = 4096) -> None:
-        self._key = Ed25519PublicKey.from_public_bytes(public_key)
+    def __init__(self, public_keys: Iterable[bytes], revocations: Revocations, remember: int = 4096) -> None:
         self.revocations = revocations
         self._remember = remember
         self._known: dict[str, Claims] = {}
+        self.use(public_keys)
+
+    def use(self, public_keys: Iterable[bytes]) -> None:
+        """Verify tokens with these keys from now on."""
+        self._keys = {key_id(key): Ed25519PublicKey.from_public_bytes(key) for key in public_keys}
+        self._known.clear()
 
     def verify(self, token: str, now: float, *, allow_expired: bool = False) -> Claims:
         """Return the token's claims; raise Unauthorized when it is forged, expired or revoked."""
@@ -110,31 +170,36 @@ class TokenVerifier:
         try:
             data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             payload, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
-            self._key.verify(signature, payload)
-            return msgspec.msgpack.decode(payload, type=Claims)
-        except (InvalidSignature, binascii.Error, ValueError, msgspec.MsgspecError):
+            claims = msgspec.msgpack.decode(payload, type=Claims)
+        except (binascii.Error, ValueError, msgspec.MsgspecError):
             raise Unauthorized("The token is not valid.") from None
+        if claims.key_id and claims.key_id not in self._keys:
+            raise UnknownKey("The token is signed by a key that is not known, or not any more; ask for a new one.")
+        for key in [self._keys[claims.key_id]] if claims.key_id else self._keys.values():
+            try:
+                key.verify(signature, payload)
+            except InvalidSignature:
+                continue
+            return claims
+        raise Unauthorized("The token is not valid.")
 
 
 class TokenSigner:
-    """Makes tokens; only the identity service has the private key."""
+    """Makes tokens; only the identity service has the private keys."""
 
-    def __init__(self, private_key: bytes) -> None:
-        self._key = Ed25519PrivateKey.from_private_bytes(private_key)
+    def __init__(self, keys: Sequence[TokenKey]) -> None:
+        self.use(keys)
 
-    @staticmethod
-    def generate() -> bytes:
-        """Make a new private key (32 bytes)."""
-        return Ed25519PrivateKey.generate().private_bytes(
-            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-        )
-
-    @property
-    def public_key(self) -> bytes:
-        """The key that verifiers need (32 bytes)."""
-        return self._key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    def use(self, keys: Sequence[TokenKey]) -> None:
+        """Sign with these keys from now on, each from its time."""
+        self._keys = [
+            (key.since, key_id(key.public), Ed25519PrivateKey.from_private_bytes(key.private))
+            for key in sorted(keys, key=lambda key: key.since)
+        ]
 
     def sign(self, claims: Claims) -> str:
-        """Return the token that says this."""
-        payload = msgspec.msgpack.encode(claims)
-        return PREFIX + base64.urlsafe_b64encode(payload + self._key.sign(payload)).decode().rstrip("=")
+        """Return a token with these claims, signed by the newest key that was to sign when it was issued."""
+        signing = [key for key in self._keys if key[0] <= claims.issued_at] or self._keys[:1]
+        _, id, private = signing[-1]
+        payload = msgspec.msgpack.encode(msgspec.structs.replace(claims, key_id=id))
+        return PREFIX + base64.urlsafe_b64encode(payload + private.sign(payload)).decode().rstrip("=")

@@ -12,21 +12,21 @@ import msgspec
 from micronova.http.versions import Range
 from micronova.objects.errors import Invalid
 
-# A struct may have a class attribute `versions = {"field": since(52), …}` (names as on the wire): the field may be
-# sent only at these microversions.
+# A struct may have a class attribute `versions = {"field": since(52), …}`, with names as clients send them: the field
+# is accepted only at these microversions.
+
+# An escaped U+0000, which no database stores. An escaped backslash before u0000 is another text.
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # written out, and not a backslash before u0000; no database keeps it
-
-
-def body(raw: bytes, kind: Any, minor: int, relaxed: bool = False) -> Any:
-    """Decode and check a request body; `relaxed` (the /v2 API) ignores what it does not know."""
+def body(raw: bytes, kind: Any, minor: int, ignore_unknown: bool = False) -> Any:
+    """Decode and check a request body; `ignore_unknown` (the /v2 API) ignores unknown fields."""
     if not raw:
         raw = b"null"
     if b"\\u0000" in raw and _NUL.search(raw):
         raise Invalid("Malformed request body: a text must not have the character U+0000.")
     try:
-        if relaxed:
+        if ignore_unknown:
             value = msgspec.convert(_known_only(msgspec.json.decode(raw), kind), kind)
         else:
             value = _decoder(kind).decode(raw)
@@ -34,7 +34,7 @@ def body(raw: bytes, kind: Any, minor: int, relaxed: bool = False) -> Any:
         raise Invalid(_explain(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Invalid(malformed(error)) from None
-    if not relaxed:
+    if not ignore_unknown:
         check_versions(value, minor)
     return value
 
@@ -62,14 +62,14 @@ def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) 
 
 
 def malformed(error: Exception) -> str:
-    """Say why a body could not be read at all."""
+    """Return the message for a body that cannot be decoded."""
     if isinstance(error, RecursionError):
         return "Malformed request body: it is nested too deeply."
     return f"Malformed request body: it must be JSON in UTF-8 ({str(error)[:200]})."
 
 
 def check_versions(value: Any, minor: int, path: str = "", ignore: bool = False) -> None:
-    """Refuse fields that do not exist at this microversion (or drop them, for lenient query strings)."""
+    """Raise Invalid for fields that do not exist at this microversion; `ignore` drops them instead."""
     if isinstance(value, list | tuple):
         for item in value:
             if isinstance(item, msgspec.Struct):
@@ -126,7 +126,7 @@ def _is_list(hint: Any) -> bool:
 
 
 def _known_only(value: Any, kind: Any) -> Any:
-    """Drop what the struct does not declare, all the way down."""
+    """Drop fields that the struct does not declare, at all depths."""
     info = msgspec.inspect.type_info(kind)
     return _prune(value, info)
 

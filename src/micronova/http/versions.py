@@ -1,4 +1,4 @@
-"""Microversions: what a request asked for, as a comparable minor number, and ranges of them."""
+"""Microversions: negotiation with a client, and ranges of minor versions."""
 
 import re
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from micronova.objects.errors import Invalid, NotAcceptable
 
 _FORM = re.compile(r"([1-9][0-9]*)\.([1-9][0-9]*|0)")
-_LONGEST = 16  # no version has so many digits, and very long ones are not even numbers to Python
+_LONGEST = 16  # characters; int() refuses very long numbers
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The microversions that a service speaks: MAJOR.least to MAJOR.newest."""
+    """The microversions of a service: MAJOR.least to MAJOR.newest."""
 
     service: str  # the type named in the OpenStack-API-Version header
     major: int
@@ -20,7 +20,7 @@ class Versions:
     legacy_header: str | None = None
 
     def negotiate(self, modern: str | None, legacy: str | None) -> int:
-        """Return the minor version asked for; the least when nothing was."""
+        """Return the minor version that the headers name, by default the least."""
         wanted: str | None = None
         if modern:
             for part in modern.split(","):
@@ -64,10 +64,10 @@ class Range:
 
 
 def since(minor: int) -> Range:
-    """From this minor version on."""
+    """Return the range from this minor version on."""
     return Range(minor)
 
 
 def until(minor: int) -> Range:
-    """Up to and including this minor version."""
+    """Return the range up to and including this minor version."""
     return Range(0, minor)

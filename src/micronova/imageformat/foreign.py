@@ -1,4 +1,4 @@
-"""Formats that some reader may recognise and that we refuse: without a use here, each would be a way in."""
+"""Formats that other programs may recognise in a file. We refuse them: nobody needs them here, and each is a risk."""
 
 from micronova.imageformat.reader import Reader
 
@@ -16,7 +16,7 @@ _DMG_TRAILER = 512
 
 
 def names(reader: Reader) -> list[str]:
-    """Name the foreign formats that the file could pass for."""
+    """Return the foreign formats that a program may take the file for."""
     start = reader.some(0, 32)
     found = [name for name, magic in _AT_START.items() if start.startswith(magic)]
     if reader.size >= _DMG_TRAILER and reader.some(reader.size - _DMG_TRAILER, 4) == b"koly":

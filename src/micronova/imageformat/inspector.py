@@ -1,9 +1,8 @@
-"""Says what a disk image really is, from its headers alone, and whether it is safe to hand to any tool.
+"""Detects the format of a disk image from its headers, and whether it is safe for any tool to open.
 
-Images come from users, and QEMU's formats can name other files on the host. So this runs before any tool sees a file;
-nothing is executed, a bounded number of bytes is read, and the file's own claims are believed only as
-far as they can be checked. Every format is looked for, not only the declared one: a file that could pass for two
-is refused, because the next reader might choose the other.
+Images come from users, and QEMU's formats can name other files on the host. So this runs before any tool opens a file.
+Nothing is executed, a bounded number of bytes is read, and what the file says is checked. All formats are searched for,
+not only the declared one: a file that could be of two formats is refused, as another program might choose the other.
 """
 
 import os
@@ -25,21 +24,21 @@ _FORMATS: dict[str, Format] = {
     "iso": iso,
 }
 
-# What may be declared, and what the content may then be. To QEMU and to a guest an ISO is a raw disk; the reverse
-# is not so, as someone who declares an ISO expects a CD.
+# What may be declared, and what the content may then be. To QEMU and to a guest an ISO is a raw disk; but a raw disk
+# that is declared as an ISO is refused, because the user expects a CD.
 _ACCEPTED = {name: (name,) for name in _FORMATS} | dict.fromkeys(("raw", "ami"), ("raw", "iso"))
-_ACCEPTED |= {"aki": ("raw",), "ari": ("raw",)}  # a kernel and a ramdisk have no structure that we know
+_ACCEPTED |= {"aki": ("raw",), "ari": ("raw",)}  # the formats of kernels and ramdisks are not inspected
 
 
 def inspect(source: Path | str | BinaryIO) -> ImageInfo:
-    """Describe a file, or a stream that can seek; what is wrong with it is in the findings."""
+    """Return what is known of a file, or of a stream that can seek; its findings are reasons to refuse it."""
     if not isinstance(source, Path | str):
         position = source.tell()
         try:
             return _inspect(Reader(source))
         finally:
             source.seek(position)
-    # Opening a FIFO, or a device, may wait for ever; a file never does.
+    # Without O_NONBLOCK, opening a FIFO or a device may block for ever.
     descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -52,22 +51,22 @@ def inspect(source: Path | str | BinaryIO) -> ImageInfo:
 
 def _inspect(reader: Reader) -> ImageInfo:
     found = [name for name, each in _FORMATS.items() if each.matches(reader)]
-    strangers = foreign.names(reader)
+    unsupported = foreign.names(reader)
     report = Report()
-    if not found and not strangers:
+    if not found and not unsupported:
         report.virtual_size = reader.size
     for name in found:
         try:
             _FORMATS[name].examine(reader, report)
         except Malformed as error:
             report.findings.append(error.finding)
-    if strangers:
-        report.refuse("unsupported", f"It is {_list(strangers)}, which is not supported here.")
-    if len(found) + len(strangers) > 1:
-        report.refuse("polyglot", f"It is {_list(found + strangers)} at once: one must be cut away.")
+    if unsupported:
+        report.refuse("unsupported", f"It is {_list(unsupported)}, which is not supported here.")
+    if len(found) + len(unsupported) > 1:
+        report.refuse("polyglot", f"It is {_list(found + unsupported)} at once: one must be cut away.")
         report.virtual_size = None
     return ImageInfo(
-        format=(found + strangers + ["raw"])[0],
+        format=(found + unsupported + ["raw"])[0],
         virtual_size=report.virtual_size,
         file_size=reader.size,
         partitions=_partitions(reader) if found in ([], ["iso"]) else None,
@@ -76,14 +75,14 @@ def _inspect(reader: Reader) -> ImageInfo:
 
 
 def check(source: Path | str | BinaryIO, declared_format: str, *, max_virtual_size: int | None = None) -> ImageInfo:
-    """Refuse a file that is not what it is declared to be, is unsafe, or has too large a disk inside."""
+    """Return what is known of a file; raise Invalid if it is not of the declared format, is unsafe, or is too large."""
     info = inspect(source)
     refuse(info, declared_format, max_virtual_size=max_virtual_size)
     return info
 
 
 def refuse(info: ImageInfo, declared_format: str, *, max_virtual_size: int | None = None) -> None:
-    """Raise Invalid if an image that was inspected must not be used as what it is declared to be."""
+    """Raise Invalid if an inspected image must not be used in its declared format."""
     accepted = _ACCEPTED.get(declared_format)
     if accepted is None:
         raise Invalid(f"Images with disk_format {declared_format!r} are not supported: use {_list(list(_ACCEPTED))}.")

@@ -1,10 +1,10 @@
-"""Optical discs: ISO 9660 and UDF. They name no other file; what matters is to know one, alone or in company."""
+"""Optical discs: ISO 9660 and UDF. They cannot name other files, so it is enough to recognise them."""
 
 from micronova.imageformat.reader import Reader
 from micronova.imageformat.report import Report
 
 _SECTOR = 2048
-_FIRST = 16  # what comes before is for boot code of any kind
+_FIRST = 16  # the sectors before it may have any content
 _IDENTIFIERS = (b"CD001", b"CDW02", b"BEA01", b"NSR02", b"NSR03")
 
 
@@ -14,5 +14,5 @@ def matches(reader: Reader) -> bool:
 
 
 def examine(reader: Reader, report: Report) -> None:
-    """Take it as it is: to a guest it is the bytes of the file."""
+    """Accept it: a guest sees the bytes of the file."""
     report.virtual_size = reader.size

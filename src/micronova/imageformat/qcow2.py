@@ -5,7 +5,7 @@ from micronova.imageformat.report import Malformed, Report
 
 MAGIC = b"QFI\xfb"
 
-# Incompatible features: whoever does not know one must not open the file.
+# Incompatible features: a program that does not know one must not open the file.
 _DIRTY, _CORRUPT, _DATA_FILE, _COMPRESSION, _EXTENDED_L2 = (1 << bit for bit in range(5))
 _HARMLESS = _DIRTY | _COMPRESSION | _EXTENDED_L2
 
@@ -17,7 +17,7 @@ _FORBIDDEN_EXTENSIONS = {
 }
 _MAX_EXTENSIONS = 64
 
-# QEMU's own limits, past which it refuses; and one on snapshots, each of which costs every opening of the file.
+# QEMU's own limits, and one on snapshots, each of which makes opening the file slower.
 _MAX_L1 = 32 << 20
 _MAX_REFCOUNT_TABLE = 8 << 20
 _MAX_SNAPSHOTS = 256
@@ -30,7 +30,7 @@ def matches(reader: Reader) -> bool:
 
 
 def examine(reader: Reader, report: Report) -> None:
-    """Refuse whatever points out of the file, hides data or asks for too much."""
+    """Refuse references to other files, encryption, and tables that are too large."""
     header = big_endian(reader.exactly(0, 72, "qcow2 header"))
     version = header.u32(4)
     if version not in (2, 3):
@@ -106,7 +106,7 @@ def _check_tables(header: Header, reader: Reader, cluster: int, size: int, exten
 
 
 def _check_table(what: str, offset: int, length: int, reader: Reader, cluster: int, report: Report) -> None:
-    # The first cluster is the header's: a table there would be read from, and written over, the header.
+    # The first cluster is the header's: a table there would overlap it.
     if offset % cluster or offset < cluster:
         report.refuse("malformed", f"Its {what} lies where none can be.")
     elif not reader.holds(offset, length, cluster):

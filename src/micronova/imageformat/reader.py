@@ -1,4 +1,4 @@
-"""Reading here and there in a file that may lie about itself: short pieces, and only so many in all."""
+"""Random access to a file that may be malicious, with a limit on the bytes that are read in total."""
 
 import os
 import struct
@@ -7,7 +7,7 @@ from typing import BinaryIO, Protocol
 from micronova.imageformat.report import Malformed, Report
 
 LIMIT = 1 << 20
-"""The most bytes that one inspection reads, whatever the file says; honest headers need a tenth of it."""
+"""Bytes that one inspection reads at most, whatever the file says; valid headers need a tenth of it."""
 
 
 class Reader:
@@ -34,19 +34,19 @@ class Reader:
         return b"".join(parts)
 
     def exactly(self, offset: int, length: int, what: str) -> bytes:
-        """Read `length` bytes, all of which must be there."""
+        """Read exactly `length` bytes; raise Malformed if the file is shorter."""
         data = self.some(offset, length)
         if len(data) != length:
             raise Malformed(f"Its {what} is cut off or lies outside of the file.", "truncated")
         return data
 
     def holds(self, offset: int, length: int, grain: int = 1) -> bool:
-        """Say whether this stretch lies in the file; the last `grain` need not be written to its end."""
+        """Return whether a range lies in the file; the last `grain` may be incomplete."""
         return 0 <= offset < self.size and length >= 0 and offset + length <= -(-self.size // grain) * grain
 
 
 class Header:
-    """Named numbers out of one piece of a file."""
+    """Numbers at offsets of a part of a file."""
 
     def __init__(self, data: bytes, order: str) -> None:
         self.data = data
@@ -80,10 +80,10 @@ def little_endian(data: bytes) -> Header:
 
 
 class Format(Protocol):
-    """What each format's module has."""
+    """The functions of each format's module."""
 
     def matches(self, reader: Reader) -> bool:
-        """Say whether some reader of this format would take the file for one of its own."""
+        """Return whether a program may take the file for one of this format."""
 
     def examine(self, reader: Reader, report: Report) -> None:
-        """Look at the headers; note what is wrong with them."""
+        """Check the headers, and add what is wrong to the report."""

@@ -1,10 +1,10 @@
-"""What an inspection says about a file."""
+"""The result of an inspection."""
 
 import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A reason to refuse a file: a stable code, and a sentence for whoever made the file."""
+    """A reason to refuse a file: a stable code, and a sentence for the user."""
 
     code: str
     message: str
@@ -16,7 +16,7 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
     format: str
     """raw, qcow2, vmdk, vhd, vhdx, vdi, iso; or one that we recognise only to refuse it: luks, qcow, qed…"""
     virtual_size: int | None
-    """Bytes of the disk inside; None if the headers do not say it in a way that makes sense."""
+    """Bytes of the disk inside; None if the headers give no valid size."""
     file_size: int
     partitions: str | None = None
     """gpt or mbr, if a raw disk or an ISO has such a table."""
@@ -24,12 +24,12 @@ class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def safe(self) -> bool:
-        """Whether nothing was found that speaks against opening the file as what it is."""
+        """Whether there is no reason to refuse the file."""
         return not self.findings
 
 
 class Malformed(Exception):
-    """A header makes no sense; there is nothing more to be learned from it."""
+    """A header is invalid, and the rest of the file is not checked."""
 
     def __init__(self, message: str, code: str = "malformed") -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class Malformed(Exception):
 
 
 class Report:
-    """What the examination of one format has come to know."""
+    """Collects the findings of a format's `examine`."""
 
     def __init__(self) -> None:
         self.virtual_size: int | None = None
         self.findings: list[Finding] = []
 
     def refuse(self, code: str, message: str) -> None:
-        """Note a reason to refuse the file, and go on."""
+        """Add a reason to refuse the file."""
         self.findings.append(Finding(code, message))

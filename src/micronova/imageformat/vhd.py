@@ -9,7 +9,7 @@ _FOOTER, _SPARSE_HEADER = 512, 1024
 _FIXED, _DYNAMIC, _DIFFERENCING = 2, 3, 4
 _MAX_SIZE = 2040 << 30
 _MAX_BLOCK = 256 << 20
-_SAME = ((12, 24), (40, 56), (60, 64))  # version and place of the sparse header; sizes; type
+_SAME = ((12, 24), (40, 56), (60, 64))  # version and offset of the sparse header; sizes; type
 
 
 def matches(reader: Reader) -> bool:
@@ -25,7 +25,7 @@ def _find_footer(reader: Reader) -> bytes | None:
 
 
 def examine(reader: Reader, report: Report) -> None:
-    """Refuse parents, and disks whose header and footer tell different stories."""
+    """Refuse parents, and files whose header and footer differ."""
     data = _find_footer(reader)
     if data is None:
         raise Malformed("Its footer is missing.", "truncated")

@@ -37,7 +37,7 @@ def matches(reader: Reader) -> bool:
 
 
 def examine(reader: Reader, report: Report) -> None:
-    """Refuse parents, unplayed logs (which may rewrite all that we read), and whatever is not known."""
+    """Refuse parents, logs that were not replayed (replaying changes what we read), and unknown required parts."""
     _check_log(reader, report)
     regions = _regions(reader, report)
     for name, (_offset, _length, required) in regions.items():

@@ -1,9 +1,9 @@
 """VMware's VMDK: a sparse extent that carries its own description, and nothing else.
 
-A VMDK is described by a text (the descriptor) that lists extents: files of any name, or devices. The only kinds
-that are one self-contained file are monolithicSparse and streamOptimized, whose text is embedded. Readers differ
-in how they read the text: some look for words anywhere in it, some take the first of several, some the
-last. So it must say each thing once.
+A VMDK is described by a text (the descriptor) that lists extents: files of any name, or devices. The only types
+that are one self-contained file are monolithicSparse and streamOptimized, whose descriptor is embedded. Programs differ
+in how they parse it: some search for words anywhere in it, some use the first of several values, some the last. So it
+must have each value once.
 """
 
 import re
@@ -33,7 +33,7 @@ _ACCESS = re.compile(r"\s*(RW|RDONLY|NOACCESS)\b", re.IGNORECASE)
 
 
 def matches(reader: Reader) -> bool:
-    """Recognise extents by their magic and bare descriptors by what readers look for."""
+    """Recognise extents by their magic, and bare descriptors by what programs search for."""
     start = reader.some(0, _PROBE)
     return start.startswith((SPARSE, ESX_SPARSE, SE_SPARSE)) or _is_text(start)
 
@@ -43,7 +43,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def examine(reader: Reader, report: Report) -> None:
-    """Refuse whatever names, or could be taken to name, another file."""
+    """Refuse whatever names another file, or could be read as if it did."""
     start = reader.some(0, 8)
     if not start.startswith(SPARSE):
         extent = start.startswith((ESX_SPARSE, SE_SPARSE))
@@ -56,7 +56,7 @@ def examine(reader: Reader, report: Report) -> None:
     capacity = header.u64(12)
     if 0 < capacity < 1 << 54:
         report.virtual_size = capacity * _SECTOR
-    else:  # without a capacity, readers take the embedded text for a descriptor of other files
+    else:  # without a capacity, programs use the embedded descriptor for other files
         report.refuse("descriptor" if not capacity else "oversized", "Its capacity is absurd.")
     offset, length = header.u64(28) * _SECTOR, header.u64(36) * _SECTOR
     if not offset or not length:
@@ -83,7 +83,7 @@ def _check_header(header: Header, reader: Reader, report: Report) -> None:
 
 
 def _check_footer(header: Header, reader: Reader, report: Report) -> None:
-    """Compare the footer with the header, which it replaces for readers that find it."""
+    """Compare the footer with the header; programs that find the footer use it instead."""
     if reader.size < 4 * _SECTOR or reader.size % _SECTOR:
         raise Malformed("Its footer is missing.", "truncated")
     tail = reader.exactly(reader.size - 3 * _SECTOR, 3 * _SECTOR, "footer")
@@ -100,9 +100,9 @@ def _check_footer(header: Header, reader: Reader, report: Report) -> None:
 
 def _check_descriptor(data: bytes, capacity: int, report: Report) -> None:
     text, end, rest = data.partition(b"\0")
-    if not end or rest.strip(b"\0"):  # some readers go on to a zero byte, some to the stated length
+    if not end or rest.strip(b"\0"):  # some programs read to a zero byte, some to the stated length
         report.refuse("descriptor", "Its descriptor goes on after its end.")
-    lines = text.decode("latin-1").splitlines()  # at anything that some reader may take for the end of a line
+    lines = text.decode("latin-1").splitlines()  # at everything that a program may take for the end of a line
     if not _is_text(text[:_PROBE]):
         report.refuse("descriptor", "Its descriptor is none.")
     _check_type([line for line in lines if "createtype" in line.lower()], report)

@@ -1,29 +1,18 @@
-"""Which of its CPUs a guest has for itself alone."""
+"""The CPUs that a guest has for itself, as meta_data.json lists them."""
 
+from micronova.objects.cpu_sets import dedicated_vcpus
 from micronova.objects.orders import InstanceSpec
 
 
 def dedicated_cpus(instance: InstanceSpec) -> list[int]:
-    """Return the numbers of the guest's CPUs that are pinned, as flavor or image ask for it."""
+    """Return the numbers of the guest's pinned CPUs; none if the mask is wrong, which real hosts refuse to build."""
     image = instance.image.properties if instance.image else {}
-    wishes = instance.flavor.extra_specs
-    policy = wishes.get("hw:cpu_policy") or image.get("hw_cpu_policy")
-    every = range(instance.flavor.vcpus)
-    if policy == "dedicated":
-        return list(every)
-    if policy == "mixed":
-        return sorted(_chosen(str(wishes.get("hw:cpu_dedicated_mask") or ""), every))
-    return []
-
-
-def _chosen(mask: str, every: range) -> set[int]:
-    """Return what a mask names: numbers and ranges, `^` takes away; one that only takes away begins with all."""
-    words = [word.strip() for word in mask.split(",") if word.strip()]
-    chosen = set(every) if words and all(word.startswith("^") for word in words) else set()
-    for word in words:
-        first, _, last = word.removeprefix("^").partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            continue  # such a guest is refused by its host
-        meant = {cpu for cpu in every if int(first) <= cpu <= int(last or first)}
-        chosen = chosen - meant if word.startswith("^") else chosen | meant
-    return chosen
+    extra_specs = instance.flavor.extra_specs
+    policy = extra_specs.get("hw:cpu_policy") or image.get("hw_cpu_policy") or ""
+    mask = extra_specs.get("hw:cpu_dedicated_mask") or image.get("hw_cpu_dedicated_mask") or ""
+    vcpus = instance.flavor.vcpus
+    try:
+        chosen = dedicated_vcpus(str(policy), str(mask), vcpus)
+    except ValueError:
+        return []
+    return [cpu for cpu in chosen if cpu < vcpus]

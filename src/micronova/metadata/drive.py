@@ -1,9 +1,9 @@
-"""The documents as the files of a config drive."""
+"""The files of a config drive."""
 
 from micronova.metadata import ec2, openstack
 from micronova.metadata.facts import Facts, VendorData
 
-EC2_VERSIONS = ("2009-04-04", ec2.LATEST)  # guests of a kind that reads config drives know no older ones
+EC2_VERSIONS = ("2009-04-04", ec2.LATEST)  # guests that read config drives do not use older ones
 
 
 def files(facts: Facts, vendor_data: VendorData, seed: bytes) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The metadata in EC2's terms: a tree for each dated version."""
+"""EC2's metadata: a tree for each dated version."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,7 +21,7 @@ VERSIONS: Final = (
 
 
 def meta_data(facts: Facts, version: str = LATEST) -> dict[str, Any]:
-    """Return what a version has below meta-data/; a mapping is a directory."""
+    """Return the tree below meta-data/ of a version; a mapping is a directory."""
     instance = facts.instance
     at = VERSIONS[-1] if version == LATEST else version
     addresses = [fixed for vif in facts.vifs for fixed in vif.fixed_ips if fixed.version == 4]
@@ -56,7 +56,7 @@ def meta_data(facts: Facts, version: str = LATEST) -> dict[str, Any]:
 
 
 def block_device_mapping(root: str, devices: tuple[BlockDevice, ...]) -> dict[str, str]:
-    """Return which disk is what; volumes are numbered by their device's name, other disks as they were asked for."""
+    """Return the device names by role; volumes are numbered by device name, other disks in the order of the request."""
     found = {"ami": root.removeprefix("/dev/"), "root": root}
     volumes = sorted(device.device_name or "" for device in devices if device.destination_type == "volume")
     found |= {f"ebs{number}": name for number, name in enumerate(volumes)}
@@ -68,5 +68,5 @@ def block_device_mapping(root: str, devices: tuple[BlockDevice, ...]) -> dict[st
 
 
 def _short_id(prefix: str, uuid: str) -> str:
-    """Return an id of EC2's form: they are shorter than ours, and what looks at them looks at the prefix."""
+    """Return an id in EC2's form, which is shorter than a uuid and has a prefix."""
     return f"{prefix}-{uuid.replace('-', '')[:17]}"

@@ -1,4 +1,4 @@
-"""network_data.json: the links of a guest, the networks on them, and name servers."""
+"""network_data.json: a guest's links, the networks on them, and name servers."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping
@@ -6,12 +6,12 @@ from typing import Any, Final
 
 from micronova.objects.network import VIF, tap_name
 
-# Guests give up on a link of a kind that they do not know: all others are plain cards.
-_KNOWN_KINDS: Final = frozenset({"bridge", "dvs", "hw_veb", "hyperv", "ovs", "tap", "vhostuser", "vif"})
+# Guests reject a link of an unknown type, so all other types are shown as physical.
+_KNOWN_TYPES: Final = frozenset({"bridge", "dvs", "hw_veb", "hyperv", "ovs", "tap", "vhostuser", "vif"})
 
 
 def network_data(vifs: Iterable[VIF]) -> dict[str, Any]:
-    """Return network_data.json."""
+    """Return the content of network_data.json."""
     links: list[dict[str, Any]] = []
     networks: list[dict[str, Any]] = []
     services: list[dict[str, Any]] = []
@@ -21,7 +21,7 @@ def network_data(vifs: Iterable[VIF]) -> dict[str, Any]:
             {
                 "id": link,
                 "vif_id": vif.port_id,
-                "type": vif.vif_type if vif.vif_type in _KNOWN_KINDS else "phy",
+                "type": vif.vif_type if vif.vif_type in _KNOWN_TYPES else "phy",
                 "mtu": vif.mtu,
                 "ethernet_mac_address": vif.mac_address,
             }

@@ -1,4 +1,4 @@
-"""OpenStack's documents, each as a dated version has them; a guest reads the newest that it knows."""
+"""OpenStack's documents in each dated version; a guest reads the newest version that it knows."""
 
 import base64
 import binascii
@@ -30,7 +30,7 @@ VENDOR_DATA_2: Final = "vendor_data2.json"
 NETWORK_DATA: Final = "network_data.json"
 SEED_BYTES: Final = 512
 
-# From which version on there is what.
+# The version that introduced each document.
 _SINCE: Final = {
     META_DATA: FOLSOM,
     USER_DATA: FOLSOM,
@@ -41,7 +41,7 @@ _SINCE: Final = {
 
 
 def names(facts: Facts, version: str, *, static_vendor_data: bool = True) -> list[str]:
-    """Return which documents a version has about this guest."""
+    """Return the names of the documents that a version has for this guest."""
     missing = set() if decoded(facts.instance.user_data) is not None else {USER_DATA}
     if not static_vendor_data:
         missing.add(VENDOR_DATA)
@@ -49,7 +49,7 @@ def names(facts: Facts, version: str, *, static_vendor_data: bool = True) -> lis
 
 
 def document(facts: Facts, version: str, name: str, vendor_data: VendorData, seed: bytes) -> bytes:
-    """Return a document that `names` has."""
+    """Return the content of a document that `names` lists."""
     if name == USER_DATA:
         return decoded(facts.instance.user_data) or b""
     if name == META_DATA:
@@ -60,7 +60,7 @@ def document(facts: Facts, version: str, name: str, vendor_data: VendorData, see
 
 
 def meta_data(facts: Facts, version: str, seed: bytes) -> dict[str, Any]:
-    """Return meta_data.json; `seed` is chance for the guest."""
+    """Return the content of meta_data.json; `seed` is random data for the guest."""
     instance, at = facts.instance, _at(version)
     found: dict[str, Any] = {
         "uuid": instance.uuid,
@@ -86,19 +86,19 @@ def meta_data(facts: Facts, version: str, seed: bytes) -> dict[str, Any]:
     if at >= LIBERTY:
         found["project_id"] = instance.project_id
     if at >= NEWTON:
-        found["devices"] = [*_cards(facts, at), *_disks(facts)]
+        found["devices"] = [*_interfaces(facts, at), *_disks(facts)]
     if at >= VICTORIA:
         found["dedicated_cpus"] = dedicated_cpus(instance)
     return found
 
 
 def content_path(number: int) -> str:
-    """Return where a config drive has an injected file."""
+    """Return the path of an injected file on a config drive."""
     return f"content/{number:04}"
 
 
 def decoded(user_data: str | None) -> bytes | None:
-    """Return the user data as the guest is to see it: the API takes it in base64."""
+    """Return the user data as the guest sees it; the API accepts it in base64."""
     if not user_data:
         return None
     try:
@@ -107,8 +107,8 @@ def decoded(user_data: str | None) -> bytes | None:
         return user_data.encode()
 
 
-def _cards(facts: Facts, at: str) -> list[dict[str, Any]]:
-    """Return the network cards that the user put a tag on; where they are plugged is for the guest to find by MAC."""
+def _interfaces(facts: Facts, at: str) -> list[dict[str, Any]]:
+    """Return the interfaces that have a tag; the guest finds their bus and address by MAC address."""
     trusted = {"vf_trusted": False} if at >= ROCKY else {}
     return [
         {"type": "nic", "bus": "none", "address": "none", "mac": vif.mac_address, "tags": [vif.tag], **trusted}
@@ -118,7 +118,7 @@ def _cards(facts: Facts, at: str) -> list[dict[str, Any]]:
 
 
 def _disks(facts: Facts) -> list[dict[str, Any]]:
-    """Return the disks that the user put a tag on."""
+    """Return the disks that have a tag."""
     found = []
     for device in facts.block_devices:
         if device.tag:
@@ -139,6 +139,6 @@ def _key_type(data: str) -> str:
     return "x509" if data.startswith("-----BEGIN CERTIFICATE") else "ssh"
 
 
-def as_json(data: Any) -> bytes:
-    """Return a document's bytes, the same each time for the same content."""
+def as_json(data: object) -> bytes:
+    """Return a document as JSON, always the same bytes for the same content."""
     return json.dumps(data, sort_keys=True, ensure_ascii=False).encode()

@@ -1,7 +1,7 @@
-"""What the operator tells guests: a JSON file, and services that are asked about each guest.
+"""The operator's data for guests: a JSON file, and services that are asked about each guest.
 
-A service is a target `NAME@URL`; it gets a POST with a short description of the guest, and what it answers is in
-vendor_data2.json under its name. One that fails leaves `{}` there, unless failures are to be fatal.
+A service is a target `NAME@URL`. It gets a POST with a short description of the guest, and its answer is in
+vendor_data2.json under its name. If it fails, `{}` is there instead, unless failures are set to be fatal.
 """
 
 import asyncio
@@ -10,11 +10,14 @@ import logging
 import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from micronova.metadata.facts import VendorData
 from micronova.objects.errors import Invalid, Unavailable
 from micronova.objects.orders import InstanceSpec
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +27,7 @@ LARGEST: Final = 1 << 20  # bytes of one answer
 
 
 def read_static(path: str) -> Any:
-    """Read the file that all guests get; without one they get an empty document."""
+    """Return the content of the file for all guests, or an empty document if there is no file."""
     if not path:
         return {}
     try:
@@ -36,7 +39,7 @@ def read_static(path: str) -> Any:
 
 
 def parse_targets(targets: Sequence[str]) -> dict[str, str]:
-    """Return URLs by name."""
+    """Return the URLs of targets by name."""
     found: dict[str, str] = {}
     for target in targets:
         name, at, url = target.partition("@")
@@ -49,7 +52,7 @@ def parse_targets(targets: Sequence[str]) -> dict[str, str]:
 
 
 class VendorDataSource:
-    """Gives what is to be told to a guest."""
+    """Gets the operator's data for guests."""
 
     def __init__(
         self,
@@ -61,17 +64,17 @@ class VendorDataSource:
         fatal: bool = False,
         certificate: str = "",
     ) -> None:
-        """`static` None: no such document is offered; `certificate` is a file to verify the services' with."""
+        """Without `static` there is no vendor_data.json; `certificate` is a PEM file to verify the services with."""
         self.static = static
         self._targets = dict(targets or {})
         self._connect_timeout = connect_timeout
         self._read_timeout = read_timeout
         self._fatal = fatal
         self._certificate = certificate
-        self._session: Any = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def about(self, instance: InstanceSpec) -> VendorData:
-        """Ask all services about a guest; raise Unavailable if one fails and that is fatal."""
+        """Return the data for a guest; raise Unavailable if a service fails and that is fatal."""
         if not self._targets:
             return VendorData(static=self.static)
         body = json.dumps(description(instance)).encode()
@@ -79,7 +82,7 @@ class VendorDataSource:
         return VendorData(static=self.static, dynamic=dict(zip(self._targets, answers, strict=True)))
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -90,7 +93,7 @@ class VendorDataSource:
         try:
             return await self._post(url, body)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            log.warning("vendor data: %s at %s: %s", name, url, error or type(error).__name__)
+            log.warning("the vendor data service %s at %s failed: %s", name, url, error or type(error).__name__)
             if self._fatal:
                 raise Unavailable(f"The vendor data service {name} does not answer as it should.") from error
             return {}
@@ -121,7 +124,7 @@ class VendorDataSource:
 
 
 def description(instance: InstanceSpec) -> dict[str, Any]:
-    """Return what a service is told about a guest; never a password."""
+    """Return the description of a guest for a service, without passwords."""
     return {
         "project-id": instance.project_id,
         "instance-id": instance.uuid,

@@ -1,8 +1,8 @@
-"""The message that oslo.messaging's listeners read: what its `messagingv2` driver would send.
+"""The message format of oslo.messaging's `messagingv2` driver.
 
-A notification is a JSON object; the envelope around it carries it as a string. The context of the request rides in
-keys that begin with `_context_`; the user's token is not among them. A listener drops a message whose `_unique_id`
-it has just seen, so that one which is sent again after a lost connection is heard once.
+A notification is a JSON object; the envelope carries it as a string. The context of the request is in keys that begin
+with `_context_`; the user's token is not among them. oslo.messaging drops a message whose `_unique_id` it has just
+seen, so a message that is sent again after a lost connection is processed once.
 """
 
 from random import Random
@@ -12,13 +12,13 @@ from uuid import UUID
 import msgspec
 
 from micronova.notifications import times
-from micronova.rpc.contract import Context
+from micronova.objects.context import Context
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class Message(NamedTuple):
-    """What goes to the broker: the routing key is also the name of the listeners' queue."""
+    """A message for the broker; the routing key is also the name of the consumers' queue."""
 
     routing_key: str
     body: bytes
@@ -35,15 +35,15 @@ def messages(
     random: Random,
     failed: bool = False,
 ) -> list[Message]:
-    """Make the messages that tell of one event: one for each topic."""
+    """Return the messages of one event: one for each topic."""
     priority = "ERROR" if failed else "INFO"
     return [
-        Message(f"{topic}.{priority.lower()}", _sealed(event, payload, publisher, priority, context, now, random))
+        Message(f"{topic}.{priority.lower()}", _enclose(event, payload, publisher, priority, context, now, random))
         for topic in topics
     ]
 
 
-def _sealed(
+def _enclose(
     event: str, payload: dict[str, Any], publisher: str, priority: str, context: Context, now: int, random: Random
 ) -> bytes:
     stamp = times.stamp(now)
@@ -61,7 +61,7 @@ def _sealed(
         "_context_user": context.user_id or None,
         "_context_tenant": context.project_id or None,
         "_context_roles": context.roles,
-        "_context_is_admin": "admin" in context.roles,
+        "_context_is_admin": context.is_admin,
         "_context_read_deleted": "no",
         "_context_timestamp": stamp,
     }

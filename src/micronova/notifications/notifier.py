@@ -1,49 +1,55 @@
-"""Tells the world what happens to servers: in Nova's formats, to whoever listens with oslo.messaging.
+"""Sends notifications about servers in Nova's formats, for consumers that use oslo.messaging.
 
-`make_notifier` gives what a role needs. All methods return at once and never fail; what they are given is encoded
-later, and only if somebody listens.
+`make_notifier` returns the notifier of a process. Its methods return at once and do not raise. A notification is
+encoded later, and only if its exchange exists at the broker, which means that there are consumers.
 """
 
-from collections.abc import Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from micronova.conf.settings import Settings
 from micronova.notifications import unversioned, versioned
 from micronova.notifications.envelope import Message, messages
 from micronova.objects.clock import Clock, micros
-from micronova.rpc.contract import Context
+from micronova.objects.context import Context
+from micronova.objects.instance import Fault, InstanceRow
+from micronova.objects.service_names import SCHEDULER
 
 if TYPE_CHECKING:
     from micronova.notifications.publisher import Publisher
-    from micronova.scheduler.rpcapi import SelectDestinations
+    from micronova.objects.scheduling import SelectDestinations
+
+
+class Notifier(Protocol):
+    """What a role needs to send notifications about instances."""
+
+    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
+        """Send `instance.EVENT` about an instance, without waiting."""
 
 
 class NoNotifications:
-    """Sends nothing."""
+    """Discards all notifications."""
 
-    def instance(
-        self, event: str, row: Mapping[str, Any], *, context: Context, fault: dict[str, Any] | None = None
-    ) -> None:
+    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
         """Drop it."""
 
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
         """Drop it."""
 
     def counts(self) -> dict[str, int]:
-        """Say what became of notifications so far, for metrics."""
+        """Return the number of notifications by outcome, for metrics."""
         return {}
 
     async def start(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     async def stop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-class Notifier(NoNotifications):
-    """Sends notifications in the formats that have topics."""
+class BusNotifier(NoNotifications):
+    """Sends notifications in each format that has topics."""
 
     def __init__(
         self,
@@ -63,34 +69,30 @@ class Notifier(NoNotifications):
         self._versioned = versioned_topics
 
     async def start(self) -> None:
-        """Begin to publish."""
+        """Start to publish."""
         await self.publisher.start()
 
     async def stop(self) -> None:
-        """Publish what waits, if that is quickly done."""
+        """Publish what waits, for a short time, and stop."""
         await self.publisher.stop()
 
-    def instance(
-        self, event: str, row: Mapping[str, Any], *, context: Context, fault: dict[str, Any] | None = None
-    ) -> None:
-        """Tell of `instance.EVENT`, such as create.start."""
+    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
+        """Send `instance.EVENT` about an instance (`create.start`, for example), without waiting."""
         self.publisher.put(partial(self._instance, event, row, context, fault, micros(self._clock.now())))
 
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
-        """Tell of a decision that begins or has ended."""
+        """Send the notification that the scheduler begins or ends a decision, without waiting."""
         self.publisher.put(partial(self._scheduler, context, event, request, micros(self._clock.now())))
 
     def counts(self) -> dict[str, int]:
-        """Say what became of notifications so far: messages sent, and what was dropped or had no listener."""
-        made = self.publisher
-        return {"sent": made.sent, "dropped": made.dropped, "unheard": made.unheard}
+        """Return the number of messages sent, of notifications dropped, and of those without a consumer."""
+        publisher = self.publisher
+        return {"sent": publisher.sent, "dropped": publisher.dropped, "unheard": publisher.unheard}
 
-    def _instance(
-        self, event: str, row: Mapping[str, Any], context: Context, fault: dict[str, Any] | None, now: int
-    ) -> list[Message]:
+    def _instance(self, event: str, row: InstanceRow, context: Context, fault: Fault | None, now: int) -> list[Message]:
         if event == "delete.end":
             row = {**row, "vm_state": "deleted", "task_state": None, "terminated_at": now, "deleted_at": now}
-        # The host's own agent sends nothing: it has no rights at the broker beyond its orders.
+        # The conductor sends it in the name of the compute service: a host's broker user may not publish notifications.
         source, host = ("compute", row["host"]) if row["host"] else ("conductor", self._host)
         failed = event.endswith(".error")
         found: list[Message] = []
@@ -136,7 +138,7 @@ class Notifier(NoNotifications):
                 self._versioned,
                 event,
                 versioned.request_spec_payload(spec, instances),
-                publisher=f"nova-scheduler:{self._host}",
+                publisher=f"{SCHEDULER}:{self._host}",
                 context=context,
                 now=now,
                 random=self._random,
@@ -145,7 +147,7 @@ class Notifier(NoNotifications):
 
 
 def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random) -> NoNotifications:
-    """Make what the settings ask for; without a broker, or without a format, nothing is sent and nothing imported."""
+    """Return the notifier for the settings; without a broker or a format it is one that discards everything."""
     options = settings.notifications
     url = options.transport_url or settings.default.transport_url
     wanted = options.notification_format
@@ -153,7 +155,7 @@ def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random
         return NoNotifications()
     from micronova.notifications.publisher import Publisher
 
-    return Notifier(
+    return BusNotifier(
         Publisher(url, settings.default.control_exchange, clock=clock, random=random, name=host),
         host=host,
         clock=clock,

@@ -1,10 +1,11 @@
-"""Brings notifications to the broker without ever holding up whoever sends them.
+"""Publishes notifications without delaying the code that sends them.
 
-They wait in a bounded queue for a task that publishes them in batches. While the broker is away the oldest are
-dropped and counted. The exchange and the queues belong to the listeners: nothing is declared here, so that
-nothing can clash with how they want it (durable or not, which type of queue), and a broker that nobody listens at
-does not fill up with messages that nobody will ever fetch. No exchange means that nobody listens: then
-notifications are forgotten, and not even encoded.
+Notifications wait in a bounded queue for a task that publishes them in batches. While the broker is lost or accepts no
+messages, the oldest ones are dropped and counted.
+
+The exchange and the queues belong to the listeners (oslo.messaging declares them). Nothing is declared here, so our
+declaration cannot conflict with theirs, and no queue fills up that has no reader. If the exchange does not exist there
+are no listeners; then notifications are counted as unheard and discarded without being encoded.
 """
 
 import asyncio
@@ -26,22 +27,24 @@ from micronova.rpc.amqp.url import parse
 log = logging.getLogger(__name__)
 
 Notification = Callable[[], Sequence[Message]]
-"""A notification that is encoded when it is sent: one message for each format and topic."""
+"""Encodes a notification when it is called: one message for each format and topic."""
 
 QUEUE_LIMIT = 2_000
 BATCH = 100
-LOOK_AGAIN = 1.0
-RETURN = 10.0
-WARN_AGAIN = 30.0
+EXCHANGE_CHECK_SECONDS = 1.0
+"""How long to wait before looking again for an exchange that did not exist."""
+LISTENER_RETURN_SECONDS = 10.0
+"""How long after a reconnect listeners may need to declare their exchange and queues again."""
+WARNING_SECONDS = 30.0
 FIRST_DELAY = 0.2
 LONGEST_DELAY = 10.0
-LAST_WORDS = 2.0
+STOP_SECONDS = 2.0
 NOT_FOUND = 404
 JSON = frames.shortstr("application/json")
 
 
 class Publisher:
-    """One process's connection for notifications; it is made when there is the first one to send."""
+    """One process's connection for notifications; it is opened when there is a first one to send."""
 
     def __init__(self, url: str, exchange: str, *, clock: Clock, random: Random, name: str = "") -> None:
         self._url = parse(url.replace("rabbit://", "amqp://", 1) if url.startswith("rabbit://") else url)
@@ -50,33 +53,33 @@ class Publisher:
         self._random = random
         self._name = name
         self._waiting: deque[Notification] = deque()
-        self._some = asyncio.Event()
+        self._not_empty = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
-        self._channel: Channel | None = None  # while there is one to an exchange that exists
+        self._channel: Channel | None = None  # open only while the exchange exists
         self._next_host = random.randrange(len(self._url.hosts))
-        self._looked_at: float | None = None
-        self._unheard_before = False
-        self._heard_before = False
-        self._back_at: float | None = None  # when a broker came back at which somebody listened before
+        self._checked_at: float | None = None  # when it was last checked that the exchange exists
+        self._no_listeners = False
+        self._had_listeners = False
+        self._reconnected_at: float | None = None  # set only if there were listeners before
         self._warned_at: float | None = None
         self.sent = 0
         self.dropped = 0
         self.unheard = 0
 
     async def start(self) -> None:
-        """Begin; the broker need not be there."""
+        """Start the task; the broker need not be reachable."""
         self._task = asyncio.create_task(self._run(), name="notifications")
 
     async def stop(self) -> None:
-        """Send what waits if that is quickly done, then disconnect."""
+        """Publish what waits, for at most two seconds, then disconnect."""
         if self._task is None:
             return
-        if not self._unheard_before:
+        if not self._no_listeners:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORDS):
+                async with asyncio.timeout(STOP_SECONDS):
                     await self._idle.wait()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -86,43 +89,43 @@ class Publisher:
             self._connection = None
 
     def put(self, notification: Notification) -> None:
-        """Take a notification over. Returns at once; must be called in the event loop's thread."""
+        """Queue a notification and return at once. Call it in the event loop's thread."""
         if len(self._waiting) >= QUEUE_LIMIT:
             self._waiting.popleft()
             self._overflow()
         self._waiting.append(notification)
         self._idle.clear()
-        self._some.set()
+        self._not_empty.set()
 
     def _overflow(self) -> None:
-        if self._unheard_before:
+        if self._no_listeners:
             self.unheard += 1
             return
         self.dropped += 1
         now = self._clock.monotonic()
-        if self._warned_at is None or now - self._warned_at > WARN_AGAIN:
+        if self._warned_at is None or now - self._warned_at > WARNING_SECONDS:
             self._warned_at = now
             log.warning(
-                "the broker at %s takes no notifications, or too slowly: the oldest are dropped, %d so far",
+                "the broker at %s is lost or accepts notifications too slowly: the oldest are dropped, %d so far",
                 self._url,
                 self.dropped,
             )
 
     async def _run(self) -> None:
         while True:
-            await self._some.wait()
+            await self._not_empty.wait()
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
                 try:
                     await self._deliver(batch)
                 except Exception:
                     self.dropped += len(batch)
-                    log.exception("%d notifications are lost", len(batch))
-            self._some.clear()
+                    log.exception("%d notifications were dropped because of a bug", len(batch))
+            self._not_empty.clear()
             self._idle.set()
 
     async def _deliver(self, batch: list[Notification]) -> None:
-        """Publish a batch, again and again if need be, unless nobody listens."""
+        """Publish a batch, and repeat until the broker has it or there are no listeners."""
         messages: list[Message] | None = None
         delay = FIRST_DELAY
         while True:
@@ -136,30 +139,32 @@ class Publisher:
                     if not messages:
                         return
                     if len(messages) < number:
-                        self._back_at = None  # the others that are missing will not be waited for, but this once
+                        self._reconnected_at = None  # some listeners are back: wait only once for the others
                 elif not self._listeners_may_return():
                     self.unheard += len(batch)
                     return
-                await self._clock.sleep(LOOK_AGAIN)
+                await self._clock.sleep(EXCHANGE_CHECK_SECONDS)
                 continue
             except ChannelClosed as error:
                 self._channel = None
                 if error.code == NOT_FOUND:
-                    continue  # the exchange went with its listeners
-                log.warning("notifications: %s", error)
+                    continue  # the listeners have deleted the exchange
+                log.warning("notifications: the broker closed the channel, trying again: %s", error)
             except ConnectionLost as error:
                 if delay == FIRST_DELAY:
-                    log.warning("notifications: the broker at %s is lost: %s", self._url, error)
+                    log.warning("notifications: the connection to the broker at %s is lost: %s", self._url, error)
                 self._connection = self._channel = None
-            # Jitter: a broker that comes back must not meet everybody in the same moment.
+            # Jitter: the clients of a restarted broker must not all connect at the same moment.
             await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
             delay = min(delay * 2, LONGEST_DELAY)
 
     async def _publish(self, channel: Channel, messages: list[Message]) -> None:
-        """Publish messages and wait until the broker has them; those that it has are taken off the list.
+        """Publish messages, wait for their confirmations, and remove those that the broker has from the list.
 
-        Just after the broker came back, those that no queue took are left on it: their listener may be on its way.
+        Shortly after a reconnect, those that were routed to no queue stay: their listener may declare it again.
         """
+        if not channel.can_publish:
+            await channel.wait_to_publish()
         mandatory = self._listeners_may_return()
         confirmations = [
             channel.publish(
@@ -173,7 +178,7 @@ class Publisher:
             )
             for number, (key, body) in enumerate(messages)
         ]
-        done, unheard = 0, []
+        done, unroutable = 0, []
         try:
             for confirmation in confirmations:
                 assert confirmation is not None
@@ -183,17 +188,20 @@ class Publisher:
                 except Refused:
                     self.dropped += 1
                 except Unroutable:
-                    unheard.append(messages[done])
+                    unroutable.append(messages[done])
                 done += 1
         finally:
-            messages[:done] = unheard
+            messages[:done] = unroutable
 
     def _listeners_may_return(self) -> bool:
-        """Say whether the broker is just back: then its listeners need a moment to come back as well."""
-        return self._back_at is not None and self._clock.monotonic() - self._back_at < RETURN
+        """Return whether we have just reconnected to a broker whose listeners may not have reconnected yet."""
+        return (
+            self._reconnected_at is not None
+            and self._clock.monotonic() - self._reconnected_at < LISTENER_RETURN_SECONDS
+        )
 
     async def _find_channel(self) -> Channel | None:
-        """Return a channel to the exchange; None if there is no exchange, having looked after the batch was taken."""
+        """Return a channel if the exchange exists, else None; look after the batch was taken from the queue."""
         if self._channel is not None and self._channel.is_open:
             return self._channel
         if self._connection is None or self._connection.closed.done():
@@ -203,15 +211,15 @@ class Publisher:
             self._connection = await Connection.open(
                 self._url, host, name=f"{self._name} notifications", clock=self._clock
             )
-            if self._heard_before:
-                self._back_at = self._clock.monotonic()
-                log.warning("notifications: the broker is back; %d were dropped so far", self.dropped)
-        if self._looked_at is not None:
-            pause = self._looked_at + LOOK_AGAIN - self._clock.monotonic()
+            if self._had_listeners:
+                self._reconnected_at = self._clock.monotonic()
+                log.warning("notifications: the connection to the broker is back; %d were dropped so far", self.dropped)
+        if self._checked_at is not None:
+            pause = self._checked_at + EXCHANGE_CHECK_SECONDS - self._clock.monotonic()
             if pause > 0:
                 await self._clock.sleep(pause)
         channel = await self._connection.channel()
-        self._looked_at = self._clock.monotonic()
+        self._checked_at = self._clock.monotonic()
         older = len(self._waiting)
         try:
             await channel.request(commands.Exchange.Declare(exchange=self._exchange, passive=True))
@@ -219,16 +227,16 @@ class Publisher:
             if error.code != NOT_FOUND:
                 raise
             if not self._listeners_may_return():
-                self._unheard_before = True
-                self._forget(older)
+                self._no_listeners = True
+                self._discard(older)
             return None
         await channel.confirm()
-        self._unheard_before = False
-        self._heard_before = True
+        self._no_listeners = False
+        self._had_listeners = True
         self._channel = channel
         return channel
 
-    def _forget(self, number: int) -> None:
+    def _discard(self, number: int) -> None:
         for _ in range(min(number, len(self._waiting))):
             self._waiting.popleft()
             self.unheard += 1
@@ -238,5 +246,5 @@ def _encode(notification: Notification) -> Sequence[Message]:
     try:
         return notification()
     except Exception:
-        log.exception("a notification cannot be encoded")
+        log.exception("a notification cannot be encoded and is dropped")
         return ()

@@ -1,4 +1,4 @@
-"""Times as notifications write them; the database keeps them as microseconds since the epoch."""
+"""The formats of times in notifications, made from microseconds since 1970 (UTC)."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,22 +1,20 @@
 """Payloads of unversioned ("legacy") notifications: the flat dictionaries that Ceilometer's meters are made from."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from micronova.notifications.times import spaced, with_fraction
 from micronova.notifications.versioned import flavor_data
+from micronova.objects.instance import Fault, ImageData, InstanceRow, VIFData
 from micronova.objects.scheduling import RequestSpec
 
-Row = Mapping[str, Any]
 
-
-def instance_payload(event: str, row: Row, fault: Row | None) -> dict[str, Any]:
-    """Tell of `compute.instance.EVENT`."""
+def instance_payload(event: str, row: InstanceRow, fault: Fault | None) -> dict[str, Any]:
+    """Return the payload of `compute.instance.EVENT`."""
     flavor = row["flavor"]
-    image = row["image"] or {}
-    properties = image.get("properties") or {}
+    image = row["image"]
+    properties = image["properties"] if image is not None else {}
     payload = {
         "tenant_id": row["project_id"],
         "user_id": row["user_id"],
@@ -41,7 +39,7 @@ def instance_payload(event: str, row: Row, fault: Row | None) -> dict[str, Any]:
         "terminated_at": with_fraction(row["terminated_at"]),
         "deleted_at": with_fraction(row.get("deleted_at")),
         "launched_at": with_fraction(row["launched_at"]),
-        # As Nova does where it has no catalog: the id stands for the URL.
+        # The id instead of a URL, as in Nova without a service catalog.
         "image_ref_url": row["image_ref"] or "",
         "os_type": properties.get("os_type"),
         "kernel_id": properties.get("kernel_id") or "",
@@ -51,11 +49,11 @@ def instance_payload(event: str, row: Row, fault: Row | None) -> dict[str, Any]:
         "progress": row["progress"] or "",
         "access_ip_v4": row["access_ip_v4"],
         "access_ip_v6": row["access_ip_v6"],
-        "image_meta": _image_meta(image, properties, row["image_ref"]),
+        "image_meta": _image_meta(image, row["image_ref"]),
         "metadata": row["metadata"],
     }
     if event == "create.start":
-        payload["image_name"] = image.get("name")
+        payload["image_name"] = image["name"] if image is not None else None
     elif event == "create.end":
         payload["fixed_ips"] = _fixed_ips(row["network_info"])
         payload["message"] = "Success"
@@ -65,7 +63,7 @@ def instance_payload(event: str, row: Row, fault: Row | None) -> dict[str, Any]:
 
 
 def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[str, Any]:
-    """Tell what the scheduler was asked."""
+    """Return the payload of the scheduler's notifications."""
     flavor = flavor_data(msgspec.structs.asdict(spec.flavor))
     wanted = {name: flavor[name] for name in ("root_gb", "ephemeral_gb", "memory_mb", "vcpus")}
     return {
@@ -86,23 +84,27 @@ def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[
     }
 
 
-def _image_meta(image: Row, properties: Row, image_ref: str | None) -> dict[str, str]:
-    found = {
-        name: str(image[name]) for name in ("min_disk", "min_ram", "disk_format", "container_format") if name in image
-    }
-    found.update((name, str(value)) for name, value in properties.items())
-    found["base_image_ref"] = image_ref or ""
-    return found
+def _image_meta(image: ImageData | None, image_ref: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if image is not None:
+        found = {
+            "min_disk": str(image["min_disk"]),
+            "min_ram": str(image["min_ram"]),
+            "disk_format": image["disk_format"],
+            "container_format": image["container_format"],
+        }
+        found.update((name, str(value)) for name, value in image["properties"].items())
+    return {**found, "base_image_ref": image_ref or ""}
 
 
-def _fixed_ips(network_info: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _fixed_ips(network_info: list[VIFData]) -> list[dict[str, Any]]:
     return [
         {
             "address": address["address"],
             "version": address["version"],
             "type": "fixed",
             "meta": {},
-            "floating_ips": list(address.get("floating", ())),
+            "floating_ips": list(address.get("floating", ())),  # absent in old rows
             "label": vif["network_label"],
             "vif_mac": vif["mac_address"],
         }

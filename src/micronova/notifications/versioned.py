@@ -1,7 +1,7 @@
 """Payloads of versioned notifications, as Nova publishes them: objects with a name, a version and data.
 
-Names, versions and fields are Nova's, so that its consumers (Ceilometer, Watcher, Masakari, designate-sink…) read
-them unchanged. What we do not have is null, where Nova's field may be null.
+Names, versions and fields are Nova's, so its consumers (Ceilometer, Watcher, Masakari, designate-sink …) work with them
+unchanged. A field that we have no value for is null where Nova allows it.
 """
 
 from collections.abc import Mapping
@@ -10,13 +10,11 @@ from typing import Any
 import msgspec
 
 from micronova.notifications.times import instant
+from micronova.objects import power_state
+from micronova.objects.context import Context
 from micronova.objects.image import ImageMeta
+from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.scheduling import GroupSpec, RequestSpec
-from micronova.rpc.contract import Context
-
-Row = Mapping[str, Any]
-
-POWER_STATES = {0: "pending", 1: "running", 3: "paused", 4: "shutdown", 6: "crashed", 7: "suspended"}
 
 
 def _object(name: str, version: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -28,11 +26,10 @@ def _object(name: str, version: str, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def instance_payload(action: str, row: Row, context: Context, fault: Row | None) -> dict[str, Any]:
-    """Tell of an action on a server; its creation has a few facts more."""
-    image = row["image"] or {}
-    properties = image.get("properties") or {}
-    data = {
+def instance_payload(action: str, row: InstanceRow, context: Context, fault: Fault | None) -> dict[str, Any]:
+    """Return the payload of an action on a server; that of its creation has more fields."""
+    properties = row["image"]["properties"] if row["image"] is not None else {}
+    data: dict[str, Any] = {
         "uuid": row["uuid"],
         "user_id": row["user_id"],
         "tenant_id": row["project_id"],
@@ -56,7 +53,7 @@ def instance_payload(action: str, row: Row, context: Context, fault: Row | None)
         "deleted_at": instant(row.get("deleted_at")),
         "updated_at": instant(row["updated_at"]),
         "state": row["vm_state"],
-        "power_state": POWER_STATES.get(row["power_state"], "pending"),
+        "power_state": power_state.NAMES.get(row["power_state"], "pending"),
         "task_state": row["task_state"],
         "progress": row["progress"],
         "ip_addresses": [
@@ -97,7 +94,7 @@ def instance_payload(action: str, row: Row, context: Context, fault: Row | None)
 
 
 def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[str, Any]:
-    """Tell what the scheduler was asked."""
+    """Return the payload of the scheduler's notifications."""
     destination = None
     if spec.requested_host is not None:
         place = {"host": spec.requested_host, "node": spec.requested_node, "cell": None, "aggregates": None}
@@ -132,8 +129,8 @@ def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[
     )
 
 
-def flavor_data(flavor: Row) -> dict[str, Any]:
-    """Give a flavor's facts by the names that they have in notifications of both kinds."""
+def flavor_data(flavor: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a flavor with the names of its fields in notifications of both formats."""
     return {
         "flavorid": flavor["id"],
         "name": flavor["name"],
@@ -151,16 +148,16 @@ def flavor_data(flavor: Row) -> dict[str, Any]:
     }
 
 
-def _flavor(flavor: Row) -> dict[str, Any]:
+def _flavor(flavor: Mapping[str, Any]) -> dict[str, Any]:
     return _object("FlavorPayload", "1.4", {**flavor_data(flavor), "projects": None})
 
 
-def _keypair(row: Row) -> dict[str, Any]:
+def _keypair(row: InstanceRow) -> dict[str, Any]:
     facts = {"user_id": row["user_id"], "name": row["key_name"], "public_key": row["key_data"]}
     return _object("KeypairPayload", "1.0", {**facts, "fingerprint": None, "type": "ssh"})
 
 
-def _exception(fault: Row) -> dict[str, Any]:
+def _exception(fault: Fault) -> dict[str, Any]:
     return _object(
         "ExceptionPayload",
         "1.1",

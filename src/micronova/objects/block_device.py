@@ -2,9 +2,12 @@
 
 import msgspec
 
+ROOT_DEVICE = "/dev/vda"
+"""The name of a server's first disk."""
+
 
 class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk as it was asked for and as it is attached."""
+    """A disk: what the user requested and how it is attached."""
 
     uuid: str
     source_type: str = "image"  # image | volume | snapshot | blank

@@ -1,4 +1,4 @@
-"""Time and chance as objects that are passed in, so that a simulation can own both."""
+"""The clock, passed to every role as an object so that a simulation can replace it."""
 
 import asyncio
 import time
@@ -6,20 +6,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Where a role gets the time from."""
+    """Tells the time and waits."""
 
     def now(self) -> float:
-        """Wall-clock time in seconds since the epoch (UTC)."""
+        """Return the wall-clock time in seconds since 1970 (UTC)."""
 
     def monotonic(self) -> float:
-        """Seconds that only ever grow, for measuring durations."""
+        """Return seconds that never go back, to measure durations."""
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The clock of the machine."""
 
     def now(self) -> float:
         return time.time()
@@ -32,5 +32,5 @@ class SystemClock:
 
 
 def micros(seconds: float) -> int:
-    """Seconds since the epoch as whole microseconds: the form in which the database keeps every time."""
+    """Return seconds as whole microseconds: the database keeps every time in this form."""
     return int(seconds * 1_000_000)

@@ -1,34 +1,54 @@
-"""Consoles: where a guest's screen or serial port is, and what a token for one stands for."""
+"""Consoles: the address of a guest's screen or serial port, and what a console token grants."""
 
 import hashlib
+import re
 from typing import Literal
 
 import msgspec
 
+from micronova.objects.errors import Unavailable
+
+RELAY_SECRET = re.compile("[0-9a-f]{64}")
+"""The form of the secret that a relay accepts."""
+
 ConsoleProtocol = Literal["vnc", "spice", "serial"]
-"""The protocols that drivers speak; the API knows more, and refuses them."""
+"""The protocols that drivers offer; the API knows others and refuses them."""
 
 
 class ConsoleEndpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a console can be reached: a Unix socket, or an address and a port."""
+    """The address of a console: a Unix socket, or a host and a port."""
 
     path: str = ""
     host: str = ""
     port: int = 0
-    secret: str = ""  # what a relay wants to hear first
+    secret: str = ""  # a relay expects it first
 
 
 class ConsoleGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """What the bearer of a token may be connected to."""
+    """The console that a token grants access to."""
 
     instance_uuid: str
     name: str
     host: str
     protocol: ConsoleProtocol
     endpoint: ConsoleEndpoint
-    expires_at: float  # seconds since the epoch; until then new connections are let in
+    expires_at: float  # seconds since 1970 (UTC); later connections are refused
+
+
+def at_registered_relay(answer: ConsoleEndpoint, host: str, address: str) -> ConsoleEndpoint:
+    """Return the console at the ADDRESS:PORT that is registered for a host's relay; raise Unavailable if there is none.
+
+    Of the host's answer only the secret counts. So a host can make a proxy connect to nothing but its own relay, and
+    can choose nothing of what the proxy sends except 64 digits.
+    """
+    if not address:
+        raise Unavailable(f"Consoles of host {host} cannot be reached: no console address is registered for it.")
+    if not RELAY_SECRET.fullmatch(answer.secret):
+        raise Unavailable(f"Consoles of host {host} cannot be reached: the host has no relay for them.")
+    name, _, port = address.rpartition(":")
+    return ConsoleEndpoint(host=name.strip("[]"), port=int(port), secret=answer.secret)
 
 
 def token_digest(token: str) -> str:
-    """Return what is kept of a token, and sent about: it proves the token and cannot stand for it."""
+    """Return the digest of a token. It is stored and sent in place of the token, and grants nothing by itself."""
     return hashlib.sha256(token.encode()).hexdigest()

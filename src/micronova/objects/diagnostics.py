@@ -1,4 +1,4 @@
-"""Figures of a guest, as its hypervisor measures them."""
+"""Diagnostics of a guest, as its hypervisor measures them."""
 
 import msgspec
 
@@ -46,7 +46,7 @@ class MemoryDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuestDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a guest, with the names that the API has since 2.48."""
+    """Diagnostics of a guest, with the names of the API since 2.48."""
 
     state: str  # pending | running | paused | shutdown | crashed | suspended
     driver: str

@@ -1,15 +1,16 @@
 """Domain errors: a small set with stable codes.
 
 A code is part of the bus contract (an error raised by a handler arrives at the caller as the same class) and
-is mapped to HTTP in exactly one place, `micronova.http.faults`. A message says what was wrong and what would be
-right, in words that a user may read.
+is mapped to HTTP in one place, `micronova.http.faults`. A message is shown to users: it says what was wrong and what
+would be right.
 """
 
+import errno
 from typing import Any, ClassVar
 
 
 class MicronovaError(Exception):
-    """Base of every error that we raise on purpose."""
+    """Base of all errors that Micronova raises on purpose."""
 
     code: ClassVar[str] = "internal"
 
@@ -23,25 +24,25 @@ class MicronovaError(Exception):
 
 
 class Invalid(MicronovaError):
-    """The request is malformed or asks for something that cannot be (400)."""
+    """The request is malformed or asks for something impossible (400)."""
 
     code = "invalid"
 
 
 class RequestedNotFound(Invalid):
-    """A request names something, beside what it is about, that is not there for the caller (400)."""
+    """The request refers to another resource that does not exist or that the caller may not see (400)."""
 
     code = "requested_not_found"
 
 
 class AddressInUse(Invalid):
-    """A request asks for an address that somebody else has (400)."""
+    """The request asks for an address that is in use (400)."""
 
     code = "address_in_use"
 
 
 class Unauthorized(MicronovaError):
-    """No valid token (401)."""
+    """The request has no valid token (401)."""
 
     code = "unauthorized"
 
@@ -59,88 +60,100 @@ class QuotaExceeded(Forbidden):
 
 
 class PortLimitExceeded(QuotaExceeded):
-    """The network service has no room for more ports in this project (403)."""
+    """The project's port quota at the network service would be exceeded (403)."""
 
     code = "port_limit_exceeded"
 
 
 class NotFound(MicronovaError):
-    """No such thing, or none that the caller may know of (404)."""
+    """The resource does not exist, or the caller may not see it (404)."""
 
     code = "not_found"
 
 
 class MethodNotAllowed(MicronovaError):
-    """The resource exists but does not take this method (405)."""
+    """The resource does not support this method (405)."""
 
     code = "method_not_allowed"
 
 
 class NotAcceptable(MicronovaError):
-    """A version that we do not speak was asked for (406)."""
+    """The request asks for an API version that is not supported (406)."""
 
     code = "not_acceptable"
 
 
+class RequestTimeout(MicronovaError):
+    """The body of the request did not arrive in time (408)."""
+
+    code = "request_timeout"
+
+
 class Conflict(MicronovaError):
-    """The thing exists already, or is in a state that does not allow this (409)."""
+    """The resource exists already, or its state does not allow this (409)."""
 
     code = "conflict"
 
 
 class Gone(MicronovaError):
-    """The feature was removed (410)."""
+    """What the request is about does not exist any more (410)."""
 
     code = "gone"
 
 
+class PreconditionFailed(MicronovaError):
+    """The resource does not meet a condition that the request names, e.g. in If-Match (412)."""
+
+    code = "precondition_failed"
+
+
 class TooLarge(MicronovaError):
-    """The body is larger than we accept (413)."""
+    """The request exceeds a size limit (413)."""
 
     code = "too_large"
 
 
 class UnsupportedMediaType(MicronovaError):
-    """The content type is not one that we read (415)."""
+    """The content type is not supported (415)."""
 
     code = "unsupported_media_type"
 
 
 class NotSupported(MicronovaError):
-    """Not implemented by this driver or deployment (501)."""
+    """The driver or the deployment does not support this (501)."""
 
     code = "not_supported"
 
 
 class Unavailable(MicronovaError):
-    """A part that we need does not answer just now; trying again is reasonable (503)."""
+    """A service that the request needs does not answer at the moment; the client may try again (503)."""
 
     code = "unavailable"
 
 
 class OperationFailed(MicronovaError):
-    """Work that the caller waited for came to a bad end (500, with the reason)."""
+    """An operation that the caller waited for failed (500, with the reason)."""
 
     code = "operation_failed"
 
 
-# --- what can go wrong on the way of an instance; these end up in a fault, not in an HTTP status ---
+# --- failures of operations; they become the fault of an instance, not an HTTP status ---
 
 
 class NoValidHost(MicronovaError):
-    """No host satisfies the request. `details["reasons"]` tells admins which filter removed how many hosts."""
+    """No host satisfies the request. `details["reasons"]` lists for admins how many hosts each filter removed."""
 
     code = "no_valid_host"
 
 
 class InsufficientResources(MicronovaError):
-    """The host has not enough resources after all: the build is rescheduled."""
+    """The host refuses the claim because it lacks resources: the build is rescheduled."""
 
     code = "insufficient_resources"
 
 
 class BuildFailed(MicronovaError):
-    """The host could not build the guest, another one may: the build is rescheduled."""
+    """The host could not build the guest but another host may: the build is rescheduled."""
 
     code = "build_failed"
 
@@ -152,12 +165,39 @@ class BuildAborted(MicronovaError):
 
 
 class Stale(MicronovaError):
-    """An order or report of an earlier epoch: refused, and nothing is changed."""
+    """An order, a report or a request has an old epoch or another owner: it is refused and changes nothing."""
 
     code = "stale"
 
 
 class InstanceNotFound(NotFound):
-    """The hypervisor, or the database, has no such instance."""
+    """The hypervisor or the database has no such instance."""
 
     code = "instance_not_found"
+
+
+_LACKS = {
+    errno.EMFILE: "file descriptors",
+    errno.ENFILE: "file descriptors",
+    errno.ENOSPC: "disk space",
+    errno.EDQUOT: "disk space",
+    errno.ENOMEM: "memory",
+    errno.ENOBUFS: "memory",
+    errno.EAGAIN: "processes or threads",
+}
+
+
+def resource_exhausted(error: BaseException) -> Unavailable | None:
+    """Return Unavailable if an error means that the machine lacks a resource for the moment, else None."""
+    lack = None
+    if isinstance(error, OSError) and error.errno is not None:
+        lack = _LACKS.get(error.errno)
+    elif isinstance(error, MemoryError):
+        lack = "memory"
+    elif isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        lack = "threads"
+    if lack is None:
+        return None
+    exhausted = Unavailable(f"This machine has run out of {lack} at the moment. Try again later.")
+    exhausted.__cause__ = error
+    return exhausted

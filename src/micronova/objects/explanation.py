@@ -1,4 +1,4 @@
-"""Why the scheduler decided as it did: kept with the operation and shown to admins."""
+"""The explanation of a scheduler's decision: kept with the operation and shown to admins."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class FilterStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one filter did to the hosts that were left when it was asked."""
+    """How many hosts one filter removed, and how many remained."""
 
     name: str
     removed: int
     remaining: int
-    error: str = ""  # the filter failed and was passed over
+    error: str = ""  # the filter failed and was skipped
 
 
 class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -24,13 +24,20 @@ class Winner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A decision: the hosts considered, the filters in the order asked, the winners in the order placed."""
+    """A decision: how many hosts were considered, the filters in the order applied, the winners in the order placed."""
 
     hosts: int
     filters: tuple[FilterStep, ...] = ()
     winners: tuple[Winner, ...] = ()
-    forced: bool = False  # an admin named the host: no filter was asked
+    forced: bool = False  # an admin named the host: no filter was applied
+    same_as: str = ""  # the operation of the same request that has the filters; they are stored once
+
+    def of_one(self, host: str, node: str, same_as: str) -> "Explanation":
+        """Return the part that is stored with one server: its own winner, and the filters unless `same_as` has them."""
+        own = tuple(winner for winner in self.winners if (winner.host, winner.node) == (host, node))[:1]
+        filters = () if same_as else self.filters
+        return Explanation(hosts=self.hosts, filters=filters, winners=own, forced=self.forced, same_as=same_as)
 
     def reasons(self) -> list[dict[str, Any]]:
-        """Give the filters' part as plain data, for the details of an error."""
+        """Return the filters as plain data, for the details of an error."""
         return [msgspec.structs.asdict(step) for step in self.filters]

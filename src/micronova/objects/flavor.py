@@ -1,10 +1,10 @@
-"""Flavor: how large a server is."""
+"""Flavor: the size of a server."""
 
 import msgspec
 
 
 class Flavor(msgspec.Struct, frozen=True, kw_only=True):
-    """A flavor as it was when it was read; an instance keeps the copy that it was booted with."""
+    """A flavor. An instance keeps a copy of the flavor that it was created with."""
 
     id: str
     name: str
@@ -20,7 +20,7 @@ class Flavor(msgspec.Struct, frozen=True, kw_only=True):
     extra_specs: dict[str, str] = {}
 
     def resources(self) -> dict[str, int]:
-        """Return what one instance of this flavor claims, by resource class."""
+        """Return the resources that one instance of this flavor claims, by resource class."""
         amounts = {
             "VCPU": self.vcpus,
             "MEMORY_MB": self.ram,

@@ -1,12 +1,12 @@
-"""What a conductor gives a compute host, so that it needs no password of the cloud's."""
+"""The keys that a conductor gives to a compute host, which holds no password of a service user."""
 
 import msgspec
 
 
 class HostKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """Good for one host alone, and for a short while."""
+    """Short-lived keys of one host."""
 
     ticket: str  # for the embedded network service
-    metadata_key: str  # signs what the host's metadata proxies say
-    expires_at: int  # seconds since the epoch
-    lifetime: float  # seconds from now: a host's own clock may be wrong
+    metadata_key: str  # signs the requests of the host's metadata proxies
+    expires_at: int  # seconds since 1970 (UTC)
+    lifetime: float  # seconds from now, because the clock of a host may be wrong

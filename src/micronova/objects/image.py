@@ -1,4 +1,4 @@
-"""ImageMeta: what compute knows of an image."""
+"""ImageMeta: the description of an image."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """An image's description, as the image service gave it when the server was created."""
+    """The description of an image, as the image service returned it when the server was created."""
 
     id: str
     name: str = ""
@@ -16,7 +16,7 @@ class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     min_disk: int = 0
     min_ram: int = 0
-    checksum: str | None = None  # MD5: it finds damage, not malice
+    checksum: str | None = None  # MD5: detects damage, not tampering
     os_hash_algo: str | None = None
     os_hash_value: str | None = None
     owner: str | None = None

@@ -1,22 +1,48 @@
-"""What a server knows of its network interfaces."""
+"""The network interfaces of servers: requested, planned, and bound."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 
 def tap_name(port_id: str) -> str:
-    """Name the host's end of an interface; the network's agent knows it by the same rule."""
+    """Return the name of the tap device of an interface; the network agent derives it from the port in the same way."""
     return f"tap{port_id[:11]}"
 
 
 class NetworkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One interface that the user asked for at create."""
+    """An interface as the user requests it."""
 
     network_id: str | None = None
     port_id: str | None = None
     fixed_ip: str | None = None
     tag: str | None = None
+
+
+RequestedNetworks = list[NetworkRequest] | Literal["auto", "none"] | None
+"""What a user requests: interfaces, "auto", "none", or None if the request does not say."""
+
+
+class PlannedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A port that the server will have: the user's own, or one that compute creates."""
+
+    network_id: str
+    port_id: str | None = None  # the user's own port
+    fixed_ip: str | None = None
+    tag: str | None = None
+    security_groups: tuple[str, ...] | None = None  # ids; None: the project's default security group
+
+
+PlannedPorts = list[PlannedPort] | Literal["auto", "none"]
+"""The ports of a server, stored with its request spec. "auto": a network is created when the ports are allocated."""
+
+
+class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the network client made of a request after it checked the request with the user's token."""
+
+    ports: PlannedPorts
+    security_groups: tuple[str, ...] = ()  # names, as the API shows them
+    max_servers: int | None = None  # how many such servers the port quota allows; None: no limit
 
 
 class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +55,7 @@ class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VIF(msgspec.Struct, frozen=True, kw_only=True):
-    """One interface of a server, ready to be plugged; cached with the instance for the addresses shown to users."""
+    """One interface of a server; stored with the instance for the addresses that users see."""
 
     port_id: str
     network_id: str
@@ -41,6 +67,6 @@ class VIF(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "DOWN"
     mtu: int | None = None
     tag: str | None = None
-    preserve_on_delete: bool = False  # the user's own port: unbound, not deleted, when the server goes
+    preserve_on_delete: bool = False  # the user's own port: it is unbound, not deleted, with the server
     details: dict[str, Any] = {}
     subnets: tuple[dict[str, Any], ...] = ()

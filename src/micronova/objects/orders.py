@@ -1,22 +1,23 @@
 """Work orders: what a conductor sends to a compute host, and what the host reports back.
 
-An order is complete: a host that has it needs neither the database nor the neighbours. Orders and reports carry
-the instance's epoch; whoever is behind is refused.
+An order is complete: to carry it out, a host needs neither the database nor other OpenStack services. Orders and
+reports carry the instance's epoch; one with an old epoch is refused.
 """
+
+from typing import Literal
 
 import msgspec
 
-from micronova.objects.block_device import BlockDevice
+from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The instance as its host sees it."""
+    """What a host knows of an instance."""
 
     uuid: str
-    epoch: int
     project_id: str
     user_id: str
     name: str
@@ -33,13 +34,12 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     config_drive: bool = False
     reservation_id: str = ""
     launch_index: int = 0
-    power_state: int = 0
-    root_device_name: str = "/dev/vda"
+    root_device_name: str = ROOT_DEVICE
     security_groups: tuple[str, ...] = ()  # their names
 
 
 class InjectedFile(msgspec.Struct, frozen=True):
-    """A file that the user wants in the guest (old microversions)."""
+    """A file to write into the guest (microversions before 2.57)."""
 
     path: str
     contents: bytes
@@ -53,19 +53,22 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     host: str
     instance: InstanceSpec
-    deadline: float = 0.0
     issued_at: float = 0.0  # when it was read from the database, by the conductor's clock
-    request_id: str = ""  # whose work it is, and its trace: an order may also come with the answer to a heartbeat
+    # The request that caused the order, and its trace. The order has its own, because it may come in the reply to a
+    # heartbeat, whose context belongs to no request.
+    request_id: str = ""
     traceparent: str = ""
-    attempt: int = 1
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
-    image_ticket: str | None = None  # where the image can be fetched from, signed and short-lived
+    image_ticket: str | None = None  # a signed, short-lived address of the image
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
     wait_for_plugs: tuple[str, ...] = ()  # port ids whose network-vif-plugged is awaited before the guest runs
-    limits: dict[str, int] = {}  # resource class -> the node's capacity as the claim saw it; absent: the host's own
-    parameters: dict[str, str] = {}  # what the kind needs besides, e.g. {"type": "HARD"} of a reboot
+    parameters: dict[str, str] = {}  # of the kind, e.g. {"type": "HARD"} of a reboot
+
+
+OrderOutcome = Literal["done", "reschedule", "abort", "error"]
+"""reschedule: another host may build the server. abort: no host can. error: the order failed unexpectedly."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,23 +78,30 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     instance_uuid: str
     host: str
-    outcome: str  # "done" | "reschedule" | "abort" | "error"
+    outcome: OrderOutcome
     power_state: int | None = None
     error_code: str | None = None
     message: str | None = None
     details: str | None = None
-    left_behind: bool = False  # the host could not undo its work: a departure has to be recorded
+    left_behind: bool = False  # the host could not undo its work: the conductor records a departure
     started_at: float = 0.0
     finished_at: float = 0.0
 
 
-def ability(capability: str) -> str:
-    """Return the key under which a node's capabilities say whether its driver has one: "true" or "false"."""
+class ReportReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to a report."""
+
+    accepted: bool  # False: the operation is no longer this host's
+    destroy: bool = False  # the instance left this host: the host removes the guest that it just built
+
+
+def capability_key(capability: str) -> str:
+    """Return the key in `NodeResources.capabilities` of a driver's capability; the value is "true" or "false"."""
     return f"supports_{capability}"
 
 
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node has and holds, as its driver sees it."""
+    """The resources of a node, in total and in use."""
 
     node: str
     node_uuid: str
@@ -110,87 +120,125 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()
     capabilities: dict[str, str] = {}
-    reserved: dict[str, int] = {}  # resource class -> what is kept for the host itself
-    allocation_ratios: dict[str, float] = {}  # resource class -> the host's setting; absent: the deployment's
+    reserved: dict[str, int] = {}  # resource class -> what is reserved for the host itself
+    allocation_ratios: dict[str, float] = {}  # resource class -> the host's setting; absent: the conductor's setting
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
-    """A guest that a hypervisor really holds; `epoch` is the one it was built at."""
+    """A guest on a hypervisor; `epoch` is the one it was built at."""
 
     uuid: str
     node: str
     epoch: int
-    power_state: int  # 0 while its spawn has not been completed
+    power_state: int  # 0 until its spawn is complete
     name: str = ""
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
 
 
-class InHand(msgspec.Struct, frozen=True):
-    """An operation that a host is working on."""
+class RunningOrder(msgspec.Struct, frozen=True):
+    """An order that a host is carrying out."""
 
     operation_id: str
     epoch: int
-    progress: int = 0  # percent, of work whose driver tells
+    progress: int = 0  # percent, if the driver reports it
 
 
-class Departed(msgspec.Struct, frozen=True):
-    """The instance left the host: its guest there, up to this epoch, is to go (or is gone, in a host's answer)."""
+class Departure(msgspec.Struct, frozen=True):
+    """An instance left a host: the host removes its guest up to this epoch."""
 
     instance_uuid: str
     epoch: int
 
 
-class PowerChange(msgspec.Struct, frozen=True):
-    """A guest's power state that no order brought about: it stopped itself, crashed, or was switched by hand."""
+class RemovedGuest(msgspec.Struct, frozen=True):
+    """The guest of an instance that left the host is removed."""
 
     instance_uuid: str
-    epoch: int  # the one the guest was built at
+    epoch: int  # of the departure
+
+
+class PowerChange(msgspec.Struct, frozen=True):
+    """A power state that no order caused: the guest stopped, crashed, or was switched by an operator on the host."""
+
+    instance_uuid: str
+    epoch: int  # at which the guest was built
     power_state: int
 
 
-class BootVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host says of a guest that was started: that it has not begun to boot, or that it has after all."""
+class PowerChangeEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A `PowerChange` with its host, sent at once; the next heartbeat repeats it."""
+
+    host: str
+    instance_uuid: str
+    epoch: int
+    power_state: int
+
+
+class GuestAtEpoch(msgspec.Struct, frozen=True):
+    """A guest, and the epoch at which it was built."""
 
     instance_uuid: str
-    epoch: int  # the newest that the host has seen of the instance
-    fault: str = ""  # why it does not count as booted, for the server's owner; empty: it has booted
-    found: bool = False  # by an agent that has started since: the instance may be at a newer epoch
+    epoch: int
+
+
+class GuestsOff(msgspec.Struct, frozen=True, kw_only=True):
+    """The guests that an agent found switched off when it started."""
+
+    host: str
+    guests: tuple[GuestAtEpoch, ...]
+
+
+class GuestsResumed(msgspec.Struct, frozen=True, kw_only=True):
+    """Those of these guests that should run: the host gets orders to start them."""
+
+    instance_uuids: tuple[str, ...]
+
+
+class BootVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host found out about a guest that was started: that it does not boot, or that it does after all."""
+
+    instance_uuid: str
+    epoch: int  # the newest epoch of the instance that the host has seen
+    fault: str = ""  # why it counts as not booted, for the server's owner; empty: it has booted
+    found: bool = False  # the agent found the guest when it started: the instance may be at a newer epoch
 
 
 class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part of a heartbeat."""
 
     host: str
-    in_hand: tuple[InHand, ...] = ()
-    departed: tuple[Departed, ...] = ()  # guests destroyed since the last reply, on record
-    nodes: tuple[NodeResources, ...] = ()  # sent at start and when something changed
-    version: int = 1
-    power_changes: tuple[PowerChange, ...] = ()  # all guests in the first beat, afterwards what changed by itself
-    stopping: bool = False  # the last beat: leases are given back now
-    boots: tuple[BootVerdict, ...] = ()  # guests that do not boot, or do after all; those that simply do are not told
+    running_orders: tuple[RunningOrder, ...] = ()
+    removed_guests: tuple[RemovedGuest, ...] = msgspec.field(default=(), name="departed")  # since the last reply
+    nodes: tuple[NodeResources, ...] = ()  # at the start, and afterwards those that changed
+    power_changes: tuple[
+        PowerChange, ...
+    ] = ()  # all guests in the first heartbeat, afterwards changes that no order caused
+    stopping: bool = False  # the last heartbeat: the host releases its leases
+    boots: tuple[BootVerdict, ...] = ()  # guests that do not boot, or do after all; a normal boot is not reported
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent process sends every few seconds, for all the hosts that it runs."""
+    """What an agent process sends every few seconds for all its hosts."""
 
     hosts: tuple[HostBeat, ...]
 
 
 class HostReply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conductor knows of one host."""
+    """One host's part of the reply to a heartbeat."""
 
     host: str
-    orders: tuple[WorkOrder, ...] = ()  # orders that the host should have in hand and does not
-    drop: tuple[str, ...] = ()  # operations in hand that are no longer this host's: stop and undo
-    departures: tuple[Departed, ...] = ()
-    resend_nodes: bool = False  # the database does not know this host's nodes
-    boots_again: tuple[str, ...] = ()  # instances whose verdict came amid an operation: tell it again after that
+    orders: tuple[WorkOrder, ...] = ()  # orders that the host should carry out and does not
+    drop: tuple[str, ...] = ()  # operations that are no longer this host's: it stops and undoes them
+    departures: tuple[Departure, ...] = ()  # guests to remove
+    resend_nodes: bool = False  # the database has no nodes of this host
+    repeat_verdicts: tuple[str, ...] = ()  # instances whose verdict came during an operation: report it again
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a heartbeat."""
+    """The reply to a heartbeat."""
 
     hosts: tuple[HostReply, ...] = ()
-    now: float = 0.0  # by the conductor's clock, before it looked: later orders are not in this answer
+    now: float = 0.0  # by the conductor's clock, before it read the database: later orders are not in this reply
+    interval: float = 0.0  # seconds until the next heartbeat; it grows with the number of hosts; 0: as the agent is set

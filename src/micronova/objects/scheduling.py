@@ -1,4 +1,4 @@
-"""What is asked of the scheduler, and what it answers."""
+"""Requests to the scheduler and its replies."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from micronova.objects.image import ImageMeta
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The server group of a request, with where its members are now."""
+    """The server group of a request, with the hosts of its members."""
 
     id: str
     policy: str
@@ -16,24 +16,38 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance needs, kept for its whole life: moves ask the same question again."""
+    """What an instance needs; kept as long as the instance, because every move schedules it again."""
 
     project_id: str
     user_id: str
     flavor: Flavor
     image: ImageMeta | None = None
     availability_zone: str | None = None
-    force_host: str | None = None  # zone:host, admins only: no filter is asked
+    force_host: str | None = None  # of zone:host, admins only: no filter is applied
     force_node: str | None = None
-    requested_host: str | None = None  # 2.74: this host, if the filters agree
+    requested_host: str | None = None  # 2.74: this host, if it passes the filters
     requested_node: str | None = None
     hints: dict[str, list[str]] = {}
     group: GroupSpec | None = None
     ignore_hosts: tuple[str, ...] = ()
 
+    @property
+    def forced(self) -> bool:
+        """Whether an admin named the host or node: no filter is applied, and no other place is tried."""
+        return self.force_host is not None or self.force_node is not None
+
+
+class SelectDestinations(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for hosts for one or more instances."""
+
+    spec: RequestSpec
+    instance_uuids: tuple[str, ...]
+    epochs: dict[str, int] = {}
+    """By instance. A claim for an instance that is deleted or at another epoch is refused (Stale)."""
+
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """A host that an instance may be built on."""
+    """A host that was selected for an instance."""
 
     host: str
     node: str
@@ -42,7 +56,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one instance goes: the host on which resources are claimed, and alternates on which none are."""
+    """The hosts for one instance: resources are claimed on the selected one, and not on the alternates."""
 
     instance_uuid: str
     selected: Selection

@@ -1,6 +1,8 @@
-"""The compute API's policy rules: Nova's names and defaults, so that a policy.yaml means the same here.
+"""The policy rules of the compute API, with Nova's names and defaults: a policy.yaml means the same here.
 
-All of Nova's rules are here, also those whose routes do not exist yet: a policy.yaml that names one is valid.
+All take tokens for a project only, as in Nova: a token for a domain or for the system is refused.
+
+Rules of routes that do not exist yet are here too, so that a policy.yaml may name them.
 """
 
 from micronova.policies.enforcer import Rule
@@ -28,9 +30,9 @@ _BASE = [
     Rule("service_or_admin", "rule:service_api or rule:context_is_admin"),
 ]
 
-# Noun -> operation -> who may; "" is the rule that has the noun's name alone.
+# Resource -> operation -> check; "" is the rule named like the resource.
 _OPERATIONS: dict[str, dict[str, str]] = {
-    "micronova:fault-rules": {"": ADMIN},  # ours: the fake driver's faults at run time
+    "micronova:fault-rules": {"": ADMIN},  # Micronova's own: the fake driver's fault rules
     "compute:aggregates": {"images": ADMIN},
     "compute:server": {"topology:host:index": ADMIN, "topology:index": READER},
     "compute:servers": {"create:requested_destination": ADMIN, "resize:cross_cell": NOBODY},

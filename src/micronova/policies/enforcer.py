@@ -1,33 +1,50 @@
-"""Who may do what: oslo.policy reads the rules, decisions are remembered.
+"""Policy: who may do what. oslo.policy evaluates the rules, and decisions are cached.
 
-A service brings its rules as data (`Rule` lists in this room); an operator's policy.yaml overrides them by name. A
-decision depends only on the rule, the caller's roles and scope, and whether the target is the caller's own project,
-user or domain: that is the key under which it is remembered, so that a check costs a dictionary look-up.
+The rules of a service are data (the `Rule` lists in this package). An operator's policy.yaml overrides the check of a
+rule by its name. It cannot override the scope types: a token with another scope is refused whatever the check says, as
+OpenStack's services do with `enforce_scope`. A decision depends only on the rule, the caller's roles and scope, and
+whether the target is the caller's own project, user or domain. These make the cache key, so a repeated check costs one
+dictionary look-up. A policy file may also compare ids with literals or ask a server (`project_id:PROJECT`,
+`http://...`). Then no decision is cached, and checks get the target as it is.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from oslo_config import cfg
 from oslo_policy import policy as oslo
 
-from micronova.http.context import RequestContext
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, MicronovaError
+
+PROJECT = frozenset({"project"})
+SYSTEM_PROJECT = frozenset({"system", "project"})
+ANY_SCOPE = frozenset({"system", "domain", "project"})
+CONTEXT_IS_ADMIN: Final = "context_is_admin"
+"""The rule that says who is an administrator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A named rule with its default and what it is about."""
+    """A rule with its default check, the scopes that a token may have, and a description."""
 
     name: str
     check: str
     description: str = ""
+    scope_types: frozenset[str] = PROJECT
+
+
+def scope_of(context: RequestContext) -> str:
+    """Return the kind of scope of the caller's token. One without a scope counts as a project's, and has no roles."""
+    if context.system_scope:
+        return "system"
+    return "project" if context.domain_id is None else "domain"
 
 
 class _LazyRules(oslo.Rules):
-    """Rules that are parsed when they are first asked for: a service has hundreds and uses few at its start."""
+    """Rules that are parsed at first use, because a service has hundreds and needs few of them to start."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         super().__init__()
@@ -57,27 +74,36 @@ def _read(policy_file: Path) -> oslo.Rules:
         return oslo.Rules.load(policy_file.read_text())
     except OSError as error:
         raise PolicyFileError(f"Cannot read the policy file {policy_file}: {error.strerror}.") from None
-    except (ValueError, UnicodeDecodeError, AttributeError) as error:  # the last: not a mapping
+    except (ValueError, UnicodeDecodeError, AttributeError) as error:  # AttributeError: the file is not a mapping
         reason = " ".join(str(error).split())[:200]
         raise PolicyFileError(f"The policy file {policy_file} does not give rules by name in YAML: {reason}.") from None
 
 
 class Enforcer:
-    """Decides for one service."""
+    """The policy of one service."""
 
     def __init__(self, rules: Iterable[Rule], policy_file: Path | None = None) -> None:
         self.rules = {rule.name: rule for rule in rules}
         checks = _LazyRules({rule.name: rule.check for rule in self.rules.values()})
+        self.caches_decisions = True
         if policy_file is not None:
-            checks.update(_read(policy_file))
+            overrides = _read(policy_file)
+            self.caches_decisions = all(_is_in_key(check) for check in overrides.values())
+            checks.update(overrides)
         self._enforcer = oslo.Enforcer(cfg.ConfigOpts(), use_conf=False)
-        self._enforcer.rules = checks  # set_rules would copy, and so parse all of them
+        self._enforcer.rules = checks  # set_rules would copy and thereby parse all of them
         self._decided: dict[tuple[Any, ...], bool] = {}
 
+    def is_admin(self, context: RequestContext) -> bool:
+        """Return whether the caller is an administrator; nobody is where the service has no rule for it."""
+        return CONTEXT_IS_ADMIN in self.rules and self.allows(CONTEXT_IS_ADMIN, context)
+
     def allows(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> bool:
-        """Say whether the caller may do this to the target (without one: within its own project)."""
+        """Return whether the rule allows the caller this on the target, by default on its own project."""
         if rule not in self.rules:
             raise KeyError(f"There is no policy rule {rule!r}.")
+        if not self.caches_decisions:
+            return self._takes_scope(rule, context) and self._evaluate(rule, context, self._whole(context, target))
         own = target is None
         project = context.project_id if own else target.get("project_id", target.get("tenant_id"))  # type: ignore[union-attr]
         user = context.user_id if own else target.get("user_id")  # type: ignore[union-attr]
@@ -96,27 +122,30 @@ class Enforcer:
                 bool(context.project_id) and target.get(name) == context.project_id  # type: ignore[union-attr]
                 for name in _PROJECTS
             ),
-            # What the token is for: rules may ask that as well (`domain_id:None`).
+            # The token's scope, which rules may check as well (`domain_id:None`).
             bool(context.project_id),
             context.domain_id is not None,
         )
         known = self._decided.get(key)
         if known is None:
-            known = self._decided[key] = self._decide(rule, context, key, target)
+            known = self._decided[key] = self._takes_scope(rule, context) and self._decide(rule, context, key, target)
         return known
+
+    def _takes_scope(self, rule: str, context: RequestContext) -> bool:
+        return scope_of(context) in self.rules[rule].scope_types
+
+    def check_scope(self, rule: str, context: RequestContext) -> None:
+        """Raise Forbidden if the rule takes no tokens with the scope of the caller's."""
+        if not self._takes_scope(rule, context):
+            wanted = " or ".join(sorted(self.rules[rule].scope_types))
+            raise Forbidden(
+                f"Policy doesn't allow {rule} to be performed with a token for a {scope_of(context)}: "
+                f"it takes one for a {wanted}."
+            )
 
     def _decide(
         self, rule: str, context: RequestContext, key: tuple[Any, ...], target: Mapping[str, Any] | None
     ) -> bool:
-        credentials = {
-            "user_id": context.user_id,
-            "project_id": context.project_id,
-            "tenant_id": context.project_id,
-            "domain_id": context.domain_id,
-            "system_scope": context.system_scope,
-            "roles": list(context.roles),
-            "is_admin": "admin" in context.roles,
-        }
         subject = {
             **{k: v for k, v in (target or {}).items() if k in _EXTRA},
             "project_id": context.project_id if key[2] else "another project",
@@ -128,6 +157,27 @@ class Enforcer:
                 for name, same in zip(_PROJECTS, key[7] or _OWN, strict=True)
             },
         }
+        return self._evaluate(rule, context, subject)
+
+    def _whole(self, context: RequestContext, target: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the target as it is; without one, the caller's own project, user and domain."""
+        if target is None:
+            own = {name: context.project_id for name, is_own in zip(_PROJECTS, _OWN, strict=True) if is_own}
+            target = {**own, "project_id": context.project_id, "user_id": context.user_id}
+            target = {**target, "domain_id": context.domain_id}
+        project = target.get("project_id", target.get("tenant_id"))
+        return {**target, "project_id": project, "tenant_id": project}
+
+    def _evaluate(self, rule: str, context: RequestContext, subject: Mapping[str, Any]) -> bool:
+        credentials = {
+            "user_id": context.user_id,
+            "project_id": context.project_id,
+            "tenant_id": context.project_id,
+            "domain_id": context.domain_id,
+            "system_scope": context.system_scope,
+            "roles": list(context.roles),
+            "is_admin": rule != CONTEXT_IS_ADMIN and self.is_admin(context),
+        }
         return bool(self._enforcer.enforce(rule, subject, credentials))
 
     def enforce(self, rule: str, context: RequestContext, target: Mapping[str, Any] | None = None) -> None:
@@ -136,7 +186,7 @@ class Enforcer:
             raise Forbidden(f"Policy doesn't allow {rule} to be performed.")
 
 
-# Further attributes of a target that rules may look at.
+# Further attributes of a target that rules may use.
 _EXTRA = frozenset(
     {
         "device_owner",
@@ -149,7 +199,30 @@ _EXTRA = frozenset(
         "visibility",
     }
 )
-# Attributes of a target that name a project besides project_id: what counts is whether it is the caller's own.
-# A target that is not given is the caller's own, and is shared with nobody.
+# Attributes of a target, besides project_id, that name a project; only whether it is the caller's own matters.
+# Without a target, the caller's own is assumed, shared with nobody.
 _PROJECTS = ("owner", "member_id", "ext_parent:project_id", "network:project_id", "security_group:project_id")
 _OWN = tuple(name != "member_id" for name in _PROJECTS)
+
+
+def _is_in_key(check: Any) -> bool:
+    """Return whether the cache key has all that the result of a check depends on."""
+    if isinstance(check, oslo.NotCheck):
+        return _is_in_key(check.rule)
+    if isinstance(check, oslo.AndCheck | oslo.OrCheck):
+        return all(_is_in_key(each) for each in check.rules)
+    if str(check) in ("@", "!"):
+        return True
+    attribute = check.match[2:-2] if check.match.startswith("%(") and check.match.endswith(")s") else None
+    match check.kind:
+        case "rule":
+            return True
+        case "field":  # RESOURCE:ATTRIBUTE=VALUE
+            return check.match.partition(":")[2].partition("=")[0] in _EXTRA
+        case "role" | "is_admin" | "system_scope" | "service_roles":  # no caller has service roles
+            return attribute is None
+        case "project_id" | "tenant_id":
+            return check.match == "None" or attribute in ("project_id", "tenant_id", *_PROJECTS)
+        case "user_id" | "domain_id":
+            return attribute == check.kind or (check.kind, check.match) == ("domain_id", "None")
+    return attribute in _EXTRA

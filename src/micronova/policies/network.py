@@ -1,9 +1,8 @@
-"""Who may do what with networks: Neutron's rule names and its scoped-role defaults, as data.
+"""The policy rules of the network service: Neutron's names and its defaults for scoped roles, as data.
 
-Where a default differs from Neutron's: a port on a shared network is made by a member, not by any reader; an admin
-may set what a driver is told (binding:profile); who sees a shared quality-of-service policy, and its rules in it, may
-ask for the rules too; and the role `service` is all that compute's user needs, so it may also read security groups and
-floating IPs, and have a topology made for a project.
+Some defaults differ from Neutron's. Creating a port on a shared network needs the role member, not only reader. Admins
+may set binding:profile. Callers that may see a shared QoS policy may also list its rules. The role `service` suffices
+for compute's user, so it may also read security groups and floating IPs, and create the topology of a project.
 """
 
 import re
@@ -16,10 +15,10 @@ from micronova.policies.enforcer import Rule
 
 
 class FieldCheck(oslo.Check):
-    """`field:networks:shared=True`, `field:port:device_owner=~^network:`: compares an attribute of the target.
+    """Compares an attribute of the target: `field:networks:shared=True`, `field:port:device_owner=~^network:`.
 
-    A policy.yaml written for Neutron uses this form. Where the target is something on a network, an attribute of
-    the network is found under `network:NAME`.
+    A policy.yaml for Neutron uses this form. If the target is a resource on a network, `network:NAME` is the
+    attribute of the network.
     """
 
     def __init__(self, kind: str, match: str) -> None:
@@ -243,7 +242,7 @@ _CHECKS: dict[str, str] = {
     "get_auto_allocated_topology": f"{READER} or {SERVICE}",
     "delete_auto_allocated_topology": MEMBER,
     "get_availability_zone": "role:reader",
-    "get_agent": ADMIN,
+    "get_agent": ADMIN_OR_SERVICE,  # the audit of compute reads it
     "update_agent": ADMIN,
     "delete_agent": ADMIN,
     "get_agent_state": ADMIN_OR_SERVICE,

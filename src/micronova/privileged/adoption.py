@@ -1,10 +1,9 @@
-"""Taps that a libvirt of the machine's own made for this cloud's guests, outside the cloud's namespace.
+"""Adoption of taps that a libvirt of the machine creates for this cloud's guests.
 
-Such a libvirt makes taps in the machine's namespace, where nothing of ours belongs. QEMU keeps hold of a tap when it
-is moved: so it is taken into the cloud's namespace, and wired there like any other. A name proves nothing, another
-cloud or another network service may use the same. What is taken is a tap that the machine's libvirt has finished
-with, that nobody has put on a bridge, and that is held by the very QEMU process of the named guest, whose disk lies
-in this cloud's directory.
+Such a libvirt creates taps in the machine's namespace. QEMU keeps a tap open when it is moved, so the helper moves it
+into the cloud's namespace, where it is plugged like any other. The name of a tap is no proof, because another cloud or
+another network service may use the same name. The helper moves a tap only if libvirt has finished with it, if it is on
+no bridge, and if the QEMU process of the named guest has it open and runs from a disk in this cloud's directory.
 """
 
 import json
@@ -24,21 +23,21 @@ _PROCESSES = Path("/proc")
 
 
 def outside() -> list[str]:
-    """List the taps of the helper's own namespace that are named as guests' are."""
+    """Return the taps in the helper's own namespace that have the name of a guest's tap."""
     return sorted(name for name, link in links().items() if _TAP.match(name) and _is_tap(link))
 
 
 def adopt_tap(verb: v.AdoptTap, namespace: str, guests: Path) -> bool:
-    """Take a guest's tap into the cloud's namespace; say no while there is none that its QEMU holds."""
+    """Move a guest's tap into the cloud's namespace; return False while the guest's QEMU does not have it open."""
     link = links().get(verb.tap)
-    # Before QEMU has it, libvirt is still at work on it by its name.
+    # Until QEMU has opened it, libvirt still configures the tap by its name.
     if link is None or not any(_holds(process, verb.tap) for process in _guest(verb.guest, guests)):
         return False
-    # Libvirt gives a tap the guest's address with another first byte, by which bridges do not choose theirs.
+    # Libvirt gives a tap the guest's MAC address with the first byte fe, so that a bridge does not take it over.
     if not _is_tap(link) or link.get("address") != f"fe{verb.mac[2:]}":
         raise Refused(f"{verb.tap} is not the tap of the guest's interface {verb.mac}.")
     if link.get("master"):
-        raise Refused(f"{verb.tap} is on the bridge {link['master']} already: somebody else wires it.")
+        raise Refused(f"{verb.tap} is on the bridge {link['master']} already: another program plugged it.")
     with inside(namespace):
         if link_of(verb.tap) is not None:
             raise Failed(f"There is a {verb.tap} in {namespace} already.")
@@ -47,14 +46,14 @@ def adopt_tap(verb: v.AdoptTap, namespace: str, guests: Path) -> bool:
 
 
 def _is_tap(link: dict[str, Any]) -> bool:
-    """Say whether it is a tap that goes with whoever holds it."""
+    """Return whether a device is a tap that disappears when its process closes it."""
     made = link.get("linkinfo", {})
     about = made.get("info_data", {})
     return made.get("info_kind") == "tun" and about.get("type") == "tap" and not about.get("persist")
 
 
 def _guest(uuid: str, guests: Path) -> Iterator[Path]:
-    """Find the process that runs a guest from this cloud's directory, in the helper's own namespace."""
+    """Yield the process that runs a guest from this cloud's directory in the helper's own namespace."""
     disks = json.dumps(f"{guests}/instances/{uuid}/", ensure_ascii=False)[:-1].encode()  # as on QEMU's command line
     here = (_PROCESSES / "thread-self/ns/net").stat().st_ino
     for process in _PROCESSES.iterdir():

@@ -1,7 +1,7 @@
-"""Telling neighbours that an address is here now (gratuitous ARP, and its like in IPv6), or that a router goes.
+"""Announcements on a link: an address has moved (gratuitous ARP, unsolicited neighbour advertisement), a router goes.
 
-Who has talked to the address before remembers where it was. Without this, an address that moved (a floating IP to
-another router) would not be reached until its neighbours have forgotten it.
+Other devices on the link cache the MAC address of an address. Without an announcement they could not reach an address
+that has moved, such as a floating IP on another router, until their cache entries expire.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ _ALL_NODES = "ff02::1"
 
 
 def announce(device: str, addresses: Iterable[str]) -> None:
-    """Tell of addresses that a device of this thread's namespace has; neighbours that do not hear it ask later."""
+    """Announce addresses of a device in this thread's namespace; a failure is logged, because caches expire anyway."""
     for text in addresses:
         address = ipaddress.ip_address(text)
         try:
@@ -30,14 +30,14 @@ def announce(device: str, addresses: Iterable[str]) -> None:
             elif not address.is_link_local:
                 _by_advertisement(device, address)
         except OSError as error:
-            log.warning("%s was not announced on %s: %s", text, device, error)
+            log.warning("cannot announce %s on %s: %s", text, device, error)
 
 
 def _by_arp(device: str, address: ipaddress.IPv4Address) -> None:
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as made:
         made.bind((device, _ARP))
         mac = made.getsockname()[4]
-        for kind in (_REQUEST, _REPLY):  # some listen to one, some to the other (RFC 5944, section 4.6)
+        for kind in (_REQUEST, _REPLY):  # devices may heed only one of them (RFC 5944, section 4.6)
             target = bytes(6) if kind == _REQUEST else _BROADCAST
             body = struct.pack("!HHBBH", 1, 0x0800, 6, 4, kind) + mac + address.packed + target + address.packed
             made.send(_BROADCAST + mac + struct.pack("!H", _ARP) + body)
@@ -56,19 +56,19 @@ def _by_advertisement(device: str, address: ipaddress.IPv6Address) -> None:
 
 
 def withdraw(device: str) -> None:
-    """Tell guests on a device of this thread's namespace that it is no router any more."""
+    """Tell guests that a device of this thread's namespace is no longer a router."""
     try:
         index = socket.if_nametoindex(device)
         with _to_all(index) as made:
-            # Type, code, checksum, hop limit (none said), flags, lifetime 0, two timers.
-            said = struct.pack("!BBHBBHII", _ROUTER_ADVERTISEMENT, 0, 0, 0, 0, 0, 0, 0)
-            made.sendto(said, (_ALL_NODES, 0, 0, index))
-    except OSError as error:  # the device went first, and guests find out by themselves
-        log.info("%s was not withdrawn as a router: %s", device, error)
+            # Type, code, checksum, hop limit (unspecified), flags, lifetime 0, two timers.
+            message = struct.pack("!BBHBBHII", _ROUTER_ADVERTISEMENT, 0, 0, 0, 0, 0, 0, 0)
+            made.sendto(message, (_ALL_NODES, 0, 0, index))
+    except OSError as error:  # the device may be gone; guests notice when the router's lifetime ends
+        log.info("cannot withdraw %s as a router: %s", device, error)
 
 
 def _to_all(index: int) -> socket.socket:
-    """Return a socket for ICMPv6 to all neighbours on a link; from anywhere further away they would not believe it."""
+    """Return a socket for ICMPv6 to all nodes on a link; they accept it only with a hop limit of 255 (RFC 4861)."""
     made = socket.socket(socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6)
     made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)
     made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)

@@ -1,21 +1,22 @@
-"""What must hold of a verb beyond the form of its fields."""
+"""Checks of verbs that the types of their fields cannot express."""
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS
 
+ICMP = (1, 58)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Refused(Exception):
-    """The verb asks for something that the helper does not do."""
+    """The helper does not carry out this verb."""
 
 
 def check(verb: v.Verb, prefix: str) -> None:
-    """Raise Refused unless all of the verb is well-formed and about this cloud."""
+    """Raise Refused unless a verb is well-formed and concerns this cloud."""
     namespace = getattr(verb, "namespace", None)
     if namespace is not None and namespace != prefix and not namespace.startswith(f"{prefix}-"):
         raise Refused(f"{namespace} is not a namespace of this cloud.")
@@ -40,9 +41,9 @@ def check(verb: v.Verb, prefix: str) -> None:
             for route in verb.routes:
                 destination = network(route.destination)
                 if route.via is None and route.device is None:
-                    raise Refused("A route leads to a neighbour or to a device.")
+                    raise Refused("A route needs a next hop or a device.")
                 if route.via is not None and _usable(address(route.via)).version != destination.version:
-                    raise Refused(f"The route to {destination} leads to a neighbour of another family.")
+                    raise Refused(f"The route to {destination} has a next hop of another address family.")
         case v.LoadFirewall():
             _firewall(verb)
         case v.LoadRouter():
@@ -71,23 +72,23 @@ def address(text: str) -> Address:
     try:
         return ipaddress.ip_address(text)
     except ValueError:
-        raise Refused(f"{text!r} is no address.") from None
+        raise Refused(f"{text!r} is not an address.") from None
 
 
 def network(text: str) -> Network:
-    """Parse a range."""
+    """Parse a range of addresses."""
     try:
         return ipaddress.ip_network(text)
     except ValueError:
-        raise Refused(f"{text!r} is no range of addresses.") from None
+        raise Refused(f"{text!r} is not a range of addresses.") from None
 
 
 def interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
-    """Parse an address with the length of its range."""
+    """Parse an address with a prefix length."""
     try:
         return ipaddress.ip_interface(text)
     except ValueError:
-        raise Refused(f"{text!r} is no address with a length.") from None
+        raise Refused(f"{text!r} is not an address with a prefix length.") from None
 
 
 def _usable(given: Address) -> Address:
@@ -99,7 +100,7 @@ def _usable(given: Address) -> Address:
 
 def _unicast(mac: str) -> None:
     if int(mac[:2], 16) & 1:
-        raise Refused(f"{mac} is not the address of one device.")
+        raise Refused(f"{mac} is not the MAC address of one device.")
 
 
 def _distinct(names: Iterable[str]) -> None:
@@ -110,22 +111,36 @@ def _distinct(names: Iterable[str]) -> None:
 
 def _firewall(verb: v.LoadFirewall) -> None:
     _distinct([*(port.tap for port in verb.guarded), *(each.device for each in verb.plain)])
+    if len(verb.guarded) + len(verb.plain) > v.MAX_TAPS:
+        raise Refused(f"A firewall has at most {v.MAX_TAPS} ports.")
     _distinct(group.id for group in verb.groups)
     known = {group.id for group in verb.groups}
     for group in verb.groups:
         for member in group.addresses:
             network(member)
     for port in verb.guarded:
-        for pair in port.pairs:
-            _unicast(pair.mac)
-            network(pair.prefix)
-        for rule in port.rules:
-            if rule.version == 5 or (rule.remote is not None and network(rule.remote).version != rule.version):
-                raise Refused("A rule's remote is of another family.")
-            if rule.remote_group is not None and rule.remote_group not in known:
-                raise Refused(f"A rule names the group {rule.remote_group}, which is not among the groups.")
-            if rule.protocol is None and (rule.low is not None or rule.high is not None):
-                raise Refused("A rule for ports needs a protocol.")
+        check_port(port, known)
+
+
+def check_port(port: v.Guarded, groups: Container[str]) -> None:
+    """Raise Refused unless the addresses and rules of a port are well-formed; `groups` are the known remote ones."""
+    for pair in port.pairs:
+        _unicast(pair.mac)
+        network(pair.prefix)
+    for rule in port.rules:
+        if rule.version == 5 or (rule.remote is not None and network(rule.remote).version != rule.version):
+            raise Refused("The remote of a rule is of another address family.")
+        if rule.remote_group is not None and rule.remote_group not in groups:
+            raise Refused(f"A rule names the security group {rule.remote_group}, which is missing.")
+        if rule.protocol is None and (rule.low is not None or rule.high is not None):
+            raise Refused("A rule for ports needs a protocol.")
+        if rule.protocol in ICMP:
+            if max(rule.low or 0, rule.high or 0) > 255:
+                raise Refused("The type and the code of ICMP are at most 255.")
+            if rule.low is None and rule.high is not None:
+                raise Refused("A rule for a code of ICMP needs a type.")
+        elif rule.high is not None and (rule.low or 0) > rule.high:
+            raise Refused(f"The range of ports {rule.low}-{rule.high} is empty.")
 
 
 def _dhcp(verb: v.StartDnsmasq) -> None:
@@ -143,8 +158,8 @@ def _served(subnet: v.DhcpSubnet) -> None:
         address(each)
     for route in subnet.routes:
         if network(route.destination).version != address(route.via).version:
-            raise Refused("A route leads to a neighbour of another family.")
+            raise Refused("A route has a next hop of another address family.")
     if served.version == 4 and (subnet.advertise or subnet.mode != "stateful"):
         raise Refused("Routers are advertised in IPv6 only.")
     if subnet.mode != "stateful" and served.prefixlen != 64:
-        raise Refused("Guests make addresses in ranges of 64 bits only.")
+        raise Refused("Guests derive addresses only from prefixes of 64 bits.")

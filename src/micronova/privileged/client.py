@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -14,29 +17,46 @@ from micronova.privileged import verbs as v
 from micronova.privileged import wire
 
 _READY_TIMEOUT = 30.0
+_UMASK = 0o022  # DHCP servers, which run as another user, read what the helper writes
 
 
 class PrivilegedError(MicronovaError):
-    """The helper refused, or the kernel did."""
+    """The helper refused a verb, or the kernel or a program failed."""
 
     code = "privileged"
 
 
 class Privileged(Protocol):
-    """What does verbs."""
+    """Carries out verbs."""
 
     async def call(self, verb: v.Verb) -> v.Reply:
-        """Do a verb; raise PrivilegedError."""
+        """Carry out a verb; raise PrivilegedError if that fails."""
 
     async def open(self, verb: v.Verb) -> socket.socket:
-        """Do a verb whose answer is a socket."""
+        """Carry out a verb that returns a socket."""
 
     async def close(self) -> None:
-        """Let go of the helper."""
+        """Close the connection to the helper."""
+
+
+@contextlib.contextmanager
+def address_of(path: Path) -> Iterator[str]:
+    """Yield an address to connect to a Unix socket, valid inside the block; raise OSError if the path is not a socket.
+
+    The last part of the path is not followed if it is a link: root connects to sockets in a directory of the service
+    user, who could have root talk to another process.
+    """
+    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(path))
+        yield f"/proc/self/fd/{found}"
+    finally:
+        os.close(found)
 
 
 class PrivilegedClient:
-    """Asks a helper over its Unix socket, one verb at a time; connects when it must."""
+    """Sends verbs to a helper over its Unix socket, one at a time; connects when needed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,17 +64,17 @@ class PrivilegedClient:
         self._lock = asyncio.Lock()
 
     async def call(self, verb: v.Verb) -> v.Reply:
-        """Do a verb."""
-        answer, passed = await self._ask(verb)
+        """Carry out a verb."""
+        answer, passed = await self._send(verb)
         if passed is not None:
             passed.close()
         return answer
 
     async def open(self, verb: v.Verb) -> socket.socket:
-        """Do a verb whose answer is a socket."""
-        _, passed = await self._ask(verb)
+        """Carry out a verb that returns a socket."""
+        _, passed = await self._send(verb)
         if passed is None:
-            raise PrivilegedError("The privileged helper did not hand over a socket.")
+            raise PrivilegedError("The privileged helper did not return a socket.")
         return passed
 
     async def close(self) -> None:
@@ -63,18 +83,21 @@ class PrivilegedClient:
             self._connection.close()
             self._connection = None
 
-    async def _ask(self, verb: v.Verb) -> tuple[v.Reply, socket.socket | None]:
+    async def _send(self, verb: v.Verb) -> tuple[v.Reply, socket.socket | None]:
+        request = wire.frame(verb)
+        if len(request) > wire.HEADER.size + wire.LIMIT:  # the helper would close the connection without an answer
+            raise PrivilegedError(f"{type(verb).__name__}: {len(request)} bytes are more than the helper accepts.")
         async with self._lock:
             for attempt in (1, 2):
                 try:
                     connection = self._connection or await self._connect()
-                    answer, passed = await self._exchange(connection, wire.frame(verb))
+                    answer, passed = await self._exchange(connection, request)
                     break
-                except (OSError, EOFError) as error:  # a helper that was started again: verbs may be repeated
+                except (OSError, EOFError) as error:  # the helper was restarted; a verb may be repeated
                     await self.close()
                     if attempt == 2:
                         raise Unavailable(f"The privileged helper at {self._path} does not answer: {error}.") from error
-                except BaseException:  # cancelled half-way: the rest of the answer must not be taken for another's
+                except BaseException:  # cancelled: the rest of this reply must not be read as the next one
                     await self.close()
                     raise
         if answer.error:
@@ -87,7 +110,8 @@ class PrivilegedClient:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         made.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(made, str(self._path))
+            with address_of(self._path) as address:
+                await asyncio.get_running_loop().sock_connect(made, address)
         except BaseException:
             made.close()
             raise
@@ -132,17 +156,17 @@ def _done(future: "asyncio.Future[None]") -> None:
 
 
 def runtime_directory(prefix: str) -> Path:
-    """Return where the helper of a cloud keeps the files of its DHCP servers: they must be able to read there."""
+    """Return the directory for the files of a cloud's DHCP servers, which their user must be able to read."""
     return Path("/run/micronova") / prefix
 
 
 class HelperProcess:
-    """A helper that this process started, while it was root; it ends with this process. Methods block."""
+    """A helper that this process starts while it is root; it ends with this process. Methods block."""
 
     def __init__(
         self, prefix: str, path: Path, *, uid: int = 0, directory: Path | None = None, guests: Path | None = None
     ) -> None:
-        """`guests` is where guests' disks are, if their taps are to be taken in from outside."""
+        """`guests` is the directory of the guests' disks, if a libvirt of the machine creates their taps."""
         self.prefix = prefix
         self.path = path
         self._uid = uid
@@ -151,31 +175,36 @@ class HelperProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it listens."""
+        """Start the helper and wait until it listens."""
         if os.geteuid() != 0:
-            raise PrivilegedError("Networks for guests are made by root: start as root, or without a network agent.")
+            raise PrivilegedError("Networks for guests need root: start as root, or without a network agent.")
         self._process = subprocess.Popen(
-            self._command(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/", start_new_session=True
+            self._command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            start_new_session=True,
+            umask=_UMASK,
         )
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             raise PrivilegedError(f"The privileged helper did not start (it ended with {self._process.wait()}).")
 
     def running(self) -> bool:
-        """Say whether it lives."""
+        """Return whether the helper runs."""
         return self._process is not None and self._process.poll() is None
 
     def detach(self) -> None:
-        """Let go of it in a child of the process that started it: it is to end with its parent alone."""
+        """Forget the helper in a child process: it ends with the process that started it."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.close()
             process.stdout.close()
-            process.returncode = 0  # not ours to wait for
+            process.returncode = 0  # it is not a child of this process
 
     def do(self, verb: v.Verb) -> v.Reply:
-        """Do one verb, without a loop that runs."""
+        """Carry out one verb; for callers without a running event loop."""
 
         async def ask() -> v.Reply:
             client = PrivilegedClient(self.path)
@@ -187,7 +216,7 @@ class HelperProcess:
         return asyncio.run(ask())
 
     def stop(self, *, cleanup: bool = False) -> None:
-        """End it; with `cleanup`, take away all that there is of the cloud."""
+        """End the helper; with `cleanup`, delete everything that it made for the cloud."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
@@ -200,11 +229,11 @@ class HelperProcess:
                 process.kill()
                 process.wait()
         if cleanup:
-            subprocess.run([*self._command(), "--cleanup"], stdin=subprocess.DEVNULL, cwd="/", check=True)
+            subprocess.run([*self._command(), "--cleanup"], stdin=subprocess.DEVNULL, cwd="/", check=True, umask=_UMASK)
 
     def _command(self) -> list[str]:
         return [
-            sys.executable, "-m", "micronova.privileged.helper", "--prefix", self.prefix, "--socket", str(self.path),
-            "--directory", str(self._directory), "--uid", str(self._uid),
-            *(["--guests", str(self._guests)] if self._guests is not None else []),
+            sys.executable, "-P", "-m", "micronova.privileged.helper",  # -P: without the current directory in its path
+            "--prefix", self.prefix, "--socket", str(self.path), "--directory", str(self._directory),
+            "--uid", str(self._uid), *(["--guests", str(self._guests)] if self._guests is not None else []),
         ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Devices, addresses and routes, by iproute2. Each function brings about what it names, whatever there was."""
+"""Devices, addresses, routes and bandwidth limits, by iproute2. Each function may be repeated."""
 
 import json
 from collections.abc import Sequence
@@ -6,37 +6,43 @@ from typing import Any
 
 from micronova.privileged import verbs as v
 from micronova.privileged.announce import announce
-from micronova.privileged.kernel import NAMESPACES, Failed, inside, run, sysctl
+from micronova.privileged.kernel import (
+    NAMESPACES,
+    Failed,
+    check_bridge_filter,
+    ensure_bridge_filter,
+    inside,
+    run,
+    sysctl,
+)
 
 
 def namespaces(prefix: str) -> list[str]:
-    """List the namespaces of a cloud."""
+    """Return the namespaces of a cloud."""
     if not NAMESPACES.is_dir():
         return []
     return sorted(e.name for e in NAMESPACES.iterdir() if e.name == prefix or e.name.startswith(f"{prefix}-"))
 
 
-def ensure_namespace(verb: v.EnsureNamespace) -> None:
-    """Make a namespace and set how it behaves."""
+def ensure_namespace(verb: v.EnsureNamespace, prefix: str) -> None:
+    """Create a namespace and set its kernel parameters."""
     if not (NAMESPACES / verb.namespace).exists():
         run(["ip", "netns", "add", verb.namespace])
     with inside(verb.namespace):
+        if verb.namespace == prefix:
+            ensure_bridge_filter()
         run(["ip", "link", "set", "lo", "up"])
         for family in ("ipv4", "ipv6"):
             sysctl(f"{family}/conf/all/forwarding", "1" if verb.forward else "0")
-        # A router may have several devices on one network: each speaks for its own addresses only.
+        # A router may have several devices on one network: each answers ARP for its own addresses only.
         sysctl("ipv4/conf/all/arp_ignore", "1")
         sysctl("ipv4/conf/all/arp_announce", "2")
         sysctl("ipv6/conf/default/accept_dad", "0")
         sysctl("ipv6/conf/default/accept_ra", "0")
-        # Bridged packets pass the inet family's chains, where connections are known.
-        sysctl("bridge/bridge-nf-call-iptables", "1")
-        sysctl("bridge/bridge-nf-call-ip6tables", "1")
-        sysctl("bridge/bridge-nf-call-arptables", "0")
 
 
 def delete_namespace(namespace: str) -> None:
-    """Delete a namespace with its devices, also if a process lives on in it."""
+    """Delete a namespace and its devices, even if a process still runs in it."""
     if not (NAMESPACES / namespace).exists():
         return
     with inside(namespace):
@@ -47,19 +53,19 @@ def delete_namespace(namespace: str) -> None:
 
 
 def links() -> dict[str, dict[str, Any]]:
-    """List the devices of the namespace that this thread is in."""
+    """Return the devices of this thread's namespace by name."""
     found = json.loads(run(["ip", "-json", "-details", "link", "show"]) or "[]")
     return {link["ifname"]: link for link in found if "ifname" in link}
 
 
 def link_of(name: str) -> dict[str, Any] | None:
-    """Look at one device of the namespace that this thread is in: among hundreds, quicker than to list them."""
+    """Return one device of this thread's namespace; among hundreds this is faster than `links`."""
     found = json.loads(run(["ip", "-json", "link", "show", "dev", name], quiet=True) or "[]")
     return found[0] if found else None
 
 
 def ensure_bridge(verb: v.EnsureBridge, namespace: str) -> None:
-    """Make a bridge that learns and floods, and has no voice of its own."""
+    """Create a bridge without multicast snooping, forward delay and IPv6 addresses of its own."""
     with inside(namespace):
         link = link_of(verb.bridge)
         if link is None:
@@ -70,8 +76,12 @@ def ensure_bridge(verb: v.EnsureBridge, namespace: str) -> None:
 
 
 def ensure_tap(verb: v.EnsureTap, namespace: str) -> bool:
-    """Put a tap on its bridge; say whether there is one."""
+    """Plug a tap into its bridge; return False if there is no such tap.
+
+    Raise Failed if the kernel would not filter its packets.
+    """
     with inside(namespace):
+        check_bridge_filter()
         link = link_of(verb.tap)
         if link is None:
             if not verb.create:
@@ -90,12 +100,12 @@ def _on_bridge(device: str, bridge: str, mtu: int, link: dict[str, Any]) -> None
 
 
 def ensure_veth(verb: v.EnsureVeth, namespace: str) -> None:
-    """Join a namespace to a bridge by a pair."""
+    """Connect a namespace to a bridge by a veth pair."""
     with inside(verb.namespace):
         inner = link_of(verb.inner)
     with inside(namespace):
         outer = link_of(verb.outer)
-        if (inner is None) != (outer is None):  # half of a pair is of no use
+        if (inner is None) != (outer is None):  # one end is missing: create the pair anew
             if outer is not None:
                 run(["ip", "link", "delete", verb.outer], quiet=True)
             outer = inner = None
@@ -119,7 +129,7 @@ def delete_link(device: str, namespace: str) -> None:
 
 
 def set_addresses(verb: v.SetAddresses) -> None:
-    """Give a device its addresses and take others away, without disturbing those that stay."""
+    """Add and remove addresses of a device; those that it keeps are not touched."""
     with inside(verb.namespace):
         found = json.loads(run(["ip", "-json", "address", "show", "dev", verb.device]) or "[]")
         held = {
@@ -172,10 +182,10 @@ def _full(destination: str, family: str) -> str:
 
 
 def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
-    """Slow a guest down: what it receives at its tap, what it sends at a device that its tap hands it to."""
-    detour = "ifb" + verb.tap[3:]
+    """Limit a guest's bandwidth: what it receives at its tap, what it sends at an ifb device."""
+    ifb = "ifb" + verb.tap[3:]
     with inside(namespace):
-        tap, aside = link_of(verb.tap), link_of(detour)
+        tap, ifb_link = link_of(verb.tap), link_of(ifb)
         if tap is None:
             return
         if verb.receive:
@@ -183,34 +193,34 @@ def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
         elif tap.get("qdisc") == "tbf":
             run(["tc", "qdisc", "delete", "dev", verb.tap, "root"])
         if verb.send:
-            if aside is None:
-                run(["ip", "link", "add", detour, "type", "ifb"])
-            run(["tc", "qdisc", "replace", "dev", detour, "root", *_bucket(verb.send, verb.send_burst)])
-            run(["ip", "link", "set", detour, "up"])
+            if ifb_link is None:
+                run(["ip", "link", "add", ifb, "type", "ifb"])
+            run(["tc", "qdisc", "replace", "dev", ifb, "root", *_bucket(verb.send, verb.send_burst)])
+            run(["ip", "link", "set", ifb, "up"])
             run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
             run(["tc", "qdisc", "add", "dev", verb.tap, "ingress"])
             everything = ["parent", "ffff:", "protocol", "all", "u32", "match", "u32", "0", "0"]
-            redirect = ["action", "mirred", "egress", "redirect", "dev", detour]
+            redirect = ["action", "mirred", "egress", "redirect", "dev", ifb]
             run(["tc", "filter", "add", "dev", verb.tap, *everything, *redirect])
-        elif aside is not None:
+        elif ifb_link is not None:
             run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
-            run(["ip", "link", "delete", detour])
+            run(["ip", "link", "delete", ifb])
 
 
 def _bucket(rate: int, burst: int) -> list[str]:
-    """A token bucket that holds the burst, or a tenth of a second's worth, and at least some full frames."""
+    """Return a token bucket for the burst or a tenth of a second of traffic, and at least for some full frames."""
     held = max((burst or rate // 10) * 1000 // 8, 32_768)
     return ["tbf", "rate", f"{rate}kbit", "burst", str(held), "latency", "100ms"]
 
 
 def load(namespace: str, ruleset: str) -> None:
-    """Load a rule set, whole or not at all."""
+    """Load an nftables rule set in one transaction."""
     with inside(namespace):
         run(["nft", "-f", "-"], ruleset)
 
 
 def inventory(prefix: str) -> tuple[list[str], dict[str, v.Link]]:
-    """List a cloud's namespaces and the devices among its bridges."""
+    """Return a cloud's namespaces, and the devices in the namespace with its bridges."""
     present = namespaces(prefix)
     found: dict[str, v.Link] = {}
     if prefix in present:

@@ -1,10 +1,11 @@
-"""A dnsmasq per network: its command line and files, made from checked fields, and the process.
+"""The dnsmasq processes of networks and routers: command lines and files from checked fields, start and stop.
 
-A router that advertises itself has one too, which does nothing else: guests take who sends an advertisement for the
-router, so it must come from the router's own device.
+A network has one as DHCP and DNS server. A router that advertises itself has one that does nothing else, because
+guests take the sender of an advertisement as their router, so it must come from the router's own device.
 """
 
 import contextlib
+import grp
 import os
 import pwd
 import signal
@@ -18,18 +19,19 @@ from micronova.privileged import verbs as v
 from micronova.privileged.announce import withdraw
 from micronova.privileged.checks import network
 from micronova.privileged.kernel import Failed, inside, run
+from micronova.privileged.rulesets import server
 
 PROGRAM = "dnsmasq"
 LEASE = 86400
-ADVERTISE = 60  # seconds between advertisements that nobody has asked for
-LIFETIME = 1800  # seconds that a router is taken for one after its last advertisement
+ADVERTISE = 60  # seconds between unsolicited router advertisements
+LIFETIME = 1800  # seconds for which guests use a router after its last advertisement
 STOP_TIMEOUT = 5.0
 _DEVICE = "--interface="
-_ADVERTISER = "--port=0"  # no DNS: only a router's advertiser is started so
+_ADVERTISER = "--port=0"  # no DNS; only a router's advertiser has this argument
 
 
-def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
-    """Run the server as the verb says; one that runs is only told to read its files again, if that is enough."""
+def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> int:
+    """Start the server and return its process id; one with the same command line only reads its changed files again."""
     place = directory / verb.namespace
     place.mkdir(mode=0o755, exist_ok=True)
     if isinstance(verb, v.StartAdvertiser):
@@ -41,15 +43,21 @@ def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> None:
     if pid is not None and _arguments(pid) == wanted:
         if any(changed):
             os.kill(pid, signal.SIGHUP)
-        return
+        return pid
     if pid is not None:
         _end(pid, verb.namespace, keep=wanted)
     with inside(verb.namespace):
+        if isinstance(verb, v.StartDnsmasq):
+            run(["nft", "-f", "-"], server())
         run(wanted)
+    pid = running(place)
+    if pid is None:
+        raise Failed(f"dnsmasq ended as soon as it had started in {verb.namespace}.")
+    return pid
 
 
 def stop(namespace: str, directory: Path) -> None:
-    """End the server and forget its files."""
+    """End the server and delete its files."""
     place = directory / namespace
     pid = running(place)
     if pid is not None:
@@ -61,7 +69,7 @@ def stop(namespace: str, directory: Path) -> None:
 
 
 def running(place: Path) -> int | None:
-    """Return the process that serves; a number in a file alone may be anybody's."""
+    """Return the id of the server's process; its command line is checked, because ids are reused."""
     try:
         pid = int((place / "pid").read_text())
     except (OSError, ValueError):
@@ -80,12 +88,13 @@ def _common(place: Path) -> list[str]:
         f"--pid-file={place / 'pid'}",
         "--leasefile-ro",
         "--log-facility=/dev/null",
-        f"--user={_user()}",
+        f"--user={_user().pw_name}",
+        f"--group={grp.getgrgid(_user().pw_gid).gr_name}",
     ]
 
 
 def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
-    """Return the command line: what a running server cannot be told otherwise."""
+    """Return the command line; a change of it needs a restart."""
     arguments = [
         *_common(place),
         f"{_DEVICE}{verb.device}",
@@ -94,20 +103,23 @@ def command(verb: v.StartDnsmasq, place: Path) -> list[str]:
         f"--addn-hosts={place / 'names'}",
         "--dhcp-authoritative",
         "--dhcp-no-override",
+        # There is no other server to ask about names without a domain and about private addresses.
+        "--domain-needed",
+        "--bogus-priv",
     ]
     if verb.domain.strip("."):
         domain = verb.domain.strip(".")
         arguments += [f"--domain={domain}", f"--local=/{domain}/"]
     arguments += [f"--dhcp-range={_range(number, subnet)}" for number, subnet in enumerate(verb.subnets)]
     if any(subnet.advertise for subnet in verb.subnets):
-        # It tells guests how to make their addresses; it does not forward, so it is nobody's default router.
+        # It tells guests how to get addresses. It does not forward, so its lifetime as a router is 0.
         arguments.append(f"--ra-param={verb.device},mtu:{verb.mtu},{ADVERTISE},0")
     if any(subnet.advertise and subnet.mode == "stateful" for subnet in verb.subnets):
-        arguments.append("--enable-ra")  # the other modes say it themselves
+        arguments.append("--enable-ra")  # the other modes imply it
     told = [*_search(verb.domain), *_servers(verb.device, verb.subnets)]
     arguments += [f"--dhcp-option={option}" for option in told]
-    room = sum(min(network(subnet.cidr).num_addresses, 65536) for subnet in verb.subnets)
-    return [*arguments, f"--dhcp-lease-max={max(1, min(room, 1_000_000))}"]
+    leases = sum(min(network(subnet.cidr).num_addresses, 65536) for subnet in verb.subnets)
+    return [*arguments, f"--dhcp-lease-max={max(1, min(leases, 1_000_000))}"]
 
 
 def _range(number: int, subnet: v.DhcpSubnet) -> str:
@@ -122,7 +134,7 @@ _KINDS: dict[v.Mode, str] = {"stateful": "static", "stateless": "ra-stateless", 
 
 
 def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
-    """Return the command line of a router's advertiser. What it would answer to DHCP never reaches it (`rulesets`)."""
+    """Return the command line of a router's advertiser; the router's rule set keeps DHCP requests from it."""
     arguments = [*_common(place), _ADVERTISER, "--enable-ra"]
     for link in verb.links:
         arguments += [f"{_DEVICE}{link.device}", f"--ra-param={link.device},mtu:{link.mtu},{ADVERTISE},{LIFETIME}"]
@@ -135,9 +147,9 @@ def advertiser_command(verb: v.StartAdvertiser, place: Path) -> list[str]:
 
 
 def _servers(device: str, subnets: Sequence[v.DhcpSubnet]) -> list[str]:
-    """Name the DNS servers where guests hear of them by advertisements alone: those know devices, not ranges.
+    """Return the options for DNS servers that only advertisements carry; these are per device, not per range.
 
-    On the command line, as all that is advertised: without a range to serve by DHCP, no file of options is read.
+    They stand on the command line, because dnsmasq reads no options file if it serves no range by DHCP.
     """
     known = dict.fromkeys(each for subnet in subnets if subnet.mode == "slaac" for each in subnet.dns)
     return [f"tag:{device},option6:dns-server,{','.join(f'[{each}]' for each in known)}"] if known else []
@@ -148,7 +160,7 @@ def _search(domain: str) -> list[str]:
 
 
 def files(verb: v.StartDnsmasq) -> dict[str, str]:
-    """Return the files that a running server reads again: hosts, options, names."""
+    """Return the files that a running server can read again: hosts, options, names."""
     hosts, names = [], []
     options = [f"option:mtu,{verb.mtu}"]
     domain = verb.domain.strip(".")
@@ -178,14 +190,14 @@ def _options(number: int, subnet: v.DhcpSubnet) -> list[str]:
         lines.append(f"{tag},option:dns-server,{','.join(subnet.dns)}")
     routes = [f"{route.destination},{route.via}" for route in subnet.routes]
     if subnet.gateway and routes:
-        routes.append(f"0.0.0.0/0,{subnet.gateway}")  # whoever reads this option ignores the router's
+        routes.append(f"0.0.0.0/0,{subnet.gateway}")  # this option overrides the router option (RFC 3442)
     if routes:
         lines += [f"{tag},option:classless-static-route,{','.join(routes)}", f"{tag},249,{','.join(routes)}"]
     return lines
 
 
 def _write(file: Path, text: str) -> bool:
-    """Write a file whole, if it says something else so far."""
+    """Replace a file atomically if its text differs; return whether it did."""
     try:
         if file.read_text() == text:
             return False
@@ -193,18 +205,27 @@ def _write(file: Path, text: str) -> bool:
         pass
     fresh = file.with_name(f".{file.name}.new")
     fresh.write_text(text)
-    fresh.chmod(0o644)  # the server reads it as a user of its own
+    fresh.chmod(0o644)  # the server runs as another user
     fresh.replace(file)
     return True
 
 
-def _user() -> str:
+def prepare(directory: Path) -> None:
+    """Make the directory of the servers' files, which name tenants' hosts: only root and the servers may read it."""
+    directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    os.chown(directory, -1, _user().pw_gid)
+    directory.chmod(0o750)
+
+
+def _user() -> pwd.struct_passwd:
+    """Return the user that servers run as."""
     for name in ("dnsmasq", "nobody"):
         try:
-            return pwd.getpwnam(name).pw_name
+            return pwd.getpwnam(name)
         except KeyError:
             continue
-    return "root"
+    return pwd.getpwuid(0)
 
 
 def _arguments(pid: int) -> list[str]:
@@ -216,7 +237,7 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _end(pid: int, namespace: str, keep: Sequence[str] = ()) -> None:
-    """End a server; guests hear at once that a router which it advertised, and whoever comes next does not, is none."""
+    """End a server; withdraw the routers that it advertised, except on the devices in the next command line."""
     before = _arguments(pid)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT

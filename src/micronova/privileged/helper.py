@@ -1,8 +1,8 @@
-"""The privileged helper: a small process of root's that does what `verbs` lists, for one cloud, and nothing else.
+"""The privileged helper: a small root process that carries out the verbs of one cloud and nothing else.
 
-It listens on a Unix socket that only one user (and root) may use, checks each verb, and does one at a time. What it
-makes outlives it: guests and their traffic do not notice when it is started again. It ends when its standard input
-does, that is, with the process that started it.
+It listens on a Unix socket that only one user and root may use, checks each verb, and carries out one at a time. What
+it makes stays when it ends, so a restart does not disturb guests. It ends when its standard input is closed, that is,
+with the process that started it.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.privileged import adoption, devices, dnsmasq, rulesets, sockets, wire
+from micronova.privileged import adoption, canary, devices, dnsmasq, firewall, rulesets, sockets, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check
 from micronova.privileged.kernel import Failed
@@ -36,12 +36,12 @@ Answer = tuple[v.Reply, socket.socket | None]
 
 
 class Helper:
-    """Does verbs for one cloud."""
+    """Carries out the verbs of one cloud."""
 
     def __init__(self, prefix: str, directory: Path, guests: Path | None = None) -> None:
-        """`prefix` is that of the cloud's names; `directory` is where the files of its servers are.
+        """`prefix` begins the names of the cloud; `directory` holds the files of its DHCP servers.
 
-        `guests` is where the cloud has its guests' disks, if a libvirt runs them that makes their taps out here.
+        `guests` is the directory of the guests' disks, if a libvirt of the machine creates their taps.
         """
         if not PREFIX.match(prefix):
             raise Refused(f"{prefix!r} is not a cloud's prefix.")
@@ -50,7 +50,7 @@ class Helper:
         self._guests = guests
         self._lock = threading.Lock()
         self._verbs: dict[type[v.Verb], Callable[[Any], Answer | None]] = {
-            v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb),
+            v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb, prefix),
             v.DeleteNamespace: self._delete_namespace,
             v.EnsureBridge: lambda verb: devices.ensure_bridge(verb, prefix),
             v.EnsureTap: lambda verb: (v.Reply(present=devices.ensure_tap(verb, prefix)), None),
@@ -59,10 +59,11 @@ class Helper:
             v.DeleteLink: lambda verb: devices.delete_link(verb.device, prefix),
             v.SetAddresses: lambda verb: devices.set_addresses(verb),
             v.SetRoutes: lambda verb: devices.set_routes(verb),
-            v.LoadFirewall: lambda verb: devices.load(prefix, rulesets.firewall(verb)),
+            v.LoadFirewall: lambda verb: (v.Reply(closed=firewall.load_firewall(verb, prefix)), None),
+            v.CheckFirewall: lambda verb: canary.check_firewall(),
             v.LoadRouter: lambda verb: devices.load(verb.namespace, rulesets.router(verb)),
-            v.StartDnsmasq: lambda verb: dnsmasq.start(verb, directory),
-            v.StartAdvertiser: lambda verb: dnsmasq.start(verb, directory),
+            v.StartDnsmasq: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),
+            v.StartAdvertiser: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),
             v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),
             v.SetBandwidth: lambda verb: devices.set_bandwidth(verb, prefix),
             v.Inventory: lambda verb: (v.Reply(found=self.inventory()), None),
@@ -73,10 +74,10 @@ class Helper:
         }
 
     def do(self, verb: v.Verb) -> Answer:
-        """Check a verb and do it."""
+        """Check a verb and carry it out."""
         try:
             check(verb, self.prefix)
-            if isinstance(verb, v.Connect):  # waits for others: not under the lock
+            if isinstance(verb, v.Connect):  # it may wait for the network, so not under the lock
                 return self._verbs[type(verb)](verb) or (v.Reply(), None)
             with self._lock:
                 return self._verbs[type(verb)](verb) or (v.Reply(), None)
@@ -86,20 +87,20 @@ class Helper:
             return v.Reply(error=str(error) or type(error).__name__), None
 
     def inventory(self) -> v.Found:
-        """List what there is of the cloud."""
+        """Return the namespaces, devices and servers of the cloud."""
         namespaces, links = devices.inventory(self.prefix)
-        servers = [name for name in self._served() if dnsmasq.running(self.directory / name) is not None]
+        servers = {name: pid for name in self._served() if (pid := dnsmasq.running(self.directory / name)) is not None}
         adopts = self._guests is not None
         return v.Found(
             namespaces=tuple(namespaces),
-            servers=tuple(servers),
+            servers=servers,
             links=links,
             adopts=adopts,
             outside=tuple(adoption.outside()) if adopts else (),
         )
 
     def cleanup(self) -> None:
-        """Take away all that there is of the cloud."""
+        """Delete all servers, devices and namespaces of the cloud."""
         for name in self._served():
             dnsmasq.stop(name, self.directory)
         for name in reversed(devices.namespaces(self.prefix)):  # the one with the bridges last
@@ -107,12 +108,12 @@ class Helper:
 
     def _adopt_tap(self, verb: v.AdoptTap) -> Answer:
         if self._guests is None:
-            raise Refused("This cloud's guests have their taps in its own namespace.")
+            raise Refused("The guests of this cloud have their taps in its own namespace.")
         return v.Reply(present=adoption.adopt_tap(verb, self.prefix, self._guests)), None
 
     def _watch_links(self, verb: v.WatchLinks) -> socket.socket:
         if verb.outside and self._guests is None:
-            raise Refused("This cloud's guests have their taps in its own namespace.")
+            raise Refused("The guests of this cloud have their taps in its own namespace.")
         return sockets.watch_links("" if verb.outside else self.prefix)
 
     def _delete_namespace(self, verb: v.DeleteNamespace) -> None:
@@ -126,23 +127,18 @@ class Helper:
 
 
 class Listener:
-    """Takes verbs from clients on a Unix socket."""
+    """Accepts clients on a Unix socket."""
 
     def __init__(self, helper: Helper, path: Path, uid: int) -> None:
         self._helper = helper
         self._uid = uid
         path.unlink(missing_ok=True)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)
-        try:
-            self.socket.bind(str(path))
-        finally:
-            os.umask(before)
-        os.chown(path, uid, -1, follow_symlinks=False)  # the directory is that user's own
+        _bind(self.socket, path, uid)
         self.socket.listen(16)
 
     def accept(self) -> None:
-        """Take one client, if it is who may."""
+        """Accept one client; close the connection unless its user is allowed."""
         client, _ = self.socket.accept()
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
@@ -152,8 +148,27 @@ class Listener:
         threading.Thread(target=serve, args=(self._helper, client), daemon=True).start()
 
 
+def _bind(listening: socket.socket, path: Path, uid: int) -> None:
+    """Make the socket's file, for one user.
+
+    That user may own the directory, and could put another file in its place before root changes the owner. So that
+    user makes the file. The directory may be below one that is closed to the user, so root opens it.
+    """
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        os.seteuid(uid)
+        try:
+            listening.bind(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.seteuid(0)
+    finally:
+        os.umask(before)
+        os.close(directory)
+
+
 def serve(helper: Helper, client: socket.socket) -> None:
-    """Do what a client asks until it goes away."""
+    """Carry out the verbs of a client until it disconnects."""
     with client:
         while (body := _receive(client)) is not None:
             try:
@@ -161,7 +176,7 @@ def serve(helper: Helper, client: socket.socket) -> None:
             except (msgspec.MsgspecError, RecursionError) as error:
                 answer, passed = v.Reply(error=f"refused: {error}"), None
             except Exception as error:
-                log.exception("a verb failed")
+                log.exception("cannot carry out a verb")
                 answer, passed = v.Reply(error=f"{type(error).__name__}: {error}"), None
             try:
                 if passed is None:
@@ -197,25 +212,24 @@ def _exactly(client: socket.socket, count: int) -> bytes | None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the helper until its standard input ends."""
     parser = argparse.ArgumentParser(prog="micronova-privileged", description=__doc__)
-    parser.add_argument("--prefix", required=True, help="of the cloud's names: mn- and eight hexadecimal digits")
-    parser.add_argument("--directory", required=True, type=Path, help="for the files of its servers")
-    parser.add_argument("--socket", required=True, type=Path, help="where it listens")
-    parser.add_argument("--uid", required=True, type=int, help="who may ask, besides root")
-    parser.add_argument("--guests", type=Path, help="where guests' disks are, if taps are to be taken in from outside")
-    parser.add_argument("--cleanup", action="store_true", help="take all of the cloud away and end")
+    parser.add_argument("--prefix", required=True, help="prefix of the cloud's names: mn- and eight hexadecimal digits")
+    parser.add_argument("--directory", required=True, type=Path, help="directory for the files of DHCP servers")
+    parser.add_argument("--socket", required=True, type=Path, help="Unix socket to listen on")
+    parser.add_argument("--uid", required=True, type=int, help="user that may connect, besides root")
+    parser.add_argument("--guests", type=Path, help="directory of the guests' disks, if taps have to be adopted")
+    parser.add_argument("--cleanup", action="store_true", help="delete everything of the cloud and end")
     given = parser.parse_args(arguments)
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s privileged %(levelname)s %(message)s")
-    given.directory.mkdir(parents=True, exist_ok=True)
-    given.directory.chmod(0o755)  # DHCP servers read there as a user of their own
+    dnsmasq.prepare(given.directory)
     helper = Helper(given.prefix, given.directory, given.guests)
     if given.cleanup:
         helper.cleanup()
-        with contextlib.suppress(OSError):  # something else is in there: not ours to remove
+        with contextlib.suppress(OSError):  # it has files that are not ours
             given.directory.rmdir()
         return 0
     listener = Listener(helper, given.socket, given.uid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us, which ends us in time
-    with contextlib.suppress(BrokenPipeError):  # our starter, who waits for it, was killed: the loop ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started us handles Ctrl-C and ends us
+    with contextlib.suppress(BrokenPipeError):  # the process that started us was killed; the loop ends below
         os.write(sys.stdout.fileno(), b"ready\n")
     try:
         while True:

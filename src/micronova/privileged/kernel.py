@@ -1,5 +1,6 @@
-"""The means of the helper: programs without a shell, and threads that step into a network namespace."""
+"""Programs without a shell, network namespaces and sysctl values."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NAMESPACES = Path("/run/netns")
+BRIDGE_FILTER = ("bridge/bridge-nf-call-iptables", "bridge/bridge-nf-call-ip6tables")
+_SYSCTLS = Path("/proc/sys/net")
 _CLONE_NEWNET = 0x40000000
 _TIMEOUT = 30.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -17,11 +20,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Failed(Exception):
-    """The kernel, or a program, did not do what was asked."""
+    """The kernel or a program failed."""
 
 
 def run(command: Sequence[str], text: str | None = None, *, quiet: bool = False) -> str:
-    """Run a program and return what it printed; `quiet` ignores its failure."""
+    """Run a program and return its output; `quiet` ignores its failure."""
     try:
         done = subprocess.run(
             list(command),
@@ -39,8 +42,8 @@ def run(command: Sequence[str], text: str | None = None, *, quiet: bool = False)
     except subprocess.TimeoutExpired:
         raise Failed(f"{command[0]} did not end within {_TIMEOUT:g} s.") from None
     if done.returncode != 0 and not quiet:
-        said = (done.stderr or done.stdout).strip()
-        raise Failed(f"{' '.join(command[:6])}: {said[:500]}")
+        output = (done.stderr or done.stdout).strip()
+        raise Failed(f"{' '.join(command[:6])}: {output[:500]}")
     return done.stdout
 
 
@@ -48,40 +51,90 @@ PACKAGES = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "dnsmasq": "d
 
 
 def missing_programs() -> list[str]:
-    """Name the packages of programs that are not installed."""
+    """Return the packages whose programs are not installed."""
     return sorted({package for program, package in PACKAGES.items() if shutil.which(program, path=_PATH) is None})
 
 
 @contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Let this thread, and what it starts, be in a network namespace."""
-    outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    """Move this thread, and the programs that it starts, into a network namespace."""
+    with _return():
         try:
             target = os.open(NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise Failed(f"There is no namespace {namespace}.") from None
         try:
-            _setns(target)
+            _checked("setns", _libc.setns(target, _CLONE_NEWNET))
         finally:
             os.close(target)
-        try:
-            yield
-        finally:
-            _setns(outside)
+        yield
+
+
+@contextmanager
+def fresh_namespace() -> Iterator[None]:
+    """Move this thread, and the programs that it starts, into a new namespace that disappears afterwards."""
+    with _return():
+        _checked("unshare", _libc.unshare(_CLONE_NEWNET))
+        yield
+
+
+@contextmanager
+def _return() -> Iterator[None]:
+    """Move this thread back into its present namespace at the end."""
+    outside = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
     finally:
-        os.close(outside)
+        try:
+            _checked("setns", _libc.setns(outside, _CLONE_NEWNET))
+        finally:
+            os.close(outside)
 
 
-def _setns(descriptor: int) -> None:
-    if _libc.setns(descriptor, _CLONE_NEWNET) != 0:
-        number = ctypes.get_errno()
-        raise Failed(f"setns: {os.strerror(number)}")
+def _checked(call: str, result: int) -> None:
+    if result != 0:
+        raise Failed(f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
 def sysctl(name: str, value: str) -> None:
-    """Set a value of the namespace that this thread is in; one that the kernel does not have is passed over."""
+    """Set a value in this thread's namespace; do nothing if the kernel does not have it."""
     try:
-        (Path("/proc/sys/net") / name).write_text(value)
+        if (_SYSCTLS / name).read_text().strip() != value:
+            (_SYSCTLS / name).write_text(value)
     except FileNotFoundError:
         pass
+    except OSError as error:
+        raise Failed(f"net.{name.replace('/', '.')} cannot be set to {value}: {error.strerror}.") from None
+
+
+def ensure_bridge_filter() -> None:
+    """Make bridged packets of this thread's namespace pass the inet family, which tracks and filters connections.
+
+    Raise Failed unless the kernel confirms it: guests would be without security groups.
+    """
+    if not (_SYSCTLS / BRIDGE_FILTER[0]).exists():
+        with contextlib.suppress(Failed):  # the values below decide
+            run(["modprobe", "br_netfilter"])
+    for name in BRIDGE_FILTER:
+        with contextlib.suppress(Failed):  # the same
+            sysctl(name, "1")
+    check_bridge_filter()
+    sysctl("bridge/bridge-nf-call-arptables", "0")
+
+
+def check_bridge_filter() -> None:
+    """Raise Failed unless bridged packets of this thread's namespace pass the inet family."""
+    for name in BRIDGE_FILTER:
+        shown = "net." + name.replace("/", ".")
+        try:
+            value = (_SYSCTLS / name).read_text().strip()
+        except OSError as error:
+            raise Failed(
+                f"Security groups need the kernel module br_netfilter, and {shown} cannot be read ({error.strerror}). "
+                "No guest is wired. Run 'modprobe br_netfilter' and name the module in /etc/modules-load.d."
+            ) from None
+        if value != "1":
+            raise Failed(
+                f"Security groups need {shown} = 1, and it is {value} and cannot be changed. No guest is wired. "
+                "Make /proc/sys writable for the privileged helper."
+            )

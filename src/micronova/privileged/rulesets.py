@@ -1,38 +1,51 @@
-"""Rule sets for nftables, generated whole from checked structures.
+"""Rule sets for nftables, generated from checked structures.
 
-The bridge family knows no connections here, and the inet family does not see which tap a bridged packet belongs to. So
-a packet is marked where it enters and leaves a bridge, and judged where connections are known:
+The bridge family does not track connections, and the inet family does not see the tap of a bridged packet. So a packet
+is marked where it enters and leaves a bridge, and filtered where connections are tracked:
 
-    bridge prerouting   is the sender who it says?  mark = zone of the network
+    bridge prerouting   check the source addresses; mark = zone of the network
     inet   prerouting   connection tracking in that zone, so that equal addresses of two networks are two connections
-    bridge forward      mark = number of the port it comes from | number of the port it goes to << 16
-    inet   forward      the rules of both ports
+    bridge forward      mark = number of the source tap | number of the destination tap << 16
+    inet   forward      the rules of both ports; mark = passed
+    bridge forward      IP packets without that mark are dropped
 
-Only answers pass as part of a connection. What goes in the direction that opened it is judged packet by packet, so a
-rule that is taken away ends the connections that it let in. At a port that is not stateful every packet is judged by
-the rules alone, answers too; it is tracked all the same, because the port at the other end may be stateful.
+So nothing passes if the kernel does not send bridged packets through the inet family.
+
+Only replies pass because of their connection. Packets in the direction that opened the connection pass by the rules,
+so removing a rule ends the connections that it allowed. At a stateless port the rules decide about every packet,
+replies too. Its packets are tracked nevertheless, because the other port may be stateful.
 """
 
+import zlib
 from collections.abc import Iterable, Sequence
 
 from micronova.privileged import verbs as v
-from micronova.privileged.checks import network
+from micronova.privileged.checks import ICMP, Network, network
 
 TABLE = "micronova"
-_ICMP = (1, 58)
+LIMITS = "micronova_limits"
+DHCP_RATE, DNS_RATE = 20, 200  # packets per second that a guest may send to the server of its network
+_FILTERED = "ether type != { arp, ip, ip6 } drop;"
+_PASSED = 0xFFFFFFFF  # the mark of packets that the rules of both ports allow
 
 
 def firewall(verb: v.LoadFirewall) -> str:
-    """Return the rule set between guests."""
+    """Return the rule set of the namespace with the bridges."""
     groups = {group.id: number for number, group in enumerate(verb.groups, 1)}
     ports = list(enumerate(verb.guarded, 1))
     zones = {port.tap: port.zone for port in verb.guarded} | {each.device: each.zone for each in verb.plain}
     taps = [device for device in zones if device.startswith("tap")]
+    marks = marks_of(taps)
+    guarded = {port.tap: marks[port.tap] for port in verb.guarded}
     bridge = [
         *(line for number, port in ports for line in _sources(number, port)),
         *(line for number, port in ports for line in _honest(number, port)),
-        *(f"chain from{n} {{ meta mark set meta mark or {n:#x}; }}" for n, _ in ports),
-        *(f"chain to{n} {{ meta mark set meta mark or {n << 16:#x}; }}" for n, _ in ports),
+        *(f"chain from{mark} {{ meta mark set meta mark or {mark:#x}; }}" for mark in marks.values()),
+        # br_netfilter does not show frames with a VLAN tag to the inet family, and a guest accepts those with tag 0.
+        *(
+            f"chain to{mark} {{ {_FILTERED if tap in guarded else ''} meta mark set meta mark or {mark << 16:#x}; }}"
+            for tap, mark in marks.items()
+        ),
         "chain pre {",
         "type filter hook prerouting priority -300; policy accept;",
         _strangers("iifname", taps),
@@ -43,8 +56,12 @@ def firewall(verb: v.LoadFirewall) -> str:
         "type filter hook forward priority -200; policy accept;",
         _strangers("oifname", taps),
         "meta mark set 0;",
-        _dispatch("iifname", {f'"{p.tap}"': f"jump from{n}" for n, p in ports}),
-        _dispatch("oifname", {f'"{p.tap}"': f"jump to{n}" for n, p in ports}),
+        _dispatch("iifname", {f'"{tap}"': f"jump from{mark}" for tap, mark in marks.items()}),
+        _dispatch("oifname", {f'"{tap}"': f"jump to{mark}" for tap, mark in marks.items()}),
+        "}",
+        "chain last {",
+        "type filter hook forward priority 100; policy accept;",
+        f"ether type {{ ip, ip6 }} meta mark != {_PASSED:#x} drop;",
         "}",
     ]
     inet = [
@@ -54,7 +71,7 @@ def firewall(verb: v.LoadFirewall) -> str:
         "type filter hook prerouting priority -300; policy accept;",
         _map("ct zone set meta mark", {str(zone): str(zone) for zone in sorted(set(zones.values()))}),
         "}",
-        # What the namespace itself sends on a bridge belongs to the same zone as the answers.
+        # Packets that the namespace itself sends on a bridge belong to the same zone as their replies.
         "chain own_zones {",
         "type filter hook output priority -300; policy accept;",
         _map(
@@ -64,10 +81,14 @@ def firewall(verb: v.LoadFirewall) -> str:
         "}",
         "chain rules {",
         "type filter hook forward priority 0; policy accept;",
-        _dispatch("meta mark and 0xffff", {f"{n:#x}": f"jump out{n}" for n, _ in ports}),
-        _dispatch("meta mark and 0xffff0000", {f"{n << 16:#x}": f"jump in{n}" for n, _ in ports}),
+        _dispatch("meta mark and 0xffff", {f"{guarded[p.tap]:#x}": f"jump out{n}" for n, p in ports}),
+        _dispatch("meta mark and 0xffff0000", {f"{guarded[p.tap] << 16:#x}": f"jump in{n}" for n, p in ports}),
         "}",
-        # Guests have no business with the namespace that their bridges are in: only its own connections are answered.
+        "chain passed {",
+        "type filter hook forward priority 20; policy accept;",
+        f"meta mark set {_PASSED:#x};",
+        "}",
+        # Guests may not connect to the namespace of their bridges: only replies to its own connections pass.
         "chain own {",
         "type filter hook input priority 0; policy drop;",
         'iifname "lo" accept;',
@@ -76,18 +97,57 @@ def firewall(verb: v.LoadFirewall) -> str:
         "icmpv6 type { echo-request, nd-neighbor-solicit, nd-neighbor-advert } accept;",
         "}",
     ]
-    return _replace("bridge", bridge) + _replace("inet", inet)
+    return _replace("bridge", bridge) + _replace("inet", inet) + _limits(verb.connections)
+
+
+def marks_of(taps: Iterable[str]) -> dict[str, int]:
+    """Return a number of 16 bits per tap, derived from its name so that a change of other ports does not change it."""
+    taken: dict[int, str] = {}
+    for tap in sorted(taps):
+        mark = zlib.crc32(tap.encode()) % v.MAX_TAPS + 1
+        while mark in taken:
+            mark = mark % v.MAX_TAPS + 1
+        taken[mark] = tap
+    return {tap: mark for mark, tap in taken.items()}
+
+
+def _limits(connections: int) -> str:
+    """Return the table that limits the tracked connections of each port, so that no guest fills the kernel's table.
+
+    The table above is replaced at each change; this one keeps its counts. A port is known by its number in the mark.
+    Connections that the rules refuse are not counted.
+    """
+    ends = (("sent", 0xFFFF), ("received", 0xFFFF0000)) if connections else ()
+    sets = [f"set {name}{connections} {{ type mark; size 65535; flags dynamic; }}" for name, _ in ends]
+    rules = [
+        f"meta mark and {mask:#x} != 0 ct status and confirmed == 0 "  # the first packet of a connection
+        f"add @{name}{connections} {{ meta mark and {mask:#x} ct count over {connections} }} drop;"
+        for name, mask in ends
+    ]
+    lines = [
+        f"table inet {LIMITS} {{",
+        *sets,
+        "chain forward { type filter hook forward priority 10; policy accept; }",
+        "}",
+        f"flush chain inet {LIMITS} forward",
+        f"table inet {LIMITS} {{",
+        "chain forward {",
+        *rules,
+        "}",
+        "}",
+    ]
+    return "\n".join([*lines, ""])
 
 
 def router(verb: v.LoadRouter) -> str:
-    """Return the rule set of a router: floating IPs, and one source for the rest."""
+    """Return the rule set of a router: floating IPs, and source NAT for other addresses."""
     lines = []
     if verb.gateway is not None:
         gate = f'"{verb.gateway}"'
         lines += [
             "chain inside {",
             "type filter hook prerouting priority -150; policy accept;",
-            f"iifname != {gate} meta mark set 1;",  # where it came from, for the last chain
+            f"iifname != {gate} meta mark set 1;",  # it comes from inside; the last chain needs to know
             "}",
             "chain to_fixed {",
             "type nat hook prerouting priority -100; policy accept;",
@@ -95,7 +155,7 @@ def router(verb: v.LoadRouter) -> str:
             "}",
             "chain to_floating {",
             "type nat hook postrouting priority 100; policy accept;",
-            # A guest that calls a floating IP of a neighbour: the answer must come back through here.
+            # A guest may connect to a floating IP of the same router: the reply must pass the router, too.
             f"oifname != {gate} meta mark 1 ct status dnat masquerade;",
             *([f"oifname {gate} " + _map("snat to ip saddr", {p.fixed: p.floating for p in verb.floating})]
               if verb.floating else []),
@@ -110,19 +170,36 @@ def router(verb: v.LoadRouter) -> str:
                 f"iifname {gate} ct state new drop;",
                 "}",
             ]
-    # A router's advertiser is no DHCP server, though the program that it is would answer like one.
+    # A router's advertiser is a dnsmasq, which would answer DHCP requests.
     quiet = ["chain quiet {", "type filter hook input priority 0; policy accept;", "udp dport 547 drop;", "}"]
     return _replace("ip", lines) + _replace("ip6", quiet)
 
 
+def server() -> str:
+    """Return the rule set of a network's DHCP and DNS server: no guest, known by its MAC address, keeps it busy."""
+    sets = [
+        f"set {name} {{ type ether_addr; size 65535; flags dynamic, timeout; timeout 1m; }}" for name in ("dhcp", "dns")
+    ]
+    rules = [
+        "chain floods {",
+        "type filter hook input priority 0; policy accept;",
+        f"udp dport {{ 67, 547 }} update @dhcp {{ ether saddr limit rate over {DHCP_RATE}/second "
+        f"burst {5 * DHCP_RATE} packets }} drop;",
+        f"meta l4proto {{ tcp, udp }} th dport 53 update @dns {{ ether saddr limit rate over {DNS_RATE}/second "
+        f"burst {5 * DNS_RATE} packets }} drop;",
+        "}",
+    ]
+    return _replace("inet", [*sets, *rules])
+
+
 def _replace(family: str, lines: Sequence[str]) -> str:
-    """Replace a table as a whole: the empty declaration makes sure that there is one to delete."""
+    """Return the text that replaces a table; the empty declaration makes the deletion succeed."""
     body = "\n".join(line for line in lines if line)
     return f"table {family} {TABLE}\ndelete table {family} {TABLE}\ntable {family} {TABLE} {{\n{body}\n}}\n"
 
 
 def _strangers(which: str, taps: Sequence[str]) -> str:
-    """Let nothing pass at a tap whose port is not known yet, or not any more: nobody knows what it may send."""
+    """Drop everything at taps whose port is not in the rule set."""
     known = ", ".join(f'"{tap}"' for tap in taps)
     return f'{which} "tap*" {which} != {{ {known} }} drop;' if taps else f'{which} "tap*" drop;'
 
@@ -137,17 +214,22 @@ def _map(what: str, targets: dict[str, str], keyword: str = " map") -> str:
     return f"{what}{keyword} {{ {', '.join(f'{key} : {value}' for key, value in targets.items())} }};"
 
 
-def _set(name: str, kind: str, elements: Iterable[str]) -> list[str]:
-    listed = sorted(set(elements))
-    return [f"set {name} {{ type {kind}; flags interval; auto-merge; elements = {{ {', '.join(listed)} }}; }}"]
+def _set(name: str, kind: str, elements: Iterable[str]) -> str:
+    return f"set {name} {{ type {kind}; flags interval; elements = {{ {', '.join(elements)} }}; }}"
 
 
-def _pairs(name: str, kind: str, elements: Iterable[str]) -> list[str]:
-    listed = sorted(set(elements))
-    return [f"set {name} {{ type ether_addr . {kind}; flags interval; elements = {{ {', '.join(listed)} }}; }}"]
+def _merged(ranges: Iterable[Network]) -> list[str]:
+    """Return ranges of one address family without those that others contain: nft refuses sets that overlap."""
+    found: list[str] = []
+    end = 0  # the first address after the ranges so far
+    for start, length, each in sorted((int(each.network_address), each.prefixlen, each) for each in ranges):
+        if start >= end:  # of two ranges that overlap the first contains the second
+            end = start + (1 << (each.max_prefixlen - length))
+            found.append(str(each))
+    return found
 
 
-# --- who a guest may say it is ---
+# --- source addresses (anti-spoofing) ---
 
 
 def _split(pairs: Sequence[v.Pair]) -> tuple[list[v.Pair], list[v.Pair]]:
@@ -158,12 +240,15 @@ def _split(pairs: Sequence[v.Pair]) -> tuple[list[v.Pair], list[v.Pair]]:
 
 
 def _sources(number: int, port: v.Guarded) -> list[str]:
-    v4, v6 = _split(port.pairs)
     lines = []
-    if v4:
-        lines += _pairs(f"four{number}", "ipv4_addr", (f"{p.mac} . {p.prefix}" for p in v4))
-    if v6:
-        lines += _pairs(f"six{number}", "ipv6_addr", (f"{p.mac} . {p.prefix}" for p in v6))
+    for name, kind, pairs in zip(("four", "six"), ("ipv4_addr", "ipv6_addr"), _split(port.pairs), strict=True):
+        ranges: dict[str, list[str]] = {}
+        for pair in pairs:
+            ranges.setdefault(pair.mac, []).append(pair.prefix)
+        merged = {mac: _merged(map(network, prefixes)) for mac, prefixes in sorted(ranges.items())}
+        elements = [f"{mac} . {prefix}" for mac, prefixes in merged.items() for prefix in prefixes]
+        if elements:
+            lines.append(_set(f"{name}{number}", f"ether_addr . {kind}", elements))
     return lines
 
 
@@ -174,7 +259,7 @@ def _honest(number: int, port: v.Guarded) -> list[str]:
     if port.pairs:
         lines += [
             f"ether saddr != {macs} drop;",
-            # An address is probed for before it is taken (RFC 5227), and asked for by DHCP.
+            # A guest probes for an address before it uses it (RFC 5227), and has none while it asks by DHCP.
             f"ether type arp arp saddr ip 0.0.0.0 arp saddr ether {macs} return;",
             "ether type ip udp sport 67 udp dport 68 drop;",
             "ether type ip ip saddr 0.0.0.0 udp sport 68 udp dport 67 return;",
@@ -201,15 +286,16 @@ def _honest(number: int, port: v.Guarded) -> list[str]:
     return [*lines, "drop;", "}"]
 
 
-# --- what may pass ---
+# --- security group rules ---
 
 
 def _members(number: int, group: v.Group) -> list[str]:
     lines = []
+    members = [network(member) for member in group.addresses]
     for version, kind in ((4, "ipv4_addr"), (6, "ipv6_addr")):
-        found = [member for member in group.addresses if network(member).version == version]
+        found = [member for member in members if member.version == version]
         if found:
-            lines += _set(f"group{number}v{version}", kind, found)
+            lines.append(_set(f"group{number}v{version}", kind, _merged(found)))
         else:
             lines.append(f"set group{number}v{version} {{ type {kind}; flags interval; }}")
     return lines
@@ -240,6 +326,8 @@ _SERVICES_IN = (
     "icmpv6 type { mld-listener-query, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } return;",
 )
 _SERVICES_OUT = (
+    # The bridge family sees fragments, of which the first need not hold the type; here they are reassembled.
+    "icmpv6 type { nd-router-advert, nd-redirect } drop;",
     "meta nfproto ipv4 udp sport 68 udp dport 67 return;",
     "meta nfproto ipv6 udp sport 546 udp dport 547 return;",
     "icmpv6 type { mld-listener-report, mld2-listener-report, nd-router-solicit, nd-neighbor-solicit, "
@@ -261,7 +349,7 @@ def _match(rule: v.FilterRule, groups: dict[str, int]) -> str:
 
 
 def _protocol(rule: v.FilterRule) -> str:
-    if rule.protocol in _ICMP:
+    if rule.protocol in ICMP:
         name = "icmp" if rule.protocol == 1 else "icmpv6"
         words = [f"meta l4proto {rule.protocol}"]
         if rule.low is not None:

@@ -1,4 +1,4 @@
-"""Sockets that are made inside a namespace and handed to a process that may not step into it."""
+"""Sockets that the helper opens inside a namespace for a process that may not enter it."""
 
 import socket
 from contextlib import nullcontext
@@ -11,9 +11,9 @@ _RTMGRP_LINK = 1
 
 
 def watch_links(namespace: str) -> socket.socket:
-    """Return a netlink socket that hears of devices; whoever holds it may not change any without being root.
+    """Return a netlink socket that receives changes of devices; only root could change devices with it.
 
-    No namespace: the one that the helper was started in.
+    An empty name is the namespace in which the helper was started.
     """
     with inside(namespace) if namespace else nullcontext():
         made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
@@ -22,11 +22,11 @@ def watch_links(namespace: str) -> socket.socket:
 
 
 def listen_metadata(namespace: str) -> socket.socket:
-    """Return a socket that listens where guests look for metadata."""
+    """Return a socket that listens at the metadata address."""
     with inside(namespace):
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # A second one may listen before the first has gone: no request is refused in between.
+        # A new agent may listen before the old one has closed its socket, so that no request is refused.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind((METADATA_ADDRESS, 80))
         made.listen(128)
@@ -34,7 +34,7 @@ def listen_metadata(namespace: str) -> socket.socket:
 
 
 def connect(verb: v.Connect, namespace: str) -> socket.socket:
-    """Return a connection from among the bridges."""
+    """Return a TCP connection from the cloud's namespace."""
     with inside(namespace):
         made = socket.socket(socket.AF_INET6 if ":" in verb.address else socket.AF_INET, socket.SOCK_STREAM)
     made.settimeout(verb.timeout)

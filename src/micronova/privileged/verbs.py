@@ -1,8 +1,8 @@
-"""The verbs of the privileged helper: all that can be asked of it, as data.
+"""The verbs of the privileged helper, as data.
 
-What a field may hold is declared here and checked before a verb is looked at; what needs more than a pattern
-(addresses, that a name is this cloud's) is checked in `checks`. No field holds a path, an option, or text of another
-program's language.
+The types of the fields are checked when a verb is decoded; `checks` does the rest, such as parsing addresses. No
+field holds a path, an option, or text in the language of another program. A verb's docstring describes the state after
+it.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-# \Z, not $: that would let a newline through.
+# \Z, because $ would allow a newline at the end.
 _ID = r"[0-9a-f]{8}-[0-9a-f]{2}"
 Namespace = Annotated[str, Meta(pattern=rf"\Amn-[0-9a-f]{{8}}(-[nr]-{_ID})?\Z")]
 Bridge = Annotated[str, Meta(pattern=rf"\Abrq{_ID}\Z")]
@@ -20,7 +20,7 @@ Inner = Annotated[str, Meta(pattern=rf"\Adev{_ID}\Z")]
 Device = Annotated[str, Meta(pattern=rf"\A(brq|tap|vth|dev|ifb){_ID}\Z")]
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")]
-Text = Annotated[str, Meta(min_length=2, max_length=45, pattern=r"\A[0-9a-fA-F.:]+\Z")]  # an address: parsed later
+Address = Annotated[str, Meta(min_length=2, max_length=45, pattern=r"\A[0-9a-fA-F.:]+\Z")]  # `checks` parses it
 Prefix = Annotated[str, Meta(min_length=4, max_length=49, pattern=r"\A[0-9a-fA-F.:]+/[0-9]{1,3}\Z")]
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 HostName = Annotated[str, Meta(max_length=63, pattern=rf"\A{_LABEL}\Z")]
@@ -31,9 +31,10 @@ Mtu = Annotated[int, Meta(ge=68, le=65521)]
 Number16 = Annotated[int, Meta(ge=0, le=65535)]
 Number8 = Annotated[int, Meta(ge=0, le=255)]
 Zone = Annotated[int, Meta(ge=1, le=65535)]
-MOST_KILOBITS = 100_000_000
-Kilobits = Annotated[int, Meta(ge=0, le=MOST_KILOBITS)]
-# How a guest gets an IPv6 address: from the server; by itself, and the rest from the server; all of it by itself.
+MAX_TAPS = 0xFFFE  # of a firewall; numbers of 16 bits, 0 and the last are reserved
+MAX_KILOBITS = 100_000_000
+Kilobits = Annotated[int, Meta(ge=0, le=MAX_KILOBITS)]
+# How a guest gets its IPv6 configuration: from DHCPv6; address by SLAAC, the rest from DHCPv6; all by advertisements.
 Mode = Literal["stateful", "stateless", "slaac"]
 
 
@@ -42,18 +43,18 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="verb"):
-    """Something that the helper is asked to do. Doing it twice is like doing it once."""
+    """A request to the helper; it may be repeated."""
 
-    identity: ClassVar[tuple[str, ...]] = ()  # the fields that say what it is about, of which the rest is the content
+    identity: ClassVar[tuple[str, ...]] = ()  # the fields that name the object; the others describe it
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What the verb is about: a later one with the same key replaces it."""
+        """The object of the verb; a later verb with the same key replaces this one."""
         return (type(self).__name__, *(str(getattr(self, name)) for name in self.identity))
 
 
 class EnsureNamespace(Verb, frozen=True, kw_only=True, tag="ensure_namespace"):
-    """A network namespace; routers forward between its devices, others do not."""
+    """There is a network namespace; it forwards packets only if `forward` is set."""
 
     identity = ("namespace",)
     namespace: Namespace
@@ -61,14 +62,14 @@ class EnsureNamespace(Verb, frozen=True, kw_only=True, tag="ensure_namespace"):
 
 
 class DeleteNamespace(Verb, frozen=True, kw_only=True, tag="delete_namespace"):
-    """No such namespace, and no device in it."""
+    """There is no such namespace, nor its devices and server."""
 
     identity = ("namespace",)
     namespace: Namespace
 
 
 class EnsureBridge(Verb, frozen=True, kw_only=True, tag="ensure_bridge"):
-    """A bridge in the cloud's namespace."""
+    """There is a bridge in the cloud's namespace."""
 
     identity = ("bridge",)
     bridge: Bridge
@@ -76,9 +77,9 @@ class EnsureBridge(Verb, frozen=True, kw_only=True, tag="ensure_bridge"):
 
 
 class EnsureTap(Verb, frozen=True, kw_only=True, tag="ensure_tap"):
-    """A guest's tap is on its bridge and up; the answer says whether there is such a device.
+    """A guest's tap is plugged into its bridge and up; the reply says whether the tap exists.
 
-    The tap is QEMU's: it is made by it and goes with it. With `create` it is made here instead.
+    Usually QEMU creates the tap and deletes it when it ends. With `create` the helper creates it.
     """
 
     identity = ("tap",)
@@ -89,9 +90,9 @@ class EnsureTap(Verb, frozen=True, kw_only=True, tag="ensure_tap"):
 
 
 class AdoptTap(Verb, frozen=True, kw_only=True, tag="adopt_tap"):
-    """A guest's tap that a libvirt of the machine made is in the cloud's namespace; the answer says whether it is.
+    """A guest's tap that a libvirt of the machine created is in the cloud's namespace; the reply says whether it is.
 
-    Only for clouds that root started with such a libvirt.
+    Only for clouds that root started for guests of such a libvirt.
     """
 
     identity = ("tap",)
@@ -101,7 +102,7 @@ class AdoptTap(Verb, frozen=True, kw_only=True, tag="adopt_tap"):
 
 
 class EnsureVeth(Verb, frozen=True, kw_only=True, tag="ensure_veth"):
-    """A pair that joins a namespace to a bridge."""
+    """A veth pair connects a namespace to a bridge."""
 
     identity = ("outer",)
     outer: Outer
@@ -113,14 +114,14 @@ class EnsureVeth(Verb, frozen=True, kw_only=True, tag="ensure_veth"):
 
 
 class DeleteLink(Verb, frozen=True, kw_only=True, tag="delete_link"):
-    """No such device in the cloud's namespace."""
+    """There is no such device in the cloud's namespace."""
 
     identity = ("device",)
     device: Device
 
 
 class SetAddresses(Verb, frozen=True, kw_only=True, tag="set_addresses"):
-    """A device has these addresses and no others; link-local ones of IPv6 are the kernel's."""
+    """A device has these addresses and no others, except IPv6 link-local ones."""
 
     identity = ("namespace", "device")
     namespace: Namespace
@@ -129,15 +130,15 @@ class SetAddresses(Verb, frozen=True, kw_only=True, tag="set_addresses"):
 
 
 class Route(Part, frozen=True, kw_only=True):
-    """A route by way of a neighbour, or straight to a device."""
+    """A route to a next hop, or directly to a device."""
 
     destination: Prefix
-    via: Text | None = None
+    via: Address | None = None
     device: Inner | None = None
 
 
 class SetRoutes(Verb, frozen=True, kw_only=True, tag="set_routes"):
-    """A namespace has these routes besides those that its addresses make, and no others."""
+    """A namespace has these routes and those of its addresses, and no others."""
 
     identity = ("namespace",)
     namespace: Namespace
@@ -145,14 +146,14 @@ class SetRoutes(Verb, frozen=True, kw_only=True, tag="set_routes"):
 
 
 class Pair(Part, frozen=True, kw_only=True):
-    """Addresses that a port may send from, by the MAC address that goes with them."""
+    """A range of source addresses that a port may use with a MAC address."""
 
     mac: Mac
     prefix: Prefix
 
 
 class FilterRule(Part, frozen=True, kw_only=True):
-    """What may pass in one direction. No protocol: any; no remote: anybody."""
+    """A security group rule; without a protocol or a remote it allows any."""
 
     ingress: bool
     version: Annotated[int, Meta(ge=4, le=6)] = 4
@@ -164,74 +165,82 @@ class FilterRule(Part, frozen=True, kw_only=True):
 
 
 class Guarded(Part, frozen=True, kw_only=True):
-    """A guest's port behind its firewall."""
+    """A guest's port with port security."""
 
     tap: Tap
     zone: Zone
-    stateful: bool = True  # answers pass as part of a connection; else the rules judge every packet
+    stateful: bool = True  # replies pass because of their connection; otherwise the rules decide about every packet
     pairs: tuple[Pair, ...] = ()
     rules: tuple[FilterRule, ...] = ()
 
 
 class Plain(Part, frozen=True, kw_only=True):
-    """A device on a bridge that nothing is filtered at, but whose connections belong to a network's zone."""
+    """A device on a bridge without a filter; its connections are tracked in the network's zone."""
 
     device: Device
     zone: Zone
 
 
 class Group(Part, frozen=True, kw_only=True):
-    """The members of a security group that rules name as remote."""
+    """The addresses of a security group that rules name as remote."""
 
     id: Uuid
     addresses: tuple[Prefix, ...] = ()
 
 
 class LoadFirewall(Verb, frozen=True, kw_only=True, tag="load_firewall"):
-    """The whole firewall between guests, replaced at once."""
+    """The firewall between guests has exactly these rules; it is replaced in one transaction.
+
+    A port whose rules cannot be loaded is closed, and the reply names its tap.
+    """
 
     guarded: tuple[Guarded, ...] = ()
     plain: tuple[Plain, ...] = ()
     groups: tuple[Group, ...] = ()
+    connections: Annotated[int, Meta(ge=0, le=1 << 24)] = 0  # per port; 0 is no limit
+
+
+class CheckFirewall(Verb, frozen=True, kw_only=True, tag="check_firewall"):
+    """The kernel filters bridged packets: two taps in a namespace of their own have shown it."""
 
 
 class Floating(Part, frozen=True, kw_only=True):
-    """A floating IP and the fixed one behind it."""
+    """A floating IP and its fixed address."""
 
-    floating: Text
-    fixed: Text
+    floating: Address
+    fixed: Address
 
 
 class LoadRouter(Verb, frozen=True, kw_only=True, tag="load_router"):
-    """A router's translation of addresses, replaced at once."""
+    """A router has exactly these address translations; they are replaced in one transaction."""
 
     identity = ("namespace",)
     namespace: Namespace
     gateway: Inner | None = None
-    source: Text | None = None  # what the rest of the world sees as the source of connections; None: no translation
+    source: Address | None = None  # the source address of connections through the gateway; None: no source NAT
     floating: tuple[Floating, ...] = ()
 
 
 class DhcpRoute(Part, frozen=True, kw_only=True):
-    """A route that guests are told of."""
+    """A route that DHCP sends to guests."""
 
     destination: Prefix
-    via: Text
+    via: Address
 
 
 class DhcpSubnet(Part, frozen=True, kw_only=True):
     """A subnet that DHCP serves."""
 
     cidr: Prefix
-    gateway: Text | None = None
-    dns: tuple[Text, ...] = ()
+    gateway: Address | None = None
+    dns: tuple[Address, ...] = ()
     routes: tuple[DhcpRoute, ...] = ()
-    advertise: bool = False  # tell guests of the range, so that they know how they get their addresses (IPv6)
+    advertise: bool = False  # send router advertisements for the range (IPv6)
     mode: Mode = "stateful"  # (IPv6)
 
 
 class DhcpOption(Part, frozen=True, kw_only=True):
-    """An option of one port."""
+    """A DHCP option of one port."""
 
     name: OptionName
     value: OptionValue = ""
@@ -239,17 +248,17 @@ class DhcpOption(Part, frozen=True, kw_only=True):
 
 
 class DhcpHost(Part, frozen=True, kw_only=True):
-    """A guest's interface: what it is given."""
+    """What DHCP and DNS know of a guest's interface."""
 
     mac: Mac
-    addresses: tuple[Text, ...] = ()
-    own: tuple[Text, ...] = ()  # that it makes itself: for the DNS only
+    addresses: tuple[Address, ...] = ()
+    own: tuple[Address, ...] = ()  # not leased, for DNS only
     name: HostName
     options: tuple[DhcpOption, ...] = ()
 
 
 class StartDnsmasq(Verb, frozen=True, kw_only=True, tag="start_dnsmasq"):
-    """A DHCP and DNS server in a network's namespace. What changes of its hosts and options does not restart it."""
+    """A DHCP and DNS server runs in a network's namespace; changed hosts and options do not restart it."""
 
     identity = ("namespace",)
     namespace: Namespace
@@ -261,7 +270,7 @@ class StartDnsmasq(Verb, frozen=True, kw_only=True, tag="start_dnsmasq"):
 
 
 class Advertised(Part, frozen=True, kw_only=True):
-    """What a router tells of one of its interfaces."""
+    """What a router advertises on one of its interfaces."""
 
     device: Inner
     mtu: Mtu = 1500
@@ -269,7 +278,7 @@ class Advertised(Part, frozen=True, kw_only=True):
 
 
 class StartAdvertiser(Verb, frozen=True, kw_only=True, tag="start_advertiser"):
-    """A router announces itself, its ranges and how addresses are got to the guests on its interfaces (IPv6)."""
+    """A router sends advertisements with its IPv6 prefixes on its interfaces."""
 
     identity = ("namespace",)
     namespace: Namespace
@@ -278,14 +287,14 @@ class StartAdvertiser(Verb, frozen=True, kw_only=True, tag="start_advertiser"):
 
 
 class StopDnsmasq(Verb, frozen=True, kw_only=True, tag="stop_dnsmasq"):
-    """No server in a network's namespace, no advertiser in a router's."""
+    """There is no DHCP server or advertiser in a namespace."""
 
     identity = ("namespace",)
     namespace: Namespace
 
 
 class SetBandwidth(Verb, frozen=True, kw_only=True, tag="set_bandwidth"):
-    """How fast a guest may receive and send, in kilobits a second; 0 is as fast as it can.
+    """A guest receives and sends at most so many kilobits per second; 0 is no limit.
 
     A burst is how many kilobits may pass at once after a rest; 0 is what suits the rate.
     """
@@ -299,39 +308,39 @@ class SetBandwidth(Verb, frozen=True, kw_only=True, tag="set_bandwidth"):
 
 
 class Inventory(Verb, frozen=True, kw_only=True, tag="inventory"):
-    """What there is of this cloud."""
+    """The reply lists the namespaces, devices and servers of this cloud."""
 
 
 class WatchLinks(Verb, frozen=True, kw_only=True, tag="watch_links"):
-    """A socket that tells when a device of the cloud's namespace comes or goes; or one outside, whence taps come."""
+    """The reply has a socket that receives changes of devices in the cloud's namespace, or outside of it."""
 
     outside: bool = False
 
 
 class ListenMetadata(Verb, frozen=True, kw_only=True, tag="listen_metadata"):
-    """A socket that listens at 169.254.169.254:80 in a network's namespace."""
+    """The reply has a socket that listens at 169.254.169.254:80 in a network's namespace."""
 
     identity = ("namespace",)
     namespace: Namespace
 
 
 class Connect(Verb, frozen=True, kw_only=True, tag="connect"):
-    """A TCP connection from the cloud's namespace, e.g. to a floating IP."""
+    """The reply has a TCP connection from the cloud's namespace, e.g. to a floating IP."""
 
     identity = ("address",)
-    address: Text
+    address: Address
     port: Annotated[int, Meta(ge=1, le=65535)]
     timeout: Annotated[float, Meta(gt=0, le=10)] = 5.0
 
 
 class Cleanup(Verb, frozen=True, kw_only=True, tag="cleanup"):
-    """Nothing of this cloud is left."""
+    """There is no namespace, device or server of this cloud."""
 
 
 AnyVerb = (
     EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | AdoptTap | EnsureVeth | DeleteLink | SetAddresses
-    | SetRoutes | LoadFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq | SetBandwidth | Inventory
-    | WatchLinks | ListenMetadata | Connect | Cleanup
+    | SetRoutes | LoadFirewall | CheckFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq
+    | SetBandwidth | Inventory | WatchLinks | ListenMetadata | Connect | Cleanup
 )  # fmt: skip
 
 
@@ -339,24 +348,26 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     """A device in the cloud's namespace."""
 
     index: int
-    bridge: str = ""  # that it is on
+    bridge: str = ""  # into which it is plugged
     up: bool = False
-    limited: bool = False  # it receives, or sends, no faster than it was told
+    limited: bool = False  # it has a bandwidth limit
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to `inventory`."""
+    """The reply to `inventory`."""
 
     namespaces: tuple[str, ...] = ()
-    servers: tuple[str, ...] = ()  # namespaces that have a living dnsmasq
+    servers: dict[str, int] = {}  # namespaces with a running dnsmasq, and its process id
     links: dict[str, Link] = {}
-    adopts: bool = False  # taps are made outside the cloud's namespace, and taken into it
-    outside: tuple[str, ...] = ()  # those that are named as guests' are, whoever's they may be
+    adopts: bool = False  # taps are created outside the cloud's namespace and have to be adopted
+    outside: tuple[str, ...] = ()  # taps out there that have the name of a guest's tap; they may belong to others
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the helper answers; a socket comes beside it."""
+    """The helper's reply; a socket is passed with it."""
 
-    error: str = ""  # empty: it is done
+    error: str = ""  # empty: the verb succeeded
     found: Found | None = None
     present: bool = True
+    pid: int = 0  # of the dnsmasq that was started or runs
+    closed: dict[str, str] = {}  # taps whose rules cannot be loaded, and the reason

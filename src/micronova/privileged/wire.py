@@ -1,4 +1,4 @@
-"""Messages between the helper and its clients: a length, then MessagePack; a socket travels beside its reply."""
+"""Messages between the helper and its clients: a length, then MessagePack; a socket is passed with its reply."""
 
 import struct
 
@@ -21,7 +21,7 @@ def frame(message: v.Verb | v.Reply) -> bytes:
 
 
 def verb(body: bytes) -> v.AnyVerb:
-    """Decode a verb; raise msgspec.MsgspecError if it is not one of ours."""
+    """Decode a verb; raise msgspec.MsgspecError if it is not a known verb."""
     return _verbs.decode(body)
 
 

@@ -1,30 +1,21 @@
-"""What the transports share: envelopes out, replies in, deadlines of calls, pins, counters."""
+"""The sending half of the bus, shared by all transports: envelopes, calls and their replies, deadlines, counters."""
 
 from __future__ import annotations
 
 import abc
 import asyncio
+import logging
 from collections.abc import Mapping
 from functools import partial
-from itertools import count
 from random import Random
 from typing import Any
 
 import msgspec
 
 from micronova.objects.clock import Clock
-from micronova.rpc.bus import BusStats
-from micronova.rpc.contract import (
-    Context,
-    Interface,
-    Method,
-    P,
-    R,
-    Target,
-    address,
-    fits,
-    parse_version,
-)
+from micronova.objects.context import Context
+from micronova.rpc.bus import BrokerState, BusStats
+from micronova.rpc.contract import Interface, Method, P, R, Target, is_compatible, parse_version, queue_name
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Counters
 from micronova.rpc.envelope import (
@@ -45,17 +36,21 @@ from micronova.rpc.errors import (
     from_body,
 )
 
-WITHOUT_DEADLINE = 0.0
+NO_DEADLINE = 0.0
+log = logging.getLogger(__name__)
+
+PENDING_CALLS_LIMIT = 10_000
+"""How many calls of one process may wait for their answers; more of them raise BusUnavailable."""
 
 
 def fail(future: asyncio.Future[Any], error: Exception) -> None:
-    """Let whoever waits for a future know that it will not come, unless it came already."""
+    """Set an exception on a future that is not done yet."""
     if not future.done():
         future.set_exception(error)
 
 
 class BaseBus(abc.ABC):
-    """The sending half of a bus; a transport adds how bytes travel."""
+    """Sends messages and matches replies to calls; a subclass, the transport, moves the bytes."""
 
     def __init__(
         self,
@@ -76,22 +71,19 @@ class BaseBus(abc.ABC):
         self._deadlines = Deadlines(clock)
         self._counters = Counters()
         self._calls: dict[str, asyncio.Future[Reply]] = {}
-        # Ids need only be unique among the calls in flight of this process; the prefix tells processes apart in logs.
-        self._id_prefix = f"{random.getrandbits(48):012x}-"
-        self._id_counter = count(1)
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message and return once it is safely queued."""
+        """Send a message and return once it is queued."""
         message_id = self._next_id()
-        body = self._encode(message_id, CAST, method, params, context, WITHOUT_DEADLINE)
-        await self._send(address(target.topic, method.interface.namespace, target.host), body, message_id)
+        body = self._encode(message_id, CAST, method, params, context, NO_DEADLINE)
+        await self._send(queue_name(target.topic, method.interface.namespace, target.host), body, message_id)
         self._counters.sent[CAST, method.label] += 1
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message to every server of a topic."""
         message_id = self._next_id()
-        body = self._encode(message_id, FANOUT, method, params, context, WITHOUT_DEADLINE)
-        await self._send_to_all(address(topic, method.interface.namespace), body, message_id)
+        body = self._encode(message_id, FANOUT, method, params, context, NO_DEADLINE)
+        await self._send_to_all(queue_name(topic, method.interface.namespace), body, message_id)
         self._counters.sent[FANOUT, method.label] += 1
 
     async def call(
@@ -103,23 +95,21 @@ class BaseBus(abc.ABC):
         context: Context,
         timeout: float,
     ) -> R:
-        """Send a message and wait for its answer."""
+        """Send a message and return its answer."""
+        if len(self._calls) >= PENDING_CALLS_LIMIT:
+            raise BusUnavailable(f"{PENDING_CALLS_LIMIT} calls of this process wait for their answers already")
         now = self._clock.now()
         left = min(timeout, context.deadline - now) if context.deadline else timeout
         if left <= 0:
-            raise CallTimeout(f"no time was left to call {method.label}")
+            raise CallTimeout(f"the deadline passed before {method.label} was called")
         call_id = self._next_id()
         body = self._encode(call_id, CALL, method, params, context, now + left)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
-        timeout_error = partial(
-            CallTimeout,
-            f"{method.label} on {target.host or target.topic} did not answer in time",
-        )
-        timer = self._deadlines.after(left, lambda: self._fail(call_id, timeout_error()))
+        timer = self._deadlines.after(left, partial(self._time_out, call_id, method.label, target))
         try:
             await self._send_call(
-                address(target.topic, method.interface.namespace, target.host),
+                queue_name(target.topic, method.interface.namespace, target.host),
                 body,
                 call_id,
                 left,
@@ -130,7 +120,7 @@ class BaseBus(abc.ABC):
             timer.cancel()
             del self._calls[call_id]
             if answer.done() and not answer.cancelled():
-                answer.exception()  # seen, even if sending failed first: asyncio would complain otherwise
+                answer.exception()  # marks it as retrieved: asyncio logs it otherwise if sending failed first
         if reply.error is not None:
             raise from_body(reply.error)
         try:
@@ -140,20 +130,20 @@ class BaseBus(abc.ABC):
         return result
 
     def can_send_version(self, interface: Interface, version: str) -> bool:
-        """Say whether messages of this contract version may be sent."""
-        return fits(version, interface.version) and fits(version, self._pins.get(interface.topic, version))
+        """Return whether messages of this contract version may be sent."""
+        pin = self._pins.get(interface.topic, version)
+        return is_compatible(version, interface.version) and is_compatible(version, pin)
 
     def stats(self) -> BusStats:
-        """Say what happened so far."""
+        """Return the counters and what is known of the broker, without asking it."""
         counters = self._counters
         return BusStats(
             sent=dict(counters.sent),
             handled=dict(counters.handled),
             failed=dict(counters.failed),
             expired=dict(counters.expired),
-            dead_letters=self._dead_letters(),
-            connected=self._connected(),
             pending_calls=len(self._calls),
+            broker=self._broker_state(),
         )
 
     def _encode(
@@ -186,13 +176,23 @@ class BaseBus(abc.ABC):
         )
 
     def _next_id(self) -> str:
-        return f"{self._id_prefix}{next(self._id_counter):x}"
+        # Random, because whoever receives one call could otherwise forge the answers to the next ones.
+        return f"{self._random.getrandbits(128):032x}"
 
     def _receive_reply(self, body: bytes) -> None:
-        reply = decode_reply(body)
+        try:
+            reply = decode_reply(body)
+        except msgspec.DecodeError as error:  # any host may write to a queue of replies
+            log.warning("a message in the queue of replies cannot be read and is dropped: %s", error)
+            return
         answer = self._calls.get(reply.id)
-        if answer is not None and not answer.done():  # else it came too late, or twice
+        if answer is not None and not answer.done():  # else it is late, or the second one
             answer.set_result(reply)
+
+    def _time_out(self, call_id: str, label: str, target: Target) -> None:
+        state = self._broker_state()
+        blocked = f"; the broker accepts no messages now: {state.blocked_reason}" if state.blocked else ""
+        self._fail(call_id, CallTimeout(f"{label} on {target.host or target.topic} did not answer in time{blocked}"))
 
     def _fail(self, call_id: str, error: RpcError) -> None:
         answer = self._calls.get(call_id)
@@ -205,18 +205,16 @@ class BaseBus(abc.ABC):
 
     @abc.abstractmethod
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
-        """Put a message into a work queue, which is made if it is missing."""
+        """Put a message into a work queue; create the queue if it does not exist."""
 
     @abc.abstractmethod
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
-        """Put a call into a work queue that exists, within the time left."""
+        """Put a call into a work queue within the time left; raise BusUnavailable if the queue does not exist."""
 
     @abc.abstractmethod
-    async def _send_to_all(self, place: str, body: bytes, message_id: str) -> None:
-        """Give a message to every server of a place."""
+    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
+        """Send a message to every server of a topic's namespace."""
 
     @abc.abstractmethod
-    def _dead_letters(self) -> int: ...
-
-    @abc.abstractmethod
-    def _connected(self) -> bool: ...
+    def _broker_state(self) -> BrokerState:
+        """Return what is known of the broker."""

@@ -1,4 +1,9 @@
-"""The bus as every room sees it: send a message by topic or host, serve an interface, connect by URL."""
+"""The bus as roles use it: send a message to a topic or a host, serve an interface, connect by URL.
+
+The way of a message through the modules. Sender: rpcapi.py of the called role → BaseBus.cast or call (base.py) →
+envelope.py → a transport (local.py, amqp/bus.py). Receiver: the transport's server (server.py) → Dispatcher
+(dispatch.py) → a method of the role's manager.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from micronova.objects.clock import Clock
-from micronova.rpc.contract import Context, Interface, Method, P, R, Target
+from micronova.objects.context import Context
+from micronova.rpc.contract import Interface, Method, P, R, Target
 from micronova.rpc.errors import BadBusUrl
 from micronova.rpc.server import Server
 
@@ -16,21 +22,43 @@ DEFAULT_PREFETCH = 64
 
 
 @dataclass(frozen=True)
+class BrokerState:
+    """What a process knows of its broker; on a local bus, of the queues in memory. Times are wall-clock times."""
+
+    connected_since: float | None = None
+    blocked_since: float | None = None
+    """When the broker announced that it accepts no messages from us; None while it accepts them."""
+    blocked_reason: str = ""
+    dead_letters: int = 0
+    """Messages in the dead-letter queue of the whole cell when probe() last asked."""
+    probe_error: str = ""
+    """Why the last probe() could not ask the broker; empty if it could."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection now."""
+        return self.connected_since is not None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the broker accepts no messages from us now."""
+        return self.blocked_since is not None
+
+
+@dataclass(frozen=True)
 class BusStats:
-    """What a bus has done and how it is: for status, metrics, and tests that count messages."""
+    """What a bus has sent and handled, and the state of its broker: for status, metrics, and tests."""
 
     sent: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By kind (cast, call, fanout, reply) and method (conductor.build_instances); replies count where they are sent."""
+    """By kind (cast, call, fanout, reply) and method (conductor.run_operations)."""
     handled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     expired: dict[str, int] = field(default_factory=dict)
-    dead_letters: int = 0
-    """Messages in the dead-letter queue of the whole cell, as last seen; count_dead_letters() looks anew."""
-    connected: bool = False
     pending_calls: int = 0
+    broker: BrokerState = BrokerState()
 
     def count(self, kind: str | None = None, method: str | None = None) -> int:
-        """Count the messages sent of one kind, of one method, or both."""
+        """Return the number of messages sent of one kind, of one method, or both."""
         return sum(
             number
             for (a_kind, a_method), number in self.sent.items()
@@ -42,15 +70,18 @@ class Bus(Protocol):
     """One process's end of the bus."""
 
     async def start(self) -> None:
-        """Connect; raises BusUnavailable when that cannot be done now."""
+        """Connect; raise BusUnavailable if that fails."""
         ...
 
     async def stop(self) -> None:
-        """Stop the servers with their grace time, fail calls in flight, disconnect."""
+        """Stop the servers with their grace time, fail pending calls, disconnect."""
         ...
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message and return once it is safely queued; it waits there if no server is up."""
+        """Send a message and return once it is queued; the queue keeps it until a server is up.
+
+        Raise BusUnavailable if the broker does not accept it in time.
+        """
         ...
 
     async def call(
@@ -62,7 +93,10 @@ class Bus(Protocol):
         context: Context,
         timeout: float,
     ) -> R:
-        """Send a message and wait for its answer, no longer than the time-out nor the context's deadline."""
+        """Send a message and return the answer, within the time-out and the context's deadline.
+
+        Raise CallTimeout if no answer arrives in time, BusUnavailable if the message cannot be sent.
+        """
         ...
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
@@ -80,22 +114,21 @@ class Bus(Protocol):
     ) -> Server:
         """Handle an interface's messages: those to the topic, to this host, and fan-outs; at most prefetch at once.
 
-        With shared=False it leaves the topic's shared queue alone: a compute host takes only its own orders.
-
-        The handler has a coroutine method (context, params) -> result for each method of the interface.
+        With shared=False the server does not consume the topic's shared queue: a compute host takes only orders
+        addressed to it. The handler has a coroutine (context, params) -> result for each method of the interface.
         """
         ...
 
     def can_send_version(self, interface: Interface, version: str) -> bool:
-        """Say whether messages of this contract version may be sent, given the pins of a rolling upgrade."""
+        """Return whether messages of this contract version may be sent, given the pins of a rolling upgrade."""
         ...
 
     def stats(self) -> BusStats:
-        """Say what happened so far."""
+        """Return the counters and what is known of the broker, without asking it."""
         ...
 
-    async def count_dead_letters(self) -> int:
-        """Ask how many messages lie in the dead-letter queue."""
+    async def probe(self) -> BusStats:
+        """Ask the broker for its dead letters and whether it accepts messages, then return the statistics."""
         ...
 
 
@@ -111,9 +144,10 @@ def connect(
 ) -> Bus:
     """Make the bus for a URL: local://NAME within this process, amqp:// or amqps:// through RabbitMQ.
 
-    pins maps topics to the newest contract version to send; grace is how long handlers may finish when a server
-    stops; send_wait how long a message waits for a lost connection to come back. The name is the sender's on a
-    local bus; on AMQP it is shown by the broker, and the sender is the URL's user.
+    pins maps topics to the newest contract version to send. grace is the number of seconds that handlers have to finish
+    when a server stops. send_wait is the number of seconds that a message waits for a broker that is lost or accepts no
+    messages. On a local bus, name is the sender of messages; on AMQP the broker shows it as the connection's name, and
+    the sender is the URL's user.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "local":
@@ -134,4 +168,4 @@ def connect(
     raise BadBusUrl(f"A bus URL (default.transport_url) begins with local:// or amqp://, not {scheme[:32]}://.")
 
 
-__all__ = ["DEFAULT_PREFETCH", "Bus", "BusStats", "Server", "connect"]
+__all__ = ["DEFAULT_PREFETCH", "BrokerState", "Bus", "BusStats", "Server", "connect"]

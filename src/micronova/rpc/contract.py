@@ -1,41 +1,32 @@
-"""What rooms say about their messages: methods, interfaces, targets, and the context that rides with each."""
+"""How a role declares its messages: methods with typed parameters and results, interfaces, targets, versions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from micronova.objects.context import Context
+
 P = TypeVar("P")
 R = TypeVar("R")
 
-
-class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asked, within which request, and until when; travels with every message."""
-
-    request_id: str = ""
-    user_id: str = ""
-    project_id: str = ""
-    roles: tuple[str, ...] = ()
-    traceparent: str = ""
-    deadline: float = 0.0
-    """Absolute wall time after which nobody waits for the answer any more; 0 is never. Casts do not carry it."""
-    sender: str = ""
-    """Who really sent the message, as the transport has verified it; what the sender writes here is overwritten."""
+Handler = Callable[[Context, Any], Awaitable[Any]]
+"""Handles one method: takes the context and the decoded parameters, returns the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a message goes: any server of a topic, or the one on that host."""
+    """Where a message goes: any server of a topic, or the one on a host."""
 
     topic: str
     host: str | None = None
 
 
 def parse_version(version: str) -> tuple[int, int]:
-    """Give "1.4" as (1, 4)."""
+    """Return (1, 4) for "1.4"."""
     major, _, minor = version.partition(".")
     try:
         return int(major), int(minor)
@@ -43,19 +34,22 @@ def parse_version(version: str) -> tuple[int, int]:
         raise ValueError(f"a contract version looks like 1.0, not {version!r}") from None
 
 
-def fits(wanted: str, offered: str) -> bool:
-    """Say whether a side that offers one version understands what needs the other: same major, minor not newer."""
-    wanted_major, wanted_minor = parse_version(wanted)
+def is_compatible(needed: str, offered: str) -> bool:
+    """Return whether a side that offers one version understands a message that needs another one.
+
+    The major version must be the same, the needed minor version not newer.
+    """
+    needed_major, needed_minor = parse_version(needed)
     major, minor = parse_version(offered)
-    return wanted_major == major and wanted_minor <= minor
+    return needed_major == major and needed_minor <= minor
 
 
 class Method(Generic[P, R]):
-    """One message, declared once: its name, what it carries, what comes back, and since which contract version."""
+    """One message: its name, the types of its parameters and its result, and its first contract version."""
 
     interface: Interface
     label: str
-    """Topic and name, as shown in statistics and logs: conductor.build_instances."""
+    """Topic and name, as statistics and logs show them: conductor.run_operations."""
 
     @overload
     def __init__(
@@ -85,7 +79,7 @@ class Method(Generic[P, R]):
 
 
 class Interface:
-    """The messages that a topic takes in one namespace, with the newest contract version this code knows."""
+    """The messages of a topic in one namespace, with the newest contract version that this code knows."""
 
     def __init__(
         self,
@@ -96,7 +90,7 @@ class Interface:
         methods: Iterable[Method[Any, Any]] = (),
         from_hosts: bool = False,
     ) -> None:
-        """`from_hosts`: compute hosts may send these; the handler checks for whom they speak."""
+        """`from_hosts`: compute hosts may send these messages; the handler checks which instances they concern."""
         parse_version(version)
         self.topic = topic
         self.namespace = namespace
@@ -119,27 +113,27 @@ class Interface:
         return method
 
     def target(self, host: str | None = None) -> Target:
-        """Give the address of this interface's servers, or of the one on a host."""
+        """Return the target of this interface's messages: any of its servers, or the one on a host."""
         return Target(self.topic, host)
 
     def _add(self, method: Method[Any, Any]) -> None:
         if method.name in self.methods or hasattr(method, "interface"):
             raise ValueError(f"{method.name} is declared twice")
-        if not fits(method.since, self.version):
+        if not is_compatible(method.since, self.version):
             raise ValueError(f"{method.name} is newer ({method.since}) than its interface ({self.version})")
         method.interface = self
         method.label = f"{self.topic}.{method.name}"
         self.methods[method.name] = method
 
     def __repr__(self) -> str:
-        return f"<Interface {address(self.topic, self.namespace)} {self.version}>"
+        return f"<Interface {queue_name(self.topic, self.namespace)} {self.version}>"
 
 
-def address(topic: str, namespace: str, host: str | None = None) -> str:
-    """Name the work queue of a topic, of one of its namespaces, or of one host.
+def queue_name(topic: str, namespace: str, host: str | None = None) -> str:
+    """Return the name of the work queue of a topic's namespace, shared by its servers or of the one on a host.
 
-    Each namespace has a queue of its own: a flood in one (builds) does not hold up another (heartbeats), and a
-    process may begin to serve them one after the other without ever receiving a message it cannot handle yet.
+    Each namespace has its own queue: many messages in one (builds) do not delay another (heartbeats), and a process
+    can start to serve them one after the other without receiving messages that it cannot handle yet.
     """
-    place = f"{topic}:{namespace}" if namespace else topic
-    return f"{place}.{host}" if host else place
+    shared = f"{topic}:{namespace}" if namespace else topic
+    return f"{shared}.{host}" if host else shared

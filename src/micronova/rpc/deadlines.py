@@ -1,4 +1,4 @@
-"""Timers on the bus's clock: one task for all of them, because a task per call would cost more than the call."""
+"""Timers on the bus's clock: one task for all timers, because a task per call would cost more than the call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from micronova.objects.clock import Clock
 
 
 class Timer:
-    """Something that happens at a time unless it is cancelled first."""
+    """A callback at a given time, unless it is cancelled first."""
 
     __slots__ = ("callback", "fired")
 
@@ -20,12 +20,12 @@ class Timer:
         self.fired = False
 
     def cancel(self) -> None:
-        """Let it not happen."""
+        """Do not call back."""
         self.callback = None
 
 
 class Deadlines:
-    """Calls back when monotonic times of a clock are reached."""
+    """All timers of one bus, by the clock's monotonic time."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Deadlines:
         self._until = 0.0
 
     def after(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        """Call back in so many seconds."""
+        """Call back after a number of seconds."""
         when = self._clock.monotonic() + seconds
         timer = Timer(callback)
         heapq.heappush(self._heap, (when, next(self._order), timer))
@@ -44,7 +44,7 @@ class Deadlines:
         return timer
 
     def close(self) -> None:
-        """Forget everything that is still to come."""
+        """Cancel all timers."""
         self._heap.clear()
         if self._watcher is not None:
             self._watcher.cancel()

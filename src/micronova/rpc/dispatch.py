@@ -1,9 +1,8 @@
-"""From received bytes to a handler's coroutine and back to bytes; the same for every transport.
+"""Decodes a received message, runs its handler and encodes the reply; the same for every transport.
 
-What becomes of a handler's exception: a call's goes back to the caller and the message is done with; a cast's is
-logged and the message is dead-lettered at once, because the database sweep drives the work again, not the broker;
-a fan-out's is only logged. A message whose process died is delivered again by the transport, so that handlers may
-see doubles.
+If a handler raises, the caller of a call gets the exception. A cast is logged and becomes a dead letter at once,
+because the database sweep repeats the work, not the broker. A fan-out is only logged. If a process dies, the
+transport delivers its messages again, so a handler may see a message twice.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import asyncio
 import inspect
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
 from micronova.objects.clock import Clock
-from micronova.rpc.contract import Context, Interface, Method, fits
+from micronova.rpc.contract import Handler, Interface, Method, is_compatible
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.envelope import (
     CALL,
@@ -41,22 +39,22 @@ from micronova.telemetry.logs import request_id
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Context, Any], Awaitable[Any]]
 
-
-class Verdict(NamedTuple):
-    """What the transport does next: send this reply if there is one, dead-letter the message if there is a reason."""
+class Outcome(NamedTuple):
+    """What the transport does with a handled message."""
 
     reply: bytes | None = None
-    dead: str = ""
+    """What to send to the caller."""
+    dead_letter: str = ""
+    """Why the message goes to the dead-letter queue; empty if it does not."""
 
 
-DONE = Verdict()
+DONE = Outcome()
 
 
 @dataclass
 class Counters:
-    """What a bus has done so far, by method."""
+    """Messages that a bus has sent and handled, by method."""
 
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
     handled: Counter[str] = field(default_factory=Counter)
@@ -65,7 +63,7 @@ class Counters:
 
 
 class Dispatcher:
-    """Runs the handlers of one interface."""
+    """Runs the handlers of one interface's messages."""
 
     def __init__(
         self,
@@ -79,21 +77,21 @@ class Dispatcher:
         self._clock = clock
         self._deadlines = deadlines
         self._counters = counters
-        self._spoken: set[str] = set()
+        self._compatible_versions: set[str] = set()
         self._handlers: dict[str, tuple[Method[Any, Any], Handler]] = {}
         for name, method in interface.methods.items():
             function = getattr(handler, name, None)
             if not inspect.iscoroutinefunction(function):
-                raise TypeError(f"{type(handler).__name__} has no coroutine {name}, which {interface!r} promises")
+                raise TypeError(f"{type(handler).__name__} has no coroutine {name}, which {interface!r} declares")
             self._handlers[name] = (method, function)
 
-    async def run(self, body: bytes, sender: str) -> Verdict:
-        """Handle one message; raises CancelledError only when the server is being stopped."""
+    async def run(self, body: bytes, sender: str) -> Outcome:
+        """Handle one message; raise CancelledError only if the server is being stopped."""
         try:
             request = decode_request(body)
         except msgspec.DecodeError as error:
-            log.error("a message from %s cannot be read: %s", sender, error)
-            return Verdict(dead=f"unreadable: {error}")
+            log.error("a message from %s cannot be decoded and becomes a dead letter: %s", sender, error)
+            return Outcome(dead_letter=f"cannot be decoded: {error}")
         context = msgspec.structs.replace(request.context, sender=sender)
         request_id.set(context.request_id)
         timer = None
@@ -101,7 +99,11 @@ class Dispatcher:
             if request.kind == CALL and context.deadline:
                 left = context.deadline - self._clock.now()
                 if left <= 0:
-                    return self._expired(request, "arrived too late and was dropped")
+                    return self._expired(
+                        request,
+                        f"from {sender or 'this process'} arrived {-left:.1f} s after its deadline and was dropped; "
+                        "if calls of this sender are always late, compare the clocks of both machines",
+                    )
                 task = asyncio.current_task()
                 assert task is not None
                 timer = self._deadlines.after(left, task.cancel)
@@ -120,7 +122,7 @@ class Dispatcher:
             if task.cancelling():
                 raise
             return self._failed(request, error)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is the caller's to know
+        except Exception as error:  # noqa: BLE001 - the caller gets whatever a handler raises
             return self._failed(request, error)
         finally:
             if timer is not None:
@@ -129,35 +131,35 @@ class Dispatcher:
         if reply is None:
             return DONE
         self._counters.sent[REPLY, method.label] += 1
-        return Verdict(reply)
+        return Outcome(reply)
 
     def _find(self, request: Request) -> tuple[Method[Any, Any], Handler]:
         found = self._handlers.get(request.method)
         if found is None or request.namespace != self.interface.namespace:
             raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace}:{request.method}")
-        if request.version not in self._spoken:
-            if not fits(request.version, self.interface.version):
+        if request.version not in self._compatible_versions:
+            if not is_compatible(request.version, self.interface.version):
                 raise VersionTooNew(
-                    f"{request.method} needs contract {request.version}, this server speaks {self.interface.version}"
+                    f"{request.method} needs contract {request.version}, this server has {self.interface.version}"
                 )
-            self._spoken.add(request.version)
+            self._compatible_versions.add(request.version)
         return found
 
-    def _expired(self, request: Request, what: str) -> Verdict:
+    def _expired(self, request: Request, what: str) -> Outcome:
         self._counters.expired[self._label(request)] += 1
         log.warning("%s %s [%s]", self._label(request), what, request.context.request_id)
         return DONE
 
-    def _failed(self, request: Request, error: BaseException) -> Verdict:
+    def _failed(self, request: Request, error: BaseException) -> Outcome:
         label = self._label(request)
         self._counters.failed[label] += 1
         if request.kind == CALL:
             if not is_coded(error):
                 log.error("%s failed [%s]", label, request.context.request_id, exc_info=error)
             self._counters.sent[REPLY, label] += 1
-            return Verdict(encode(OutgoingReply(request.id, to_body(error), None)))
-        log.error("%s failed [%s], %s", label, request.context.request_id, request.kind, exc_info=error)
-        return Verdict(dead=f"{type(error).__name__}: {error}") if request.kind == CAST else DONE
+            return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
+        log.error("%s failed [%s], a %s", label, request.context.request_id, request.kind, exc_info=error)
+        return Outcome(dead_letter=f"{type(error).__name__}: {error}") if request.kind == CAST else DONE
 
     def _label(self, request: Request) -> str:
         return f"{self.interface.topic}.{request.method}"

@@ -1,4 +1,4 @@
-"""The wire form: a small MessagePack envelope around a typed payload, the same on every transport."""
+"""The wire format: a MessagePack envelope around a typed payload, the same on every transport."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from micronova.rpc.contract import Context
+from micronova.objects.context import Context
 from micronova.rpc.errors import ErrorBody
 
 CAST: Final = "cast"
@@ -16,7 +16,7 @@ REPLY: Final = "reply"
 
 
 class Request(msgspec.Struct, omit_defaults=True):
-    """A message as it is received; the payload is decoded once the method is known."""
+    """A message as it is received; the payload is decoded when the method is known."""
 
     id: str
     kind: str
@@ -28,7 +28,7 @@ class Request(msgspec.Struct, omit_defaults=True):
 
 
 class OutgoingRequest(msgspec.Struct, omit_defaults=True):
-    """The same message as it is sent: payload and envelope are encoded in one pass."""
+    """A message as it is sent; payload and envelope are encoded in one pass."""
 
     id: str
     kind: str
@@ -40,7 +40,7 @@ class OutgoingRequest(msgspec.Struct, omit_defaults=True):
 
 
 class Reply(msgspec.Struct, omit_defaults=True):
-    """An answer as it is received."""
+    """The answer to a call as it is received."""
 
     id: str
     error: ErrorBody | None = None
@@ -48,7 +48,7 @@ class Reply(msgspec.Struct, omit_defaults=True):
 
 
 class OutgoingReply(msgspec.Struct):
-    """The same answer as it is sent."""
+    """The answer to a call as it is sent."""
 
     id: str
     error: ErrorBody | None

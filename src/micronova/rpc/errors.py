@@ -1,4 +1,4 @@
-"""Errors of the bus, and how an error raised by a handler travels to the caller and becomes the same class again."""
+"""Errors of the bus, and how the caller of a remote handler gets the error that the handler raised."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from micronova.objects.errors import MicronovaError, Unavailable
 
 
 class RpcError(MicronovaError):
-    """Something that went wrong between two ends of the bus."""
+    """An error of the bus itself."""
 
     code = "rpc_error"
 
 
 class BusUnavailable(RpcError, Unavailable):
-    """The message did not go out: no broker, no such queue, or a queue that is full."""
+    """The message was not sent: no connection, no such queue, a full queue, or a broker that accepts no messages."""
 
     code = "bus_unavailable"
 
 
 class BadBusUrl(RpcError, ValueError):
-    """The URL of the bus, a setting, is not one."""
+    """The setting with the URL of the bus is invalid."""
 
     code = "bad_bus_url"
 
 
 class CallTimeout(RpcError, Unavailable):
-    """No answer came in time; the handler may or may not have run."""
+    """No answer arrived in time; the handler may or may not have run."""
 
     code = "call_timeout"
 
 
 class NoSuchMethod(RpcError):
-    """The other end does not know this message."""
+    """The receiver does not know this message."""
 
     code = "no_such_method"
 
 
 class VersionTooNew(RpcError):
-    """The message needs a newer contract than the other end speaks, or than this end is pinned to."""
+    """The message needs a newer contract version than the receiver has, or than the sender is pinned to."""
 
     code = "version_too_new"
 
 
 class InvalidMessage(RpcError):
-    """What arrived does not fit the declared type."""
+    """A received message does not match the declared type."""
 
     code = "invalid_message"
 
 
 class RemoteError(Exception):
-    """An error of the other end whose class is not known here."""
+    """An error that the handler raised and whose class is not known here."""
 
     def __init__(self, code: str, message: str, details: dict[str, Any] | None = None) -> None:
         super().__init__(f"{code}: {message}")
@@ -62,11 +62,11 @@ class RemoteError(Exception):
 
 
 UNEXPECTED = "unexpected"
-"""The code under which an exception without a code of its own travels; details["exception"] names its class."""
+"""The code of an exception that has none of its own; details["exception"] names its class."""
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error on the wire."""
+    """An error in a reply."""
 
     code: str
     message: str = ""
@@ -79,19 +79,19 @@ _by_code: dict[str, type[Exception]] = {}
 
 
 def register(family: E) -> E:
-    """Let this class and all its subclasses, also later ones, arrive as themselves; domain errors already do."""
+    """Let callers get this class and its subclasses as they were raised; that holds for MicronovaError already."""
     if family not in _families:
         _families.append(family)
     return family
 
 
 def is_coded(error: BaseException) -> bool:
-    """Say whether an error was meant to travel, unlike an accident of the handler's code."""
+    """Return whether an error has a code for callers; others are bugs in the handler."""
     return isinstance(error, (RemoteError, *_families)) and hasattr(error, "code")
 
 
 def to_body(error: BaseException) -> ErrorBody:
-    """Give the wire form of an error."""
+    """Return the form of an error that a reply carries."""
     if is_coded(error):
         coded: Any = error
         return ErrorBody(
@@ -104,13 +104,13 @@ def to_body(error: BaseException) -> ErrorBody:
 
 
 def from_body(body: ErrorBody) -> Exception:
-    """Give the error that a wire form stands for: of the sender's class if it is known here, else a RemoteError."""
+    """Return the error of a reply: of the class that was raised if it is known here, else a RemoteError."""
     known = _find(body.code)
     if known is not None:
         try:
             return known(body.message, **body.details)
         except TypeError:
-            # A class whose constructor differs from the common one cannot be rebuilt; its code still arrives.
+            # A class with another constructor cannot be built from the reply; the caller still gets its code.
             pass
     return RemoteError(body.code, body.message, body.details)
 
@@ -126,7 +126,7 @@ def _find(code: str) -> type[Exception] | None:
 
 
 def _descendants(cls: type[Exception]) -> list[type[Exception]]:
-    """The class first, then its subclasses: one that inherits its parent's code must not stand in for it."""
+    """Return the class, then its subclasses: one that inherits its parent's code must not replace the parent."""
     found = [cls]
     for child in cls.__subclasses__():
         found.extend(_descendants(child))
@@ -134,7 +134,7 @@ def _descendants(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def _plain(details: dict[str, Any]) -> dict[str, Any]:
-    """Details as they can be encoded: an error must never fail to be reported for what it carries."""
+    """Return the details with everything that cannot be encoded as a string."""
     encoded = msgspec.msgpack.encode(details, enc_hook=str)
     plain: dict[str, Any] = msgspec.msgpack.decode(encoded)
     return plain

@@ -1,4 +1,4 @@
-"""The bus within one process: queues in memory, the same bytes as on a broker, so nothing is shared by reference."""
+"""The bus within one process: queues in memory carry the same bytes as a broker, so nothing is shared by reference."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 from micronova.objects.clock import Clock
 from micronova.rpc.base import BaseBus
-from micronova.rpc.bus import DEFAULT_PREFETCH
-from micronova.rpc.contract import Interface, address
+from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
+from micronova.rpc.contract import Interface, queue_name
 from micronova.rpc.deadlines import Deadlines
-from micronova.rpc.dispatch import Dispatcher, Verdict
+from micronova.rpc.dispatch import Dispatcher, Outcome
 from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.server import Server
 
@@ -26,7 +26,7 @@ DEAD_LETTERS_KEPT = 1_000
 
 
 class Queue:
-    """Messages in order, given in turn to the servers that have room."""
+    """Messages in order, given in turn to the servers that may take one more."""
 
     __slots__ = ("_servers", "name", "waiting")
 
@@ -36,17 +36,17 @@ class Queue:
         self._servers: deque[LocalServer] = deque()
 
     def put(self, delivery: LocalDelivery) -> None:
-        """Hand a message to the next free server, or keep it."""
+        """Give a message to the next free server, or keep it."""
         if not self.waiting:
             servers = self._servers
             for _ in range(len(servers)):
                 server = servers[0]
                 servers.rotate(-1)
-                if server.has_room:
+                if server.can_take:
                     server.take(delivery)
                     return
         elif len(self.waiting) >= QUEUE_LIMIT:
-            raise BusUnavailable(f"the queue {self.name} is full: {QUEUE_LIMIT} messages wait for a server")
+            raise BusUnavailable(f"the queue {self.name} is full: {QUEUE_LIMIT} messages wait in it")
         self.waiting.append(delivery)
 
     def put_back(self, delivery: LocalDelivery) -> None:
@@ -66,29 +66,29 @@ class Queue:
 
 
 class Exchange:
-    """All queues of one local bus name: what a broker is to the other transport."""
+    """All queues of one local bus name: the counterpart of a broker."""
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
         self.fanouts: dict[str, list[Queue]] = {}
-        self.dead: deque[tuple[str, bytes, str]] = deque(maxlen=DEAD_LETTERS_KEPT)
-        self.dead_count = 0
+        self.dead_letters: deque[tuple[str, bytes, str]] = deque(maxlen=DEAD_LETTERS_KEPT)
+        self.dead_letter_count = 0
 
     def queue(self, name: str) -> Queue:
-        """Find a queue, or make it."""
+        """Return a queue; create it if it does not exist."""
         queue = self.queues.get(name)
         if queue is None:
             queue = self.queues[name] = Queue(name)
         return queue
 
-    def bury(self, queue: str, body: bytes, reason: str) -> None:
-        """Put a message among the dead letters."""
-        self.dead_count += 1
-        self.dead.append((queue, body, reason))
+    def add_dead_letter(self, queue: str, body: bytes, reason: str) -> None:
+        """Keep a message as a dead letter."""
+        self.dead_letter_count += 1
+        self.dead_letters.append((queue, body, reason))
 
 
 class LocalDelivery:
-    """A message in the hands of a server, with the way back to its caller."""
+    """A message with the queue it came from and the callback that takes its reply."""
 
     __slots__ = ("_answer", "_exchange", "_queue", "body", "sender")
 
@@ -106,12 +106,12 @@ class LocalDelivery:
         self.sender = sender
         self._answer = answer
 
-    async def settle(self, verdict: Verdict) -> None:
-        """Answer the caller, or bury the message."""
-        if verdict.reply is not None and self._answer is not None:
-            self._answer(verdict.reply)
-        if verdict.dead:
-            self._exchange.bury(self._queue.name, self.body, verdict.dead)
+    async def settle(self, outcome: Outcome) -> None:
+        """Give the reply to the caller, or keep the message as a dead letter."""
+        if outcome.reply is not None and self._answer is not None:
+            self._answer(outcome.reply)
+        if outcome.dead_letter:
+            self._exchange.add_dead_letter(self._queue.name, self.body, outcome.dead_letter)
 
     def give_back(self) -> None:
         """Return the message to its queue."""
@@ -119,7 +119,7 @@ class LocalDelivery:
 
 
 class LocalServer(Server):
-    """A server fed from queues in memory."""
+    """A server that takes messages from queues in memory."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class LocalServer(Server):
         self.take_waiting()
 
     def take_waiting(self) -> None:
-        """Take messages from the queues in turn while there is room."""
-        while self.has_room:
+        """Take messages from the queues in turn, as many as may be handled at once."""
+        while self.can_take:
             took = False
             for queue in self._queues:
-                if queue.waiting and self.has_room:
+                if queue.waiting and self.can_take:
                     self.take(queue.waiting.popleft())
                     took = True
             if not took:
@@ -160,15 +160,15 @@ class LocalServer(Server):
             self._fanouts.remove(self._own)
 
     async def _close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the server holds nothing."""
 
 
-# One per running loop and name: two buses of the same name in one loop meet; tests in other loops do not.
+# One for each event loop and name: buses of the same name in one loop share it; tests in other loops do not.
 _exchanges: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Exchange]] = WeakKeyDictionary()
 
 
 class LocalBus(BaseBus):
-    """A bus that ends at the borders of this process."""
+    """A bus that reaches only this process."""
 
     def __init__(
         self,
@@ -183,15 +183,17 @@ class LocalBus(BaseBus):
         super().__init__(clock=clock, random=random, pins=pins, name=name, grace=grace)
         self._exchange_name = exchange_name
         self._exchange: Exchange | None = None
+        self._started_at = 0.0
         self._servers: list[LocalServer] = []
 
     async def start(self) -> None:
-        """Meet the other buses of this name."""
+        """Join the exchange of this name."""
         named = _exchanges.setdefault(asyncio.get_running_loop(), {})
         self._exchange = named.setdefault(self._exchange_name, Exchange())
+        self._started_at = self._clock.now()
 
     async def stop(self) -> None:
-        """Stop the servers and fail calls in flight."""
+        """Stop the servers and fail pending calls."""
         await asyncio.gather(*(server.stop() for server in self._servers))
         self._servers.clear()
         self._fail_all("the bus was stopped")
@@ -209,54 +211,53 @@ class LocalBus(BaseBus):
     ) -> Server:
         """Handle an interface's messages."""
         exchange = self._started()
-        place = address(interface.topic, interface.namespace)
-        queues = [exchange.queue(place)] if shared else []
+        topic_queue = queue_name(interface.topic, interface.namespace)
+        queues = [exchange.queue(topic_queue)] if shared else []
         if host:
-            queues.append(exchange.queue(address(interface.topic, interface.namespace, host)))
+            queues.append(exchange.queue(queue_name(interface.topic, interface.namespace, host)))
         server = LocalServer(
             Dispatcher(interface, handler, self._clock, self._deadlines, self._counters),
             self._deadlines,
             prefetch,
             self._grace,
             queues,
-            exchange.fanouts.setdefault(place, []),
+            exchange.fanouts.setdefault(topic_queue, []),
         )
         self._servers.append(server)
         return server
 
-    async def count_dead_letters(self) -> int:
-        """Count the messages that were buried."""
-        return self._started().dead_count
+    async def probe(self) -> BusStats:
+        """Return the statistics: there is no broker to ask."""
+        return self.stats()
 
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
         work = exchange.queue(queue)
         work.put(LocalDelivery(exchange, work, body, self.name, None))
         if len(work.waiting) >= YIELD_AT:
-            await asyncio.sleep(0)  # nothing else here would let the servers run while somebody sends in a loop
+            await asyncio.sleep(0)  # lets the servers run while a task sends in a loop
 
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
         exchange = self._started()
         work = exchange.queues.get(queue)
         if work is None:
-            raise BusUnavailable(f"nobody serves {queue}")
+            raise BusUnavailable(f"no server has declared the queue {queue}")
         work.put(LocalDelivery(exchange, work, body, self.name, self._receive_reply))
 
-    async def _send_to_all(self, place: str, body: bytes, message_id: str) -> None:
+    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
-        for queue in exchange.fanouts.get(place, ()):
+        for queue in exchange.fanouts.get(topic_queue, ()):
             try:
                 queue.put(LocalDelivery(exchange, queue, body, self.name, None))
             except BusUnavailable:
-                log.warning("a fan-out was lost: %s servers cannot keep up", place)
+                log.warning("a fan-out to %s was dropped: a server's queue is full", topic_queue)
 
     def _started(self) -> Exchange:
         if self._exchange is None:
             raise BusUnavailable("the bus is not started")
         return self._exchange
 
-    def _dead_letters(self) -> int:
-        return self._exchange.dead_count if self._exchange else 0
-
-    def _connected(self) -> bool:
-        return self._exchange is not None
+    def _broker_state(self) -> BrokerState:
+        if self._exchange is None:
+            return BrokerState()
+        return BrokerState(connected_since=self._started_at, dead_letters=self._exchange.dead_letter_count)

@@ -1,4 +1,4 @@
-"""The receiving end of an interface: how many handlers run at a time, and how they are brought to an end."""
+"""The receiving end of an interface: limits how many handlers run at once, and ends them when the server stops."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import contextvars
 from typing import Protocol
 
 from micronova.rpc.deadlines import Deadlines
-from micronova.rpc.dispatch import Dispatcher, Verdict
+from micronova.rpc.dispatch import Dispatcher, Outcome
 
 
 class Delivery(Protocol):
-    """A message in the hands of a server."""
+    """A message that a server has received and that the transport still holds."""
 
     body: bytes
     sender: str
 
-    async def settle(self, verdict: Verdict, /) -> None:
-        """Send the reply, then tell the transport that the message is done with."""
+    async def settle(self, outcome: Outcome, /) -> None:
+        """Acknowledge the message or make it a dead letter, and send the reply."""
         ...
 
     def give_back(self) -> None:
-        """Return it unhandled, so that another server gets it."""
+        """Return the message to its queue, so that another server gets it."""
         ...
 
 
@@ -42,24 +42,24 @@ class Server(abc.ABC):
 
     @property
     def running(self) -> int:
-        """How many handlers are at work."""
+        """The number of handlers that run now."""
         return len(self._running)
 
     @property
-    def has_room(self) -> bool:
+    def can_take(self) -> bool:
         """Whether one more message may be taken now."""
         return len(self._running) < self._prefetch and not self._stopping
 
     def take(self, delivery: Delivery) -> None:
-        """Begin to handle a message."""
-        # In a context of its own: nothing of whoever happens to hand it over (the request of its log lines, its trace).
+        """Start to handle a message."""
+        # In an empty context: the handler must not inherit the request id and the trace of the code that runs now.
         task = asyncio.get_running_loop().create_task(self._work(delivery), context=contextvars.Context())
         self._running.add(task)
 
     async def stop(self, grace: float | None = None) -> None:
-        """Take no more messages, let running handlers finish; cancel those that need longer than the grace time.
+        """Take no more messages and let running handlers finish; cancel those that need longer than the grace time.
 
-        Messages whose handlers were cancelled go back to their queue.
+        Messages whose handlers were cancelled return to their queue.
         """
         self._stopping = True
         await self._detach()
@@ -86,7 +86,7 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     def _next(self) -> None:
-        """Take the next waiting message: a place has become free."""
+        """Take the next waiting message: a handler has finished."""
 
     @abc.abstractmethod
     async def _detach(self) -> None:
@@ -94,4 +94,4 @@ class Server(abc.ABC):
 
     @abc.abstractmethod
     async def _close(self) -> None:
-        """Let go of what the server held, once no handler runs."""
+        """Release what the server holds, after the last handler has finished."""

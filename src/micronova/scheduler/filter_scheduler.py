@@ -1,7 +1,7 @@
-"""The decision: which hosts take the instances of a request. Pure: a table and a spec in, placements out.
+"""The decision which hosts the instances of a request go to: a host table and a spec in, placements out, no I/O.
 
-Room first, then the filters in their order, then the weighers; the best host takes the instance, which is
-counted on it at once, so that the next instance of the same request sees it. Either all are placed or none.
+Free resources are checked first, then the filters in their order, then the weighers. The best host gets the instance.
+The table counts it at once, so that the next instance of the request sees it. Either all instances are placed or none.
 """
 
 import logging
@@ -15,7 +15,7 @@ from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.scheduling import Placement, RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.room import has_room
+from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
@@ -26,14 +26,14 @@ NOT_ENOUGH = "No valid host was found. There are not enough hosts available."
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the instances go; the table counts what they need, but for those that held it already."""
+    """The placements of a request and how they were chosen."""
 
     placements: tuple[Placement, ...]
     explanation: Explanation
 
 
 class FilterScheduler:
-    """Filters, weighers and the rules of choosing, ready to decide."""
+    """Decides with filters, weighers and the rules of choosing among the best hosts."""
 
     def __init__(
         self,
@@ -63,19 +63,18 @@ class FilterScheduler:
         held: Mapping[str, str] | None = None,
         spread: int = 1,
     ) -> Decision:
-        """Place all instances and count them in the table, or raise NoValidHost and leave it as it was.
+        """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
-        `held` says which instances have their resources already, and on which node: they stay there. `spread`
-        widens the choice to the best so many hosts, for schedulers that lost a race for the very best.
+        `held` names the node of instances that hold their resources already; they stay there and are not counted.
+        `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
         """
         table.now = now
-        forced = spec.force_host is not None or spec.force_node is not None
-        filters = [] if forced else self.filters
+        filters = [] if spec.forced else self.filters
         resources = spec.flavor.resources()
         hosts = _considered(table, spec)
         mask, steps, concerned = self._filter(hosts, spec, resources, filters)
         left = hosts if mask is None else hosts.only(mask)
-        explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=forced)
+        explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=spec.forced)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, left, self.weighers, spec, lasting=bulk)
@@ -94,25 +93,25 @@ class FilterScheduler:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
                 raise self._undone(table, spec, hosts, filters, resources, counted, explanation)
             rows.append(row)
-            if not bulk:  # before it is counted: a group's rule must not exclude all others
+            if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = self._alternates_of(table, ranking, row)
             if uuid not in kept:
                 table.consume(row, resources)
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, concerned, row, spec, resources)
-        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, forced)
+        placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
         return Decision(
             placements=placements,
-            explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=forced),
+            explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=spec.forced),
         )
 
     def _filter(
         self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
     ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
-        """Ask for room, then all filters; the mask is None if every host passes.
+        """Return the mask of the hosts that pass (None if all do), the steps, and the filters to ask again.
 
-        Also gives the filters whose verdict may be another for the next instance of the request.
+        Filters are asked again if their verdict may differ for the next instance of the request.
         """
         steps: list[FilterStep] = []
         concerned: list[HostFilter] = []
@@ -121,14 +120,14 @@ class FilterScheduler:
         for name, amount in resources.items():
             if not (filters and name in self._covered):
                 passing, remaining = _narrow(
-                    steps, f"Capacity({name})", passing, remaining, has_room(hosts, name, amount)
+                    steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
                 )
         for each in filters:
             if not remaining:
                 break
             verdict, error = _ask(each, hosts, spec)
             passing, remaining = _narrow(steps, _name(each), passing, remaining, verdict, error)
-            # Room, which the Ram and Disk filters cover, is looked at again in any case.
+            # Free resources, which the Ram and Disk filters cover, are checked again in any case.
             if each.scope is Scope.ALL or (each.scope is Scope.HOST and verdict is not None and not each.covers):
                 concerned.append(each)
         return passing, steps, concerned
@@ -142,7 +141,7 @@ class FilterScheduler:
         spec: RequestSpec,
         resources: Mapping[str, int],
     ) -> None:
-        """After an instance was counted on a host: drop who no longer passes, weigh again what changed."""
+        """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
         passes = [table.fits(ranking.row(position), resources) for position in touched]
@@ -174,7 +173,7 @@ class FilterScheduler:
                 return int(best[self._random.randrange(len(best))])
         if size == 1:
             return int(totals.argmax())
-        # Stable: of equal hosts the first count as better, as everywhere else.
+        # A stable sort: among equal hosts the first wins, as argmax does.
         order = np.argsort(-totals, kind="stable")
         return int(order[self._random.randrange(size)])
 
@@ -190,7 +189,7 @@ class FilterScheduler:
         alternates: list[int] | None,
         forced: bool,
     ) -> tuple[Placement, ...]:
-        """Name the hosts; alternates that are not given are the best of each cell when all is placed."""
+        """Return the placements; without `alternates`, they are the best hosts of each cell after all were placed."""
         best: dict[int, list[int]] = {}
         placements = []
         for uuid, row in zip(instance_uuids, rows, strict=True):
@@ -218,7 +217,7 @@ class FilterScheduler:
         rows: list[int],
         explanation: Explanation,
     ) -> NoValidHost:
-        """Take back what was counted, and say why there was no host for the next instance."""
+        """Undo what was counted, and return the error that explains why there is no host for the next instance."""
         if rows:
             _, steps, _ = self._filter(hosts, spec, resources, filters)
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
@@ -229,7 +228,7 @@ class FilterScheduler:
 
 
 def _considered(table: HostTable, spec: RequestSpec) -> HostView:
-    if spec.force_host is not None or spec.force_node is not None:
+    if spec.forced:
         return table.view(table.find_rows(spec.force_host, spec.force_node))
     if spec.requested_host is not None or spec.requested_node is not None:
         return table.view(table.find_rows(spec.requested_host, spec.requested_node))
@@ -253,14 +252,14 @@ def _narrow(
 
 
 def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | None, str]:
-    """Ask a filter; one that fails is reported and passed over."""
+    """Return a filter's verdict and its error; a filter that fails is reported and lets all hosts pass."""
     try:
         verdict = each.mask(hosts, spec)
         if verdict is not None and (verdict.dtype != np.bool_ or verdict.shape != (len(hosts),)):
             raise TypeError("a filter gives one bool per host")
         return verdict, ""
     except Exception as error:  # a plugin's code may raise anything
-        log.exception("Filter %s failed and is passed over.", _name(each))
+        log.exception("The filter %s failed; its verdict is ignored", _name(each))
         return None, f"{type(error).__name__}: {error}"
 
 
@@ -281,7 +280,7 @@ def _winner(table: HostTable, row: int, ranking: Ranking | None = None, position
 
 
 def _joined(spec: RequestSpec, host: str) -> RequestSpec:
-    """The spec as the next instance of the request sees it: the group has one member more on this host."""
+    """Return the spec for the next instance of the request: the server group has one more member on this host."""
     if spec.group is None:
         return spec
     members = {**spec.group.hosts, host: spec.group.hosts.get(host, 0) + 1}

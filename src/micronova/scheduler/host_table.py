@@ -1,8 +1,8 @@
-"""All hosts as columns: a filter or a weigher is then one operation over arrays, however many there are.
+"""All hosts as columns, so that a filter or a weigher is one operation over arrays, however many hosts there are.
 
-Rows are dense and in no order; removing a host moves the last row into the gap. Amounts live in one column
-per resource class, of whatever name. What hosts have in common (hypervisor, CPU, capabilities) is kept once
-and shared, so that a question about such facts is answered once per kind of host, not once per host.
+Rows are dense and unordered; removing a host moves the last row into the gap. Each resource class has its own columns.
+Facts that hosts have in common (hypervisor, CPU, capabilities) are stored once, so that a question about them is
+answered once per kind of host, not once per host.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from micronova.objects.scheduling import HostState, Selection
+from micronova.scheduler.interning import Interner
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: exact up to 2**53, and weighers need no conversion
+Floats: TypeAlias = npt.NDArray[np.float64]  # amounts too: they are exact up to 2**53, and weighers need no conversion
 Column: TypeAlias = npt.NDArray[Any]
 Rows: TypeAlias = slice | npt.NDArray[np.intp]
 
@@ -25,11 +26,11 @@ ServiceState: TypeAlias = tuple[str, bool, bool, float]  # host, enabled, forced
 
 _FIRST_SIZE = 64
 _MOST_VERDICTS = 256
-_FEW = 8  # up to so many rows a Python loop beats a vector over the whole table
+_FEW = 8  # up to this many rows a Python loop is faster than a vector over the whole table
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a host is rather than how full it is; equal for many hosts."""
+    """What does not change with use, and is equal for many hosts."""
 
     hypervisor_type: str = ""
     hypervisor_version: int = 0
@@ -38,57 +39,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: dict[str, str] = {}
 
 
-class _Codes:
-    """Small integers for things that many rows share; a thing that no row has any more is forgotten."""
-
-    def __init__(self) -> None:
-        self._code_of: dict[Hashable, int] = {}
-        self._users: list[int] = []
-        self._free: list[int] = []
-        self.values: list[Any] = []
-        self.version = 0  # raised whenever a code gets another meaning
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def find(self, key: Hashable) -> int:
-        return self._code_of.get(key, -1)
-
-    def take(self, key: Hashable, value: Any) -> int:
-        code = self._code_of.get(key)
-        if code is None:
-            self.version += 1
-            if self._free:
-                code = self._free.pop()
-                self.values[code] = (key, value)
-            else:
-                code = len(self.values)
-                self.values.append((key, value))
-                self._users.append(0)
-            self._code_of[key] = code
-        self._users[code] += 1
-        return code
-
-    def give_back(self, code: int) -> None:
-        self._users[code] -= 1
-        if not self._users[code]:
-            del self._code_of[self.values[code][0]]
-            self.values[code] = None
-            self._free.append(code)
-
-    @property
-    def in_use(self) -> int:
-        return len(self._code_of)
-
-
 class HostTable:
-    """The hosts that the scheduler knows, fed by changes; nothing is rebuilt for a request."""
+    """The hosts that the scheduler knows. Changes update it; nothing is rebuilt for a request."""
 
     def __init__(self) -> None:
-        # Freeing one large block tells glibc to keep freed memory of that order for later. Without it the
-        # heap shrinks and grows for nearly every vector, which doubles the time of a decision on 10,000.
+        # After one large block was freed, glibc keeps freed memory of that size. Otherwise the heap would shrink and
+        # grow for nearly every vector, which doubles the time of a decision among 10,000 hosts.
         np.empty(1 << 18)
-        self.now = 0.0  # the moment for which a decision is made; set by whoever decides
+        self.now = 0.0  # the time of the decision; the scheduler sets it
         self.selections: list[Selection] = []
         self.aggregates: list[tuple[tuple[str, dict[str, str]], ...]] = []
         self._index: dict[str, int] = {}
@@ -108,9 +66,9 @@ class HostTable:
             "num_io_ops": np.zeros(self._size, np.int64),
             "failed_builds": np.zeros(self._size, np.int64),
         }
-        self._zones = _Codes()
-        self._cells = _Codes()
-        self._facts = _Codes()
+        self._zones = Interner()
+        self._cells = Interner()
+        self._facts = Interner()
         self._verdicts: dict[Hashable, tuple[int, Bools]] = {}
 
     def __len__(self) -> int:
@@ -120,63 +78,58 @@ class HostTable:
         return node_uuid in self._index
 
     @property
-    def resource_classes(self) -> list[str]:
-        """The resource classes that any host has had."""
-        return list(self._free)
-
-    @property
     def uuids(self) -> Iterable[str]:
         """The uuids of all nodes."""
         return self._index.keys()
 
     @property
     def several_cells(self) -> bool:
-        """Whether hosts of more than one cell are here."""
+        """Whether there are hosts of more than one cell."""
         return self._cells.in_use > 1
 
     def index(self, node_uuid: str) -> int | None:
-        """Give the row of a node."""
+        """Return the row of a node."""
         return self._index.get(node_uuid)
 
     def cell_code(self, row: int) -> int:
-        """Give a number that rows of the same cell share."""
+        """Return a number that rows of the same cell share."""
         return int(self._columns["cell"][row])
 
     def rows_of_host(self, host: str) -> list[int]:
-        """Give the rows of all nodes of a host."""
+        """Return the rows of all nodes of a host."""
         return self._rows_of_host.get(host, [])
 
     def find_rows(self, host: str | None, node: str | None) -> npt.NDArray[np.intp]:
-        """Give the rows that have this host name, this node name, or both."""
+        """Return the rows that have this host name, this node name, or both."""
         rows: Iterable[int] = range(len(self)) if host is None else self.rows_of_host(host)
         return np.array([r for r in rows if node is None or self.selections[r].node == node], np.intp)
 
     def view(self, rows: Rows | None = None) -> "HostView":
-        """Look at all rows, or at some: what filters and weighers are given."""
+        """Return a view of all rows or of some, for filters and weighers."""
         return HostView(self, slice(0, len(self)) if rows is None else rows)
 
-    # --- feeding ---
+    # --- changes from the database ---
 
     def update(self, states: Iterable[HostState]) -> None:
-        """Add hosts, or replace all that is known of them."""
+        """Add or replace hosts."""
         for state in states:
             row = self._index.get(state.node_uuid)
             if row is None:
                 row = self._append(state)
             else:
-                self._forget_codes(row)
+                self._release_codes(row)
                 if self.selections[row].host != state.host:
                     self._unlist_host(row)
                     self._rows_of_host.setdefault(state.host, []).append(row)
             self._fill(row, state)
 
     def remove(self, node_uuids: Iterable[str]) -> None:
-        """Forget hosts; unknown ones are no error."""
+        """Remove hosts; unknown ones are ignored."""
         for uuid in node_uuids:
             row = self._index.pop(uuid, None)
             if row is None:
                 continue
-            self._forget_codes(row)
+            self._release_codes(row)
             self._unlist_host(row)
             last = len(self.selections) - 1
             if row != last:
@@ -192,7 +145,7 @@ class HostTable:
             self.aggregates.pop()
 
     def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
-        """Take over amounts as the database has them; give the nodes that are not known here."""
+        """Set amounts of resources; return the nodes that are not in the table."""
         unknown: set[str] = set()
         for uuid, name, total, capacity, used in amounts:
             row = self._index.get(uuid)
@@ -207,7 +160,7 @@ class HostTable:
         return unknown
 
     def set_services(self, services: Iterable[ServiceState]) -> None:
-        """Take over which hosts are enabled and when they were last heard of."""
+        """Set which hosts are enabled, and when they sent their last heartbeat."""
         columns = self._columns
         for host, enabled, forced_down, last_seen in services:
             for row in self._rows_of_host.get(host, ()):
@@ -215,14 +168,14 @@ class HostTable:
                 columns["forced_down"][row] = forced_down
                 columns["last_seen"][row] = last_seen
 
-    # --- deciding ---
+    # --- for decisions ---
 
     def fits(self, row: int, resources: Mapping[str, int]) -> bool:
-        """Say whether a host has room for these amounts."""
+        """Return whether a host has these amounts free."""
         return all(n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items())
 
     def consume(self, row: int, resources: Mapping[str, int]) -> None:
-        """Count an instance on a host before the database knows of it."""
+        """Count an instance on a host before its claim is in the database."""
         for name, amount in resources.items():
             if name not in self._free:
                 self._add_class(name)
@@ -230,13 +183,13 @@ class HostTable:
         self._columns["num_instances"][row] += 1
 
     def release(self, row: int, resources: Mapping[str, int]) -> None:
-        """Take back a consume."""
+        """Undo `consume`."""
         for name, amount in resources.items():
             self._free[name][row] += amount
         self._columns["num_instances"][row] -= 1
 
     def state(self, row: int) -> HostState:
-        """Give one host as an object, for those who look at hosts one at a time."""
+        """Return one host as an object, for filters that get one host at a time."""
         selection, columns = self.selections[row], self._columns
         facts: Facts = self._facts.values[columns["facts"][row]][1]
         capacity = {name: int(column[row]) for name, column in self._capacity.items()}
@@ -263,7 +216,7 @@ class HostTable:
             capabilities=facts.capabilities,
         )
 
-    # --- inside ---
+    # --- internal ---
 
     def _all_columns(self) -> Iterable[Column]:
         yield from self._columns.values()
@@ -323,11 +276,11 @@ class HostTable:
             self._capacity[name][row] = capacity
             free[row] = capacity - state.used.get(name, 0)
 
-    def _forget_codes(self, row: int) -> None:
+    def _release_codes(self, row: int) -> None:
         columns = self._columns
-        self._zones.give_back(int(columns["zone"][row]))
-        self._cells.give_back(int(columns["cell"][row]))
-        self._facts.give_back(int(columns["facts"][row]))
+        self._zones.release(int(columns["zone"][row]))
+        self._cells.release(int(columns["cell"][row]))
+        self._facts.release(int(columns["facts"][row]))
 
     def _unlist_host(self, row: int) -> None:
         host = self.selections[row].host
@@ -348,7 +301,7 @@ class HostTable:
 
 
 class HostView:
-    """Some rows of the table, column by column: every method gives a vector as long as the view."""
+    """Some rows of the table, column by column. The vectors that methods return are as long as the view."""
 
     __slots__ = ("_rows", "_table")
 
@@ -362,21 +315,21 @@ class HostView:
 
     @property
     def rows(self) -> Rows:
-        """The rows of the table that are looked at."""
+        """The rows of the table in this view."""
         return self._rows
 
     @property
     def now(self) -> float:
-        """The moment for which the decision is made."""
+        """The time of the decision."""
         return self._table.now
 
     def row(self, position: int) -> int:
-        """Give the row of the table behind a position of this view."""
+        """Return the table's row at a position of this view."""
         rows = self._rows
         return rows.start + position if isinstance(rows, slice) else int(rows[position])
 
     def only(self, mask: Bools) -> "HostView":
-        """Look at those rows of this view that the mask leaves."""
+        """Return a view of the rows of the mask."""
         chosen = np.flatnonzero(mask)
         rows = self._rows
         if isinstance(rows, slice):
@@ -384,38 +337,38 @@ class HostView:
         return HostView(self._table, rows.take(chosen))
 
     def free(self, resource_class: str) -> Floats:
-        """Capacity that is not used, in units of the class; hosts without the class have none."""
+        """Return the unused capacity in units of the class, 0 for hosts without the class."""
         return self._amounts(self._table._free, resource_class)
 
     def capacity(self, resource_class: str) -> Floats:
-        """What may be used in all: total less reserved, times the allocation ratio."""
+        """Return the capacity: total without reserved, times the allocation ratio."""
         return self._amounts(self._table._capacity, resource_class)
 
     def total(self, resource_class: str) -> Floats:
-        """What the host physically has."""
+        """Return what the hosts physically have."""
         return self._amounts(self._table._total, resource_class)
 
     def used(self, resource_class: str) -> Floats:
-        """What is used."""
+        """Return what is used."""
         return self.capacity(resource_class) - self.free(resource_class)
 
     def column(self, name: str) -> Column:
-        """Give one of: enabled, forced_down, last_seen, num_instances, num_io_ops, failed_builds."""
+        """Return a column: enabled, forced_down, last_seen, num_instances, num_io_ops or failed_builds."""
         return self._take(self._table._columns[name])
 
     def in_zone(self, zone: str) -> Bools:
-        """Which hosts are in this availability zone."""
+        """Return which hosts are in this availability zone."""
         mask: Bools = self._take(self._table._columns["zone"]) == self._table._zones.find(zone)
         return mask
 
     def in_cell_of(self, row: int) -> Bools:
-        """Which hosts are in the same cell as that row."""
+        """Return which hosts are in the same cell as that row."""
         cells = self._table._columns["cell"]
         mask: Bools = self._take(cells) == cells[row]
         return mask
 
     def by_host(self, values: Mapping[str, int], default: int = 0) -> Ints:
-        """Spread a value per host name over the rows."""
+        """Return a value for each row from a value per host name."""
         table, rows = self._table, self._rows
         if len(self) <= _FEW:
             names = (table.selections[self.row(p)].host for p in range(len(self)))
@@ -427,21 +380,21 @@ class HostView:
         return spread[rows]
 
     def on_hosts(self, names: Iterable[str]) -> Bools:
-        """Which rows belong to one of these hosts."""
+        """Return which rows belong to one of these hosts."""
         mask: Bools = self.by_host(dict.fromkeys(names, 1)) > 0
         return mask
 
     def by_facts(self, key: Hashable, passes: Callable[[Facts], bool]) -> Bools:
-        """Ask about facts, once per kind of host; the key names the question, and answers are kept."""
+        """Return which hosts' facts pass; `passes` is called once per kind of host, and results are cached by key."""
         verdicts = self._table._verdicts_on_facts(key, passes)
         return verdicts.take(self._take(self._table._columns["facts"]))
 
     def state(self, position: int) -> HostState:
-        """Give one host as an object."""
+        """Return one host as an object."""
         return self._table.state(self.row(position))
 
     def name(self, position: int) -> str:
-        """Give the host name at a position."""
+        """Return the host name at a position."""
         return self._table.selections[self.row(position)].host
 
     def _amounts(self, columns: dict[str, Column], resource_class: str) -> Floats:

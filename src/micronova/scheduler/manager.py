@@ -1,7 +1,7 @@
 """The scheduler role: answers select_destinations by deciding in memory and claiming in the database.
 
-Requests of one process share the table and are decided one after the other, each in well under a
-millisecond; claims of many schedulers race in the database, where the loser finds out, reads what it had
+The requests of one process share the host table and are decided one after the other, each in well under a
+millisecond. Claims of several schedulers race in the database. A scheduler that loses reads the nodes that it had
 wrong, and decides again.
 """
 
@@ -9,25 +9,25 @@ import asyncio
 import contextlib
 import logging
 import random as random_module
-import socket
 from collections.abc import Callable
 
 import msgspec
 
-from micronova.conf.settings import Settings
+from micronova.conf.settings import FilterScheduler as FilterSchedulerOptions
 from micronova.db import allocations, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
+from micronova.objects import service_names
 from micronova.objects.clock import Clock, micros
+from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.scheduling import RequestSpec
+from micronova.objects.scheduling import RequestSpec, SelectDestinations
 from micronova.rpc.bus import Bus, Server
-from micronova.rpc.contract import Context
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import Decision, FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
-from micronova.scheduler.rpcapi import SCHEDULER, HostsChanged, SelectDestinations, Selected
+from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE, Selected
 from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
@@ -35,49 +35,56 @@ log = logging.getLogger(__name__)
 Timed = Callable[[float], None]
 Notify = Callable[[Context, str, SelectDestinations], None]
 
-# Each lost race means that somebody else got on, so that losing so often in a row does not happen by chance.
+# Claims that a request may lose in a row. Each lost claim means that another request won, so that many do not happen
+# by chance.
 RACES = 64
-WIDEST_SPREAD = 64
+WIDEST_SPREAD = 64  # most hosts among which a request that lost chooses at random
 
 
 def no_notifications(context: Context, event: str, request: SelectDestinations) -> None:
-    """Send nothing."""
+    """Do nothing."""
 
 
 def not_timed(seconds: float) -> None:
-    """Count nothing."""
+    """Do nothing."""
 
 
 class SchedulerManager:
-    """A scheduler."""
+    """The scheduler role."""
 
     def __init__(
         self,
-        settings: Settings,
+        options: FilterSchedulerOptions,
         database: Database,
         bus: Bus,
         clock: Clock,
         random: random_module.Random,
         notify: Notify = no_notifications,
         timed: Timed = not_timed,
+        *,
+        host: str,
+        report_interval: float,
+        service_down_time: float,
+        refresh_interval: float,
+        max_attempts: int,
+        default_zone: str,
     ) -> None:
-        options = settings.filter_scheduler
         self._database = database
         self._bus = bus
         self._clock = clock
         self._notify = notify
         self._timed = timed
-        self._refresh_interval = settings.scheduler.refresh_interval
-        self._host = settings.default.host or socket.gethostname()
-        self._report_interval = settings.default.report_interval
+        self._refresh_interval = refresh_interval
+        self._host = host
+        self._report_interval = report_interval
         self._feed = HostFeed(
             database,
             clock,
-            default_zone=settings.default.default_availability_zone,
-            heartbeat_interval=settings.default.service_down_time / 4,
+            default_zone=default_zone,
+            heartbeat_interval=service_down_time / 4,
         )
         self._scheduler = FilterScheduler(
-            load_filters(options.enabled_filters, FilterOptions(service_down_time=settings.default.service_down_time)),
+            load_filters(FilterOptions(service_down_time=service_down_time), options.enabled_filters),
             load_weighers(
                 {
                     "RAMWeigher": options.ram_weight_multiplier,
@@ -89,7 +96,7 @@ class SchedulerManager:
                 }
             ),
             random=random,
-            max_attempts=settings.scheduler.max_attempts,
+            max_attempts=max_attempts,
             host_subset_size=options.host_subset_size,
             shuffle_best_same_weighed_hosts=options.shuffle_best_same_weighed_hosts,
         )
@@ -97,16 +104,16 @@ class SchedulerManager:
         self._loops: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Read all hosts and begin to answer."""
-        await self._feed.complete()
+        """Read all hosts, then serve requests."""
+        await self._feed.reload_all()
         self._loops = [
             asyncio.create_task(self._feed.run(), name="scheduler-feed"),
             asyncio.create_task(self._beat_forever(), name="scheduler-heartbeat"),
         ]
-        self._server = await self._bus.serve(SCHEDULER, self)
+        self._server = await self._bus.serve(SCHEDULER_INTERFACE, self)
 
     async def stop(self) -> None:
-        """Answer what was asked, then stop."""
+        """Finish the running requests, then stop."""
         if self._server is not None:
             await self._server.stop()
         for loop in self._loops:
@@ -115,14 +122,14 @@ class SchedulerManager:
                 await loop
 
     async def _beat_forever(self) -> None:
-        """Let operators see that this scheduler lives; nothing else depends on it."""
+        """Send heartbeats, by which operators see that this scheduler is up; nothing else uses them."""
         while True:
             try:
                 await self._database.write(
-                    services.heartbeat, "nova-scheduler", [self._host], micros(self._clock.now())
+                    services.heartbeat, service_names.SCHEDULER, [self._host], micros(self._clock.now())
                 )
             except Exception as error:
-                log.warning("heartbeat: %s", error)
+                log.warning("The scheduler's heartbeat was not written: %s", error)
             await self._clock.sleep(self._report_interval)
 
     async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
@@ -132,26 +139,22 @@ class SchedulerManager:
         self._notify(context, "scheduler.select_destinations.end", request)
         return Selected(placements=decision.placements, explanation=decision.explanation)
 
-    async def hosts_changed(self, context: Context, hint: HostsChanged) -> None:
-        """Look at the database before the next decision."""
-        self._feed.doubt()
-
     async def _place(self, request: SelectDestinations) -> Decision:
-        await self._feed.at_most_behind(self._refresh_interval)
+        await self._feed.refresh(self._refresh_interval)
         spec = await self._with_group(request.spec)
-        held: dict[str, str] = {}  # instance -> node, where one holds already what it needs
-        homeless: set[str] = set()  # instances that hold something on a node that is no more
+        held: dict[str, str] = {}  # instance -> the node where it holds its resources already
+        on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
             try:
                 decision = self._decide(spec, request, held, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
-                await self._feed.before_refusing()
+                await self._feed.refresh_fully()
                 spec = await self._with_group(request.spec)
                 decision = self._decide(spec, request, held, spread=1)
-            result = await self._claim(spec, request, decision, homeless)
+            result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
-            await self._learn(decision, result)
+            await self._correct_table(decision, result)
             if result.stale:
                 raise Stale(
                     "The request is out of date: an instance is gone or at another epoch.",
@@ -161,9 +164,9 @@ class SchedulerManager:
                 if node in self._feed.table:
                     held[uuid] = node
                 else:
-                    homeless.add(uuid)
+                    on_deleted_nodes.add(uuid)
             spec = await self._with_group(request.spec)
-            log.debug("Claim lost, deciding again: %s", result)
+            log.debug("The claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Decision:
@@ -176,11 +179,11 @@ class SchedulerManager:
             self._timed(self._clock.monotonic() - begun)
 
     async def _claim(
-        self, spec: RequestSpec, request: SelectDestinations, decision: Decision, homeless: set[str]
+        self, spec: RequestSpec, request: SelectDestinations, decision: Decision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         resources = spec.flavor.resources()
-        # Who is sent to a certain host does not stay where it is.
-        sent = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
+        # An instance with a requested host does not keep what it holds elsewhere.
+        has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
         claims = [
             Claim(
                 consumer_uuid=placement.instance_uuid,
@@ -189,7 +192,7 @@ class SchedulerManager:
                 resources=resources,
                 group=spec.group,
                 epoch=request.epochs.get(placement.instance_uuid),
-                keep_held=not sent and placement.instance_uuid not in homeless,
+                keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
                 avoid_hosts=spec.ignore_hosts,
             )
             for placement in decision.placements
@@ -197,17 +200,17 @@ class SchedulerManager:
         try:
             return await self._database.write(allocations.claim, claims, now=micros(self._clock.now()))
         except BaseException:
-            # Nobody knows whether it was committed: what was counted in memory is put right by the next read.
-            self._feed.doubt([claim.node_uuid for claim in claims])
+            # The claim may or may not be committed. The next read corrects what the table counts.
+            self._feed.mark_outdated([claim.node_uuid for claim in claims])
             raise
 
-    async def _learn(self, decision: Decision, result: ClaimResult) -> None:
-        """Read the nodes of a claim that failed: that also takes back what was counted on them in memory."""
+    async def _correct_table(self, decision: Decision, result: ClaimResult) -> None:
+        """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
         nodes = {placement.selected.node_uuid for placement in decision.placements}
-        await self._feed.reload(nodes | set(result.held.values()))
+        await self._feed.reload_nodes(nodes | set(result.held.values()))
 
     async def _with_group(self, spec: RequestSpec) -> RequestSpec:
-        """The spec with the group's members where they are now."""
+        """Return the spec with the hosts of the server group's present members."""
         if spec.group is None:
             return spec
         hosts = await self._database.read(allocations.group_hosts, spec.group.id)

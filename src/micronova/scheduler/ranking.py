@@ -1,6 +1,6 @@
-"""The hosts that passed, ranked by the weighted sum of what the weighers say.
+"""The hosts that passed the filters, ranked by the weighted sum of the weighers.
 
-A ranking is kept while the instances of one request are placed: after each, only what changed is weighed.
+A ranking lasts while the instances of one request are placed. After each, only what changed is weighed again.
 """
 
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class _Weights:
-    """One weigher's part: its own numbers, and these brought to 0…1 and multiplied."""
+    """One weigher's raw weights, and the same scaled to 0…1 and multiplied."""
 
     __slots__ = ("factor", "high", "low", "raw", "scaled", "weigher")
 
@@ -27,7 +27,7 @@ class _Weights:
         self.weigher = weigher
         self.raw = raw
         self.low = self.high = self.factor = 0.0
-        self.scaled: Floats | None = None  # None while all hosts weigh the same: that decides nothing
+        self.scaled: Floats | None = None  # None while all hosts have the same weight, which decides nothing
         self.scale()
 
     def scale(self) -> None:
@@ -41,7 +41,7 @@ class _Weights:
                 self.scaled = scaled
 
     def change(self, positions: list[int], numbers: npt.NDArray[Any]) -> bool:
-        """Take new numbers of a few hosts; say whether all were scaled again, for a new range."""
+        """Set new raw weights of a few hosts; return whether the range changed and all were scaled again."""
         moved = False
         for position, number in zip(positions, numbers.tolist(), strict=True):
             old = self.raw[position]
@@ -56,7 +56,7 @@ class _Weights:
 
 
 class Ranking:
-    """Hosts with their weights; positions count within the ranking, rows within the table."""
+    """Hosts with their weights. A position is an index in the ranking, a row an index in the table."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Ranking:
             if raw is None:
                 if not (lasting and weigher.scope is Scope.ALL):
                     continue
-                raw = np.zeros(len(self.hosts))  # it may have something to say once an instance is placed
+                raw = np.zeros(len(self.hosts))  # it may distinguish hosts once an instance is placed
             self._parts.append(_Weights(weigher, np.array(raw, np.float64) if lasting else raw))
         self.totals = self._sum()
 
@@ -82,11 +82,11 @@ class Ranking:
         return len(self.totals)
 
     def row(self, position: int) -> int:
-        """Give the table's row at a position."""
+        """Return the table's row at a position."""
         return self.hosts.row(position)
 
     def contributions(self, position: int) -> dict[str, float]:
-        """Say what each weigher added to a host's weight."""
+        """Return what each weigher added to a host's weight."""
         return {
             part.weigher.name or type(part.weigher).__name__: float(part.scaled[position])
             for part in self._parts
@@ -94,7 +94,7 @@ class Ranking:
         }
 
     def positions_of(self, host: str) -> list[int]:
-        """Give the positions of those nodes of a host that are still ranked."""
+        """Return the positions of a host's nodes that are still ranked."""
         rows, ranked = self._table.rows_of_host(host), self.hosts.rows
         if isinstance(ranked, slice):
             return rows if not ranked.start else [row - ranked.start for row in rows]
@@ -106,7 +106,7 @@ class Ranking:
         return found
 
     def keep(self, mask: Bools) -> None:
-        """Drop all hosts for which the mask is not true; the others are scaled among themselves."""
+        """Keep only the hosts of the mask, and scale their weights anew."""
         self.hosts = self.hosts.only(mask)
         for part in self._parts:
             part.raw = part.raw[mask]
@@ -114,7 +114,7 @@ class Ranking:
         self.totals = self._sum()
 
     def weigh_again(self, positions: list[int], spec: RequestSpec) -> None:
-        """Bring the weights up to date after an instance was placed on the hosts at these positions."""
+        """Update the weights after an instance was placed on the hosts at these positions."""
         if not len(self):
             return
         few = self._table.view(np.array([self.row(position) for position in positions], np.intp))
@@ -138,7 +138,7 @@ class Ranking:
                 self.totals[position] = sum(scaled)
 
     def best(self, count: int, *, in_cell_of: int, without_host: str = "") -> list[int]:
-        """Give the rows of the best hosts of a cell, one row per host."""
+        """Return the rows of the best hosts of a cell, one row per host."""
         left = self.totals.copy()
         if self._table.several_cells:
             left[~self.hosts.in_cell_of(in_cell_of)] = -np.inf
@@ -164,7 +164,7 @@ class Ranking:
 
 
 def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> npt.NDArray[Any] | None:
-    """Ask a weigher; one that fails is reported and has no say."""
+    """Return a weigher's weights, None if it fails, which is reported."""
     try:
         raw = weigher.weigh(hosts, spec)
         if raw is None:
@@ -172,6 +172,6 @@ def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> npt.NDAr
         if raw.shape != (len(hosts),) or not (raw.dtype.kind in "iu" or np.isfinite(raw).all()):
             raise ValueError("a weigher gives one finite number per host")
         return raw
-    except Exception:  # a plugin's code may raise anything; a decision is better than none
-        log.exception("Weigher %s failed and has no say.", weigher.name or type(weigher).__name__)
+    except Exception:  # a plugin may raise anything; the decision goes on without it
+        log.exception("The weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)
         return None

@@ -1,15 +1,16 @@
-"""Metrics in the form that Prometheus reads.
+"""Metrics in the format of Prometheus.
 
-Counting is plain arithmetic on dictionaries of the event loop's thread, a microsecond each; everything else is done
-when somebody asks, and Prometheus' library is not even imported before.
+Counting is arithmetic on dictionaries in the event loop's thread and takes about a microsecond. Everything else
+happens when Prometheus asks; its library is not imported before.
 """
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from prometheus_client.core import HistogramMetricFamily
+    from prometheus_client.core import HistogramMetricFamily, Metric
 
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 LONG_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -17,7 +18,7 @@ SHORT_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0)
 
 
 class Histogram:
-    """How often something took how long."""
+    """Counts durations by buckets."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -27,12 +28,12 @@ class Histogram:
         self.total = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.counts[bisect_left(self.bounds, seconds)] += 1
         self.total += seconds
 
     def add_to(self, family: "HistogramMetricFamily", labels: list[str]) -> None:
-        """Give it to Prometheus: each bucket has all that are smaller, too."""
+        """Add this histogram to a metric; there each bucket includes all smaller ones."""
         buckets, sum_ = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             sum_ += count
@@ -41,7 +42,7 @@ class Histogram:
 
 
 class Metrics:
-    """What one process counts."""
+    """The metrics that one process counts itself."""
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}
@@ -61,26 +62,26 @@ class Metrics:
         latency.add(seconds)
 
     def operation(self, kind: str, result: str, seconds: float) -> None:
-        """Count an operation that is over, and how long it took from the moment it was accepted."""
+        """Count an operation that has ended, with the seconds since it was accepted."""
         times = self.operations.get((kind, result))
         if times is None:
             times = self.operations[kind, result] = Histogram(LONG_BUCKETS)
         times.add(seconds)
 
     def decision(self, seconds: float) -> None:
-        """Count a decision of the scheduler, which does not include the claim."""
+        """Count a decision of the scheduler; its time does not include the claim."""
         self.decisions.add(seconds)
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Show a number that is read when somebody asks."""
+        """Add a number that is read when Prometheus asks."""
         self._gauges.append((name, text, read))
 
     def counter(self, name: str, text: str, label: str, read: Callable[[], Mapping[str, int]]) -> None:
-        """Show numbers that somebody else counts, by label."""
+        """Add numbers by label that other code counts; they are read when Prometheus asks."""
         self._counters.append((name, text, label, read))
 
-    def collect(self) -> Iterator[Any]:
-        """Yield what Prometheus shows."""
+    def collect(self) -> "Iterator[Metric]":
+        """Yield the metrics, when Prometheus asks."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         answered = CounterMetricFamily(
@@ -104,6 +105,7 @@ class Metrics:
         decisions = HistogramMetricFamily("micronova_scheduler_decision_seconds", "Time to choose hosts.", labels=[])
         self.decisions.add_to(decisions, [])
         yield decisions
+        yield GaugeMetricFamily("micronova_tasks", "Tasks of the event loop.", value=_tasks())
         for name, text, read in self._gauges:
             yield GaugeMetricFamily(name, text, value=read())
         for name, text, label, count in self._counters:
@@ -113,14 +115,63 @@ class Metrics:
             yield family
 
 
-class _Now:
-    """What is read off at the moment of asking: the database's and the bus's own counters."""
+class DatabaseStatistics(Protocol):
+    """The counters of a database that metrics show."""
 
-    def __init__(self, database: Any, bus: Any) -> None:
+    writes: int
+    reads: int
+    retries: int
+
+
+class MeasuredDatabase(Protocol):
+    """A database with counters."""
+
+    @property
+    def statistics(self) -> DatabaseStatistics: ...
+
+
+class BrokerState(Protocol):
+    """What metrics show of a broker."""
+
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def blocked(self) -> bool: ...
+    @property
+    def dead_letters(self) -> int: ...
+
+
+class BusStats(Protocol):
+    """The counters of a bus that metrics show."""
+
+    @property
+    def sent(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def handled(self) -> Mapping[str, int]: ...
+    @property
+    def failed(self) -> Mapping[str, int]: ...
+    @property
+    def expired(self) -> Mapping[str, int]: ...
+    @property
+    def pending_calls(self) -> int: ...
+    @property
+    def broker(self) -> BrokerState: ...
+
+
+class MeasuredBus(Protocol):
+    """A bus with counters."""
+
+    def stats(self) -> BusStats: ...
+
+
+class _SharedMetrics:
+    """The counters that the database and the bus keep themselves."""
+
+    def __init__(self, database: MeasuredDatabase | None, bus: MeasuredBus | None) -> None:
         self._database, self._bus = database, bus
 
-    def collect(self) -> Iterator[Any]:
-        """Yield the metrics."""
+    def collect(self) -> "Iterator[Metric]":
+        """Yield the metrics, when Prometheus asks."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         if self._database is not None:
@@ -139,17 +190,36 @@ class _Now:
                 for method, number in counted.items():
                     family.add_metric([method], number)
                 yield family
-            yield GaugeMetricFamily("micronova_bus_connected", "1 while the bus is connected.", value=stats.connected)
-            yield GaugeMetricFamily("micronova_dead_letters", "Messages nobody could handle.", value=stats.dead_letters)
+            broker = stats.broker
+            yield GaugeMetricFamily("micronova_bus_connected", "1 while the bus is connected.", value=broker.connected)
+            yield GaugeMetricFamily(
+                "micronova_bus_blocked",
+                "1 while the broker accepts no messages from this process (short of memory or disk space).",
+                value=broker.blocked,
+            )
+            yield GaugeMetricFamily(
+                "micronova_bus_pending_calls", "Calls that wait for their answers.", value=stats.pending_calls
+            )
+            yield GaugeMetricFamily(
+                "micronova_dead_letters", "Messages that no handler could process.", value=broker.dead_letters
+            )
 
 
-def render(database: Any, bus: Any, metrics: Metrics | None = None) -> bytes:
-    """Return all metrics of this process."""
+def render(database: MeasuredDatabase | None, bus: MeasuredBus | None, metrics: Metrics | None = None) -> bytes:
+    """Return all metrics of this process in the text format of Prometheus."""
     from prometheus_client import REGISTRY, generate_latest
     from prometheus_client.registry import CollectorRegistry
 
     registry = CollectorRegistry()
-    registry.register(_Now(database, bus))
+    registry.register(_SharedMetrics(database, bus))
     if metrics is not None:
         registry.register(metrics)
     return generate_latest(REGISTRY) + generate_latest(registry)
+
+
+def _tasks() -> int:
+    """Return the number of tasks of the event loop, 0 if none runs in this thread."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

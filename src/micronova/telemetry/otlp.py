@@ -1,7 +1,7 @@
-"""Sends spans to a collector: OTLP over HTTP, in its JSON form.
+"""Sends spans to a collector by OTLP over HTTP, encoded as JSON.
 
-OpenTelemetry's own exporter would bring protobuf, requests and a library that is not stable yet; the JSON form, which
-every collector takes as well, needs none of them.
+OpenTelemetry's own exporter needs protobuf, requests and a library that is not stable yet. The JSON encoding needs
+none of them, and every collector accepts it.
 """
 
 import http.client
@@ -22,7 +22,7 @@ TIMEOUT = 10.0
 
 
 class OTLPExporter(SpanExporter):
-    """Called by the SDK in a thread of its own, with many spans at a time."""
+    """Sends batches of spans; the SDK calls it in a thread of its own."""
 
     def __init__(self, endpoint: str) -> None:
         parts = urlsplit(endpoint)
@@ -36,7 +36,7 @@ class OTLPExporter(SpanExporter):
         self._path = path if path.endswith("/v1/traces") else f"{path}/v1/traces"
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send spans; those that the collector does not take are lost."""
+        """Send spans; drop and log them if the collector does not accept them."""
         connection = self._connect(self._host, self._port, timeout=TIMEOUT)
         try:
             connection.request("POST", self._path, encode(spans), {"content-type": "application/json"})
@@ -49,12 +49,14 @@ class OTLPExporter(SpanExporter):
             problem = str(error)
         finally:
             connection.close()
-        log.warning("%d spans are lost: the collector at %s does not take them: %s", len(spans), self._host, problem)
+        log.warning(
+            "%d spans are dropped: the collector at %s did not accept them: %s", len(spans), self._host, problem
+        )
         return SpanExportResult.FAILURE
 
 
 def encode(spans: Sequence[ReadableSpan]) -> bytes:
-    """Encode spans, by resource and by instrumentation scope."""
+    """Return spans as OTLP's JSON, grouped by resource and instrumentation scope."""
     resources: dict[int, dict[str, Any]] = {}
     scopes: dict[tuple[int, str], dict[str, Any]] = {}
     for span in spans:

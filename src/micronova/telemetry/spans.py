@@ -1,30 +1,32 @@
-"""Spans: the steps of a request that is being traced. Any room may mark its steps with `span`.
+"""Spans within a trace: any package marks a step of its work with `span`.
 
-A trace begins with an HTTP request and goes on with each message and each operation that carries its id; only those
-entrances (`telemetry.tracing`) know the tracer. Whoever works within finds it here, or finds that there is none:
-then a step costs next to nothing, and OpenTelemetry is not even imported.
+A trace starts with an HTTP request and continues with each message and each operation that carries its id. There
+`Tracing.enter` (telemetry/tracing.py) sets the tracer for the code that it runs. Without a tracer `span` does nothing
+and OpenTelemetry is not imported.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING
 
-tracer: ContextVar[Any] = ContextVar("tracer", default=None)
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
-_NOTHING: AbstractContextManager[Any] = nullcontext()
+tracer: "ContextVar[Tracer | None]" = ContextVar("tracer", default=None)
+
+_NO_SPAN: AbstractContextManager[object] = nullcontext()
 
 
-def span(name: str, **attributes: str | int | float) -> AbstractContextManager[Any]:
-    """Mark a step of what is being traced, if it is."""
+def span(name: str, **attributes: str | int | float) -> AbstractContextManager[object]:
+    """Return a context manager that records a step as a span, if the current work is traced."""
     active = tracer.get()
     if active is None:
-        return _NOTHING
-    traced: AbstractContextManager[Any] = active.start_as_current_span(name, attributes=attributes)
-    return traced
+        return _NO_SPAN
+    return active.start_as_current_span(name, attributes=attributes)
 
 
 def traceparent() -> str:
-    """Return the step of now in the form in which it travels (W3C trace context); empty if nothing is traced."""
+    """Return the current span as a W3C traceparent; empty if the current work is not traced."""
     if tracer.get() is None:
         return ""
     from opentelemetry.trace import get_current_span

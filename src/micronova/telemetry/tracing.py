@@ -1,4 +1,4 @@
-"""The entrances of traces: where one begins, or comes in from another process. Imported only when tracing is on."""
+"""Starts traces, or continues those of other processes. This module is imported only when tracing is on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _propagator = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """Makes spans for one process and hands them to an exporter."""
+    """Records the spans of one process and gives them to an exporter."""
 
     def __init__(self, exporter: SpanExporter, *, host: str, at_once: bool = False) -> None:
         self._provider = TracerProvider(
@@ -27,15 +27,16 @@ class Tracing:
         self._tracers: dict[str, Tracer] = {}
 
     @contextmanager
-    def entrance(self, role: str, name: str, parent: str, kind: SpanKind, **attributes: str | int) -> Iterator[Span]:
-        """Make a span of a role below one that came from elsewhere, or a new trace; what happens within belongs to it.
+    def enter(self, role: str, name: str, parent: str, kind: SpanKind, **attributes: str | int) -> Iterator[Span]:
+        """Record a span of a role as child of a traceparent, or as a new trace if that is empty.
 
-        The role is the span's instrumentation scope, so that roles can be told apart in one process as well.
+        Spans of the code within are its children. The role is the span's instrumentation scope, so roles that share a
+        process differ in the trace.
         """
         tracer = self._tracers.get(role)
         if tracer is None:
             tracer = self._tracers[role] = self._provider.get_tracer(f"micronova.{role}")
-        # Never below whatever happens to be going on here: a new context, with the remote parent if there is one.
+        # A new context: the span must not become a child of whatever span is current here.
         context = _propagator.extract({"traceparent": parent}, Context()) if parent else Context()
         token = spans.tracer.set(tracer)
         try:
@@ -45,11 +46,11 @@ class Tracing:
             spans.tracer.reset(token)
 
     def close(self) -> None:
-        """Export what is left. This may take a moment: not for the event loop's thread."""
+        """Export the remaining spans. This blocks, so do not call it in the event loop's thread."""
         self._provider.shutdown()
 
 
-def goes_on_here(parent: str) -> str:
-    """Return the span of now if it belongs to the same trace, else the one given: the nearer of two parents."""
-    here = get_current_span().get_span_context()
-    return spans.traceparent() if here.is_valid and f"{here.trace_id:032x}" == parent[3:35] else parent
+def nearest_parent(parent: str) -> str:
+    """Return the current span's traceparent if it belongs to the same trace as the given one, else the given one."""
+    current = get_current_span().get_span_context()
+    return spans.traceparent() if current.is_valid and f"{current.trace_id:032x}" == parent[3:35] else parent

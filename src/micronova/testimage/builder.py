@@ -1,7 +1,9 @@
 """Builds the test image: a Linux of some 15 MB that boots in seconds and behaves as a cloud's guest.
 
+It runs from memory and keeps nothing over a reboot: its disk has only a kernel, its initial file system and a loader.
+
 Everything comes from Debian's packages, which are downloaded and unpacked but not installed; nothing needs root. The
-result is kept by our own recipe, the files of this package: for a test image, yesterday's kernel is as good as today's.
+cache's key is the digest of the files of this package: a new kernel in Debian does not cause a new build.
 """
 
 import hashlib
@@ -18,14 +20,14 @@ from micronova.testimage.disk import assemble
 
 
 def available() -> str | None:
-    """Say what is missing to build the image here; None if it can be built."""
+    """Return what this machine lacks to build the image; None if it can be built."""
     return packages.obstacle()
 
 
 def build(output: Path, cache: Path) -> Path:
-    """Write the image to `output`, from the cache if it was built before; takes seconds, so run it in a thread."""
+    """Write the image to `output`, from the cache if it was built before. Blocks for seconds."""
     cache.mkdir(parents=True, exist_ok=True)
-    image = cache / f"testimage-{_recipe()}.qcow2"
+    image = cache / f"testimage-{_digest()}.qcow2"
     if not image.exists():
         with tempfile.TemporaryDirectory(prefix="micronova-testimage-") as work:
             _copy(_make(Path(work)), image)
@@ -45,7 +47,7 @@ def _make(work: Path) -> Path:
 
 
 def _copy(source: Path, target: Path) -> Path:
-    """Copy a file so that nobody ever sees half of it."""
+    """Copy a file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
@@ -59,8 +61,8 @@ def _copy(source: Path, target: Path) -> Path:
     return target
 
 
-def _recipe() -> str:
-    """Digest everything that an image is made by."""
+def _digest() -> str:
+    """Return a digest of all files that an image is built from."""
     digest = hashlib.sha256()
 
     def add(directory: Traversable) -> None:

@@ -1,4 +1,4 @@
-"""A disk that a BIOS boots: one FAT partition with a kernel, its initial file system and the boot loader Syslinux."""
+"""Makes a disk that a BIOS boots: one FAT partition with kernel, initial file system and the boot loader Syslinux."""
 
 import os
 import struct
@@ -8,8 +8,8 @@ from pathlib import Path
 from micronova.objects.errors import MicronovaError
 
 _SECTOR = 512
-_START = 2048  # sectors before the partition, as everybody leaves
-_SIZE = 16 << 20  # what is a multiple of this is a round number of clusters to everybody
+_START = 2048  # sectors before the partition: the usual alignment
+_SIZE = 16 << 20  # the disk's size is a multiple of this, which suits all formats
 _FAT16_LBA, _ACTIVE = 0x0E, 0x80
 
 _CONFIGURATION = """\
@@ -18,12 +18,13 @@ PROMPT 0
 LABEL guest
   LINUX /vmlinuz
   INITRD /initrd
-  APPEND console=tty1 console=ttyS0,115200 quiet scsi_mod.scan=sync mitigations=off nokaslr
+  APPEND console=tty1 console=ttyS0,115200 quiet scsi_mod.scan=sync mitigations=off nokaslr no_timer_check
 """
+# no_timer_check: an emulator on a busy machine delivers timer interrupts so late that the kernel's check of them fails.
 
 
 def assemble(root: Path, kernel: Path, initrd: Path, work: Path) -> bytes:
-    """Return the disk; `root` has the boot loader and the tools that write FAT."""
+    """Return the disk's bytes; `root` has the boot loader and the tools that write FAT."""
     content = kernel.stat().st_size + initrd.stat().st_size
     size = -(-(content + (2 << 20)) // _SIZE) * _SIZE
     partition = work / "partition"
@@ -51,6 +52,6 @@ def assemble(root: Path, kernel: Path, initrd: Path, work: Path) -> bytes:
 
 
 def _master_boot_record(loader: bytes, sectors: int) -> bytes:
-    nowhere = b"\xfe\xff\xff"  # cylinder, head and sector: read the numbers that follow instead
-    entry = struct.pack("<B3sB3sII", _ACTIVE, nowhere, _FAT16_LBA, nowhere, _START, sectors)
+    unused = b"\xfe\xff\xff"  # cylinder, head and sector: readers use the sector numbers that follow
+    entry = struct.pack("<B3sB3sII", _ACTIVE, unused, _FAT16_LBA, unused, _START, sectors)
     return loader[:440].ljust(446, b"\0") + entry.ljust(64, b"\0") + b"\x55\xaa"

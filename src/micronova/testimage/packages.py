@@ -1,4 +1,4 @@
-"""The Debian packages that the test image is made of: which they are today, and their files, without root."""
+"""Chooses and unpacks the Debian packages that the test image is built from, without root."""
 
 import os
 import re
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from micronova.objects.errors import NotSupported
 
-KERNEL = "linux-image-cloud-amd64"  # depends on the kernel of the day
+KERNEL = "linux-image-cloud-amd64"  # depends on the current kernel
 LOGIN = "dropbear-bin"
 OTHERS = ("busybox-static", "mtools", "syslinux", "syslinux-common")
 
 _TOOLS = ("apt-get", "apt-cache", "dpkg-deb")
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 
 
 def obstacle() -> str | None:
-    """Say what this machine lacks; None if the packages can be had."""
+    """Return what this machine lacks to get the packages; None if it lacks nothing."""
     try:
         choose()
     except NotSupported as error:
@@ -26,7 +26,7 @@ def obstacle() -> str | None:
 
 
 def choose() -> list[str]:
-    """Name the packages to download: with the kernel of the day, and the libraries of what is not static."""
+    """Return the packages to download, with the current kernel and the libraries of programs that are not static."""
     if os.uname().machine != "x86_64":
         raise NotSupported(f"The test image needs a machine of architecture x86_64; this is {os.uname().machine}.")
     if missing := [tool for tool in _TOOLS if not shutil.which(tool)]:
@@ -46,7 +46,7 @@ def choose() -> list[str]:
 
 
 def _dependencies(listing: str) -> dict[str, list[str]]:
-    """Read apt's list: a package at the margin, then each that it depends on, indented."""
+    """Parse apt's list: a package without indentation, then what it depends on, indented."""
     needs: dict[str, list[str]] = {}
     name = ""
     for line in listing.splitlines():
@@ -77,7 +77,7 @@ def _run(*command: str, cwd: Path | None = None, check: bool = True) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=_PATIENCE,
+        timeout=_TIMEOUT,
         check=False,
     )
     if check and done.returncode:

@@ -1,4 +1,4 @@
-"""Writes a disk as a compressed qcow2 (version 3): half the size, and no tool needed."""
+"""Writes a disk as a compressed qcow2 (version 3), without qemu-img."""
 
 import struct
 import zlib

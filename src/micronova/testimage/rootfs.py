@@ -1,4 +1,4 @@
-"""The guest's file system: busybox, dropbear and its libraries, kernel modules, and our scripts (`guest/`)."""
+"""Makes the guest's file system: busybox, dropbear and its libraries, kernel modules, and our scripts (`guest/`)."""
 
 import lzma
 import re
@@ -10,18 +10,18 @@ from pathlib import Path
 from micronova.objects.errors import MicronovaError
 from micronova.testimage.cpio import Archive
 
-# In this order: buses and disks, network, what a config drive needs, power button, and comfort.
+# In this order: buses and disks, network, config drive, power button, and others; pvpanic tells the host of a panic.
 MODULES = (
     *("virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "sr_mod", "ata_piix"),
     *("virtio_net", "isofs", "nls_cp437", "nls_ascii", "vfat"),
-    *("button", "evdev", "virtio_rng", "virtio_balloon"),
+    *("button", "evdev", "virtio_rng", "virtio_balloon", "pvpanic_mmio"),
 )
 _LIBRARIES = "lib/x86_64-linux-gnu"
 _LOADER = "lib64/ld-linux-x86-64.so.2"
 
 
 def build(root: Path) -> bytes:
-    """Make the archive out of unpacked packages."""
+    """Return the archive, from unpacked packages."""
     archive = Archive()
     for directory in ("dev", "proc", "sys", "run", "tmp", "mnt", "var/log", "etc/dropbear"):
         archive.directory(directory)
@@ -36,7 +36,7 @@ def build(root: Path) -> bytes:
 
 
 def _find(root: Path, *names: str) -> Path:
-    """Return the first that is there: Debian moves things from /bin to /usr/bin release by release."""
+    """Return the first that exists: Debian moves files from /bin to /usr/bin release by release."""
     for name in names:
         if (root / name).exists():
             return root / name
@@ -74,12 +74,12 @@ def _add_modules(archive: Archive, root: Path) -> None:
     contents: dict[str, bytes] = {}
 
     def add(name: str) -> None:
-        """Add what a module depends on, then itself; one that is not there is built into this kernel."""
+        """Add a module after what it depends on; a missing one is built into this kernel."""
         if name in contents or name not in places:
             return
         path = places[name]
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        contents[name] = b""  # a circle, which cannot be, must not hang us
+        contents[name] = b""  # ends the recursion if modules depend on each other
         found = re.search(rb"\0depends=([^\0]*)\0", content)
         for needed in found[1].decode().split(",") if found else ():
             add(needed.replace("-", "_"))

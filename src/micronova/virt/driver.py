@@ -1,26 +1,27 @@
-"""The contract between the compute manager and a hypervisor.
+"""The contract between a compute agent and a hypervisor.
 
 A driver implements `Driver`, the core without which there is no cloud. What only some hypervisors can do is
-a small protocol of its own, named for the ability (`ConsoleLog`, later `Pause`, `Snapshot`, `LiveMigrate`…)
-and listed in `CAPABILITIES`; the manager asks `isinstance(driver, ConsoleLog)` and answers NotSupported
-otherwise. A method whose class can do it while this very host cannot raises NotSupported with the reason.
+a separate small protocol, named for the ability (`ConsoleLog`, `Pause`, `HotPlug`…)
+and listed in `CAPABILITIES`; the agent asks `isinstance(driver, ConsoleLog)` and answers NotSupported
+otherwise. A method that the class has, but that this host cannot carry out, raises NotSupported with the reason.
 
 What every driver promises:
-- Methods are coroutines and do not block the loop; what blocks runs in a bounded pool of the driver's own.
+- Methods are coroutines and do not block the event loop; blocking calls run in a bounded pool of threads.
 - A guest is found by the instance's uuid alone, carries the epoch it was built at and this cloud's id, and
   survives the agent. Guests without this cloud's id are neither listed nor touched.
-- `destroy` and the power methods may be repeated: what is so already is not an error.
-- `spawn` leaves clean-up to the manager, which calls `destroy` after any failure; `destroy` therefore also
-  removes the half-made.
-- The manager never runs two methods on the same guest at once, except `info`, `boot_signs` and the console.
+- `destroy` and the power methods may be repeated: a guest that is already in the wanted state is not an error.
+- `spawn` leaves clean-up to the agent, which calls `destroy` after any failure; `destroy` therefore also
+  removes guests that were only partly made.
+- The agent never runs two methods on the same guest at once, except `info`, `boot_signs` and the console.
 """
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from micronova.objects import power_state
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
@@ -31,9 +32,19 @@ from micronova.objects.orders import Guest, InjectedFile, InstanceSpec, NodeReso
 RebootType = Literal["SOFT", "HARD"]
 Lifecycle = Literal["started", "stopped", "paused", "resumed", "suspended", "crashed"]
 
+POWER_AFTER: Final[Mapping[Lifecycle, int]] = {
+    "started": power_state.RUNNING,
+    "resumed": power_state.RUNNING,
+    "paused": power_state.PAUSED,
+    "stopped": power_state.SHUTDOWN,
+    "crashed": power_state.CRASHED,
+    "suspended": power_state.SUSPENDED,
+}
+"""The power state of a guest after each event."""
+
 
 class DriverFailed(MicronovaError):
-    """The hypervisor could not do what was asked, for a reason of its own."""
+    """The hypervisor failed. Another host may succeed."""
 
     code = "driver_failed"
 
@@ -43,9 +54,9 @@ class GuestPlan:
     """Everything that a guest needs in order to run."""
 
     instance: InstanceSpec
-    epoch: int  # to be kept with the guest
+    epoch: int  # stored with the guest
     plugged: Callable[[], Awaitable[None]]
-    """To be awaited once the interfaces are plugged and before the guest runs: the network confirms them."""
+    """Awaited between plugging the interfaces and running the guest; returns when the network has confirmed them."""
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
     image_ticket: str | None = None
@@ -54,16 +65,16 @@ class GuestPlan:
 
 
 class DriverEvents(Protocol):
-    """What a driver may tell its manager, always from the event loop's thread.
+    """The callbacks of the agent, called in the event loop's thread.
 
-    What an order causes is told before its method returns: later it would pass for the guest's own doing.
+    What a method causes is reported before it returns; otherwise it looks as if the guest had acted by itself.
     """
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
-        """A guest changed its power state, whoever caused it."""
+        """Report that a guest changed its power state, whatever the cause."""
 
     def progress(self, uuid: str, percent: int) -> None:
-        """The work on a guest has come so far."""
+        """Report how far the work on a guest is."""
 
 
 @runtime_checkable
@@ -74,49 +85,49 @@ class Driver(Protocol):
         """Get ready; raise a MicronovaError with one clear line if this host cannot work."""
 
     async def close(self) -> None:
-        """Let go of the hypervisor; guests run on."""
+        """Disconnect from the hypervisor; guests continue to run."""
 
     def capabilities(self) -> frozenset[str]:
-        """Name the capabilities that this host has, out of `CAPABILITIES`."""
+        """Return the names, out of `CAPABILITIES`, of what this host can do."""
 
     async def get_available_resources(self) -> list[NodeResources]:
-        """Describe each node: what it has, and what guests of any cloud take. The first is the default."""
+        """Return each node's resources and what guests of any cloud use of them. The first node is the default."""
 
     async def list_guests(self) -> list[Guest]:
-        """List every guest of this cloud, also half-made ones."""
+        """Return every guest of this cloud, also those that were only partly made."""
 
     async def info(self, uuid: str) -> Guest | None:
-        """Describe one guest, or say that there is none."""
+        """Return one guest, or None."""
 
     async def spawn(self, plan: GuestPlan) -> None:
-        """Make the guest and let it run.
+        """Make the guest and start it.
 
-        BuildAborted: it cannot be built anywhere. InsufficientResources, or any other error: maybe elsewhere.
+        Raise BuildAborted if no host can build it; InsufficientResources, or any other error, if another host may.
         """
 
     async def destroy(self, uuid: str) -> None:
-        """Remove the guest and all that was made for it on this host, never shared disks."""
+        """Remove the guest and everything that was made for it on this host, but not shared disks."""
 
     async def power_on(self, plan: GuestPlan) -> None:
-        """Let the guest run."""
+        """Start the guest."""
 
     async def power_off(self, uuid: str, timeout: float) -> None:
-        """Ask the guest to shut down, and switch it off after the time-out; with 0 at once."""
+        """Ask the guest to shut down, and stop it after the timeout; with timeout 0 stop it at once."""
 
     async def reboot(self, plan: GuestPlan, kind: RebootType) -> None:
-        """Restart the guest: by asking it (SOFT), or by switching it off and on (HARD)."""
+        """Restart the guest: by asking it (SOFT), or by stopping and starting it (HARD)."""
 
 
 @runtime_checkable
 class ConsoleLog(Protocol):
-    """Keeps what guests write to their console."""
+    """Keeps console logs."""
 
     async def get_console_output(self, uuid: str, length: int | None) -> str:
-        """Give the last lines, or all of them."""
+        """Return the last lines of a guest's console log, or all of it."""
 
 
 def last_lines(text: str, count: int | None) -> str:
-    """Cut the end off a console log: so many lines, without a line end that would pass for one more."""
+    """Return the last lines of a console log, without the line end that would count as one more line."""
     if count is None or count < 0:
         return text
     return "\n".join(text.removesuffix("\n").split("\n")[-count:]) if count else ""
@@ -124,58 +135,43 @@ def last_lines(text: str, count: int | None) -> str:
 
 @runtime_checkable
 class HostUptime(Protocol):
-    """Knows how long the host is up."""
+    """Knows the host's uptime."""
 
     async def get_host_uptime(self) -> str:
-        """Give it in the form of uptime(1)."""
+        """Return the uptime in the form of uptime(1)."""
 
 
 @runtime_checkable
 class Pause(Protocol):
-    """Stops a guest where it is, in memory."""
+    """Pauses guests; their memory stays in RAM."""
 
     async def pause(self, uuid: str) -> None:
-        """Let the guest run no further."""
+        """Stop the guest's CPUs."""
 
     async def unpause(self, uuid: str) -> None:
-        """Let it go on."""
+        """Let the guest's CPUs run again."""
 
 
 @runtime_checkable
 class Suspend(Protocol):
-    """Puts a guest's memory away on disk."""
+    """Suspends guests to disk."""
 
     async def suspend(self, uuid: str) -> None:
-        """Save the guest's memory and free it."""
+        """Save the guest's memory to disk and stop it."""
 
     async def resume(self, plan: GuestPlan) -> None:
-        """Go on where it was suspended."""
+        """Restore the guest's memory and let it run."""
 
 
 @runtime_checkable
 class HotPlug(Protocol):
-    """Plugs interfaces while a guest runs; into one that does not run too, for its next start."""
+    """Plugs and unplugs interfaces of guests, running or not."""
 
     async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
-        """Plug one more interface; the plan's `plugged` is awaited before it carries anything."""
+        """Plug an interface; it carries no traffic before the plan's `plugged` has returned."""
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
-        """Unplug an interface; one that is not there is not an error."""
-
-
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """What a guest's screen shows."""
-
-    mime_type: str
-    data: bytes
-
-
-@runtime_checkable
-class Screenshot(Protocol):
-    """Sees what guests show on their screens."""
-
-    async def get_screenshot(self, uuid: str) -> Picture:
-        """Take a picture."""
+        """Unplug an interface; a missing one is not an error."""
 
 
 @runtime_checkable
@@ -183,57 +179,57 @@ class Diagnostics(Protocol):
     """Measures guests."""
 
     async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
-        """Give the figures of one guest."""
+        """Return the statistics of one guest."""
 
 
 class BootSign(msgspec.Struct, frozen=True, kw_only=True):
-    """What a guest has shown of itself since it was started."""
+    """What a guest has done since it was started."""
 
-    booted: bool  # more than firmware does that finds nothing to start
-    seen: str  # what it did, to be read after "it": "read 512 bytes of its disks…"
+    booted: bool  # it did more than firmware does that finds nothing to boot
+    seen: str  # what it did, as the rest of a sentence after "it": "read 512 bytes of its disks…"
 
 
 @runtime_checkable
 class BootSigns(Protocol):
-    """Sees whether guests that were started have begun to boot."""
+    """Detects whether guests that were started have begun to boot."""
 
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
-        """Look at many guests at once; who does not run, or of whom nothing can be told, is left out."""
+        """Return the signs of many guests; those that do not run, or cannot be measured, are left out."""
 
 
 @runtime_checkable
 class VncConsole(Protocol):
-    """Shows guests' screens by VNC."""
+    """Has VNC consoles."""
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
-        """Say where."""
+        """Return where a guest's console is."""
 
 
 @runtime_checkable
 class SpiceConsole(Protocol):
-    """Shows guests' screens by SPICE."""
+    """Has SPICE consoles."""
 
     async def get_spice_console(self, uuid: str) -> ConsoleEndpoint:
-        """Say where."""
+        """Return where a guest's console is."""
 
 
 @runtime_checkable
 class SerialConsole(Protocol):
-    """Lets one talk to guests by their serial ports."""
+    """Has serial consoles."""
 
     async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
-        """Say where the port with this number is."""
+        """Return where the console of a serial port is."""
 
 
 @runtime_checkable
 class FaultInjection(Protocol):
-    """Fails on request; only a simulator should."""
+    """Simulates faults by rules; for simulators only."""
 
     def fault_rules(self) -> list[dict[str, Any]]:
-        """List the rules in force, with how often each was applied."""
+        """Return the rules in force, each with the number of times that it applied."""
 
     def set_fault_rules(self, rules: list[dict[str, Any]]) -> None:
-        """Replace all rules; raise Invalid, and change nothing, if one of them makes no sense."""
+        """Replace all rules; raise Invalid, and change nothing, if one of them is wrong."""
 
 
 CAPABILITIES: Final[dict[str, type]] = {
@@ -242,7 +238,6 @@ CAPABILITIES: Final[dict[str, type]] = {
     "pause": Pause,
     "suspend": Suspend,
     "hot_plug": HotPlug,
-    "screenshot": Screenshot,
     "diagnostics": Diagnostics,
     "boot_signs": BootSigns,
     "vnc_console": VncConsole,
@@ -253,5 +248,5 @@ CAPABILITIES: Final[dict[str, type]] = {
 
 
 def implemented(driver: Driver) -> frozenset[str]:
-    """Name the capabilities that a driver's class has methods for."""
+    """Return the names of the capabilities that a driver's class has methods for."""
     return frozenset(name for name, protocol in CAPABILITIES.items() if isinstance(driver, protocol))

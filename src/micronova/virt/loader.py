@@ -1,4 +1,4 @@
-"""Finding and starting the compute driver that the settings name."""
+"""Loading the compute driver that the settings name."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -34,11 +34,11 @@ class DriverSetup:
 
 
 DriverFactory = Callable[[DriverSetup], Mapping[str, Driver]]
-"""Makes the drivers of a process by host name: one, unless the hosts are simulated."""
+"""Returns the drivers of a process by host name: one, unless the hosts are simulated."""
 
 
 def load_compute_driver(name: str) -> DriverFactory:
-    """Find a driver by its name: a built-in one, or one that a package offers as an entry point."""
+    """Return the factory of a driver: a built-in one, or one that a package offers as an entry point."""
     target = BUILT_IN.get(name)
     offered: dict[str, EntryPoint] = {}
     if target is None:
@@ -57,7 +57,7 @@ def load_compute_driver(name: str) -> DriverFactory:
 
 
 def create_drivers(name: str, setup: DriverSetup) -> dict[str, Driver]:
-    """Make the drivers of this process, by host name."""
+    """Return the drivers of this process by host name."""
     factory = load_compute_driver(name)
     try:
         drivers = dict(factory(setup))

@@ -16,26 +16,26 @@ from micronova.api.compute import (
     flavor_access,
     flavor_extra_specs,
     flavors,
-    gone,
     hosts,
     hypervisors,
     instance_actions,
     keypairs,
     limits,
+    paths,
     quota_class_sets,
     quota_sets,
+    removed,
     server_groups,
     services,
     versions_doc,
 )
-from micronova.db import quotas
+from micronova.conf.settings import Quota
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
-from micronova.http.context import RequestContext
 from micronova.http.faults import compute_fault
-from micronova.http.mount import compute_paths
 from micronova.http.service import Route, Service
 from micronova.http.versions import Versions
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
 from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
@@ -44,6 +44,7 @@ from tests.unit.db.databases import compute_database
 VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
 PROJECTS = ("red", "blue")  # the projects that exist
 DOWN_TIME = 20.0
+ZONE = "nova"  # of hosts whose aggregates name none
 
 
 class Clock:
@@ -152,7 +153,7 @@ async def _uptime_of(_: RequestContext, host: str) -> str | None:
 
 def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
-    limit, random = quotas.defaults_from({}), Random(1)
+    limit, random = Quota().limits(), Random(1)
     return [
         *versions_doc.routes(),
         *extensions.routes(),
@@ -163,14 +164,14 @@ def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[
         *limits.routes(database, limit),
         *quota_sets.routes(database, limit, _project_exists),
         *quota_class_sets.routes(database, limit),
-        *services.routes(database, clock, DOWN_TIME),
+        *services.routes(database, clock, DOWN_TIME, ZONE),
         *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
-        *hosts.routes(database, clock),
-        *availability_zones.routes(database, clock, DOWN_TIME),
+        *hosts.routes(database, clock, ZONE),
+        *availability_zones.routes(database, clock, DOWN_TIME, ZONE),
         *aggregates.routes(database, clock, random),
         *server_groups.routes(database, clock, random, limit, max_limit),
         *instance_actions.routes(database, max_limit),
-        *gone.routes(),
+        *removed.routes(),
     ]
 
 
@@ -187,8 +188,7 @@ async def cloud_on(kind: str, request: pytest.FixtureRequest, max_limit: int = 1
         }
         service = Service("compute", routes, prefix="/v2.1", versions=VERSIONS, **shared)
         documents = Service("compute", versions_doc.root_routes(), **shared)
-        roots = frozenset(route.path.split("/")[1] for route in routes)
-        yield Cloud(database, clock, routes, compute_paths(service.app, documents.app, roots))
+        yield Cloud(database, clock, routes, paths.dispatch(service.app, documents.app, routes))
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ async def add_server(cloud: Cloud, **more: Any) -> str:
     """Put a server into the database; return its uuid."""
     row = server_row(cloud, **more)
     await cloud.database.write(lambda conn: conn.execute(sa.insert(instances).values(**row)))
-    return row["uuid"]
+    return str(row["uuid"])
 
 
 async def add_deleted_server(cloud: Cloud, **more: Any) -> str:
     """Put a server that is no more into the history; return its uuid."""
     row = server_row(cloud, vm_state="deleted", deleted_at=micros(cloud.clock.now()), **more)
     await cloud.database.write(lambda conn: conn.execute(sa.insert(deleted_instances).values(**row)))
-    return row["uuid"]
+    return str(row["uuid"])

@@ -10,11 +10,11 @@ from tests.schemas.tempest import check, versions_of
 async def _made(cloud: Cloud, name: str, **more: object) -> int:
     answer = await cloud.admin.post("/os-aggregates", {"aggregate": {"name": name, **more}})
     assert answer.status == 200, answer.body
-    return answer.json()["aggregate"]["id"]
+    return int(answer.json()["aggregate"]["id"])
 
 
 @pytest.mark.parametrize("minor", versions_of("aggregates", 102))
-async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
+async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int) -> None:
     await add_host(cloud, "h1")
     admin = cloud.admin
     answer = await admin.post("/os-aggregates", {"aggregate": {"name": "a", "availability_zone": "z"}}, minor)
@@ -41,7 +41,7 @@ async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
     assert (await admin.get(path, minor)).status == 404
 
 
-async def test_what_does_not_go_together(cloud: Cloud):
+async def test_what_does_not_go_together(cloud: Cloud) -> None:
     await add_host(cloud, "h1")
     east, west = await _made(cloud, "e", availability_zone="east"), await _made(cloud, "w", availability_zone="west")
     plain = await _made(cloud, "plain")
@@ -65,7 +65,7 @@ async def test_what_does_not_go_together(cloud: Cloud):
     assert (await cloud.admin.delete("/os-aggregates/99")).status == 404
 
 
-async def test_the_zone_of_servers_does_not_change_under_them(cloud: Cloud):
+async def test_the_zone_of_servers_does_not_change_under_them(cloud: Cloud) -> None:
     node = await add_host(cloud, "h1")
     number = await _made(cloud, "a", availability_zone="east")
     plain = await _made(cloud, "plain")
@@ -81,7 +81,7 @@ async def test_the_zone_of_servers_does_not_change_under_them(cloud: Cloud):
     assert await act(plain, remove_host={"host": "h1"}) == 200
 
 
-async def test_null_takes_metadata_away(cloud: Cloud):
+async def test_null_takes_metadata_away(cloud: Cloud) -> None:
     number = await _made(cloud, "a")
     path = f"/os-aggregates/{number}/action"
     await cloud.admin.post(path, {"set_metadata": {"metadata": {"a": "1", "b": "2"}}})
@@ -89,12 +89,12 @@ async def test_null_takes_metadata_away(cloud: Cloud):
     assert answer.json()["aggregate"]["metadata"] == {"b": "2"}
 
 
-async def test_only_for_administrators(cloud: Cloud):
+async def test_only_for_administrators(cloud: Cloud) -> None:
     assert (await cloud.member.get("/os-aggregates")).status == 403
     assert (await cloud.member.post("/os-aggregates", {"aggregate": {"name": "a"}})).status == 403
 
 
-async def test_caching_images_is_not_supported_and_says_so(cloud: Cloud):
+async def test_caching_images_is_not_supported_and_says_so(cloud: Cloud) -> None:
     number = await _made(cloud, "a")
     body = {"cache": [{"id": "0b2a6c0e-8f36-4c0f-9d5e-1f2a3b4c5d6e"}]}
     assert (await cloud.admin.post(f"/os-aggregates/{number}/images", body, 80)).status == 404

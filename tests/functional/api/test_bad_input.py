@@ -228,7 +228,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_bad_input_is_refused_and_says_why(kind: str, request: pytest.FixtureRequest):
+async def test_bad_input_is_refused_and_says_why(kind: str, request: pytest.FixtureRequest) -> None:
     assert len(TABLE) > 150
     wrong: list[str] = []
     async with cloud_on(kind, request) as cloud:
@@ -247,7 +247,7 @@ async def test_bad_input_is_refused_and_says_why(kind: str, request: pytest.Fixt
     assert not wrong, "\n" + "\n".join(wrong)
 
 
-async def test_a_body_that_is_too_large_or_of_another_kind(request: pytest.FixtureRequest):
+async def test_a_body_that_is_too_large_or_of_another_kind(request: pytest.FixtureRequest) -> None:
     async with cloud_on("sqlite", request) as cloud:
         assert (await cloud.admin.post("/flavors", b"x" * 200_000)).status == 413
         caller = cloud.admin

@@ -1,11 +1,11 @@
 """Version documents, extensions and what was removed."""
 
-from micronova.api.compute import gone
+from micronova.api.compute import removed
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.schemas.tempest import check
 
 
-async def test_versions_need_no_token(cloud: Cloud):
+async def test_versions_need_no_token(cloud: Cloud) -> None:
     for prefix in ("/", ""):
         answer = await cloud.nobody("GET", "", prefix=prefix)
         check("versions", "list_versions", 1, answer.status, answer.json())
@@ -15,7 +15,7 @@ async def test_versions_need_no_token(cloud: Cloud):
     assert new["links"] == [{"rel": "self", "href": "http://cloud:8774/v2.1/"}]
 
 
-async def test_one_version(cloud: Cloud):
+async def test_one_version(cloud: Cloud) -> None:
     for prefix in ("/v2.1", "/v2.1/"):
         answer = await cloud.nobody("GET", "", prefix=prefix)
         check("versions", "get_one_version", 1, answer.status, answer.json())
@@ -27,7 +27,7 @@ async def test_one_version(cloud: Cloud):
     assert (await cloud.reader.get("/versions/v9")).status == 404
 
 
-async def test_microversions_are_negotiated(cloud: Cloud):
+async def test_microversions_are_negotiated(cloud: Cloud) -> None:
     answer = await cloud.reader.get("/flavors", 61)
     assert answer.headers["openstack-api-version"] == "compute 2.61"
     assert answer.headers["x-openstack-nova-api-version"] == "2.61"
@@ -39,7 +39,7 @@ async def test_microversions_are_negotiated(cloud: Cloud):
     assert (await cloud_reader.get("/flavors")).status == 400
 
 
-async def test_extensions(cloud: Cloud):
+async def test_extensions(cloud: Cloud) -> None:
     answer = await cloud.reader.get("/extensions")
     check("extensions", "list_extensions", 1, answer.status, answer.json())
     aliases = {each["alias"] for each in answer.json()["extensions"]}
@@ -49,9 +49,9 @@ async def test_extensions(cloud: Cloud):
     assert (await cloud.reader.get("/extensions/os-nothing")).status == 404
 
 
-async def test_what_was_removed_says_so(cloud: Cloud):
+async def test_what_was_removed_says_so(cloud: Cloud) -> None:
     asked = 0
-    for route in gone.routes():
+    for route in removed.routes():
         path = route.path.replace("{id}", "1").replace("{entry}", "2").replace("{console}", "3")
         body = {route.action: None} if route.action else {"x": 1} if route.method in ("POST", "PUT") else None
         for minor in (1, 50, 104):

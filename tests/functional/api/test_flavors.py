@@ -1,6 +1,7 @@
 """Flavors, their extra specs and access, at every microversion at which they change."""
 
 import urllib.parse
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,15 @@ def _flavor(name: str, **more: object) -> dict[str, object]:
     return {"flavor": {"name": name, "ram": 512, "vcpus": 1, "disk": 1, **more}}
 
 
-async def _made(admin: Caller, name: str, minor: int = 1, **more: object) -> dict:
+async def _made(admin: Caller, name: str, minor: int = 1, **more: Any) -> dict[str, Any]:
     answer = await admin.post("/flavors", _flavor(name, **more), minor)
     assert answer.status == 200, answer.body
-    return answer.json()["flavor"]
+    flavor: dict[str, Any] = answer.json()["flavor"]
+    return flavor
 
 
 @pytest.mark.parametrize("minor", versions_of("flavors", *MINE))
-async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
+async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int) -> None:
     admin = cloud.admin
     answer = await admin.post("/flavors", _flavor("small", swap=64), minor)
     check("flavors", "create_update_get_flavor_details", minor, answer.status, answer.json())
@@ -49,22 +51,22 @@ async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
     assert (await admin.get(path, minor)).status == 404
 
 
-async def test_swap_of_nothing_is_empty_text_and_later_zero(cloud: Cloud):
+async def test_swap_of_nothing_is_empty_text_and_later_zero(cloud: Cloud) -> None:
     flavor = await _made(cloud.admin, "f")
     assert flavor["swap"] == ""
     assert (await cloud.admin.get(f"/flavors/{flavor['id']}", 75)).json()["flavor"]["swap"] == 0
 
 
-async def test_numbers_and_flags_may_be_written_as_text(cloud: Cloud):
+async def test_numbers_and_flags_may_be_written_as_text(cloud: Cloud) -> None:
+    flags: dict[str, Any] = {"os-flavor-access:is_public": "no", "OS-FLV-EXT-DATA:ephemeral": "3"}
     flavor = await _made(
-        cloud.admin, "f", id=7, ram="64", vcpus="2", disk="0", rxtx_factor="2.5",
-        **{"os-flavor-access:is_public": "no", "OS-FLV-EXT-DATA:ephemeral": "3"},
+        cloud.admin, "f", id=7, ram="64", vcpus="2", disk="0", rxtx_factor="2.5", **flags
     )  # fmt: skip
     assert flavor["id"] == "7" and flavor["ram"] == 64 and flavor["vcpus"] == 2 and flavor["rxtx_factor"] == 2.5
     assert flavor["os-flavor-access:is_public"] is False and flavor["OS-FLV-EXT-DATA:ephemeral"] == 3
 
 
-async def test_links_name_the_project_when_the_caller_does(cloud: Cloud):
+async def test_links_name_the_project_when_the_caller_does(cloud: Cloud) -> None:
     flavor = await _made(cloud.admin, "f", id="f1")
     assert [link["href"] for link in flavor["links"]] == [
         "http://cloud:8774/v2.1/flavors/f1",
@@ -79,13 +81,13 @@ async def test_links_name_the_project_when_the_caller_does(cloud: Cloud):
     assert old["links"][0]["href"] == "http://cloud:8774/v2/red/flavors/f1"
 
 
-async def test_names_and_ids_are_unique(cloud: Cloud):
+async def test_names_and_ids_are_unique(cloud: Cloud) -> None:
     await _made(cloud.admin, "f", id="1")
     assert (await cloud.admin.post("/flavors", _flavor("g", id="1"))).status == 409
     assert (await cloud.admin.post("/flavors", _flavor("f", id="2"))).status == 409
 
 
-async def test_filters_order_and_pages(cloud: Cloud):
+async def test_filters_order_and_pages(cloud: Cloud) -> None:
     admin = cloud.admin
     for number, ram in enumerate((512, 128, 256)):
         await _made(admin, f"n{number}", id=f"f{number}", ram=ram, disk=number)
@@ -118,7 +120,7 @@ async def test_filters_order_and_pages(cloud: Cloud):
     assert seen == ["f0", "f1", "f2"]
 
 
-async def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud: Cloud):
+async def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud: Cloud) -> None:
     flavor = await _made(cloud.admin, "f", id="f", **{"os-flavor-access:is_public": False})
     path, action = f"/flavors/{flavor['id']}", f"/flavors/{flavor['id']}/action"
     assert (await cloud.member.get(path)).status == 404
@@ -139,7 +141,7 @@ async def test_a_flavor_that_is_not_public_is_for_those_who_were_given_it(cloud:
     assert (await cloud.member.get(path)).status == 404
 
 
-async def test_access_to_a_public_flavor_conflicts_since_2_7(cloud: Cloud):
+async def test_access_to_a_public_flavor_conflicts_since_2_7(cloud: Cloud) -> None:
     await _made(cloud.admin, "f", id="f")
     body = {"addTenantAccess": {"tenant": "red"}}
     assert (await cloud.admin.post("/flavors/f/action", body, 7)).status == 409
@@ -148,7 +150,7 @@ async def test_access_to_a_public_flavor_conflicts_since_2_7(cloud: Cloud):
 
 
 @pytest.mark.parametrize("minor", [1, 85, 86, 102, 104])
-async def test_extra_specs(cloud: Cloud, minor: int):
+async def test_extra_specs(cloud: Cloud, minor: int) -> None:
     await _made(cloud.admin, "f", id="f")
     path = "/flavors/f/os-extra_specs"
     answer = await cloud.admin.post(path, {"extra_specs": {"hw:cpu_policy": "shared", "mine:x": 5}}, minor)
@@ -169,7 +171,7 @@ async def test_extra_specs(cloud: Cloud, minor: int):
         assert (await cloud.admin.post(path, {"extra_specs": spec}, minor)).status == refused
 
 
-async def test_extra_specs_are_shown_in_flavors_since_2_61(cloud: Cloud):
+async def test_extra_specs_are_shown_in_flavors_since_2_61(cloud: Cloud) -> None:
     await _made(cloud.admin, "f", id="f")
     await cloud.admin.post("/flavors/f/os-extra_specs", {"extra_specs": {"a": "b"}})
     assert (await cloud.reader.get("/flavors/f", 61)).json()["flavor"]["extra_specs"] == {"a": "b"}

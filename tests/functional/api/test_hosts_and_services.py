@@ -13,7 +13,7 @@ async def _ids(cloud: Cloud, minor: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("minor", versions_of("services", 69, 75))
-async def test_services(cloud: Cloud, minor: int):
+async def test_services(cloud: Cloud, minor: int) -> None:
     await add_host(cloud, "h1")
     await add_service(cloud, "nova-scheduler", "ctl")
     answer = await cloud.admin.get("/os-services", minor)
@@ -30,7 +30,7 @@ async def test_services(cloud: Cloud, minor: int):
 
 
 @pytest.mark.parametrize("minor", [1, 11, 52])
-async def test_services_are_switched_by_action_until_2_52(cloud: Cloud, minor: int):
+async def test_services_are_switched_by_action_until_2_52(cloud: Cloud, minor: int) -> None:
     await add_host(cloud, "h1")
     body = {"host": "h1", "binary": "nova-compute"}
     answer = await cloud.admin.put("/os-services/disable", body, minor)
@@ -54,7 +54,7 @@ async def test_services_are_switched_by_action_until_2_52(cloud: Cloud, minor: i
 
 
 @pytest.mark.parametrize("minor", [53, 69, 104])
-async def test_services_are_updated_by_uuid_since_2_53(cloud: Cloud, minor: int):
+async def test_services_are_updated_by_uuid_since_2_53(cloud: Cloud, minor: int) -> None:
     await add_host(cloud, "h1")
     await add_service(cloud, "nova-scheduler", "ctl")
     ids = await _ids(cloud, minor)
@@ -74,7 +74,7 @@ async def test_services_are_updated_by_uuid_since_2_53(cloud: Cloud, minor: int)
 
 
 @pytest.mark.parametrize("minor", [1, 53])
-async def test_a_service_is_forgotten_once_it_holds_nothing(cloud: Cloud, minor: int):
+async def test_a_service_is_forgotten_once_it_holds_nothing(cloud: Cloud, minor: int) -> None:
     node = await add_host(cloud, "h1")
     await add_host(cloud, "h2")
     await cloud.admin.post("/os-aggregates", {"aggregate": {"name": "a"}})
@@ -92,7 +92,7 @@ async def test_a_service_is_forgotten_once_it_holds_nothing(cloud: Cloud, minor:
 
 
 @pytest.mark.parametrize("minor", versions_of("hypervisors", 75, 88))
-async def test_hypervisors(cloud: Cloud, minor: int):
+async def test_hypervisors(cloud: Cloud, minor: int) -> None:
     node = await add_host(cloud, "h1")
     await add_host(cloud, "h2")
     server = await add_server(cloud, host="h1", node_uuid=node)
@@ -139,7 +139,7 @@ async def test_hypervisors(cloud: Cloud, minor: int):
         assert (await cloud.admin.get("/os-hypervisors/1", minor)).status == 400
 
 
-async def test_hypervisors_are_paged_since_2_33(cloud: Cloud):
+async def test_hypervisors_are_paged_since_2_33(cloud: Cloud) -> None:
     for number in range(3):
         await add_host(cloud, f"h{number}")
     body = (await cloud.admin.get("/os-hypervisors?limit=2", 33)).json()
@@ -157,7 +157,7 @@ async def test_hypervisors_are_paged_since_2_33(cloud: Cloud):
     assert (await cloud.admin.get("/os-hypervisors?limit=1&hypervisor_hostname_pattern=h", 53)).status == 400
 
 
-async def test_the_uptime_of_a_host_that_is_down_or_says_none(cloud: Cloud):
+async def test_the_uptime_of_a_host_that_is_down_or_says_none(cloud: Cloud) -> None:
     await add_host(cloud, "h1")
     await add_host(cloud, "h2")
     assert (await cloud.admin.get("/os-hypervisors/2/uptime")).status == 501
@@ -166,7 +166,7 @@ async def test_the_uptime_of_a_host_that_is_down_or_says_none(cloud: Cloud):
     assert (await cloud.admin.get("/os-hypervisors/9/uptime")).status == 404
 
 
-async def test_hosts_until_2_42(cloud: Cloud):
+async def test_hosts_until_2_42(cloud: Cloud) -> None:
     node = await add_host(cloud, "h1")
     await add_service(cloud, "nova-conductor", "ctl")
     await add_server(cloud, host="h1", node_uuid=node)
@@ -197,7 +197,7 @@ async def test_hosts_until_2_42(cloud: Cloud):
 
 
 @pytest.mark.parametrize("minor", [1, 102, 104])
-async def test_availability_zones(cloud: Cloud, minor: int):
+async def test_availability_zones(cloud: Cloud, minor: int) -> None:
     for host in ("h1", "h2", "h3"):
         await add_host(cloud, host)
     await add_service(cloud, "nova-scheduler", "ctl")

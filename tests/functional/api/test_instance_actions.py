@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.db import actions
+from micronova.db import instance_actions as actions
 from micronova.objects.clock import micros
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.functional.api.seed import add_deleted_server, add_server
@@ -24,7 +24,7 @@ async def _seed(cloud: Cloud, server: str, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("minor", versions_of("servers", *MINE))
-async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
+async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int) -> None:
     server = await add_server(cloud)
     await _seed(cloud, server)
     path = f"/servers/{server}/os-instance-actions"
@@ -49,7 +49,7 @@ async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
     assert (await cloud.reader.get(f"{path}/req-9", minor)).status == 404
 
 
-async def test_deleted_servers_since_2_21(cloud: Cloud):
+async def test_deleted_servers_since_2_21(cloud: Cloud) -> None:
     server = await add_deleted_server(cloud)
     await _seed(cloud, server)
     path = f"/servers/{server}/os-instance-actions"
@@ -59,7 +59,7 @@ async def test_deleted_servers_since_2_21(cloud: Cloud):
     assert (await cloud.stranger.get(path, 21)).status == 404
 
 
-async def test_strangers_find_nothing(cloud: Cloud):
+async def test_strangers_find_nothing(cloud: Cloud) -> None:
     server = await add_server(cloud)
     await _seed(cloud, server)
     path = f"/servers/{server}/os-instance-actions"
@@ -68,7 +68,7 @@ async def test_strangers_find_nothing(cloud: Cloud):
     assert (await cloud.nobody.get(path)).status == 401
 
 
-async def test_pages_and_times_since_2_58(cloud: Cloud):
+async def test_pages_and_times_since_2_58(cloud: Cloud) -> None:
     server = await add_server(cloud)
     await _seed(cloud, server, 5)
     path = f"/servers/{server}/os-instance-actions"

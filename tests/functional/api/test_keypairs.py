@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from micronova.api.compute import keys
+from micronova.api.compute import keypair_crypto
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.schemas.tempest import check, versions_of
 
@@ -18,7 +18,7 @@ def _body(name: str, **more: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("minor", versions_of("keypairs", 10, 35, 75, 92))
-async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
+async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int) -> None:
     answer = await cloud.member.post("/os-keypairs", _body("mine", public_key=KEY), minor)
     check("keypairs", "create_keypair", minor, answer.status, answer.json())
     assert "private_key" not in answer.json()["keypair"]
@@ -36,22 +36,22 @@ async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
 
 
 @pytest.mark.parametrize("minor", [1, 2, 91])
-async def test_a_key_is_made_for_those_who_bring_none(cloud: Cloud, minor: int):
+async def test_a_key_is_made_for_those_who_bring_none(cloud: Cloud, minor: int) -> None:
     answer = await cloud.member.post("/os-keypairs", _body("made"), minor)
     check("keypairs", "create_keypair", minor, answer.status, answer.json())
     made = answer.json()["keypair"]
     private = serialization.load_pem_private_key(made["private_key"].encode(), None)
     public = private.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     assert made["public_key"].startswith(public.decode())
-    assert made["fingerprint"] == keys.fingerprint("ssh", made["public_key"])
+    assert made["fingerprint"] == keypair_crypto.fingerprint("ssh", made["public_key"])
 
 
-async def test_no_key_is_made_since_2_92(cloud: Cloud):
+async def test_no_key_is_made_since_2_92(cloud: Cloud) -> None:
     answer = await cloud.member.post("/os-keypairs", _body("made"), 92)
     assert answer.status == 400 and b"public_key" in answer.body
 
 
-async def test_certificates(cloud: Cloud):
+async def test_certificates(cloud: Cloud) -> None:
     made = (await cloud.member.post("/os-keypairs", _body("win", type="x509"), 2)).json()["keypair"]
     assert made["type"] == "x509" and made["public_key"].startswith("-----BEGIN CERTIFICATE-----")
     answer = await cloud.member.post("/os-keypairs", _body("copy", type="x509", public_key=made["public_key"]), 92)
@@ -59,11 +59,11 @@ async def test_certificates(cloud: Cloud):
     assert len(made["fingerprint"].split(":")) == 20
 
 
-async def test_a_fingerprint_is_md5_in_pairs():
-    assert len(keys.fingerprint("ssh", KEY).split(":")) == 16
+async def test_a_fingerprint_is_md5_in_pairs() -> None:
+    assert len(keypair_crypto.fingerprint("ssh", KEY).split(":")) == 16
 
 
-async def test_names_by_version(cloud: Cloud):
+async def test_names_by_version(cloud: Cloud) -> None:
     async def status(name: str, minor: int) -> int:
         return (await cloud.member.post("/os-keypairs", _body(name, public_key=KEY), minor)).status
 
@@ -77,7 +77,7 @@ async def test_names_by_version(cloud: Cloud):
     assert old.status == 200 and old.json()["keypair"]["name"] == "spaced"
 
 
-async def test_pages_since_2_35(cloud: Cloud):
+async def test_pages_since_2_35(cloud: Cloud) -> None:
     for number in range(5):
         await cloud.member.post("/os-keypairs", _body(f"k{number}", public_key=KEY), 2)
     body = (await cloud.member.get("/os-keypairs?limit=2", 35)).json()
@@ -89,7 +89,7 @@ async def test_pages_since_2_35(cloud: Cloud):
     assert len((await cloud.member.get("/os-keypairs?limit=2", 34)).json()["keypairs"]) == 5
 
 
-async def test_another_users_keys_are_for_administrators(cloud: Cloud):
+async def test_another_users_keys_are_for_administrators(cloud: Cloud) -> None:
     await cloud.member.post("/os-keypairs", _body("mine", public_key=KEY), 2)
     assert (await cloud.stranger.get("/os-keypairs/mine", 10)).status == 404
     assert (await cloud.stranger.get("/os-keypairs/mine?user_id=ada", 10)).status == 403
@@ -102,7 +102,7 @@ async def test_another_users_keys_are_for_administrators(cloud: Cloud):
     assert (await cloud.admin.delete("/os-keypairs/given?user_id=ada", 10)).status == 204
 
 
-async def test_the_quota_holds_under_concurrency(cloud: Cloud):
+async def test_the_quota_holds_under_concurrency(cloud: Cloud) -> None:
     await cloud.admin.put("/os-quota-sets/red", {"quota_set": {"key_pairs": 5}})
     answers = await asyncio.gather(
         *(cloud.member.post("/os-keypairs", _body(f"k{number}", public_key=KEY), 2) for number in range(20))
@@ -115,7 +115,7 @@ async def test_the_quota_holds_under_concurrency(cloud: Cloud):
     assert (await cloud.member.post("/os-keypairs", _body("again", public_key=KEY), 2)).status == 201
 
 
-async def test_a_name_is_taken_once_even_when_two_ask(cloud: Cloud):
+async def test_a_name_is_taken_once_even_when_two_ask(cloud: Cloud) -> None:
     answers = await asyncio.gather(
         *(cloud.member.post("/os-keypairs", _body("same", public_key=KEY), 2) for _ in range(4))
     )

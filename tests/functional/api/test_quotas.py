@@ -2,14 +2,15 @@
 
 import pytest
 
+from micronova.conf.settings import Quota
 from micronova.db import quotas
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.schemas.tempest import check, versions_of
 
 
 @pytest.mark.parametrize("minor", versions_of("limits", 75))
-async def test_limits(cloud: Cloud, minor: int):
-    limits = quotas.defaults_from({})
+async def test_limits(cloud: Cloud, minor: int) -> None:
+    limits = Quota().limits()
     await cloud.database.write(quotas.charge, "red", {"instances": 2, "cores": 4, "ram": 1024}, limits)
     answer = await cloud.reader.get("/limits", minor)
     check("limits", "get_limit", minor, answer.status, answer.json())
@@ -23,7 +24,7 @@ async def test_limits(cloud: Cloud, minor: int):
 
 
 @pytest.mark.parametrize("minor", versions_of("quotas", 75))
-async def test_quota_sets(cloud: Cloud, minor: int):
+async def test_quota_sets(cloud: Cloud, minor: int) -> None:
     admin = cloud.admin
     answer = await admin.get("/os-quota-sets/red", minor)
     check("quotas", "get_quota_set", minor, answer.status, answer.json())
@@ -43,7 +44,7 @@ async def test_quota_sets(cloud: Cloud, minor: int):
 
 
 @pytest.mark.parametrize("minor", versions_of("quota_classes"))
-async def test_quota_classes(cloud: Cloud, minor: int):
+async def test_quota_classes(cloud: Cloud, minor: int) -> None:
     admin = cloud.admin
     answer = await admin.put("/os-quota-class-sets/default", {"quota_class_set": {"instances": 3}}, minor)
     check("quota_classes", "update_quota_class_set", minor, answer.status, answer.json())
@@ -59,7 +60,9 @@ async def test_quota_classes(cloud: Cloud, minor: int):
     ("key", "until_sets", "until_classes"),
     [("fixed_ips", 35, 49), ("security_groups", 35, 49), ("injected_files", 56, 56)],
 )
-async def test_old_resources_cannot_be_set_any_more(cloud: Cloud, key: str, until_sets: int, until_classes: int):
+async def test_old_resources_cannot_be_set_any_more(
+    cloud: Cloud, key: str, until_sets: int, until_classes: int
+) -> None:
     for path, body, last in (
         ("/os-quota-sets/red", "quota_set", until_sets),
         ("/os-quota-class-sets/x", "quota_class_set", until_classes),
@@ -68,7 +71,7 @@ async def test_old_resources_cannot_be_set_any_more(cloud: Cloud, key: str, unti
         assert (await cloud.admin.put(path, {body: {key: 5}}, last + 1)).status == 400
 
 
-async def test_a_limit_below_usage_needs_force(cloud: Cloud):
+async def test_a_limit_below_usage_needs_force(cloud: Cloud) -> None:
     await cloud.database.write(quotas.charge, "red", {"cores": 4}, {"cores": 20})
     answer = await cloud.admin.put("/os-quota-sets/red", {"quota_set": {"cores": 3}})
     assert answer.status == 400 and b"already used" in answer.body
@@ -76,7 +79,7 @@ async def test_a_limit_below_usage_needs_force(cloud: Cloud):
     assert (await cloud.admin.put("/os-quota-sets/red", {"quota_set": {"cores": -1}})).status == 200
 
 
-async def test_projects_must_exist(cloud: Cloud):
+async def test_projects_must_exist(cloud: Cloud) -> None:
     for method, path, body in (
         ("GET", "/os-quota-sets/green", None),
         ("GET", "/os-quota-sets/green/detail", None),
@@ -86,7 +89,7 @@ async def test_projects_must_exist(cloud: Cloud):
         assert (await cloud.admin(method, path, body)).status == 400
 
 
-async def test_who_may_see_and_set(cloud: Cloud):
+async def test_who_may_see_and_set(cloud: Cloud) -> None:
     assert (await cloud.reader.get("/os-quota-sets/red")).status == 200
     assert (await cloud.stranger.get("/os-quota-sets/red")).status == 403
     assert (await cloud.stranger.get("/os-quota-sets/red/detail")).status == 403
@@ -96,7 +99,7 @@ async def test_who_may_see_and_set(cloud: Cloud):
     assert (await cloud.member.get("/os-quota-class-sets/default")).status == 403
 
 
-async def test_limits_of_one_user_in_a_project(cloud: Cloud):
+async def test_limits_of_one_user_in_a_project(cloud: Cloud) -> None:
     admin = cloud.admin
     path = "/os-quota-sets/red?user_id=ada"
     assert (await admin.put(path, {"quota_set": {"instances": 4}})).json()["quota_set"]["instances"] == 4

@@ -1,6 +1,7 @@
 """Server groups at every microversion at which they change."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def _body(minor: int, name: str = "g", policy: str = "affinity", **more: object)
 
 
 @pytest.mark.parametrize("minor", versions_of("server_groups", 15, 75))
-async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
+async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int) -> None:
     answer = await cloud.member.post("/os-server-groups", _body(minor), minor)
     check("server_groups", "create_show_server_group", minor, answer.status, answer.json())
     group = answer.json()["server_group"]["id"]
@@ -33,8 +34,8 @@ async def test_every_answer_is_what_tempest_accepts(cloud: Cloud, minor: int):
     assert (await cloud.member.delete(f"/os-server-groups/{group}", minor)).status == 404
 
 
-async def test_policies_by_version(cloud: Cloud):
-    async def status(minor: int, **more: object) -> int:
+async def test_policies_by_version(cloud: Cloud) -> None:
+    async def status(minor: int, **more: Any) -> int:
         return (await cloud.member.post("/os-server-groups", _body(minor, **more), minor)).status
 
     assert await status(14, policy="soft-affinity") == 400
@@ -53,7 +54,7 @@ async def test_policies_by_version(cloud: Cloud):
     assert (await cloud.member.post("/os-server-groups", both)).status == 400
 
 
-async def test_groups_of_other_projects(cloud: Cloud):
+async def test_groups_of_other_projects(cloud: Cloud) -> None:
     group = (await cloud.member.post("/os-server-groups", _body(64), 64)).json()["server_group"]["id"]
     assert (await cloud.stranger.get(f"/os-server-groups/{group}")).status == 404
     assert (await cloud.stranger.delete(f"/os-server-groups/{group}")).status == 404
@@ -67,7 +68,7 @@ async def test_groups_of_other_projects(cloud: Cloud):
     assert (await other.delete(f"/os-server-groups/{group}")).status == 204
 
 
-async def test_pages(cloud: Cloud):
+async def test_pages(cloud: Cloud) -> None:
     for number in range(4):
         cloud.clock.time += 1
         await cloud.member.post("/os-server-groups", _body(1, name=f"g{number}"))
@@ -80,7 +81,7 @@ async def test_pages(cloud: Cloud):
     assert await names("limit=0") == ["g0", "g1", "g2", "g3"]
 
 
-async def test_the_quota_holds_under_concurrency_and_is_given_back(cloud: Cloud):
+async def test_the_quota_holds_under_concurrency_and_is_given_back(cloud: Cloud) -> None:
     answers = await asyncio.gather(
         *(cloud.member.post("/os-server-groups", _body(1, name=f"g{number}")) for number in range(15))
     )

@@ -1,4 +1,4 @@
-"""Every test about servers has a cloud that it shares with its module; its tests run in the module's loop."""
+"""The tests of a module about servers share a cloud and an event loop."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ __all__ = ["cloud", "cluster", "user"]
 
 
 @pytest.fixture
-def told(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Any]]:
-    """The notifications of a cloud in one process since: event, server, fault."""
-    heard: list[tuple[str, Any, Any]] = []
+def notifications(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any, Any]]:
+    """The notifications that a cloud in one process sends during the test: event, server, fault."""
+    sent: list[tuple[str, Any, Any]] = []
 
     def instance(event: str, row: Any, *, context: Any, fault: Any = None) -> None:
-        heard.append((event, row, fault))
+        sent.append((event, row, fault))
 
     monkeypatch.setattr(cloud.process.notifier, "instance", instance)
-    return heard
+    return sent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,10 +1,10 @@
-"""A conductor that crashes where a test wants it to."""
+"""Crashes of the conductor at a step that a test chooses."""
 
-from micronova.conductor.operations import Crash
+from micronova.conductor.operations.engine import Crash
 
 
 class Crashes:
-    """Crashes the conductor's work once after a step."""
+    """Crashes an operation of the conductor once, after the step in `next`."""
 
     next: tuple[str, str] | None = None
 

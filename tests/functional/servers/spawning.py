@@ -1,4 +1,4 @@
-"""What really arrives at a simulated host, for tests in one process."""
+"""The guest plans that simulated hosts receive, for tests in one process."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from micronova.virt.fake.driver import FakeDriver
 
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[tuple[str, GuestPlan]]]]:
-    """By server: the hosts that were asked to make its guest, each with what it was told."""
+    """By server: each host that was asked to spawn its guest, with the plan that it received."""
     plans: dict[str, list[tuple[str, GuestPlan]]] = {}
     spawn = FakeDriver.spawn
 

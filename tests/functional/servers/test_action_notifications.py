@@ -1,19 +1,19 @@
-"""What is told of actions: each begins and ends, or fails, just once."""
+"""Notifications of actions: one at the start, and one at the end or at the failure."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.functional.cloud import Caller, OneProcess, Wanted
-from tests.functional.servers.neighbours import network
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import network
 
-CLOUD = Wanted(hosts=2, roles=("network",))
+CLOUD = CloudOptions(hosts=2, roles=("network",))
 
 
-def _events(told: list[tuple[str, Any, Any]], count: int) -> Callable[[], Any]:
+def _events(notifications: list[tuple[str, Any, Any]], count: int) -> Callable[[], Any]:
     async def probe() -> list[str] | None:
-        return [event for event, _, _ in told] if len(told) >= count else None
+        return [event for event, _, _ in notifications] if len(notifications) >= count else None
 
     return probe
 
@@ -21,58 +21,60 @@ def _events(told: list[tuple[str, Any, Any]], count: int) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("action", "back", "status"), [("pause", "unpause", "PAUSED"), ("suspend", "resume", "SUSPENDED")]
 )
-async def test_there_and_back(cloud: OneProcess, user: Caller, told: Any, action: str, back: str, status: str):
+async def test_the_action_and_its_reverse(
+    cloud: OneProcess, user: Caller, notifications: Any, action: str, back: str, status: str
+) -> None:
     id = (await user.boot())["id"]
-    await cloud.until(_events(told, 2), "the end of the build")
-    told.clear()
+    await cloud.until(_events(notifications, 2), "the end of the build")
+    notifications.clear()
     await user.act(id, action)
     await user.wait_for(id, status)
     await user.act(id, back)
     await user.wait_for(id, "ACTIVE")
-    events = await cloud.until(_events(told, 4), "the notifications")
+    events = await cloud.until(_events(notifications, 4), "the notifications")
     assert events == [f"{action}.start", f"{action}.end", f"{back}.start", f"{back}.end"]
-    assert [row["vm_state"] for _, row, _ in told] == ["active", status.lower(), status.lower(), "active"]
+    assert [row["vm_state"] for _, row, _ in notifications] == ["active", status.lower(), status.lower(), "active"]
 
 
-async def test_a_failure(cloud: OneProcess, user: Caller, told: Any):
+async def test_a_failure(cloud: OneProcess, user: Caller, notifications: Any) -> None:
     id = (await user.boot(name=user.project))["id"]
-    await cloud.until(_events(told, 2), "the end of the build")
-    told.clear()
+    await cloud.until(_events(notifications, 2), "the end of the build")
+    notifications.clear()
     async with cloud.faults({"operation": "suspend", "kind": "fail", "name": user.project, "message": "no room"}):
         await user.act(id, "suspend")
         await user.wait_for(id, "ERROR")
-    assert await cloud.until(_events(told, 2), "the notifications") == ["suspend.start", "suspend.error"]
-    assert told[1][2]["message"] == "no room"
+    assert await cloud.until(_events(notifications, 2), "the notifications") == ["suspend.start", "suspend.error"]
+    assert notifications[1][2]["message"] == "no room"
 
 
-async def test_locks(cloud: OneProcess, user: Caller, told: Any):
+async def test_locks(cloud: OneProcess, user: Caller, notifications: Any) -> None:
     id = (await user.boot())["id"]
-    await cloud.until(_events(told, 2), "the end of the build")
-    told.clear()
+    await cloud.until(_events(notifications, 2), "the end of the build")
+    notifications.clear()
     await user.act(id, "lock", {"locked_reason": "why not"})
     await user.act(id, "lock")  # changes nothing
     await user.act(id, "unlock")
-    assert [(event, row["locked_by"], row["locked_reason"]) for event, row, _ in told] == [
+    assert [(event, row["locked_by"], row["locked_reason"]) for event, row, _ in notifications] == [
         ("lock", "owner", "why not"),
         ("unlock", None, None),
     ]
 
 
-async def test_interfaces(cloud: OneProcess, user: Caller, told: Any):
+async def test_interfaces(cloud: OneProcess, user: Caller, notifications: Any) -> None:
     net = await network(user)
     id = (await user.boot(name=user.project))["id"]
-    await cloud.until(_events(told, 2), "the end of the build")
-    told.clear()
+    await cloud.until(_events(notifications, 2), "the end of the build")
+    notifications.clear()
     path, body = f"/servers/{id}/os-interface", {"interfaceAttachment": {"net_id": net["id"]}}
     port = (await user.post(path, body, 200))["interfaceAttachment"]["port_id"]
     await user.delete(f"{path}/{port}", 202)
     await user.wait_for(id, "ACTIVE")
     async with cloud.faults({"operation": "attach_interface", "kind": "fail", "name": user.project}):
         await user.refused(500, "POST", path, body)
-    events = await cloud.until(_events(told, 6), "the notifications")
+    events = await cloud.until(_events(notifications, 6), "the notifications")
     assert events == [
         "interface_attach.start", "interface_attach.end", "interface_detach.start", "interface_detach.end",
         "interface_attach.start", "interface_attach.error",
     ]  # fmt: skip
-    assert [len(row["network_info"]) for _, row, _ in told] == [0, 1, 1, 0, 0, 0]
+    assert [len(row["network_info"]) for _, row, _ in notifications] == [0, 1, 1, 0, 0, 0]
     await cloud.assert_clean()

@@ -1,4 +1,4 @@
-"""What was done to a server, by whom and how it went; and the faults that it shows."""
+"""The instance actions of a server, and its fault."""
 
 import uuid
 from typing import Any
@@ -16,7 +16,7 @@ async def _action(caller: Caller, id: str, request_id: str) -> dict[str, Any]:
     return dict((await caller.get(f"/servers/{id}/os-instance-actions/{request_id}"))["instanceAction"])
 
 
-async def test_every_action_is_recorded_with_its_request(user: Caller):
+async def test_every_action_is_recorded_with_its_request(user: Caller) -> None:
     answer = await user.request("POST", "/servers", user.body())
     id = answer.json()["server"]["id"]
     request = answer.headers["x-openstack-request-id"]
@@ -36,7 +36,7 @@ async def test_every_action_is_recorded_with_its_request(user: Caller):
     assert (started["action"], started["user_id"]) == ("start", "admin")
 
 
-async def test_events_and_what_of_them_is_shown_to_whom(cloud: Cloud, user: Caller):
+async def test_events_as_members_and_admins_see_them(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     [created] = await _actions(user, id)
     shown = await _action(user, id, created["request_id"])
@@ -52,7 +52,7 @@ async def test_events_and_what_of_them_is_shown_to_whom(cloud: Cloud, user: Call
     assert "events" in await _action(user.admin.at(50), id, created["request_id"])
 
 
-async def test_other_names_of_events(user: Caller):
+async def test_other_names_of_events(user: Caller) -> None:
     id = (await user.boot())["id"]
     await user.act(id, "os-stop")
     await user.wait_for(id, "SHUTOFF")
@@ -75,8 +75,8 @@ async def test_other_names_of_events(user: Caller):
     ]
 
 
-async def test_a_build_that_was_cut_short_by_a_delete_is_over(cloud: Cloud, user: Caller):
-    """Nothing in the history of a server that is gone looks as if it were still going on."""
+async def test_a_build_that_was_cut_short_by_a_delete_is_over(cloud: Cloud, user: Caller) -> None:
+    """No action of a deleted server looks unfinished."""
     async with cloud.faults({"operation": "spawn", "kind": "hang", "name": user.project}):
         id = await user.create(name=user.project)
         await user.wait_for(id, "BUILD", task="spawning")
@@ -89,14 +89,14 @@ async def test_a_build_that_was_cut_short_by_a_delete_is_over(cloud: Cloud, user
             assert event["finish_time"] and event["result"], event
 
 
-async def test_refused_requests_leave_no_action(user: Caller):
+async def test_refused_requests_leave_no_action(user: Caller) -> None:
     id = (await user.boot())["id"]
     await user.refused(409, "POST", f"/servers/{id}/action", {"os-start": None})
     await user.refused(400, "POST", f"/servers/{id}/action", {"reboot": {"type": "GENTLE"}})
     assert len(await _actions(user, id)) == 1
 
 
-async def test_each_server_of_a_request_has_its_own(user: Caller):
+async def test_each_server_of_a_request_has_its_own(user: Caller) -> None:
     ids = await user.boot_many(3)
     requests = {(await _actions(user, id))[0]["request_id"] for id in ids}
     assert len(requests) == 1
@@ -104,7 +104,7 @@ async def test_each_server_of_a_request_has_its_own(user: Caller):
         assert len((await _action(user, id, *requests))["events"]) == 1
 
 
-async def test_strangers_and_unknown_ones(cloud: Cloud, user: Caller):
+async def test_other_projects_and_unknown_requests(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     [created] = await _actions(user, id)
     stranger = cloud.caller()
@@ -114,7 +114,7 @@ async def test_strangers_and_unknown_ones(cloud: Cloud, user: Caller):
     await user.refused(404, "GET", f"/servers/{uuid.uuid4()}/os-instance-actions")
 
 
-async def test_faults(cloud: Cloud, user: Caller):
+async def test_faults(cloud: Cloud, user: Caller) -> None:
     rule = {"operation": "spawn", "kind": "abort", "name": user.project, "message": "This image cannot boot."}
     async with cloud.faults(rule):
         id = await user.create(name=user.project)
@@ -128,7 +128,7 @@ async def test_faults(cloud: Cloud, user: Caller):
     assert "fault" not in (await user.get("/servers"))["servers"][0]
 
 
-async def test_no_fault_is_shown_while_all_is_well(cloud: Cloud, user: Caller):
+async def test_no_fault_is_shown_while_all_is_well(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot(name=user.project))["id"]
     assert "fault" not in await user.show(id)
     async with cloud.faults({"operation": "power_off", "kind": "fail", "name": user.project}):

@@ -1,4 +1,4 @@
-"""Bad bodies and bad paths for servers: refused with a message that names what is wrong, never an error of ours."""
+"""Bad bodies and bad paths for servers: refused with a message that says what is wrong, never a 500."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from tests.functional.cloud import IMAGE, NEWEST, Caller, Cloud
 
 UUID = "33333333-3333-4333-8333-333333333333"
 
-# (what is sent in "server" besides what a good request has, a word of the message)
+# (fields of "server" that replace those of a good request, a word of the message)
 CREATE: list[tuple[dict[str, Any], str]] = [
     ({"name": ""}, "name"),
     ({"name": "  "}, "name"),
@@ -128,7 +128,7 @@ def _whole(user: Caller, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fields", "word"), CREATE)
-async def test_a_bad_field_of_a_new_server(user: Caller, fields: dict[str, Any], word: str):
+async def test_a_bad_field_of_a_new_server(user: Caller, fields: dict[str, Any], word: str) -> None:
     message = await user.refused(400, "POST", "/servers", _whole(user, fields))
     assert word in message
     assert (await user.get("/servers"))["servers"] == []
@@ -151,7 +151,7 @@ async def test_a_bad_field_of_a_new_server(user: Caller, fields: dict[str, Any],
         ({"server": {"name": "x", "flavorRef": "1", "networks": "none"}}, "imageRef"),
     ],
 )
-async def test_a_bad_body_for_a_new_server(user: Caller, body: Any, word: str):
+async def test_a_bad_body_for_a_new_server(user: Caller, body: Any, word: str) -> None:
     assert word in await user.refused(400, "POST", "/servers", body)
 
 
@@ -169,7 +169,7 @@ async def test_a_bad_body_for_a_new_server(user: Caller, body: Any, word: str):
         ("group", "scheduler_hints"),
     ],
 )
-async def test_bad_hints(user: Caller, hints: Any, word: str):
+async def test_bad_hints(user: Caller, hints: Any, word: str) -> None:
     body = {**user.body(), "os:scheduler_hints": hints}
     assert word in await user.refused(400, "POST", "/servers", body)
 
@@ -192,7 +192,7 @@ async def test_bad_hints(user: Caller, hints: Any, word: str):
         (93, {"hostname": "a.example"}, "hostname"),
     ],
 )
-async def test_fields_that_are_not_known_yet_or_any_more(user: Caller, minor: int, fields: dict[str, Any], word: str):
+async def test_fields_of_other_microversions(user: Caller, minor: int, fields: dict[str, Any], word: str) -> None:
     old = user.at(minor)
     assert word in await old.refused(400, "POST", "/servers", old.body(**fields))
 
@@ -216,7 +216,7 @@ async def test_fields_that_are_not_known_yet_or_any_more(user: Caller, minor: in
         ({"os-getConsoleOutput": {"lines": 1}}, "lines"),
     ],
 )
-async def test_bad_actions(user: Caller, body: Any, word: str):
+async def test_bad_actions(user: Caller, body: Any, word: str) -> None:
     id = await user.create()
     assert word in await user.refused(400, "POST", f"/servers/{id}/action", body)
 
@@ -230,9 +230,9 @@ async def test_bad_actions(user: Caller, body: Any, word: str):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/servers", "/servers/{id}/action", "/servers/{id}/metadata"])
-async def test_bodies_that_are_no_json(user: Caller, raw: bytes, path: str):
+async def test_bodies_that_are_no_json(user: Caller, raw: bytes, path: str) -> None:
     answer = await user.request("POST", path.replace("{id}", UUID), raw)
-    # A body that can be read is looked at only after the server was found.
+    # A body that is valid JSON is checked only after the server was found.
     assert answer.status in (400, 404), answer.body[:300]
     assert error_message(answer)
     json.loads(answer.body)
@@ -265,20 +265,20 @@ async def test_bodies_that_are_no_json(user: Caller, raw: bytes, path: str):
         ("GET", "/servers?" + "&".join(f"a{n}=1" for n in range(1100)), {}, 400),
     ],
 )
-async def test_bad_requests(user: Caller, method: str, path: str, headers: dict[str, str], status: int):
+async def test_bad_requests(user: Caller, method: str, path: str, headers: dict[str, str], status: int) -> None:
     body = user.body() if method == "POST" else None
     answer = await user.request(method, path, body, headers)
     assert answer.status == status, answer.body[:300]
     assert error_message(answer)
 
 
-async def test_a_body_that_is_too_large(user: Caller):
+async def test_a_body_that_is_too_large(user: Caller) -> None:
     answer = await user.request("POST", "/servers", b" " * 200_000)
     assert answer.status == 413
     assert "too large" in error_message(answer)
 
 
-async def test_the_old_api_ignores_what_it_does_not_know(user: Caller):
+async def test_the_old_api_ignores_what_it_does_not_know(user: Caller) -> None:
     body = user.at(1).body(colour="blue", name=" spaces ")
     headers = {"x-auth-token": user.token, "content-type": "application/json"}
     answer = await user.cloud.transport.request("POST", "/compute/v2/servers", headers, json.dumps(body).encode())
@@ -287,7 +287,7 @@ async def test_the_old_api_ignores_what_it_does_not_know(user: Caller):
     assert server["name"] == "spaces"
 
 
-async def test_errors_tell_nothing_of_the_inside(cloud: Cloud, user: Caller):
+async def test_errors_tell_nothing_of_the_inside(cloud: Cloud, user: Caller) -> None:
     answer = await user.at(NEWEST).request("POST", "/servers", _whole(user, {"name": 5}))
     text = answer.body.decode()
     assert "Traceback" not in text and "msgspec" not in text and "micronova" not in text

@@ -1,6 +1,6 @@
-"""Speed is a budget, and budgets are counted: transactions and messages of one request, to its very end.
+"""Budgets of transactions and messages: what one request costs until its operation has ended.
 
-What goes on anyway (heartbeats, sweeps, the scheduler's reading) is told apart by its name.
+Periodic work (heartbeats, sweeps, the scheduler's refresh) is recognised by its name and not counted.
 """
 
 import contextlib
@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.cloud import Caller, Cloud, CloudOptions
 
-# Nothing else happens in this cloud: what goes on anyway does so rarely.
-CLOUD = Wanted(
+# Periodic work is rare in this cloud.
+CLOUD = CloudOptions(
     settings={
         "default": {"report_interval": 300.0, "service_down_time": 3600.0},
         "conductor": {"lease": 600.0, "sweep_interval": 300.0},
@@ -21,7 +21,7 @@ CLOUD = Wanted(
 
 
 class Cost:
-    """What something cost: transactions by function, messages by kind and method."""
+    """Transactions by function, and messages by kind and method."""
 
     def __init__(self) -> None:
         self.transactions: Counter[str] = Counter()
@@ -40,13 +40,13 @@ async def _counted(cloud: Cloud) -> AsyncIterator[Cost]:
     yield cost
     cost.writes = database.statistics.writes - before[0]
     cost.transactions = Counter(database.statistics.by_function) - before[2]
-    looked = cost.transactions.pop("Cloud.read.<locals>.<lambda>", 0)  # that was us, waiting for the end
+    looked = cost.transactions.pop("Cloud.read.<locals>.<lambda>", 0)  # of this test, which waits for the end
     cost.reads = database.statistics.reads - before[1] - looked
     cost.messages = Counter(bus.stats().sent) - sent
 
 
-async def test_a_boot(cloud: Cloud, user: Caller):
-    await user.boot()  # the first one of a project makes rows that later ones find
+async def test_a_boot(cloud: Cloud, user: Caller) -> None:
+    await user.boot()  # the first server of a project creates rows that later ones use
     async with _counted(cloud) as cost:
         await user.create()
         await cloud.settled()
@@ -55,8 +55,8 @@ async def test_a_boot(cloud: Cloud, user: Caller):
     assert cost.reads == 3, cost.transactions
 
 
-async def test_fifty_in_one_request(cloud: Cloud, user: Caller):
-    """Accepted, leased, claimed and dispatched together; only the reports come one by one."""
+async def test_fifty_in_one_request(cloud: Cloud, user: Caller) -> None:
+    """They are accepted, leased, claimed and dispatched together; only the reports are separate."""
     async with _counted(cloud) as cost:
         await user.post("/servers", user.body(min_count=50, max_count=50))
         await cloud.settled()
@@ -64,7 +64,7 @@ async def test_fifty_in_one_request(cloud: Cloud, user: Caller):
     assert sum(cost.messages.values()) == 3 + 3 * 50, cost.messages
 
 
-async def test_a_delete(cloud: Cloud, user: Caller):
+async def test_a_delete(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     async with _counted(cloud) as cost:
         await user.delete(f"/servers/{id}")
@@ -75,7 +75,7 @@ async def test_a_delete(cloud: Cloud, user: Caller):
 
 
 @pytest.mark.parametrize(("action", "value"), [("os-stop", None), ("reboot", {"type": "SOFT"})])
-async def test_an_action(cloud: Cloud, user: Caller, action: str, value: object):
+async def test_an_action(cloud: Cloud, user: Caller, action: str, value: object) -> None:
     id = (await user.boot())["id"]
     async with _counted(cloud) as cost:
         await user.act(id, action, value)
@@ -85,7 +85,7 @@ async def test_an_action(cloud: Cloud, user: Caller, action: str, value: object)
     assert cost.reads == 2, cost.transactions
 
 
-async def test_a_reschedule_costs_one_more_claim_and_dispatch(cloud: Cloud, user: Caller):
+async def test_a_reschedule_costs_one_more_claim_and_dispatch(cloud: Cloud, user: Caller) -> None:
     name = user.project
     rule = {"operation": "spawn", "kind": "fail", "name": name, "count": 1}
     async with cloud.faults(rule):
@@ -104,7 +104,7 @@ async def test_a_reschedule_costs_one_more_claim_and_dispatch(cloud: Cloud, user
         ("/servers/{id}/os-instance-actions", 2),
     ],
 )  # fmt: skip
-async def test_looking(cloud: Cloud, user: Caller, path: str, reads: int):
+async def test_reading(cloud: Cloud, user: Caller, path: str, reads: int) -> None:
     [id, *_] = await user.boot_many(3)
     async with _counted(cloud) as cost:
         await user.get(path.replace("{id}", id))
@@ -112,14 +112,14 @@ async def test_looking(cloud: Cloud, user: Caller, path: str, reads: int):
     assert not cost.messages
 
 
-async def test_an_admin_also_sees_whether_hosts_are_up(cloud: Cloud, user: Caller):
+async def test_an_admin_also_sees_whether_hosts_are_up(cloud: Cloud, user: Caller) -> None:
     await user.boot_many(3)
     async with _counted(cloud) as cost:
         await user.admin.get("/servers/detail")
     assert (cost.writes, cost.reads) == (0, 2), cost.transactions
 
 
-async def test_a_refusal_writes_nothing(cloud: Cloud, user: Caller):
+async def test_a_refusal_writes_nothing(cloud: Cloud, user: Caller) -> None:
     async with _counted(cloud) as cost:
         await user.refused(400, "POST", "/servers", user.body(flavorRef="no-such"))
         await user.refused(400, "POST", "/servers", user.body(name=""))

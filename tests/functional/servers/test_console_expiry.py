@@ -1,4 +1,4 @@
-"""Links to consoles run out; the clock is this test's own."""
+"""The expiry of console URLs, with a clock that the test controls."""
 
 import asyncio
 
@@ -7,14 +7,14 @@ import sqlalchemy as sa
 from micronova.db import instances
 from micronova.db.tables import console_tokens as table
 from micronova.objects.clock import SystemClock, micros
-from tests.functional.cloud import Caller, Cloud, Wanted
-from tests.functional.consoles import Viewer, closed, link, read_until, token_of, viewer
+from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.consoles import ConsoleClient, closed, console_client, link, read_until, token_of
 
-__all__ = ["viewer"]
+__all__ = ["console_client"]
 
 
 class Hurried(SystemClock):
-    """The machine's clock, which can be put forward; whoever sleeps wakes accordingly."""
+    """The clock of the machine, which can be advanced; sleepers wake up accordingly."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -42,7 +42,7 @@ class Hurried(SystemClock):
 
 
 CLOCK = Hurried()
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     hosts=2,
     roles=("console",),
     clock=CLOCK,
@@ -50,21 +50,21 @@ CLOUD = Wanted(
 )
 
 
-async def test_a_link_runs_out(cloud: Cloud, user: Caller, viewer: Viewer):
+async def test_a_token_expires(cloud: Cloud, user: Caller, console_client: ConsoleClient) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
     CLOCK.forward(99)
-    async with viewer.socket(token) as socket:
+    async with console_client.socket(token) as socket:
         await read_until(socket, b"login: ")
         CLOCK.forward(2)
-        assert await viewer.refused(token) == 403
-        status, said = await viewer.session(token)
+        assert await console_client.refused(token) == 403
+        status, said = await console_client.session(token)
         assert status == 404 and "expired: ask for a new one" in said["error"]
         assert "expired" in await closed(socket)  # because of enforce_session_timeout
     await user.admin.refused(404, "GET", f"/os-console-auth-tokens/{token}")
 
 
-async def test_what_has_run_out_is_forgotten(cloud: Cloud, user: Caller):
+async def test_expired_tokens_are_deleted(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     await link(user, id)
     CLOCK.forward(101)
@@ -76,15 +76,17 @@ async def test_what_has_run_out_is_forgotten(cloud: Cloud, user: Caller):
     await cloud.until(forgotten, "the conductor to forget the token")
 
 
-async def test_a_server_that_left_its_host_takes_nobody_in(cloud: Cloud, user: Caller, viewer: Viewer):
+async def test_the_token_of_a_server_that_left_its_host_is_refused(
+    cloud: Cloud, user: Caller, console_client: ConsoleClient
+) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
-    async with viewer.socket(token) as socket:
+    async with console_client.socket(token) as socket:
         await read_until(socket, b"login: ")
         host = await user.host_of(id)
         await _move(cloud, id, "elsewhere")
-        assert await viewer.refused(token) == 403
-        CLOCK.forward(20)  # the proxy asks now and then
+        assert await console_client.refused(token) == 403
+        CLOCK.forward(20)  # the proxy checks periodically
         assert "not on its host" in await closed(socket)
         await _move(cloud, id, host)
 

@@ -1,4 +1,4 @@
-"""Consoles: links to them, who gets in, what is shown, and when it ends."""
+"""Consoles: their URLs, access, content, and the end of connections."""
 
 import asyncio
 import contextlib
@@ -7,23 +7,24 @@ import struct
 import urllib.parse
 import uuid
 
+import aiohttp
 import pytest
 import sqlalchemy as sa
 
 from micronova.db.tables import console_tokens
-from tests.functional.cloud import NEWEST, Caller, Cloud, Wanted
-from tests.functional.consoles import Viewer, closed, link, read_until, token_of, viewer
+from tests.functional.cloud import NEWEST, Caller, Cloud, CloudOptions
+from tests.functional.consoles import ConsoleClient, closed, console_client, link, read_until, token_of
 from tests.schemas import tempest
 
-__all__ = ["viewer"]
+__all__ = ["console_client"]
 
-CLOUD = Wanted(hosts=2, roles=("console",))
-
-
-# --- links ---------------------------------------------------------------------------------------------------------
+CLOUD = CloudOptions(hosts=2, roles=("console",))
 
 
-async def test_links_lead_to_the_pages_where_the_api_was_asked(user: Caller):
+# --- URLs ----------------------------------------------------------------------------------------------------------
+
+
+async def test_links_lead_to_the_pages_where_the_api_was_asked(user: Caller) -> None:
     id = (await user.boot())["id"]
     vnc = await link(user, id, "vnc")
     assert vnc.startswith("http://cloud:8774/console/vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3D")
@@ -32,7 +33,7 @@ async def test_links_lead_to_the_pages_where_the_api_was_asked(user: Caller):
     assert token_of(vnc) != token_of(serial)
 
 
-async def test_the_answer_is_what_tempest_wants(user: Caller):
+async def test_the_answer_is_what_tempest_wants(user: Caller) -> None:
     id = (await user.boot())["id"]
     for minor in (6, 8, 99, NEWEST):
         body = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
@@ -42,7 +43,7 @@ async def test_the_answer_is_what_tempest_wants(user: Caller):
     tempest.check("servers", "get_vnc_console", 1, answer.status, answer.json())
 
 
-async def test_up_to_2_5_there_were_actions_instead(user: Caller):
+async def test_up_to_2_5_there_were_actions_instead(user: Caller) -> None:
     id = (await user.boot())["id"]
     old = user.at(5)
     vnc = (await old.act(id, "os-getVNCConsole", {"type": "novnc"}, 200))["console"]
@@ -59,7 +60,7 @@ async def test_up_to_2_5_there_were_actions_instead(user: Caller):
     await user.at(6).refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "novnc"}})
 
 
-async def test_what_there_is_not_is_refused(user: Caller):
+async def test_types_that_are_not_available_are_refused(user: Caller) -> None:
     id = (await user.boot())["id"]
 
     async def refused(protocol: str, type: str, minor: int = NEWEST) -> str:
@@ -75,7 +76,7 @@ async def test_what_there_is_not_is_refused(user: Caller):
     assert "type" in await refused("vnc", "telepathy")
 
 
-async def test_a_server_that_does_not_run_has_no_console(cloud: Cloud, user: Caller):
+async def test_a_server_that_does_not_run_has_no_console(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     body = {"remote_console": {"protocol": "serial", "type": "serial"}}
     await user.act(id, "os-stop")
@@ -89,14 +90,14 @@ async def test_a_server_that_does_not_run_has_no_console(cloud: Cloud, user: Cal
     await user.refused(404, "POST", f"/servers/{uuid.uuid4()}/remote-consoles", body)
 
 
-async def test_links_are_their_projects_own_business(cloud: Cloud, user: Caller):
+async def test_other_projects_get_no_console(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     body = {"remote_console": {"protocol": "vnc", "type": "novnc"}}
     await cloud.caller().refused(404, "POST", f"/servers/{id}/remote-consoles", body)
     assert await link(user.admin, id, "vnc")
 
 
-async def test_admins_may_ask_what_a_token_stands_for(user: Caller):
+async def test_admins_may_look_up_a_token(user: Caller) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
     for minor in (31, 99, NEWEST):
@@ -112,7 +113,7 @@ async def test_admins_may_ask_what_a_token_stands_for(user: Caller):
     await user.refused(403, "GET", f"/os-console-auth-tokens/{token}")
 
 
-async def test_tokens_are_not_in_the_database(cloud: Cloud, user: Caller):
+async def test_tokens_are_not_in_the_database(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
     rows = await cloud.read(sa.select(console_tokens).where(console_tokens.c.instance_uuid == id))
@@ -123,9 +124,9 @@ async def test_tokens_are_not_in_the_database(cloud: Cloud, user: Caller):
 # --- consoles ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_serial_console_is_typed_into_and_answers(user: Caller, viewer: Viewer):
+async def test_a_serial_console_is_typed_into_and_answers(user: Caller, console_client: ConsoleClient) -> None:
     server = await user.boot(name="talkative")
-    async with viewer.socket(token_of(await link(user, server["id"]))) as socket:
+    async with console_client.socket(token_of(await link(user, server["id"]))) as socket:
         assert socket.protocol == "binary"
         await read_until(socket, b"talkative login: ")
         await socket.send_bytes(b"ada\r")
@@ -134,9 +135,9 @@ async def test_a_serial_console_is_typed_into_and_answers(user: Caller, viewer: 
         assert b"\r\nhello\r\n" in await read_until(socket, b"hello\r\nada@")
 
 
-async def test_a_screen_is_shown_and_reacts_to_keys(user: Caller, viewer: Viewer):
+async def test_a_screen_is_shown_and_reacts_to_keys(user: Caller, console_client: ConsoleClient) -> None:
     server = await user.boot()
-    async with viewer.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
+    async with console_client.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
         stream = _Stream(socket)
         assert await stream.read(12) == b"RFB 003.008\n"
         await socket.send_bytes(b"RFB 003.008\n")
@@ -161,9 +162,9 @@ async def test_a_screen_is_shown_and_reacts_to_keys(user: Caller, viewer: Viewer
 
 
 class _Stream:
-    """The bytes of a WebSocket, however they are cut into messages."""
+    """Reads the bytes of a WebSocket, independent of its messages."""
 
-    def __init__(self, socket):
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._left = b""
 
@@ -174,10 +175,10 @@ class _Stream:
         return found
 
 
-async def test_a_viewer_who_reads_late_gets_everything(user: Caller, viewer: Viewer):
-    """What is sent faster than it is read waits at the guest, and is not lost."""
+async def test_a_viewer_who_reads_late_gets_everything(user: Caller, console_client: ConsoleClient) -> None:
+    """Output that is not read yet waits at the guest and is not lost."""
     server = await user.boot()
-    async with viewer.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
+    async with console_client.socket(token_of(await link(user, server["id"], "vnc"))) as socket:
         await socket.send_bytes(b"RFB 003.008\n\x01\x01")
         for _ in range(100):
             await socket.send_bytes(struct.pack(">BBHHHH", 3, 0, 0, 0, 9, 9))
@@ -188,112 +189,116 @@ async def test_a_viewer_who_reads_late_gets_everything(user: Caller, viewer: Vie
         assert left == 0
 
 
-async def test_whoever_opens_a_serial_console_later_takes_it_over(user: Caller, viewer: Viewer):
+async def test_a_later_connection_takes_a_serial_console_over(user: Caller, console_client: ConsoleClient) -> None:
     token = token_of(await link(user, (await user.boot())["id"]))
-    async with viewer.socket(token) as first:
+    async with console_client.socket(token) as first:
         await read_until(first, b"login: ")
-        async with viewer.socket(token) as second:
+        async with console_client.socket(token) as second:
             await read_until(second, b"login: ")
             assert "another window" in await closed(first)
 
 
-# --- who gets in ---------------------------------------------------------------------------------------------------
+# --- access --------------------------------------------------------------------------------------------------------
 
 
-async def test_only_a_good_token_gets_in(user: Caller, viewer: Viewer, caplog: pytest.LogCaptureFixture):
+async def test_only_a_good_token_gets_in(
+    user: Caller, console_client: ConsoleClient, caplog: pytest.LogCaptureFixture
+) -> None:
     token = token_of(await link(user, (await user.boot())["id"]))
-    assert await viewer.refused() == 403
-    assert await viewer.refused("x" * 4000) == 403
-    assert await viewer.refused(str(uuid.uuid4())) == 403
-    assert await viewer.refused(token, "console/elsewhere") == 403
-    assert await viewer.refused(token, "compute/v2.1/servers") == 403
-    assert await viewer.refused(token, "nowhere") == 403
-    assert await viewer.refused(token, "console/websockify?a=1&a=2" + "&b=1" * 20) == 400
-    async with viewer.socket(Cookie=f"token={token}") as socket:
+    assert await console_client.refused() == 403
+    assert await console_client.refused("x" * 4000) == 403
+    assert await console_client.refused(str(uuid.uuid4())) == 403
+    assert await console_client.refused(token, "console/elsewhere") == 403
+    assert await console_client.refused(token, "compute/v2.1/servers") == 403
+    assert await console_client.refused(token, "nowhere") == 403
+    assert await console_client.refused(token, "console/websockify?a=1&a=2" + "&b=1" * 20) == 400
+    async with console_client.socket(Cookie=f"token={token}") as socket:
         await read_until(socket, b"login: ")
     assert token not in caplog.text
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_pages_of_other_sites_do_not_get_in(user: Caller, viewer: Viewer):
+async def test_pages_of_other_sites_do_not_get_in(user: Caller, console_client: ConsoleClient) -> None:
     token = token_of(await link(user, (await user.boot())["id"]))
-    assert await viewer.refused(token, Origin="http://evil.example.org") == 403
-    assert await viewer.refused(token, Origin="null") == 403
-    assert await viewer.refused(token, Origin="http://[") == 403
-    async with viewer.socket(token, Origin=viewer.base) as socket:
+    assert await console_client.refused(token, Origin="http://evil.example.org") == 403
+    assert await console_client.refused(token, Origin="null") == 403
+    assert await console_client.refused(token, Origin="http://[") == 403
+    async with console_client.socket(token, Origin=console_client.base) as socket:
         await read_until(socket, b"login: ")
 
 
-async def test_a_deleted_server_takes_its_tokens_and_viewers_with_it(cloud: Cloud, user: Caller, viewer: Viewer):
+async def test_a_deleted_server_takes_its_tokens_and_viewers_with_it(
+    cloud: Cloud, user: Caller, console_client: ConsoleClient
+) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
-    async with viewer.socket(token) as socket:
+    async with console_client.socket(token) as socket:
         await read_until(socket, b"login: ")
         await user.delete(f"/servers/{id}")
         assert "closed its console" in await closed(socket)
     await user.gone(id)
-    assert await viewer.refused(token) == 403
-    assert (await viewer.session(token))[0] == 404
+    assert await console_client.refused(token) == 403
+    assert (await console_client.session(token))[0] == 404
     assert await cloud.read(sa.select(console_tokens).where(console_tokens.c.instance_uuid == id)) == []
 
 
-async def test_a_server_that_stops_hangs_up_and_its_token_waits(user: Caller, viewer: Viewer):
+async def test_a_server_that_stops_hangs_up_and_its_token_waits(user: Caller, console_client: ConsoleClient) -> None:
     id = (await user.boot())["id"]
     token = token_of(await link(user, id))
-    async with viewer.socket(token) as socket:
+    async with console_client.socket(token) as socket:
         await read_until(socket, b"login: ")
         await user.act(id, "os-stop")
         await closed(socket)
     await user.wait_for(id, "SHUTOFF")
-    status, said = await viewer.session(token)
+    status, said = await console_client.session(token)
     assert status == 409 and "does not run" in said["error"]
-    assert await viewer.refused(token) == 409
+    assert await console_client.refused(token) == 409
     await user.act(id, "os-start")
     await user.wait_for(id, "ACTIVE")
-    async with viewer.socket(token) as socket:
+    async with console_client.socket(token) as socket:
         await read_until(socket, b"login: ")
 
 
-async def test_many_windows_of_one_server_are_bounded(user: Caller, viewer: Viewer):
+async def test_connections_to_one_server_are_limited(user: Caller, console_client: ConsoleClient) -> None:
     token = token_of(await link(user, (await user.boot())["id"], "vnc"))
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(16):
-            await stack.enter_async_context(viewer.socket(token))
-        assert await viewer.refused(token) == 409
+            await stack.enter_async_context(console_client.socket(token))
+        assert await console_client.refused(token) == 409
 
 
 # --- pages ---------------------------------------------------------------------------------------------------------
 
 
-async def test_pages_ask_what_their_token_stands_for(user: Caller, viewer: Viewer):
+async def test_pages_look_up_their_token(user: Caller, console_client: ConsoleClient) -> None:
     server = await user.boot()
-    status, said = await viewer.session(token_of(await link(user, server["id"], "vnc")))
+    status, said = await console_client.session(token_of(await link(user, server["id"], "vnc")))
     assert status == 200
     assert said == {"server": {"id": server["id"], "name": server["name"], "protocol": "vnc"}}
-    status, said = await viewer.session("no such token")
+    status, said = await console_client.session("no such token")
     assert status == 404 and "ask for a new one" in said["error"]
 
 
-async def test_pages_keep_tokens_to_themselves(viewer: Viewer):
+async def test_pages_keep_tokens_to_themselves(console_client: ConsoleClient) -> None:
     pages = ("vnc_lite.html?path=x%3Ftoken%3Dy", "serial.html?token=y", "spice_auto.html?token=y")
     for path in (*pages, "console.css", "nowhere"):
-        _, _, headers = await viewer.page(path)
+        _, _, headers = await console_client.page(path)
         assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store"
         assert "script-src 'self'" in headers["content-security-policy"]
 
 
-async def test_nothing_but_pages_and_libraries_is_served(viewer: Viewer):
-    assert (await viewer.page("console.css"))[0] == 200
+async def test_nothing_but_pages_and_libraries_is_served(console_client: ConsoleClient) -> None:
+    assert (await console_client.page("console.css"))[0] == 200
     for path in (
         "novnc/..%2F..%2F..%2Fetc%2Fpasswd", "novnc/../app.py", "novnc//etc/passwd", "nowhere.html", "pages.py",
         "novnc/.hidden.js", "novnc/core", "",
     ):  # fmt: skip
-        status, text, _ = await viewer.page(path)
+        status, text, _ = await console_client.page(path)
         assert status == 404 and "root:" not in text and "import" not in text, path
 
 
-async def test_a_refusal_says_why_and_sends_no_data(viewer: Viewer):
-    address = urllib.parse.urlsplit(viewer.base)
+async def test_a_refusal_says_why_and_sends_no_data(console_client: ConsoleClient) -> None:
+    address = urllib.parse.urlsplit(console_client.base)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     try:
         lines = [

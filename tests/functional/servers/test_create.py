@@ -1,8 +1,9 @@
-"""Creating a server: every field of the request, from the answer to what its host is told."""
+"""Creating a server: every field of the request, in the answer and in the order to its host."""
 
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -19,7 +20,7 @@ def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-async def test_the_answer_names_the_server_and_its_password(user: Caller):
+async def test_the_answer_names_the_server_and_its_password(user: Caller) -> None:
     answer = await user.request("POST", "/servers", user.body(name="web"))
     assert answer.status == 202
     server = answer.json()["server"]
@@ -38,7 +39,21 @@ async def test_the_answer_names_the_server_and_its_password(user: Caller):
     assert shown["hostId"] and "OS-EXT-SRV-ATTR:host" not in shown
 
 
-async def test_the_host_id_is_the_same_within_a_project_only(cloud: Cloud, user: Caller):
+@pytest.mark.parametrize("path", ["/v2.1", "/v2.1/PROJECT", "/v2", "/v2/PROJECT"])
+async def test_the_links_are_those_that_the_server_shows(cloud: Cloud, user: Caller, path: str) -> None:
+    old = user.at(1)
+    base = "/compute" + path.replace("PROJECT", user.project)
+    headers = {"x-auth-token": user.token, "content-type": "application/json"}
+    made = await cloud.transport.request("POST", f"{base}/servers", headers, msgspec.json.encode(old.body()))
+    server = made.json()["server"]
+    shown = await cloud.transport.request("GET", f"{base}/servers/{server['id']}", headers, None)
+    assert server["links"] == shown.json()["server"]["links"]
+    assert made.headers["location"] == server["links"][0]["href"]
+    assert made.headers["location"].endswith(f"{base}/servers/{server['id']}")
+    await user.wait_for(server["id"], "ACTIVE")
+
+
+async def test_the_host_id_is_the_same_within_a_project_only(cloud: Cloud, user: Caller) -> None:
     other = cloud.caller()
     zone = f"nova:{cloud.hosts[0]}"
     mine = [await user.admin.boot(availability_zone=zone) for _ in range(2)]
@@ -46,7 +61,7 @@ async def test_the_host_id_is_the_same_within_a_project_only(cloud: Cloud, user:
     assert mine[0]["hostId"] == mine[1]["hostId"] != foreign["hostId"]
 
 
-async def test_the_server_is_visible_at_once(cloud: Cloud, user: Caller):
+async def test_the_server_is_visible_at_once(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "spawn", "kind": "hang", "name": "slow-one"}):
         id = await user.create(name="slow-one")
         first = await user.show(id)
@@ -61,7 +76,7 @@ async def test_the_server_is_visible_at_once(cloud: Cloud, user: Caller):
 
 
 @in_process
-async def test_all_fields_arrive(user: Caller, spawned: Plans):
+async def test_all_fields_arrive(user: Caller, spawned: Plans) -> None:
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDiqPbvxVvKQ+Hbz0vXS0EHZzTOiAdPoGfEBp4Ol7zKC a@b"
     await user.post("/os-keypairs", {"keypair": {"name": "k", "public_key": key, "type": "ssh"}}, status=201)
     server = await user.boot(
@@ -76,9 +91,8 @@ async def test_all_fields_arrive(user: Caller, spawned: Plans):
         description="what it is for",
         tags=["blue", "green"],
         hostname="other-name",
-        trusted_image_certificates=["cert-1"],
         security_groups=[{"name": "web"}, {"name": "db"}, {"name": "web"}],
-        **{"OS-DCF:diskConfig": "AUTO"},
+        **dict[str, Any]({"OS-DCF:diskConfig": "AUTO"}),
     )
     assert server["name"] == "My Server_1"
     assert server["key_name"] == "k"
@@ -87,9 +101,9 @@ async def test_all_fields_arrive(user: Caller, spawned: Plans):
     assert (server["accessIPv4"], server["accessIPv6"]) == ("192.0.2.7", "2001:db8::7")
     assert server["description"] == "what it is for"
     assert server["tags"] == ["blue", "green"]
-    assert server["trusted_image_certificates"] == ["cert-1"]
+    assert server["trusted_image_certificates"] is None
     assert server["OS-DCF:diskConfig"] == "AUTO"
-    assert "security_groups" not in server  # they are its ports', and it has none
+    assert "security_groups" not in server  # they belong to ports, and it has none
     assert server["OS-EXT-SRV-ATTR:hostname"] == "other-name"
     detail = await user.admin.show(server["id"])
     assert detail["OS-EXT-SRV-ATTR:user_data"] == _encoded("#!/bin/sh")
@@ -98,29 +112,31 @@ async def test_all_fields_arrive(user: Caller, spawned: Plans):
 
     [(host, plan)] = spawned[server["id"]]
     assert host == detail["OS-EXT-SRV-ATTR:host"]
-    told = plan.instance
-    assert (told.name, told.hostname) == ("My Server_1", "other-name")
-    assert (told.key_name, told.key_data) == ("k", key)
-    assert told.user_data == _encoded("#!/bin/sh")
-    assert told.config_drive is True
-    assert told.metadata == server["metadata"]
-    assert told.tags == ("blue", "green")
-    assert (told.project_id, told.user_id) == (user.project, user.user)
-    assert (told.flavor.ram, told.flavor.vcpus, told.flavor.disk) == (512, 1, 1)
-    assert told.image is not None and told.image.id == IMAGE
+    ordered = plan.instance
+    assert (ordered.name, ordered.hostname) == ("My Server_1", "other-name")
+    assert (ordered.key_name, ordered.key_data) == ("k", key)
+    assert ordered.user_data == _encoded("#!/bin/sh")
+    assert ordered.config_drive is True
+    assert ordered.metadata == server["metadata"]
+    assert ordered.tags == ("blue", "green")
+    assert (ordered.project_id, ordered.user_id) == (user.project, user.user)
+    assert (ordered.flavor.ram, ordered.flavor.vcpus, ordered.flavor.disk) == (512, 1, 1)
+    assert ordered.image is not None and ordered.image.id == IMAGE
     assert plan.admin_password == "secret"
     [root] = plan.block_devices
     assert (root.boot_index, root.image_id, root.destination_type) == (0, IMAGE, "local")
 
 
 @in_process
-async def test_files_and_the_generated_password_arrive_and_leave_no_trace(cloud: Cloud, user: Caller, spawned: Plans):
+async def test_files_and_the_generated_password_arrive_and_leave_no_trace(
+    cloud: Cloud, user: Caller, spawned: Plans
+) -> None:
     old = user.at(56)
     answer = await old.post("/servers", old.body(personality=[{"path": "/etc/motd", "contents": _encoded("hello")}]))
     id, password = answer["server"]["id"], answer["server"]["adminPass"]
     server = await user.wait_for(id, "ACTIVE")
     [(_, plan)] = spawned[id]
-    assert plan.instance.config_drive and server["config_drive"] == "True"  # files reach a guest in no other way
+    assert plan.instance.config_drive and server["config_drive"] == "True"  # the only way to give files to a guest
     assert plan.admin_password == password
     assert [(file.path, file.contents) for file in plan.injected_files] == [("/etc/motd", b"hello")]
     [row] = await cloud.read(sa.select(operations).where(operations.c.instance_uuid == id))
@@ -129,7 +145,7 @@ async def test_files_and_the_generated_password_arrive_and_leave_no_trace(cloud:
 
 
 @in_process
-async def test_secrets_are_sealed_while_the_operation_waits(cloud: Cloud, user: Caller):
+async def test_secrets_are_sealed_while_the_operation_waits(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "spawn", "kind": "hang", "name": "sealed"}):
         id = await user.create(name="sealed", adminPass="very-secret")
         await user.wait_for(id, "BUILD", task="spawning")
@@ -150,24 +166,24 @@ async def test_secrets_are_sealed_while_the_operation_waits(cloud: Cloud, user: 
         ("x" * 80, "x" * 63),
     ],
 )
-async def test_the_host_name_is_made_of_the_name(user: Caller, name: str, hostname: str):
+async def test_the_host_name_is_made_of_the_name(user: Caller, name: str, hostname: str) -> None:
     id = await user.create(name=name)
     assert (await user.show(id))["OS-EXT-SRV-ATTR:hostname"] == hostname
 
 
-async def test_a_name_without_letters_gives_a_host_name_of_the_id(user: Caller):
+async def test_a_name_without_letters_gives_a_host_name_of_the_id(user: Caller) -> None:
     id = await user.create(name="雲")
     assert (await user.show(id))["OS-EXT-SRV-ATTR:hostname"] == f"server-{id}"
 
 
-async def test_descriptions_by_version(user: Caller):
+async def test_descriptions_by_version(user: Caller) -> None:
     old = await user.at(18).create(name="d")
     none = await user.create(name="d")
     assert (await user.show(old))["description"] == "d"
     assert (await user.show(none))["description"] is None
 
 
-async def test_the_flavor_is_kept_as_it_was(user: Caller):
+async def test_the_flavor_is_kept_as_it_was(user: Caller) -> None:
     admin = user.admin
     flavor = (await admin.post("/flavors", {"flavor": {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}}, 200))[
         "flavor"
@@ -184,7 +200,7 @@ async def test_the_flavor_is_kept_as_it_was(user: Caller):
 
 
 @in_process
-async def test_ephemeral_and_swap_disks_come_from_the_flavor_or_the_request(user: Caller, spawned: Plans):
+async def test_ephemeral_and_swap_disks_come_from_the_flavor_or_the_request(user: Caller, spawned: Plans) -> None:
     wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1, "OS-FLV-EXT-DATA:ephemeral": 6, "swap": 2048}
     flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
     root = {"boot_index": 0, "uuid": IMAGE, "source_type": "image", "destination_type": "local"}
@@ -225,17 +241,17 @@ async def test_ephemeral_and_swap_disks_come_from_the_flavor_or_the_request(user
         ([{"source_type": "blank", "uuid": IMAGE}], "uuid"),
     ],
 )
-async def test_bad_block_devices(user: Caller, devices: list[dict[str, Any]], words: str):
+async def test_bad_block_devices(user: Caller, devices: list[dict[str, Any]], words: str) -> None:
     message = await user.refused(400, "POST", "/servers", user.body(block_device_mapping_v2=devices))
     assert words in message
 
 
-async def test_a_server_needs_something_to_boot_from(user: Caller):
+async def test_a_server_needs_something_to_boot_from(user: Caller) -> None:
     message = await user.refused(400, "POST", "/servers", user.body(imageRef=""))
     assert "imageRef" in message
 
 
-async def test_booting_from_the_image_of_a_device(user: Caller):
+async def test_booting_from_the_image_of_a_device(user: Caller) -> None:
     root = {"boot_index": 0, "uuid": IMAGE, "source_type": "image", "destination_type": "local"}
     server = await user.boot(imageRef="", block_device_mapping_v2=[root])
     assert server["image"]["id"] == IMAGE
@@ -249,37 +265,37 @@ async def test_booting_from_the_image_of_a_device(user: Caller):
         ({"availability_zone": "no-such"}, "availability zone 'no-such'"),
     ],
 )
-async def test_what_does_not_exist_is_refused(user: Caller, fields: dict[str, Any], words: str):
+async def test_what_does_not_exist_is_refused(user: Caller, fields: dict[str, Any], words: str) -> None:
     assert words in await user.refused(400, "POST", "/servers", user.body(**fields))
 
 
-async def test_a_key_pair_of_somebody_else_does_not_exist(cloud: Cloud, user: Caller):
+async def test_a_key_pair_of_another_user_does_not_exist(cloud: Cloud, user: Caller) -> None:
     other = cloud.caller()
     await other.at(91).post("/os-keypairs", {"keypair": {"name": "theirs"}}, status=201)
     assert "key_name" in await user.refused(400, "POST", "/servers", user.body(key_name="theirs"))
 
 
-async def test_references_may_be_urls(user: Caller):
+async def test_references_may_be_urls(user: Caller) -> None:
     server = await user.boot(imageRef=f"http://cloud/images/{IMAGE}", flavorRef="http://cloud/compute/v2.1/flavors/1")
     assert server["image"]["id"] == IMAGE
     assert server["flavor"]["original_name"] == "m1.tiny"
 
 
-async def test_the_old_name_of_the_resource_boots_as_well(user: Caller):
+async def test_the_old_name_of_the_resource_boots_as_well(user: Caller) -> None:
     old = user.at(90)
     answer = await old.post("/os-volumes_boot", old.body())
     await user.wait_for(answer["server"]["id"], "ACTIVE")
     await user.refused(404, "POST", "/os-volumes_boot", user.body())
 
 
-async def test_a_flavor_without_disk_is_for_admins(user: Caller):
+async def test_a_flavor_without_disk_is_for_admins(user: Caller) -> None:
     wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 0}
     flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
     assert "zero disk" in await user.refused(403, "POST", "/servers", user.body(flavorRef=flavor))
     await user.admin.boot(flavorRef=flavor)
 
 
-async def test_a_private_flavor_is_for_its_projects(user: Caller):
+async def test_a_private_flavor_is_for_its_projects(user: Caller) -> None:
     wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1, "os-flavor-access:is_public": False}
     flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
     await user.refused(400, "POST", "/servers", user.body(flavorRef=flavor))
@@ -288,7 +304,7 @@ async def test_a_private_flavor_is_for_its_projects(user: Caller):
     await user.boot(flavorRef=flavor)
 
 
-async def test_a_stranger_sees_and_changes_nothing(cloud: Cloud, user: Caller):
+async def test_a_stranger_sees_and_changes_nothing(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     stranger = cloud.caller()
     path = f"/servers/{server['id']}"

@@ -1,4 +1,4 @@
-"""What hangs ends at its deadline, and the host lets go of it."""
+"""An operation that hangs ends at its deadline, and the host cancels its work."""
 
 import uuid
 from collections.abc import Callable
@@ -8,17 +8,17 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db.tables import allocations
-from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
-from tests.functional.servers.neighbours import network, ports_left
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import network, ports_left
 
 pytestmark = pytest.mark.thorough
 
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     roles=("network",),
     settings={
         "default": {"instance_build_timeout": 1.0, "report_interval": 0.1},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
-    }
+    },
 )
 
 
@@ -26,7 +26,7 @@ def _name() -> str:
     return f"h{uuid.uuid4().hex[:10]}"
 
 
-async def test_a_build(cloud: Cloud, user: Caller):
+async def test_a_build(cloud: Cloud, user: Caller) -> None:
     name = _name()
     async with cloud.faults({"operation": "spawn", "kind": "hang", "name": name}):
         id = await user.create(name=name)
@@ -59,28 +59,28 @@ async def test_an_action(
     action: str,
     value: Any,
     after: str,
-    told: list[tuple[str, Any, Any]],
-):
+    notifications: list[tuple[str, Any, Any]],
+) -> None:
     name = _name()
     id = (await user.boot(name=name))["id"]
-    await cloud.until(_holds(lambda: len(told) > 1), "the end of the build")
-    told.clear()
+    await cloud.until(_holds(lambda: len(notifications) > 1), "the end of the build")
+    notifications.clear()
     async with cloud.faults({"operation": operation, "kind": "hang", "name": name, "count": 1}):
         await user.act(id, action, value)
         await user.wait_for(id, after)
         [last, *_] = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
         assert last["message"] == "Error"
         noun = {"os-stop": "power_off"}.get(action, action)
-        await cloud.until(_holds(lambda: len(told) > 1), "the notification")
-        assert [event for event, _, _ in told] == [f"{noun}.start", f"{noun}.error"]
-        assert "in time" in told[1][2]["message"]
-        # The host has one place for each server: what hung there must be gone before anything else can be done.
+        await cloud.until(_holds(lambda: len(notifications) > 1), "the notification")
+        assert [event for event, _, _ in notifications] == [f"{noun}.start", f"{noun}.error"]
+        assert "in time" in notifications[1][2]["message"]
+        # A host does one order for a server at a time, so the order that hung must have ended before the next can run.
         await user.act(id, "reboot", {"type": "HARD"})
         await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()
 
 
-async def test_an_interface_that_is_never_plugged(cloud: Cloud, user: Caller):
+async def test_an_attach_that_hangs(cloud: Cloud, user: Caller) -> None:
     name = _name()
     net = await network(user)
     id = (await user.boot(name=name))["id"]
@@ -94,7 +94,7 @@ async def test_an_interface_that_is_never_plugged(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_an_interface_that_is_never_let_go(cloud: Cloud, user: Caller):
+async def test_a_detach_that_hangs(cloud: Cloud, user: Caller) -> None:
     name = _name()
     net = await network(user)
     id = (await user.boot(name=name, networks=[{"uuid": net["id"]}]))["id"]
@@ -118,7 +118,7 @@ def _holds(condition: Callable[[], bool]) -> Callable[[], Any]:
     return probe
 
 
-async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller):
+async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller) -> None:
     name = _name()
     id = (await user.boot(name=name))["id"]
     async with cloud.faults({"operation": "destroy", "kind": "delay", "delay": 2.5, "name": name, "count": 1}):

@@ -1,4 +1,4 @@
-"""Deleting servers, in every state that they can be in; a delete always converges."""
+"""Deleting servers in every state; a delete always succeeds in the end."""
 
 import asyncio
 import uuid
@@ -21,7 +21,7 @@ async def _delete(user: Caller, id: str) -> None:
     await user.gone(id)
 
 
-async def test_a_deleted_server_leaves_nothing_but_its_history(cloud: Cloud, user: Caller):
+async def test_a_deleted_server_leaves_nothing_but_its_history(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     host = await user.host_of(server["id"])
     assert server["id"] in await cloud.guests(host)
@@ -39,7 +39,7 @@ async def test_a_deleted_server_leaves_nothing_but_its_history(cloud: Cloud, use
     await cloud.assert_clean()
 
 
-async def test_the_server_shows_that_it_is_being_deleted(cloud: Cloud, user: Caller):
+async def test_the_server_shows_that_it_is_being_deleted(cloud: Cloud, user: Caller) -> None:
     name = _name()
     server = await user.boot(name=name)
     async with cloud.faults({"operation": "destroy", "kind": "delay", "delay": 0.3, "name": name}):
@@ -49,11 +49,11 @@ async def test_the_server_shows_that_it_is_being_deleted(cloud: Cloud, user: Cal
         assert shown["status"] == "ACTIVE"
         await user.refused(409, "POST", f"/servers/{server['id']}/action", {"os-stop": None})
         await user.refused(409, "PUT", f"/servers/{server['id']}/metadata", {"metadata": {"a": "b"}})
-        await user.delete(f"/servers/{server['id']}")  # once more: it is as asked
+        await user.delete(f"/servers/{server['id']}")  # repeated: it is deleted already
         await user.gone(server["id"])
 
 
-async def test_a_server_is_deleted_by_force(cloud: Cloud, user: Caller):
+async def test_a_server_is_deleted_by_force(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     await user.post(f"/servers/{server['id']}/action", {"lock": None})
     force = {"forceDelete": None}
@@ -64,7 +64,7 @@ async def test_a_server_is_deleted_by_force(cloud: Cloud, user: Caller):
     await user.refused(404, "POST", f"/servers/{server['id']}/action", force)
 
 
-async def test_many_deletes_of_one_server_at_once(cloud: Cloud, user: Caller):
+async def test_many_deletes_of_one_server_at_once(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     answers = await asyncio.gather(*(user.request("DELETE", f"/servers/{server['id']}") for _ in range(8)))
     assert {answer.status for answer in answers} <= {204, 404}
@@ -74,7 +74,7 @@ async def test_many_deletes_of_one_server_at_once(cloud: Cloud, user: Caller):
     assert [action["action"] for action in actions] == ["delete", "create"], "it was done once"
 
 
-async def test_while_it_is_built(cloud: Cloud, user: Caller):
+async def test_while_it_is_built(cloud: Cloud, user: Caller) -> None:
     name = _name()
     async with cloud.faults({"operation": "spawn", "kind": "hang", "name": name}):
         id = await user.create(name=name)
@@ -86,8 +86,8 @@ async def test_while_it_is_built(cloud: Cloud, user: Caller):
 
 
 @pytest.mark.parametrize("turn", range(6))
-async def test_at_once_after_it_was_asked_for(cloud: Cloud, user: Caller, turn: int):
-    """Sooner or later: before, while and after it is placed."""
+async def test_right_after_the_create_request(cloud: Cloud, user: Caller, turn: int) -> None:
+    """At various times: before, while and after it is placed."""
     id = await user.create()
     for _ in range(turn * 3):
         await asyncio.sleep(0)
@@ -96,7 +96,7 @@ async def test_at_once_after_it_was_asked_for(cloud: Cloud, user: Caller, turn: 
 
 
 @pytest.mark.skipif(ON_CLUSTER, reason="holds the scheduler")
-async def test_while_it_is_being_placed(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch):
+async def test_while_it_is_being_placed(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
     place = SchedulerManager._place
 
@@ -117,7 +117,7 @@ async def test_while_it_is_being_placed(cloud: Cloud, user: Caller, monkeypatch:
     await cloud.assert_clean()
 
 
-async def test_in_error(cloud: Cloud, user: Caller):
+async def test_in_error(cloud: Cloud, user: Caller) -> None:
     name = _name()
     async with cloud.faults({"operation": "spawn", "kind": "abort", "name": name}):
         id = await user.create(name=name)
@@ -126,7 +126,7 @@ async def test_in_error(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_stopped(cloud: Cloud, user: Caller):
+async def test_stopped(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     await user.act(server["id"], "os-stop")
     await user.wait_for(server["id"], "SHUTOFF")
@@ -143,7 +143,7 @@ async def test_stopped(cloud: Cloud, user: Caller):
 )
 async def test_while_something_else_is_done_to_it(
     cloud: Cloud, user: Caller, operation: str, action: str, value: Any, task: str
-):
+) -> None:
     name = _name()
     server = await user.boot(name=name)
     async with cloud.faults({"operation": operation, "kind": "hang", "name": name}):
@@ -153,7 +153,7 @@ async def test_while_something_else_is_done_to_it(
     await cloud.assert_clean()
 
 
-async def test_a_host_that_cannot_destroy_tries_again(cloud: Cloud, user: Caller):
+async def test_a_host_that_cannot_destroy_tries_again(cloud: Cloud, user: Caller) -> None:
     name = _name()
     server = await user.boot(name=name)
     async with cloud.faults({"operation": "destroy", "kind": "fail", "name": name, "count": 1}):
@@ -162,7 +162,7 @@ async def test_a_host_that_cannot_destroy_tries_again(cloud: Cloud, user: Caller
     await cloud.assert_clean()
 
 
-async def test_the_history(cloud: Cloud, user: Caller):
+async def test_the_history(cloud: Cloud, user: Caller) -> None:
     server = await user.boot(name="was-here", metadata={"a": "b"})
     id = server["id"]
     await _delete(user, id)
@@ -182,7 +182,7 @@ async def test_the_history(cloud: Cloud, user: Caller):
     assert not await cloud.read(sa.select(departures).where(departures.c.instance_uuid == id))
 
 
-async def test_many_at_once(cloud: Cloud, user: Caller):
+async def test_many_at_once(cloud: Cloud, user: Caller) -> None:
     ids = await user.boot_many(30)
     await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
     await asyncio.gather(*(user.gone(id) for id in ids))

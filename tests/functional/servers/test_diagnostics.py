@@ -1,4 +1,4 @@
-"""Diagnostics: figures of a server, in both forms."""
+"""Diagnostics of a server, in both formats."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.functional.cloud import Caller, Cloud
 from tests.schemas.tempest import check
 
 
-async def test_figures_of_old(user: Caller):
+async def test_the_format_before_2_48(user: Caller) -> None:
     id = (await user.boot(flavorRef="2"))["id"]
     answer = await user.admin.at(47).request("GET", f"/servers/{id}/diagnostics")
     check("servers", "show_server_diagnostics", 47, answer.status, answer.json())
@@ -17,7 +17,7 @@ async def test_figures_of_old(user: Caller):
 
 
 @pytest.mark.parametrize("minor", [48, 104])
-async def test_figures_alike_for_all(user: Caller, minor: int):
+async def test_the_format_since_2_48(user: Caller, minor: int) -> None:
     id = (await user.boot(config_drive=True))["id"]
     answer = await user.admin.at(minor).request("GET", f"/servers/{id}/diagnostics")
     check("servers", "show_server_diagnostics", minor, answer.status, answer.json())
@@ -28,7 +28,7 @@ async def test_figures_alike_for_all(user: Caller, minor: int):
     assert "device" not in figures["disk_details"][0]
 
 
-async def test_refusals(cloud: Cloud, user: Caller):
+async def test_refusals(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     path = f"/servers/{id}/diagnostics"
     await user.refused(403, "GET", path)

@@ -1,5 +1,5 @@
-"""Every operation also comes to its end when messages are lost, doubled or late, when transactions have to be tried
-again, and when the conductor crashes after any step that it has persisted. The audit finds nothing afterwards."""
+"""Every operation also ends when messages are lost, doubled or delayed, when transactions are retried, and when the
+conductor crashes after any persisted step. The audit finds nothing afterwards."""
 
 import asyncio
 import dataclasses
@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from micronova.conductor import manager
-from micronova.conductor.operations import Crash
+from micronova.conductor import heartbeats
+from micronova.conductor.operations.engine import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from tests.distort import DistortedBus, Distortion
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, Wanted, one_process
-from tests.functional.servers.neighbours import make, network, ok, ports_left
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, one_process
+from tests.functional.servers.embedded_services import make, network, ok, ports_left
 
 pytestmark = [
     pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process"),
     pytest.mark.thorough,
 ]
 
-QUICK = Wanted(
+QUICK = CloudOptions(
     roles=("network",),
     settings={
         "default": {"report_interval": 0.1, "service_down_time": 5.0},
@@ -45,16 +45,16 @@ def _bus(distortion: Distortion) -> Any:
     return wrap
 
 
-def _distorted(name: str) -> Wanted:
+def _distorted(name: str) -> CloudOptions:
     if name in BUSES:
         return dataclasses.replace(QUICK, wrap_bus=_bus(BUSES[name]))
     return dataclasses.replace(QUICK, retried=True)
 
 
-# --- what is done ----------------------------------------------------------------------------------------------------
+# --- what users do ---------------------------------------------------------------------------------------------------
 
 
-async def _whole_life(user: Caller) -> None:
+async def _server_lifecycle(user: Caller) -> None:
     id = (await user.boot())["id"]
     await user.act(id, "os-stop")
     await user.wait_for(id, "SHUTOFF")
@@ -180,17 +180,17 @@ async def _does_not_boot(user: Caller) -> None:
     await user.gone(id)
 
 
-STORIES = (
-    _whole_life, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
+SCENARIOS = (
+    _server_lifecycle, _several, _rescheduled, _exhausted, _aborted, _unplaceable, _deleted_at_once,
     _deleted_while_it_is_built, _with_networks, _interfaces, _fails_to_stop, _fails_to_go,
     _does_not_boot,
 )  # fmt: skip
 
 
 async def _everything(cloud: Cloud) -> None:
-    """All stories at once, each in a project of its own; then nothing is wrong."""
+    """Run all scenarios at once, each in its own project; then the audit is clean."""
     one, two = cloud.hosts[:2]
-    rules = [
+    rules: list[dict[str, Any]] = [
         {"operation": "spawn", "kind": "fail", "name": "fails-on-two-hosts", "host": f"^({one}|{two})$"},
         {"operation": "spawn", "kind": "fail", "name": "fails-everywhere"},
         {"operation": "spawn", "kind": "abort", "name": "cannot-be"},
@@ -202,31 +202,32 @@ async def _everything(cloud: Cloud) -> None:
         {"operation": "boot", "kind": "hang", "name": "hangs-at-boot"},
     ]
     async with cloud.faults(*rules):
-        await asyncio.gather(*(story(cloud.caller()) for story in STORIES))
+        await asyncio.gather(*(scenario(cloud.caller()) for scenario in SCENARIOS))
     await cloud.delete_all()
     await cloud.assert_clean()
     cloud.callers.clear()
 
 
-# --- what happens meanwhile ------------------------------------------------------------------------------------------
+# --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
 def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An order that was lost is sent again sooner than in a real cloud."""
-    monkeypatch.setattr(manager, "JUST_SENT", 100_000)
+    """Send a lost order again sooner than a real cloud does."""
+    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
 
 
 @pytest.mark.parametrize("name", [*BUSES, "every transaction has to be tried again"])
-async def test_all_operations_end_when(name: str, tmp_path_factory: pytest.TempPathFactory):
+async def test_all_operations_end_when(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     async with one_process(tmp_path_factory.mktemp("cloud"), _distorted(name)) as cloud:
         await _everything(cloud)
         if name == "every cast is lost":
+            assert isinstance(cloud.process.bus, DistortedBus)
             assert sum(cloud.process.bus.dropped.values()) > 20
 
 
 class Crashes:
-    """Crashes the conductor's work once after each of some steps; remembers the steps that there are."""
+    """Crashes an operation once after each of some steps; records all steps."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, str]] = set()
@@ -239,15 +240,17 @@ class Crashes:
             raise Crash(f"{kind} {step}")
 
 
-async def test_all_operations_end_when_the_conductor_crashes_after_a_step(tmp_path_factory: pytest.TempPathFactory):
+async def test_all_operations_end_when_the_conductor_crashes_after_a_step(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     crashes = Crashes()
-    wanted = dataclasses.replace(QUICK, after_step=crashes)
+    wanted = dataclasses.replace(QUICK, after_commit=crashes)
     async with one_process(tmp_path_factory.mktemp("cloud"), wanted) as cloud:
         await _everything(cloud)
         assert crashes.seen >= {
             ("build", "cleanup"),
             ("delete", "cleanup"),
-            ("build", "dispatched"), ("build", "schedule"), ("build", "lost"), ("delete", "dispatched"),
+            ("build", "dispatched"), ("build", "schedule"), ("build", "given up"), ("delete", "dispatched"),
             ("stop", "dispatched"), ("start", "dispatched"), ("reboot", "dispatched"),
             ("attach_interface", "dispatched"), ("attach_interface", "cleanup"),
             ("detach_interface", "dispatched"), ("detach_interface", "cleanup"),

@@ -1,23 +1,24 @@
-"""Guests that change without having been asked to, and hosts whose hypervisor cannot do everything."""
+"""Power changes that no request caused, and hosts whose hypervisor lacks capabilities."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from micronova.virt.fake.driver import FakeDriver
-from tests.functional.cloud import Caller, OneProcess, Wanted
-from tests.functional.servers.mortal import MortalHost
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.servers.killable_host import KillableHost
 
-CLOUD = Wanted(hosts=2)
+CLOUD = CloudOptions(hosts=2)
 
 
-async def test_what_is_done_to_a_guest_by_hand_is_seen_at_once(cloud: OneProcess, user: Caller, tmp_path: Path):
-    host = MortalHost(cloud, "by-hand", tmp_path)
+async def test_what_is_done_to_a_guest_by_hand_is_seen_at_once(cloud: OneProcess, user: Caller, tmp_path: Path) -> None:
+    host = KillableHost(cloud, "by-hand", tmp_path)
     await host.start()
     id = (await user.admin.boot(availability_zone="nova:by-hand"))["id"]
     for event, status, power in (
         ("paused", "PAUSED", 3), ("resumed", "ACTIVE", 1), ("suspended", "SUSPENDED", 7), ("resumed", "ACTIVE", 1),
-        ("paused", "PAUSED", 3), ("stopped", "SHUTOFF", 4), ("started", "ACTIVE", 1), ("crashed", "SHUTOFF", 6),
+        ("paused", "PAUSED", 3), ("stopped", "SHUTOFF", 4), ("started", "ACTIVE", 1),
     ):  # fmt: skip
         host.driver.guest_becomes(id, event)
         server = await user.wait_for(id, status)
@@ -28,13 +29,72 @@ async def test_what_is_done_to_a_guest_by_hand_is_seen_at_once(cloud: OneProcess
     await host.stop()
 
 
+async def _last_action(user: Caller, id: str) -> tuple[str, str, str]:
+    """Return a server's newest action, its event's result and details, as an admin sees them."""
+    action = (await user.admin.get(f"/servers/{id}/os-instance-actions"))["instanceActions"][0]
+    shown = (await user.admin.get(f"/servers/{id}/os-instance-actions/{action['request_id']}"))["instanceAction"]
+    [event] = shown["events"]
+    return action["action"], event["result"], event["details"]
+
+
+async def _runs_again(cloud: OneProcess, user: Caller, id: str) -> None:
+    """Wait until a server is ACTIVE that is in ERROR now."""
+
+    async def probe() -> dict[str, Any] | None:
+        server = await user.show(id)
+        return server if server["status"] == "ACTIVE" and server["OS-EXT-STS:task_state"] is None else None
+
+    assert "fault" not in await cloud.until(probe, f"{id} to run again")
+
+
+async def test_a_guest_that_panics_is_a_fault_of_its_server(cloud: OneProcess, user: Caller, tmp_path: Path) -> None:
+    host = KillableHost(cloud, "panics", tmp_path)
+    await host.start()
+    id = (await user.admin.boot(availability_zone="nova:panics"))["id"]
+    host.driver.guest_becomes(id, "crashed")
+    server = await user.wait_for(id, "ERROR")
+    assert server["OS-EXT-STS:power_state"] == 6
+    assert "operating system panicked" in server["fault"]["message"]
+    action, result, details = await _last_action(user, id)
+    assert (action, result) == ("stop", "Error") and "operating system panicked" in details
+    await user.act(id, "reboot", {"type": "HARD"})
+    await _runs_again(cloud, user, id)
+    host.driver.guest_becomes(id, "crashed")
+    await user.wait_for(id, "ERROR")
+    host.driver.guest_becomes(id, "started")  # by an operator on the host
+    await _runs_again(cloud, user, id)
+    await cloud.assert_clean()
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await host.stop()
+
+
+async def test_a_guest_that_ends_by_itself_is_in_its_servers_history(
+    cloud: OneProcess, user: Caller, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = KillableHost(cloud, "ends", tmp_path)
+    await host.start()
+    id = (await user.admin.boot(availability_zone="nova:ends"))["id"]
+    for event, status, action in (
+        ("stopped", "SHUTOFF", "stop"), ("started", "ACTIVE", "start"), ("paused", "PAUSED", "pause"),
+    ):  # fmt: skip
+        host.driver.guest_becomes(id, event)
+        await user.wait_for(id, status)
+        found = await _last_action(user, id)
+        assert found[:2] == (action, "Success")
+    assert f"server {id} is stopped on host ends without a request" in caplog.text
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await host.stop()
+
+
 @pytest.mark.parametrize("there", ["pause", "suspend"])
-async def test_a_host_that_cannot_says_so_before(
+async def test_an_action_that_the_host_cannot_do_is_refused(
     cloud: OneProcess, user: Caller, there: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+) -> None:
     able = FakeDriver.capabilities
     monkeypatch.setattr(FakeDriver, "capabilities", lambda driver: able(driver) - {there})
-    host = MortalHost(cloud, f"plain-{there}", tmp_path)
+    host = KillableHost(cloud, f"plain-{there}", tmp_path)
     await host.start()
     try:
         id = (await user.admin.boot(availability_zone=f"nova:plain-{there}"))["id"]

@@ -1,4 +1,4 @@
-"""Interfaces of servers that exist: attached, shown, detached, and what happens to their ports."""
+"""Attaching, showing and detaching interfaces of existing servers, and their ports."""
 
 import asyncio
 import uuid
@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer
-from micronova.network.client import NetworkClient
 from micronova.objects.errors import Unavailable
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, OneProcess, Wanted
-from tests.functional.servers.mortal import MortalHost
-from tests.functional.servers.neighbours import call, make, network, ok, ports_left, ports_of
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import call, make, network, ok, ports_left, ports_of
+from tests.functional.servers.killable_host import KillableHost
 from tests.schemas.tempest import check
 
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     roles=("network",),
     cluster_too=True,
     settings={
@@ -23,7 +23,7 @@ CLOUD = Wanted(
     },
 )
 
-mortal = pytest.mark.skipif(ON_CLUSTER, reason="kills a host within one process")
+killable_host = pytest.mark.skipif(ON_CLUSTER, reason="kills a host within one process")
 
 
 async def _attach(user: Caller, id: str, **wanted: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ async def _listed(user: Caller, id: str) -> list[dict[str, Any]]:
 
 
 async def _detach(user: Caller, id: str, port: str) -> dict[str, Any]:
-    """Detach and wait for the end, as Tempest does: by the event of the action."""
+    """Detach an interface and wait for the end of the action, as Tempest does."""
     answer = await user.request("DELETE", f"/servers/{id}/os-interface/{port}")
     assert answer.status == 202, answer.body
     path = f"/servers/{id}/os-instance-actions/{answer.headers['x-openstack-request-id']}"
@@ -55,14 +55,14 @@ async def _detach(user: Caller, id: str, port: str) -> dict[str, Any]:
 
 
 async def _plugged(cloud: Cloud, user: Caller, id: str) -> str:
-    """What the guest says of its interfaces when it boots."""
+    """Return what the guest prints about its interfaces when it boots."""
     await user.act(id, "reboot", {"type": "HARD"})
     await user.wait_for(id, "ACTIVE")
     log = (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
     return str(log.rpartition("Linux version")[2])
 
 
-async def test_by_network_and_back(cloud: Cloud, user: Caller):
+async def test_attach_by_network_and_detach(cloud: Cloud, user: Caller) -> None:
     net = await network(user, name="first")
     id = (await user.boot())["id"]
     made = await _attach(user, id, net_id=net["id"])
@@ -96,7 +96,7 @@ async def test_by_network_and_back(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_the_users_own_port_is_only_lent(cloud: Cloud, user: Caller):
+async def test_the_users_own_port_is_unbound_and_kept(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     own = await make(user, "port", network_id=net["id"], name="mine")
     one, two = await user.boot_many(2)
@@ -114,7 +114,7 @@ async def test_the_users_own_port_is_only_lent(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_with_an_address(user: Caller):
+async def test_with_an_address(user: Caller) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
     made = await _attach(user, id, net_id=net["id"], fixed_ips=[{"ip_address": "10.7.0.77"}])
@@ -125,14 +125,52 @@ async def test_with_an_address(user: Caller):
     assert len(await ports_left(user)) == 1
 
 
-async def test_nothing_said_means_the_only_network(user: Caller):
+async def test_not_with_an_address_that_the_user_may_not_choose(user: Caller) -> None:
+    [shared] = (await ok(user, "GET", "/network/v2.0/networks?router:external=False"))["networks"]
+    subnet = (await ok(user, "GET", f"/network/v2.0/subnets/{shared['subnets'][0]}"))["subnet"]
+    id = (await user.boot())["id"]
+    for address in (subnet["gateway_ip"], subnet["allocation_pools"][0]["end"]):
+        message = await _refused(user, 403, id, net_id=shared["id"], fixed_ips=[{"ip_address": address}])
+        assert f"does not let you choose a fixed IP on network {shared['id']}" in message
+    assert await _listed(user, id) == []
+    made = await _attach(
+        user.admin, id, net_id=shared["id"], fixed_ips=[{"ip_address": subnet["allocation_pools"][0]["end"]}]
+    )
+    assert made["fixed_ips"][0]["ip_address"] == subnet["allocation_pools"][0]["end"]
+    await _detach(user, id, made["port_id"])
+
+
+async def test_a_port_of_others_with_the_servers_id_is_not_an_interface(cloud: Cloud, user: Caller) -> None:
+    net = await network(user)
+    id = (await user.boot(networks=[{"uuid": net["id"]}]))["id"]
+    [own] = await _listed(user, id)
+    stranger = cloud.caller()
+    theirs = await network(stranger)
+    forged = {"device_id": id, "device_owner": "compute:nova"}
+    port = await make(stranger, "port", network_id=theirs["id"], **forged)
+    unused = await make(user, "port", network_id=net["id"], **forged)
+    for caller in (user, user.admin):
+        assert await _listed(caller, id) == [own]
+        for each in (port, unused):
+            assert (await caller.request("GET", f"/servers/{id}/os-interface/{each['id']}")).status == 404
+    await user.act(id, "reboot", {"type": "SOFT"})
+    await user.wait_for(id, "ACTIVE")
+    assert len((await user.show(id))["addresses"]) == 1
+    await user.request("DELETE", f"/servers/{id}")
+    await cloud.settled()
+    for caller, each in ((stranger, port), (user, unused)):
+        kept = (await ok(caller, "GET", f"/network/v2.0/ports/{each['id']}"))["port"]
+        assert kept["device_id"] == id, "it was not the server's, so it does not go with the server"
+
+
+async def test_nothing_said_means_the_only_network(user: Caller) -> None:
     id = (await user.boot())["id"]
     made = await _attach(user, id)
     [shared] = (await ok(user, "GET", "/network/v2.0/networks?router:external=False"))["networks"]
     assert made["net_id"] == shared["id"]
     await network(user)
 
-    async def ambiguous() -> str | None:  # which networks there are is remembered for a moment
+    async def ambiguous() -> str | None:  # the list of networks is cached for a moment
         answer = await _post(user, id)
         return answer.body.decode() if answer.status == 400 else None
 
@@ -143,8 +181,8 @@ async def _post(user: Caller, id: str, **wanted: Any) -> Answer:
     return await user.request("POST", f"/servers/{id}/os-interface", {"interfaceAttachment": wanted})
 
 
-async def test_several_and_their_order(cloud: Cloud, user: Caller):
-    """Requests for one server that come together are served one after the other."""
+async def test_several_and_their_order(cloud: Cloud, user: Caller) -> None:
+    """Simultaneous requests for one server are served one after the other."""
     nets = [await network(user, cidr=f"10.7.{number}.0/24") for number in range(3)]
     id = (await user.boot(networks=[{"uuid": nets[0]["id"]}]))["id"]
     made = await asyncio.gather(*(_attach(user, id, net_id=net["id"]) for net in nets))
@@ -160,7 +198,7 @@ async def test_several_and_their_order(cloud: Cloud, user: Caller):
 @pytest.mark.parametrize(
     ("action", "status"), [("os-stop", "SHUTOFF"), ("pause", "PAUSED")]
 )  # fmt: skip
-async def test_while_it_does_not_run(cloud: Cloud, user: Caller, action: str, status: str):
+async def test_while_it_does_not_run(cloud: Cloud, user: Caller, action: str, status: str) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
     await user.act(id, action)
@@ -172,7 +210,7 @@ async def test_while_it_does_not_run(cloud: Cloud, user: Caller, action: str, st
     await cloud.assert_clean()
 
 
-async def test_not_while_suspended_or_locked(user: Caller):
+async def test_not_while_suspended_or_locked(user: Caller) -> None:
     net = await network(user)
     id = (await user.boot(networks=[{"uuid": net["id"]}]))["id"]
     [port] = await _listed(user, id)
@@ -194,18 +232,18 @@ async def test_not_while_suspended_or_locked(user: Caller):
      (400, "both"), (400, "address without network"), (400, "unknown field"), (400, "two addresses"),
      (400, "bare network"), (403, "external network"), (400, "no uuid"), (400, "tag with a slash")],
 )  # fmt: skip
-async def test_refusals(cloud: Cloud, user: Caller, status: int, what: str):
+async def test_refusals(cloud: Cloud, user: Caller, status: int, what: str) -> None:
     id = (await user.boot())["id"]
     net = await network(user)
     other = cloud.caller()
-    nobody = str(uuid.uuid4())
+    unknown = str(uuid.uuid4())
     foreign = await network(other, cidr="10.8.0.0/24")
     wanted: dict[str, Any] = {
-        "no network": {"net_id": nobody},
+        "no network": {"net_id": unknown},
         "network of others": {"net_id": foreign["id"]},
-        "no port": {"port_id": nobody},
+        "no port": {"port_id": unknown},
         "port of others": {"port_id": (await make(other, "port", network_id=foreign["id"]))["id"]},
-        "both": {"net_id": net["id"], "port_id": nobody},
+        "both": {"net_id": net["id"], "port_id": unknown},
         "address without network": {"fixed_ips": [{"ip_address": "10.7.0.9"}]},
         "unknown field": {"net_id": net["id"], "color": "red"},
         "two addresses": {"net_id": net["id"], "fixed_ips": [{"ip_address": "10.7.0.8"}, {"ip_address": "10.7.0.9"}]},
@@ -218,8 +256,8 @@ async def test_refusals(cloud: Cloud, user: Caller, status: int, what: str):
     assert message and "Traceback" not in message
     assert await _listed(user, id) == []
     assert await ports_left(user) == []
-    await user.refused(404, "DELETE", f"/servers/{id}/os-interface/{nobody}")
-    await user.refused(404, "GET", f"/servers/{id}/os-interface/{nobody}")
+    await user.refused(404, "DELETE", f"/servers/{id}/os-interface/{unknown}")
+    await user.refused(404, "GET", f"/servers/{id}/os-interface/{unknown}")
 
 
 async def _external(user: Caller) -> dict[str, Any]:
@@ -228,7 +266,7 @@ async def _external(user: Caller) -> dict[str, Any]:
     return made
 
 
-async def test_the_quota_of_ports(user: Caller):
+async def test_the_quota_of_ports(user: Caller) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
     used = len((await ok(user.admin, "GET", f"/network/v2.0/ports?project_id={user.project}"))["ports"])
@@ -238,7 +276,7 @@ async def test_the_quota_of_ports(user: Caller):
     assert len(await _listed(user, id)) == 1
 
 
-async def test_the_last_address_of_a_network(user: Caller):
+async def test_the_last_address_of_a_network(user: Caller) -> None:
     net = await make(user, "network", name="tiny")
     await make(user, "subnet", network_id=net["id"], ip_version=4, cidr="10.9.0.0/30", gateway_ip=None)
     id = (await user.boot())["id"]
@@ -248,7 +286,7 @@ async def test_the_last_address_of_a_network(user: Caller):
     assert len(await ports_left(user)) == statuses.count(200)
 
 
-async def test_a_guest_that_cannot_be_plugged(cloud: Cloud, user: Caller):
+async def test_a_guest_that_cannot_be_plugged(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     own = await make(user, "port", network_id=net["id"])
     id = (await user.boot(name=user.project, networks=[{"uuid": net["id"]}]))["id"]
@@ -268,7 +306,7 @@ async def test_a_guest_that_cannot_be_plugged(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_a_guest_that_does_not_let_go(cloud: Cloud, user: Caller):
+async def test_a_detach_that_fails(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     id = (await user.boot(name=user.project, networks=[{"uuid": net["id"]}]))["id"]
     [port] = await _listed(user, id)
@@ -283,11 +321,11 @@ async def test_a_guest_that_does_not_let_go(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_a_port_deleted_under_a_server(cloud: Cloud, user: Caller):
+async def test_a_port_deleted_under_a_server(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     id = (await user.boot(networks=[{"uuid": net["id"]}, {"uuid": net["id"]}]))["id"]
     first, second = await _listed(user, id)
-    await user.act(id, "lock")  # the network does not ask
+    await user.act(id, "lock")  # the network service ignores the lock
     assert (await call(user.admin, "DELETE", f"/network/v2.0/ports/{first['port_id']}")).status == 204
 
     async def noticed() -> bool | None:
@@ -303,7 +341,23 @@ async def test_a_port_deleted_under_a_server(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_the_network_changes_what_is_shown(cloud: Cloud, user: Caller):
+async def test_a_user_detaches_a_port_before_it_is_deleted(user: Caller) -> None:
+    """As at Neutron, only services delete a port that a server has."""
+    net = await network(user)
+    own = await make(user, "port", network_id=net["id"])
+    id = (await user.boot(networks=[{"port": own["id"]}, {"uuid": net["id"]}]))["id"]
+    for port in await _listed(user, id):
+        path = f"/network/v2.0/ports/{port['port_id']}"
+        refused = await call(user, "DELETE", path)
+        assert refused.status == 403
+        error = refused.json()["NeutronError"]
+        assert error["type"] == "PolicyNotAuthorized" and "openstack server remove port" in error["message"]
+        await _detach(user, id, port["port_id"])
+        assert (await call(user, "DELETE", path)).status == (204 if port["port_id"] == own["id"] else 404)
+    assert await _listed(user, id) == []
+
+
+async def test_the_network_changes_what_is_shown(cloud: Cloud, user: Caller) -> None:
     net = await network(user, name="shown")
     id = (await user.boot(networks=[{"uuid": net["id"]}, {"uuid": net["id"]}]))["id"]
     first, second = await _listed(user, id)
@@ -318,7 +372,9 @@ async def test_the_network_changes_what_is_shown(cloud: Cloud, user: Caller):
 
 
 @pytest.mark.skipif(ON_CLUSTER, reason="makes the conductor's client fail")
-async def test_a_network_service_that_is_away_delays(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch):
+async def test_a_network_service_that_is_away_delays(
+    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
     away = {"attach": 1, "release": 1}
@@ -340,13 +396,13 @@ async def test_a_network_service_that_is_away_delays(cloud: Cloud, user: Caller,
     await cloud.assert_clean()
 
 
-@mortal
-async def test_a_host_that_dies_while_it_plugs(cloud: OneProcess, user: Caller, tmp_path: Any):
-    """After the restart the order comes again, and the caller who waits has its answer."""
+@killable_host
+async def test_a_host_that_dies_while_it_plugs(cloud: OneProcess, user: Caller, tmp_path: Any) -> None:
+    """After the restart the order is sent again, and the caller, who still waits, gets the answer."""
     net = await network(user)
-    host = MortalHost(cloud, "mortal", tmp_path)
+    host = KillableHost(cloud, "killable_host", tmp_path)
     await host.start()
-    id = (await user.admin.boot(availability_zone="nova:mortal"))["id"]
+    id = (await user.admin.boot(availability_zone="nova:killable_host"))["id"]
     host.driver.set_fault_rules([{"operation": "attach_interface", "kind": "hang"}])
     attaching = asyncio.ensure_future(_attach(user, id, net_id=net["id"]))
     await user.wait_for(id, "ACTIVE", task="attaching_interface")
@@ -365,14 +421,14 @@ async def test_a_host_that_dies_while_it_plugs(cloud: OneProcess, user: Caller, 
     await host.stop()
 
 
-@mortal
-async def test_a_host_that_is_away_is_not_waited_for(cloud: OneProcess, user: Caller, tmp_path: Any):
+@killable_host
+async def test_a_host_that_is_away_is_not_waited_for(cloud: OneProcess, user: Caller, tmp_path: Any) -> None:
     net = await network(user)
-    host = MortalHost(cloud, "away", tmp_path)
+    host = KillableHost(cloud, "away", tmp_path)
     await host.start()
     id = (await user.admin.boot(availability_zone="nova:away"))["id"]
     await host.stop()
-    await host.is_down()
+    await host.wait_until_down()
     await _refused(user, 503, id, net_id=net["id"])
     assert (await user.show(id))["OS-EXT-STS:task_state"] is None
     await host.start()
@@ -382,7 +438,7 @@ async def test_a_host_that_is_away_is_not_waited_for(cloud: OneProcess, user: Ca
 
 
 @pytest.mark.parametrize("minor", [1, 48, 49, 69, 70, 104])
-async def test_what_tempest_accepts(user: Caller, minor: int):
+async def test_what_tempest_accepts(user: Caller, minor: int) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
     caller, path = user.at(minor), f"/servers/{id}/os-interface"

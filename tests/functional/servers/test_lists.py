@@ -1,4 +1,4 @@
-"""Lists of servers: filters, order, pages, and who may ask for what."""
+"""Lists of servers: filters, sorting, pages, and permissions."""
 
 import asyncio
 import urllib.parse
@@ -20,7 +20,7 @@ async def _names(caller: Caller, query: str = "", detail: bool = False) -> list[
 
 
 async def _three(user: Caller) -> dict[str, str]:
-    """Three servers that differ; by name."""
+    """Create three different servers; return their ids by name."""
     made = {
         "alpha": await user.create(name="alpha", metadata={"k": "1"}, tags=["x", "y"], accessIPv4="192.0.2.1"),
         "beta": await user.create(
@@ -36,7 +36,7 @@ async def _three(user: Caller) -> dict[str, str]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lists(cloud: Cloud) -> AsyncIterator[Caller]:
-    """Somebody who has alpha, beta and gamma, made in this order; tests only look at them."""
+    """A user with the servers alpha, beta and gamma, created in this order; tests only read them."""
     cloud.callers.clear()
     owner = cloud.caller()
     await _three(owner)
@@ -100,7 +100,7 @@ async def lists(cloud: Cloud) -> AsyncIterator[Caller]:
         ("sort_key=key_name&sort_dir=asc&sort_key=display_name&sort_dir=asc", "alpha beta gamma"),
     ],
 )
-async def test_filters_and_orders_for_everybody(cloud: Cloud, lists: Caller, query: str, found: str):
+async def test_filters_and_orders_for_everybody(cloud: Cloud, lists: Caller, query: str, found: str) -> None:
     asked = query.replace("{user}", lists.user)
     assert await _names(lists, asked) == found.split()
     assert await _names(lists, asked, detail=True) == found.split()
@@ -127,8 +127,8 @@ async def test_filters_and_orders_for_everybody(cloud: Cloud, lists: Caller, que
         ("metadata={metadata}", "alpha"),
     ],
 )
-async def test_filters_for_admins(lists: Caller, query: str, found: str):
-    """Everybody else gets what there is without them."""
+async def test_filters_for_admins(lists: Caller, query: str, found: str) -> None:
+    """For others the list is as if the filter were not given."""
     servers = {server["name"]: server for server in (await lists.admin.get("/servers/detail"))["servers"]}
     alpha = servers["alpha"]
     host = alpha["OS-EXT-SRV-ATTR:host"]
@@ -145,12 +145,12 @@ async def test_filters_for_admins(lists: Caller, query: str, found: str):
         assert await _names(lists, query) == ["gamma", "beta", "alpha"]
 
 
-async def test_filters_that_were_opened_at_2_83(lists: Caller):
+async def test_filters_that_were_opened_at_2_83(lists: Caller) -> None:
     assert await _names(lists.at(82), "vm_state=stopped") == ["gamma", "beta", "alpha"]
     assert await _names(lists.at(83), "vm_state=stopped") == ["gamma"]
 
 
-async def test_pages_with_links(lists: Caller):
+async def test_pages_with_links(lists: Caller) -> None:
     for detail in ("", "/detail"):
         seen: list[str] = []
         path = f"/servers{detail}?limit=1&sort_key=display_name&sort_dir=asc&name=a"
@@ -172,7 +172,7 @@ async def test_pages_with_links(lists: Caller):
 
 @pytest.mark.parametrize("key", ["task_state", "launched_at", "key_name", "host", "created_at", "vm_state", "uuid"])
 @pytest.mark.parametrize("direction", ["asc", "desc"])
-async def test_pages_in_any_order_show_everything_once(cloud: Cloud, lists: Caller, key: str, direction: str):
+async def test_pages_in_any_order_show_everything_once(cloud: Cloud, lists: Caller, key: str, direction: str) -> None:
     whole = await _names(lists.admin, f"sort_key={key}&sort_dir={direction}")
     seen: list[str] = []
     marker = ""
@@ -210,18 +210,18 @@ async def test_pages_in_any_order_show_everything_once(cloud: Cloud, lists: Call
         ("ip=[", 400, "ip"),
     ],
 )
-async def test_bad_questions(lists: Caller, query: str, status: int, words: str):
+async def test_bad_questions(lists: Caller, query: str, status: int, words: str) -> None:
     for path in ("/servers", "/servers/detail"):
         assert words in await lists.refused(status, "GET", f"{path}?{query}")
 
 
-async def test_what_is_not_known_is_ignored_before_2_75(lists: Caller):
+async def test_what_is_not_known_is_ignored_before_2_75(lists: Caller) -> None:
     assert await _names(lists.at(74), "colour=blue") == ["gamma", "beta", "alpha"]
     assert await _names(lists.at(25), "tags=x") == ["gamma", "beta", "alpha"]
     assert await _names(lists.at(37), "status=SLEEPING") == []
 
 
-async def test_all_projects_are_for_admins(cloud: Cloud, user: Caller):
+async def test_all_projects_are_for_admins(cloud: Cloud, user: Caller) -> None:
     other = cloud.caller()
     mine, theirs = await user.create(name="mine"), await other.create(name="theirs")
     admin = user.admin
@@ -235,7 +235,7 @@ async def test_all_projects_are_for_admins(cloud: Cloud, user: Caller):
     await user.refused(400, "GET", f"/servers?marker={marker}")
 
 
-async def test_deleted_servers(cloud: Cloud, user: Caller):
+async def test_deleted_servers(cloud: Cloud, user: Caller) -> None:
     kept, gone = await user.create(name="kept"), await user.create(name="gone")
     await user.delete(f"/servers/{gone}")
     await user.gone(gone)
@@ -251,7 +251,7 @@ async def test_deleted_servers(cloud: Cloud, user: Caller):
     assert kept
 
 
-async def test_changes_since_tells_what_is_gone(cloud: Cloud, user: Caller):
+async def test_changes_since_tells_what_is_gone(cloud: Cloud, user: Caller) -> None:
     old = await user.boot(name="old")
     await asyncio.sleep(0)
     mark = datetime.now(UTC)
@@ -280,7 +280,7 @@ async def test_changes_since_tells_what_is_gone(cloud: Cloud, user: Caller):
     assert new
 
 
-async def test_several_hundred_in_pages(cloud: Cloud, user: Caller):
+async def test_several_hundred_in_pages(cloud: Cloud, user: Caller) -> None:
     await user.post("/servers", user.body(name="m", min_count=60, max_count=60))
     seen: list[str] = []
     path = "/servers?limit=25"
@@ -292,7 +292,7 @@ async def test_several_hundred_in_pages(cloud: Cloud, user: Caller):
     assert len(seen) == len(set(seen)) == 60
 
 
-async def test_tags_are_matched_whole(user: Caller):
+async def test_tags_are_matched_whole(user: Caller) -> None:
     await user.create(name="long", tags=["production"])
     await user.create(name="odd", tags=['a"b', "c\\d", "100%"])
     assert await _names(user, "tags=prod") == []

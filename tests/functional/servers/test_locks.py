@@ -1,4 +1,4 @@
-"""Locking servers, and setting their state by hand."""
+"""Locking servers, and resetting their state."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ STRANGER = "0" * 32
 
 
 def _foreign_admin(user: Caller) -> Caller:
-    """An admin of another project."""
+    """Return an admin of another project."""
     return Caller(user.cloud, "admin", STRANGER, user.minor)
 
 
-async def test_a_lock_holds_for_everybody_but_admins(cloud: Cloud, user: Caller):
+async def test_a_lock_holds_for_everybody_but_admins(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     assert (await user.show(id))["locked"] is False
     await user.act(id, "lock", {"locked_reason": "do not touch"})
@@ -39,7 +39,7 @@ async def test_a_lock_holds_for_everybody_but_admins(cloud: Cloud, user: Caller)
     await cloud.assert_clean()
 
 
-async def test_what_an_admin_locked_only_admins_unlock(user: Caller):
+async def test_what_an_admin_locked_only_admins_unlock(user: Caller) -> None:
     id = (await user.boot())["id"]
     await _foreign_admin(user).act(id, "lock", {"locked_reason": "abuse"})
     await user.act(id, "lock", {"locked_reason": "mine now"})
@@ -50,21 +50,21 @@ async def test_what_an_admin_locked_only_admins_unlock(user: Caller):
     assert (await user.show(id))["locked"] is False
     await user.act(id, "lock")
     await _foreign_admin(user).act(id, "unlock")
-    await user.act(id, "unlock")  # what is not locked can be unlocked
+    await user.act(id, "unlock")  # unlocking an unlocked server succeeds
 
 
 @pytest.mark.parametrize("value", [{"locked_reason": ""}, {"locked_reason": "x" * 256}, {"reason": "x"}, [], "x",
                                    {"locked_reason": None}, {"locked_reason": 1}])  # fmt: skip
-async def test_bad_locks(user: Caller, value: Any):
+async def test_bad_locks(user: Caller, value: Any) -> None:
     id = (await user.boot())["id"]
     await user.refused(400, "POST", f"/servers/{id}/action", {"lock": value})
     assert (await user.show(id))["locked"] is False
-    await user.at(72).act(id, "lock", value)  # which had no reasons yet, and did not look
+    await user.at(72).act(id, "lock", value)  # this microversion has no reasons and ignores the body
     assert (await user.show(id))["locked_reason"] is None
     await user.act(id, "unlock")
 
 
-async def test_the_state_set_by_hand(cloud: Cloud, user: Caller):
+async def test_the_state_set_by_hand(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot(name=f"r{user.project}"))["id"]
     await user.refused(403, "POST", f"/servers/{id}/action", {"os-resetState": {"state": "error"}})
     await user.admin.act(id, "os-resetState", {"state": "error"})
@@ -87,7 +87,7 @@ async def test_the_state_set_by_hand(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_a_delete_is_not_stopped_by_resetting_the_state(cloud: Cloud, user: Caller):
+async def test_a_delete_is_not_stopped_by_resetting_the_state(cloud: Cloud, user: Caller) -> None:
     name = f"d{user.project}"
     id = (await user.boot(name=name))["id"]
     async with cloud.faults({"operation": "destroy", "kind": "delay", "delay": 0.3, "name": name}):

@@ -1,14 +1,14 @@
-"""What is known of a server's interfaces is looked up anew when an admin asks for it."""
+"""An admin can have the stored network information of a server refreshed."""
 
 from typing import Any
 
 import sqlalchemy as sa
 
 from micronova.db.tables import instances
-from tests.functional.cloud import Caller, Cloud, Wanted
-from tests.functional.servers.neighbours import network
+from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.servers.embedded_services import network
 
-CLOUD = Wanted(roles=("network",))
+CLOUD = CloudOptions(roles=("network",), cluster_too=True)
 INJECT = {"injectNetworkInfo": None}
 
 
@@ -18,7 +18,7 @@ async def _put(cloud: Cloud, id: str, **values: Any) -> None:
     await cloud.process.database.write(lambda conn: conn.execute(change))
 
 
-async def test_it_is_looked_up_anew(cloud: Cloud, user: Caller):
+async def test_it_is_looked_up_anew(cloud: Cloud, user: Caller) -> None:
     place = await network(user)
     server = await user.boot(networks=[{"uuid": place["id"]}])
     path = f"/servers/{server['id']}/action"

@@ -1,25 +1,28 @@
-"""Servers with networks: their ports are made, bound, shown, moved and removed with them."""
+"""Servers with networks: their ports are created, bound, shown, moved and deleted with them."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from micronova.network.client import NetworkClient
+from micronova.clients.network.client import NetworkClient
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.errors import Unavailable
+from micronova.objects.orders import WorkOrder
 from micronova.virt.driver import GuestPlan
-from tests.functional.cloud import Caller, Cloud, OneProcess, Wanted
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess
 from tests.functional.servers.crashes import Crashes
-from tests.functional.servers.neighbours import image, make, network, ok, ports_left, ports_of
+from tests.functional.servers.embedded_services import call, image, make, network, ok, ports_left, ports_of
 from tests.functional.servers.spawning import spawned  # noqa: F401
 
 Plans = dict[str, list[tuple[str, GuestPlan]]]
 
 
 crashes = Crashes()
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     roles=("image", "network"),
-    after_step=crashes,
+    after_commit=crashes,
     settings={
         "default": {"report_interval": 0.2, "vif_plugging_timeout": 10.0, "default_access_ip_network_name": "access"},
         "conductor": {"lease": 2.0, "sweep_interval": 0.1},
@@ -37,7 +40,7 @@ async def _delete(user: Caller, id: str) -> None:
     await user.gone(id)
 
 
-async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Caller, spawned: Plans):
+async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Caller, spawned: Plans) -> None:
     net = await network(user, name="private")
     server = await _boot(user, {"uuid": net["id"]})
     [port] = await ports_of(user, server["id"])
@@ -64,7 +67,17 @@ async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Calle
     await cloud.assert_clean()
 
 
-async def test_filters_by_address(user: Caller):
+async def test_policy_decides_about_external_networks(user: Caller) -> None:
+    given = {"name": "ext", "project_id": user.project, "router:external": True}
+    net = (await ok(user.admin, "POST", "/network/v2.0/networks", {"network": given}))["network"]
+    await make(user.admin, "subnet", network_id=net["id"], ip_version=4, cidr="10.98.0.0/24", project_id=user.project)
+    body = user.body(networks=[{"uuid": net["id"]}], imageRef=await image(user))
+    assert "external network" in await user.refused(403, "POST", "/servers", body)
+    server = await _boot(user.admin, {"uuid": net["id"]})
+    assert [port["network_id"] for port in await ports_of(user.admin, server["id"])] == [net["id"]]
+
+
+async def test_filters_by_address(user: Caller) -> None:
     net = await network(user)
     wanted = {"imageRef": await image(user)}
     one = await _boot(user, {"uuid": net["id"], "fixed_ip": "10.7.0.50"}, name="one", **wanted)
@@ -81,7 +94,7 @@ async def test_filters_by_address(user: Caller):
     assert one["addresses"]
 
 
-async def test_a_fixed_address(user: Caller):
+async def test_a_fixed_address(user: Caller) -> None:
     net = await network(user)
     server = await _boot(user, {"uuid": net["id"], "fixed_ip": "10.7.0.77"})
     [[address]] = server["addresses"].values()
@@ -90,7 +103,30 @@ async def test_a_fixed_address(user: Caller):
     assert "10.7.0.77" in await user.refused(400, "POST", "/servers", again)
 
 
-async def test_a_port_of_the_users_own_stays(cloud: Cloud, user: Caller):
+async def test_who_may_choose_an_address(cloud: Cloud, user: Caller) -> None:
+    """Compute creates ports as a service, and does for users only what they may do at the network service."""
+    listed = (await ok(user, "GET", "/network/v2.0/networks?shared=True&router:external=False"))["networks"]
+    shared = listed[0]
+    subnet = (await ok(user, "GET", f"/network/v2.0/subnets/{shared['subnets'][0]}"))["subnet"]
+    wanted: dict[str, Any] = {"imageRef": await image(user)}
+    for address in (subnet["gateway_ip"], subnet["allocation_pools"][0]["end"]):
+        chosen = {"uuid": shared["id"], "fixed_ip": address}
+        own = {"port": {"network_id": shared["id"], "fixed_ips": [{"ip_address": address}]}}
+        assert (await call(user, "POST", "/network/v2.0/ports", own)).status == 403
+        message = await user.refused(403, "POST", "/servers", user.body(networks=[chosen], **wanted))
+        assert f"does not let you choose a fixed IP on network {shared['id']}" in message
+    owner = cloud.caller()
+    net = await network(owner)
+    server = await _boot(user.admin, {"uuid": net["id"], "fixed_ip": "10.7.0.77"}, **wanted)
+    [port] = await ports_of(user, server["id"])
+    assert (port["project_id"], port["fixed_ips"][0]["ip_address"]) == (user.project, "10.7.0.77")
+    mine = user.body(networks=[{"uuid": net["id"], "fixed_ip": "10.7.0.78"}], **wanted)
+    assert net["id"] in await user.refused(400, "POST", "/servers", mine)
+    left = (await ok(user.admin, "GET", f"/network/v2.0/ports?project_id={user.project}"))["ports"]
+    assert [each["id"] for each in left] == [port["id"]], "the question leaves nothing"
+
+
+async def test_a_port_of_the_users_own_stays(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     port = await make(user, "port", network_id=net["id"], name="mine")
     server = await _boot(user, {"port": port["id"]})
@@ -109,7 +145,7 @@ async def test_a_port_of_the_users_own_stays(cloud: Cloud, user: Caller):
     assert again["addresses"]
 
 
-async def test_several_networks_in_their_order(user: Caller, spawned: Plans):
+async def test_several_networks_in_their_order(user: Caller, spawned: Plans) -> None:
     first, second = await network(user, name="first"), await network(user, name="second", cidr="10.8.0.0/24")
     port = await make(user, "port", network_id=first["id"])
     server = await _boot(user, {"uuid": second["id"], "tag": "front"}, {"port": port["id"]}, {"uuid": second["id"]})
@@ -119,8 +155,8 @@ async def test_several_networks_in_their_order(user: Caller, spawned: Plans):
     assert len(await ports_of(user, server["id"])) == 3
 
 
-async def test_the_only_network_is_taken_when_nothing_is_said(cloud: Cloud, user: Caller):
-    """It is the one that every project may use, until the project has one of its own."""
+async def test_the_only_network_is_taken_when_nothing_is_said(cloud: Cloud, user: Caller) -> None:
+    """It is the shared network, unless the project has a network of its own."""
     old = user.at(36)
     listed = (await ok(user, "GET", "/network/v2.0/networks"))["networks"]
     [shared] = [each for each in listed if not each["router:external"]]
@@ -135,7 +171,7 @@ async def test_the_only_network_is_taken_when_nothing_is_said(cloud: Cloud, user
         assert "Multiple possible networks found" in await caller.refused(409, "POST", "/servers", asked)
 
 
-async def test_no_network_at_all(user: Caller):
+async def test_no_network_at_all(user: Caller) -> None:
     server = await user.boot(imageRef=await image(user), networks="none")
     assert server["addresses"] == {}
     assert await ports_of(user, server["id"]) == []
@@ -153,7 +189,7 @@ async def test_no_network_at_all(user: Caller):
         ("network without subnet", 400),
     ],
 )
-async def test_what_is_not_the_users_to_use(cloud: Cloud, user: Caller, what: str, status: int):
+async def test_what_is_not_the_users_to_use(cloud: Cloud, user: Caller, what: str, status: int) -> None:
     other = cloud.caller()
     fields: dict[str, Any] = {"imageRef": await image(user)}
     unknown = "99999999-9999-4999-8999-999999999999"
@@ -184,7 +220,7 @@ async def test_what_is_not_the_users_to_use(cloud: Cloud, user: Caller, what: st
     assert await ports_left(user) == []
 
 
-async def test_security_groups(user: Caller):
+async def test_security_groups(user: Caller) -> None:
     net = await network(user)
     web = await make(user, "security_group", name="web")
     server = await _boot(user, {"uuid": net["id"]}, security_groups=[{"name": "web"}, {"name": "default"}])
@@ -199,7 +235,7 @@ async def test_security_groups(user: Caller):
     assert port["security_groups"] == [web["id"]]
 
 
-async def test_several_servers_have_a_port_each(cloud: Cloud, user: Caller):
+async def test_several_servers_have_a_port_each(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     picture = await image(user)
     ids = await user.boot_many(5, imageRef=picture, networks=[{"uuid": net["id"]}])
@@ -212,7 +248,7 @@ async def test_several_servers_have_a_port_each(cloud: Cloud, user: Caller):
     assert await ports_left(user) == []
 
 
-async def test_the_quota_of_ports_reduces_down_to_the_least(cloud: Cloud, user: Caller):
+async def test_the_quota_of_ports_reduces_down_to_the_least(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     picture = await image(user)
     used = len((await ok(user.admin, "GET", f"/network/v2.0/ports?project_id={user.project}"))["ports"])
@@ -224,7 +260,7 @@ async def test_the_quota_of_ports_reduces_down_to_the_least(cloud: Cloud, user: 
     assert "ports" in await user.refused(403, "POST", "/servers", body)
 
 
-async def test_a_build_that_is_rescheduled_takes_its_ports_along(cloud: Cloud, user: Caller):
+async def test_a_build_that_is_rescheduled_takes_its_ports_along(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     bad = cloud.hosts[:2]
     rules = [{"operation": "spawn", "kind": "fail", "name": user.project, "host": f"^{host}$"} for host in bad]
@@ -237,7 +273,7 @@ async def test_a_build_that_is_rescheduled_takes_its_ports_along(cloud: Cloud, u
 
 
 @pytest.mark.parametrize("crash", [None, ("build", "cleanup")])
-async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, crash: tuple[str, str] | None):
+async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, crash: tuple[str, str] | None) -> None:
     net = await network(user)
     own = await make(user, "port", network_id=net["id"])
     crashes.next = crash
@@ -256,7 +292,7 @@ async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, 
 @pytest.mark.parametrize("crash", [None, ("delete", "cleanup"), ("delete", "dispatched")])
 async def test_a_delete_that_is_cut_short_still_removes_ports(
     cloud: Cloud, user: Caller, crash: tuple[str, str] | None
-):
+) -> None:
     net = await network(user)
     server = await _boot(user, {"uuid": net["id"]})
     crashes.next = crash
@@ -266,7 +302,7 @@ async def test_a_delete_that_is_cut_short_still_removes_ports(
     await cloud.assert_clean()
 
 
-async def test_deleted_while_it_is_built(cloud: Cloud, user: Caller):
+async def test_deleted_while_it_is_built(cloud: Cloud, user: Caller) -> None:
     net = await network(user)
     fields: dict[str, Any] = {"imageRef": await image(user), "networks": [{"uuid": net["id"]}]}
     for turns in range(6):
@@ -282,7 +318,9 @@ async def test_deleted_while_it_is_built(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_a_network_service_that_is_away_delays(cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch):
+async def test_a_network_service_that_is_away_delays(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = await network(user)
     fields: dict[str, Any] = {"imageRef": await image(user), "networks": [{"uuid": net["id"]}]}
     allocate, deallocate = NetworkClient.allocate, NetworkClient.deallocate
@@ -314,8 +352,132 @@ async def test_a_network_service_that_is_away_delays(cloud: OneProcess, user: Ca
     await cloud.assert_clean()
 
 
-async def test_a_port_that_cannot_be_had_ends_the_build(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch):
-    """The last address of the subnet: who comes too late gets an error that says so."""
+async def _event(user: Caller, name: str, server: str, port: str) -> int:
+    event = {"name": name, "server_uuid": server, "tag": port}
+    answer = await user.admin.request("POST", "/os-server-external-events", {"events": [event]})
+    return int(answer.json()["events"][0]["code"])
+
+
+@pytest.fixture
+def between(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Functions that run once, with the server and its ports, when a build has its ports and not yet a host."""
+    waiting: list[Any] = []
+    allocate = NetworkClient.allocate
+
+    async def interrupted(self: NetworkClient, **wanted: Any) -> Any:
+        vifs = await allocate(self, **wanted)
+        if waiting:
+            await waiting.pop()(wanted["instance_uuid"], [vif.port_id for vif in vifs])
+        return vifs
+
+    monkeypatch.setattr(NetworkClient, "allocate", interrupted)
+    return waiting
+
+
+async def test_an_address_that_changes_before_the_server_has_a_host(
+    cloud: Cloud, user: Caller, spawned: Plans, between: list[Any]
+) -> None:
+    """The network service sends the event once; the guest gets the address that the port has then."""
+    net = await network(user, name="moved")
+    codes = []
+
+    async def readdress(server: str, ports: list[str]) -> None:
+        changes = {"fixed_ips": [{"ip_address": "10.7.0.77"}]}
+        await ok(user.admin, "PUT", f"/network/v2.0/ports/{ports[0]}", {"port": changes})
+        codes.append(await _event(user, "network-changed", server, ports[0]))
+
+    between.append(readdress)
+    server = await _boot(user, {"uuid": net["id"]})
+    assert codes == [200]
+    [(_, plan)] = spawned[server["id"]]
+    assert [fixed.address for vif in plan.network_info for fixed in vif.fixed_ips] == ["10.7.0.77"]
+    assert [each["addr"] for each in server["addresses"]["moved"]] == ["10.7.0.77"]
+    await cloud.assert_clean()
+
+
+async def test_a_port_that_is_deleted_before_the_server_has_a_host(
+    cloud: Cloud, user: Caller, spawned: Plans, between: list[Any]
+) -> None:
+    """A port that Micronova created is created again."""
+    net = await network(user)
+    deleted = []
+
+    async def delete(server: str, ports: list[str]) -> None:
+        await ok(user.admin, "DELETE", f"/network/v2.0/ports/{ports[0]}")
+        deleted.append((ports[0], await _event(user, "network-vif-deleted", server, ports[0])))
+
+    between.append(delete)
+    server = await _boot(user, {"uuid": net["id"]})
+    [(gone, code)] = deleted
+    [port] = await ports_of(user, server["id"])
+    [(_, plan)] = spawned[server["id"]]
+    assert code == 200
+    assert [vif.port_id for vif in plan.network_info] == [port["id"]] != [gone]
+    await cloud.assert_clean()
+
+
+async def test_a_port_that_is_plugged_before_the_server_has_a_host(
+    cloud: Cloud, user: Caller, between: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port is DOWN when it is bound, and ACTIVE before the order is made: the host does not wait for the event."""
+    net = await network(user)
+    waits: list[tuple[str, ...]] = []
+    send_order = ComputeAPI.send_order
+
+    async def noted(self: ComputeAPI, context: Any, order: WorkOrder) -> None:
+        if order.kind == "build":
+            waits.append(order.wait_for_plugs)
+        await send_order(self, context, order)
+
+    monkeypatch.setattr(ComputeAPI, "send_order", noted)
+    codes = []
+
+    async def plug(server: str, ports: list[str]) -> None:
+        await ok(user.admin, "PUT", f"/network/v2.0/ports/{ports[0]}", {"port": {"admin_state_up": True}})
+        codes.append(await _event(user, "network-vif-plugged", server, ports[0]))
+
+    between.append(plug)
+    port = await make(user, "port", network_id=net["id"], admin_state_up=False)
+    server = await _boot(user, {"port": port["id"]})
+    assert server["status"] == "ACTIVE"
+    assert (codes, waits) == ([200], [()])
+    await cloud.assert_clean()
+
+
+async def test_a_port_whose_event_never_reaches_the_host(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host asks for the port's status; only the server's own host is told."""
+    net = await network(user)
+    port = await make(user, "port", network_id=net["id"], admin_state_up=False)
+
+    async def lost(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    monkeypatch.setattr(ComputeAPI, "external_instance_event", lost)
+    id = await user.create(imageRef=await image(user), networks=[{"port": port["id"]}])
+    await user.wait_for(id, "BUILD", task="spawning")
+    await ok(user.admin, "PUT", f"/network/v2.0/ports/{port['id']}", {"port": {"admin_state_up": True}})
+    await user.wait_for(id, "ACTIVE")
+    host = await user.host_of(id)
+    assert cloud.process.bus is not None
+    asked = HostConductorAPI(cloud.process.bus, cloud.process.clock, cloud.process.random)
+    assert await asked.plugged_ports(host, id, (port["id"], "other")) == {port["id"]}
+    assert await asked.plugged_ports("another", id, (port["id"],)) == frozenset()
+    await cloud.assert_clean()
+
+
+async def test_an_event_about_a_server_that_will_not_have_a_host(cloud: Cloud, user: Caller) -> None:
+    async with cloud.faults({"operation": "spawn", "kind": "fail"}):
+        id = await user.create(imageRef=await image(user))
+        await user.wait_for(id, "ERROR")
+    assert await _event(user, "network-vif-plugged", id, "port") == 422
+
+
+async def test_a_port_that_cannot_be_had_ends_the_build(
+    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers compete for the last address of a subnet: the others get an error that says so."""
     net = await make(user, "network", name="tiny")
     await make(user, "subnet", network_id=net["id"], ip_version=4, cidr="10.9.0.0/30", gateway_ip=None)
     fields: dict[str, Any] = {"imageRef": await image(user), "networks": [{"uuid": net["id"]}]}
@@ -328,7 +490,7 @@ async def test_a_port_that_cannot_be_had_ends_the_build(cloud: Cloud, user: Call
     await cloud.assert_clean()
 
 
-async def test_access_addresses_come_from_the_operators_network(user: Caller):
+async def test_access_addresses_come_from_the_operators_network(user: Caller) -> None:
     net = await network(user, name="access")
     server = await _boot(user, {"uuid": net["id"]})
     assert server["accessIPv4"] == server["addresses"]["access"][0]["addr"]
@@ -336,7 +498,7 @@ async def test_access_addresses_come_from_the_operators_network(user: Caller):
     assert chosen["accessIPv4"] == "192.0.2.9"
 
 
-async def test_power_actions_keep_the_ports(user: Caller):
+async def test_power_actions_keep_the_ports(user: Caller) -> None:
     net = await network(user)
     server = await _boot(user, {"uuid": net["id"]})
     before = await ports_of(user, server["id"])

@@ -1,14 +1,14 @@
-"""A cloud whose operator has switched retries off, and where servers go to one zone unless they say otherwise."""
+"""A cloud without retries of builds and with a default availability zone."""
 
-from tests.functional.cloud import Caller, Cloud, Wanted
+from tests.functional.cloud import Caller, Cloud, CloudOptions
 
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     hosts=2,
     settings={"scheduler": {"max_attempts": 1}, "default": {"default_schedule_zone": "west"}},
 )
 
 
-async def test_a_failure_is_not_tried_elsewhere(cloud: Cloud, user: Caller):
+async def test_a_failure_is_not_tried_elsewhere(cloud: Cloud, user: Caller) -> None:
     rule = {"operation": "spawn", "kind": "fail", "name": user.project, "message": "no luck"}
     async with cloud.faults(rule):
         id = await user.create(name=user.project, availability_zone="nova")
@@ -20,7 +20,7 @@ async def test_a_failure_is_not_tried_elsewhere(cloud: Cloud, user: Caller):
     await cloud.assert_clean()
 
 
-async def test_the_zone_of_who_asks_for_none(cloud: Cloud, user: Caller):
+async def test_the_default_zone(cloud: Cloud, user: Caller) -> None:
     admin, host = user.admin, cloud.hosts[0]
     nowhere = await user.wait_for(await user.create(), "ERROR")
     assert "not enough hosts" in nowhere["fault"]["message"]

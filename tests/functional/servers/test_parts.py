@@ -1,4 +1,4 @@
-"""What hangs below a server: metadata, tags, addresses, its console; and changing the server itself."""
+"""Sub-resources of a server (metadata, tags, addresses, console output), and updates of the server."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from tests.functional.cloud import Caller, Cloud
 # --- metadata ------------------------------------------------------------------------------------------------------
 
 
-async def test_metadata(user: Caller):
+async def test_metadata(user: Caller) -> None:
     id = (await user.boot(metadata={"a": "1", "b": "2"}))["id"]
     path = f"/servers/{id}/metadata"
     assert await user.get(path) == {"metadata": {"a": "1", "b": "2"}}
@@ -27,7 +27,7 @@ async def test_metadata(user: Caller):
     await user.refused(404, "DELETE", f"{path}/z")
 
 
-async def test_items_of_metadata_have_limits(user: Caller):
+async def test_items_of_metadata_have_limits(user: Caller) -> None:
     await user.admin.put(f"/os-quota-sets/{user.project}", {"quota_set": {"metadata_items": 2}})
     id = (await user.boot(metadata={"a": "1"}))["id"]
     path = f"/servers/{id}/metadata"
@@ -35,18 +35,18 @@ async def test_items_of_metadata_have_limits(user: Caller):
     message = await user.refused(403, "POST", path, {"metadata": {"c": "1"}})
     assert "metadata items exceeds 2" in message
     await user.refused(403, "PUT", path, {"metadata": {"a": "1", "b": "1", "c": "1"}})
-    await user.put(f"{path}/b", {"meta": {"b": "2"}})  # no more than before
+    await user.put(f"{path}/b", {"meta": {"b": "2"}})  # replaces a key, so the quota still holds
 
 
-async def test_items_of_metadata_at_the_same_time(user: Caller):
-    """Each change is made to what is there, not to what was read."""
+async def test_items_of_metadata_at_the_same_time(user: Caller) -> None:
+    """Concurrent changes do not overwrite each other."""
     id = (await user.boot())["id"]
     path = f"/servers/{id}/metadata"
     await asyncio.gather(*(user.put(f"{path}/k{n}", {"meta": {f"k{n}": str(n)}}) for n in range(10)))
     assert (await user.get(path))["metadata"] == {f"k{n}": str(n) for n in range(10)}
 
 
-async def test_metadata_while_it_is_built(cloud: Cloud, user: Caller):
+async def test_metadata_while_it_is_built(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "spawn", "kind": "delay", "delay": 0.2, "name": user.project}):
         id = await user.create(name=user.project)
         await user.post(f"/servers/{id}/metadata", {"metadata": {"a": "b"}}, 200)
@@ -74,7 +74,7 @@ async def test_metadata_while_it_is_built(cloud: Cloud, user: Caller):
         ("PUT", "/a", {"metadata": {"a": "b"}}, "metadata"),
     ],
 )
-async def test_bad_metadata(user: Caller, method: str, path: str, body: Any, words: str):
+async def test_bad_metadata(user: Caller, method: str, path: str, body: Any, words: str) -> None:
     id = await user.create()
     assert words in await user.refused(400, method, f"/servers/{id}/metadata{path}", body)
 
@@ -82,7 +82,7 @@ async def test_bad_metadata(user: Caller, method: str, path: str, body: Any, wor
 # --- tags ----------------------------------------------------------------------------------------------------------
 
 
-async def test_tags(user: Caller):
+async def test_tags(user: Caller) -> None:
     id = (await user.boot(tags=["b", "a", "a"]))["id"]
     path = f"/servers/{id}/tags"
     assert sorted((await user.get(path))["tags"]) == ["a", "b"]
@@ -100,7 +100,7 @@ async def test_tags(user: Caller):
     await user.at(25).refused(404, "GET", path)
 
 
-async def test_a_server_has_so_many_tags(user: Caller):
+async def test_the_limit_of_tags(user: Caller) -> None:
     id = await user.create(tags=[f"t{n}" for n in range(50)])
     await user.refused(400, "PUT", f"/servers/{id}/tags/one-more")
     assert (await user.request("PUT", f"/servers/{id}/tags/t1")).status == 204
@@ -111,12 +111,12 @@ async def test_a_server_has_so_many_tags(user: Caller):
     [{"tags": ["a,b"]}, {"tags": ["a/b"]}, {"tags": [""]}, {"tags": ["a" * 61]}, {"tags": [1]}, {"tags": "a"},
      {"tags": [f"t{n}" for n in range(51)]}, {"tag": []}, {}],
 )  # fmt: skip
-async def test_bad_tags(user: Caller, body: Any):
+async def test_bad_tags(user: Caller, body: Any) -> None:
     id = await user.create()
     assert "tag" in await user.refused(400, "PUT", f"/servers/{id}/tags", body)
 
 
-async def test_bad_tags_in_the_url(user: Caller):
+async def test_bad_tags_in_the_url(user: Caller) -> None:
     id = await user.create()
     await user.refused(400, "PUT", f"/servers/{id}/tags/a,b")
     await user.refused(400, "PUT", f"/servers/{id}/tags/{'a' * 61}")
@@ -125,33 +125,33 @@ async def test_bad_tags_in_the_url(user: Caller):
 # --- addresses and the console -------------------------------------------------------------------------------------
 
 
-async def test_a_server_without_networks_has_no_addresses(user: Caller):
+async def test_a_server_without_networks_has_no_addresses(user: Caller) -> None:
     id = (await user.boot())["id"]
     assert await user.get(f"/servers/{id}/ips") == {"addresses": {}}
     await user.refused(404, "GET", f"/servers/{id}/ips/private")
 
 
-async def test_the_console(user: Caller):
+async def test_the_console(user: Caller) -> None:
     id = (await user.boot(name="talks"))["id"]
     whole = (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
     assert "server talks is ready" in whole
     lines = whole.removesuffix("\n").split("\n")
     for length, count in ((3, 3), ("2", 2), (10_000, len(lines))):
         part = (await user.act(id, "os-getConsoleOutput", {"length": length}, 200))["output"]
-        assert part.split("\n") == lines[-count:]  # clients count so
+        assert part.split("\n") == lines[-count:]  # as clients count lines
     for length, expected in ((0, ""), (-1, whole)):
         assert (await user.act(id, "os-getConsoleOutput", {"length": length}, 200))["output"] == expected
     assert (await user.act(id, "os-getConsoleOutput", {"length": None}, 200))["output"] == whole
 
 
 @pytest.mark.parametrize("length", ["many", -2, 1.5, [], {}, True, "1e3", 1 << 40])
-async def test_a_bad_length(user: Caller, length: Any):
+async def test_a_bad_length(user: Caller, length: Any) -> None:
     id = (await user.boot())["id"]
     body = {"os-getConsoleOutput": {"length": length}}
     assert "length" in await user.refused(400, "POST", f"/servers/{id}/action", body)
 
 
-async def test_no_console_before_there_is_a_host(cloud: Cloud, user: Caller):
+async def test_no_console_before_there_is_a_host(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "spawn", "kind": "abort", "name": user.project}):
         id = await user.create(name=user.project)
         await user.wait_for(id, "ERROR")
@@ -161,7 +161,7 @@ async def test_no_console_before_there_is_a_host(cloud: Cloud, user: Caller):
 # --- the server itself ---------------------------------------------------------------------------------------------
 
 
-async def test_changing_a_server(user: Caller):
+async def test_changing_a_server(user: Caller) -> None:
     id = (await user.boot(name="old"))["id"]
     changes = {
         "name": "new", "description": "d", "accessIPv4": "192.0.2.1", "accessIPv6": "2001:DB8::1",
@@ -179,7 +179,7 @@ async def test_changing_a_server(user: Caller):
     assert (cleared["server"]["accessIPv4"], cleared["server"]["accessIPv6"]) == ("", "")
 
 
-async def test_the_zone_that_a_server_is_pinned_to(user: Caller):
+async def test_the_zone_that_a_server_is_pinned_to(user: Caller) -> None:
     id = (await user.boot())["id"]
     path = f"/servers/{id}"
     pinned = await user.put(path, {"server": {"pinned_availability_zone": "nova"}})
@@ -212,12 +212,12 @@ async def test_the_zone_that_a_server_is_pinned_to(user: Caller):
         ({"server": []}, "server"),
     ],
 )
-async def test_bad_changes(user: Caller, body: Any, words: str):
+async def test_bad_changes(user: Caller, body: Any, words: str) -> None:
     id = await user.create()
     assert words in await user.refused(400, "PUT", f"/servers/{id}", body)
 
 
-async def test_a_change_of_somebody_elses_server(cloud: Cloud, user: Caller):
+async def test_an_update_of_another_projects_server(cloud: Cloud, user: Caller) -> None:
     id = await user.create(name="mine")
     await cloud.caller().refused(404, "PUT", f"/servers/{id}", {"server": {"name": "yours"}})
     await user.admin.put(f"/servers/{id}", {"server": {"name": "admins"}})

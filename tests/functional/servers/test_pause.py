@@ -1,4 +1,4 @@
-"""Pause and suspend, and the ways out."""
+"""Pause, unpause, suspend and resume."""
 
 import uuid
 
@@ -18,7 +18,9 @@ async def _power(cloud: Cloud, user: Caller, id: str) -> int:
 
 
 @pytest.mark.parametrize(("there", "status", "back", "power"), PAIRS)
-async def test_there_and_back(cloud: Cloud, user: Caller, there: str, status: str, back: str, power: int):
+async def test_the_action_and_its_reverse(
+    cloud: Cloud, user: Caller, there: str, status: str, back: str, power: int
+) -> None:
     id = (await user.boot())["id"]
     boots = (await user.act(id, "os-getConsoleOutput", {}, 200))["output"].count("Linux version")
     await user.act(id, there)
@@ -42,7 +44,9 @@ async def test_there_and_back(cloud: Cloud, user: Caller, there: str, status: st
 
 
 @pytest.mark.parametrize(("there", "status", "back", "power"), PAIRS)
-async def test_other_ways_out(cloud: Cloud, user: Caller, there: str, status: str, back: str, power: int):
+async def test_a_hard_reboot_and_a_delete_work_in_this_state(
+    cloud: Cloud, user: Caller, there: str, status: str, back: str, power: int
+) -> None:
     id, doomed = await user.boot_many(2)
     for each in (id, doomed):
         await user.act(each, there)
@@ -59,7 +63,7 @@ async def test_other_ways_out(cloud: Cloud, user: Caller, there: str, status: st
     [("pause", "ACTIVE", "ACTIVE"), ("unpause", "PAUSED", "PAUSED"), ("suspend", "ACTIVE", "ERROR"),
      ("resume", "SUSPENDED", "ERROR")],
 )  # fmt: skip
-async def test_a_failure(cloud: Cloud, user: Caller, operation: str, before: str, after: str):
+async def test_a_failure(cloud: Cloud, user: Caller, operation: str, before: str, after: str) -> None:
     name = _name()
     id = (await user.boot(name=name))["id"]
     if before != "ACTIVE":
@@ -78,7 +82,7 @@ async def test_a_failure(cloud: Cloud, user: Caller, operation: str, before: str
 
 
 @pytest.mark.parametrize(("operation", "task"), [("pause", "pausing"), ("suspend", "suspending")])
-async def test_a_hard_reboot_interrupts(cloud: Cloud, user: Caller, operation: str, task: str):
+async def test_a_hard_reboot_interrupts(cloud: Cloud, user: Caller, operation: str, task: str) -> None:
     name = _name()
     id = (await user.boot(name=name))["id"]
     async with cloud.faults({"operation": operation, "kind": "hang", "name": name}):

@@ -1,4 +1,4 @@
-"""Where servers go: forced and requested hosts, availability zones, server groups."""
+"""Placement of servers: forced and requested hosts, availability zones, server groups."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ async def _group(user: Caller, policy: str, rules: dict[str, int] | None = None)
 
 @contextlib.asynccontextmanager
 async def _zone(user: Caller, name: str, *hosts: str) -> AsyncIterator[None]:
-    """A zone of some hosts, for a while."""
+    """Make an availability zone of some hosts while the context is open."""
     admin = user.admin
     made = await admin.post("/os-aggregates", {"aggregate": {"name": name, "availability_zone": name}}, 200)
     path = f"/os-aggregates/{made['aggregate']['id']}"
@@ -38,7 +38,7 @@ async def _zone(user: Caller, name: str, *hosts: str) -> AsyncIterator[None]:
 # --- hosts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_admin_forces_a_host(cloud: Cloud, user: Caller):
+async def test_an_admin_forces_a_host(cloud: Cloud, user: Caller) -> None:
     for host in cloud.hosts:
         server = await user.admin.boot(availability_zone=f"nova:{host}")
         assert server["OS-EXT-SRV-ATTR:host"] == host
@@ -46,7 +46,7 @@ async def test_an_admin_forces_a_host(cloud: Cloud, user: Caller):
         assert server["OS-EXT-SRV-ATTR:hypervisor_hostname"] == host
 
 
-async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, user: Caller):
+async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, user: Caller) -> None:
     admin, host = user.admin, cloud.hosts[0]
     service = (await admin.get(f"/os-services?binary=nova-compute&host={host}"))["services"][0]["id"]
     await admin.put(f"/os-services/{service}", {"status": "disabled"})
@@ -55,7 +55,7 @@ async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, us
         assert server["OS-EXT-SRV-ATTR:host"] == host
 
         async def refused() -> bool | None:
-            """A scheduler may be behind for a moment."""
+            """Try again while a scheduler has not read the change yet."""
             asked = await user.wait_for(await admin.create(host=host), "ACTIVE", "ERROR")
             return True if "not enough hosts" in asked.get("fault", {}).get("message", "") else None
 
@@ -66,7 +66,7 @@ async def test_a_forced_host_is_not_asked_whether_it_is_enabled(cloud: Cloud, us
         await admin.put(f"/os-services/{service}", {"status": "enabled"})
 
 
-async def test_a_requested_host_is_filtered(cloud: Cloud, user: Caller):
+async def test_a_requested_host_is_filtered(cloud: Cloud, user: Caller) -> None:
     host = cloud.hosts[1]
     assert (await user.admin.boot(host=host))["OS-EXT-SRV-ATTR:host"] == host
     assert (await user.admin.boot(hypervisor_hostname=host))["OS-EXT-SRV-ATTR:host"] == host
@@ -79,7 +79,7 @@ async def test_a_requested_host_is_filtered(cloud: Cloud, user: Caller):
     [{"availability_zone": "nova:fake-1"}, {"availability_zone": "::fake-1"}, {"host": "x"},
      {"hypervisor_hostname": "x"}],
 )  # fmt: skip
-async def test_members_may_not_choose_hosts(user: Caller, fields: dict[str, str]):
+async def test_members_may_not_choose_hosts(user: Caller, fields: dict[str, Any]) -> None:
     message = await user.refused(403, "POST", "/servers", user.body(**fields))
     assert "Policy doesn't allow" in message
 
@@ -95,15 +95,15 @@ async def test_members_may_not_choose_hosts(user: Caller, fields: dict[str, str]
         ({"availability_zone": "nova:{host}", "host": "{host}"}, "exclude each other"),
     ],
 )
-async def test_wrong_hosts(cloud: Cloud, user: Caller, fields: dict[str, str], words: str):
-    named = {key: value.replace("{host}", cloud.hosts[0]) for key, value in fields.items()}
+async def test_wrong_hosts(cloud: Cloud, user: Caller, fields: dict[str, str], words: str) -> None:
+    named: dict[str, Any] = {key: value.replace("{host}", cloud.hosts[0]) for key, value in fields.items()}
     assert words in await user.admin.refused(400, "POST", "/servers", user.body(**named))
 
 
 # --- zones ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_zone_confines(cloud: Cloud, user: Caller):
+async def test_a_zone_limits_the_hosts(cloud: Cloud, user: Caller) -> None:
     one, two, *_ = cloud.hosts
     name = f"z{user.project[:8]}"
     async with _zone(user, name, one, two):
@@ -120,8 +120,8 @@ async def test_a_zone_confines(cloud: Cloud, user: Caller):
         await cloud.delete_all()
 
 
-async def test_a_change_of_a_zone_counts_at_once(cloud: Cloud, user: Caller):
-    """Also for a scheduler that has just read all hosts, because it had to refuse somebody."""
+async def test_a_change_of_a_zone_counts_at_once(cloud: Cloud, user: Caller) -> None:
+    """Also for a scheduler that has just read all hosts because it refused a request."""
     first, *others = cloud.hosts
     name = f"z{user.project[:8]}"
     async with _zone(user, name, first):
@@ -147,7 +147,7 @@ async def _changed_at(cloud: Cloud, host: str) -> int:
     return int(row.changed_at)
 
 
-async def test_a_zone_without_living_hosts_is_not_available(user: Caller):
+async def test_a_zone_without_living_hosts_is_not_available(user: Caller) -> None:
     name = f"z{user.project[:8]}"
     async with _zone(user, name):
         assert name in await user.refused(400, "POST", "/servers", user.body(availability_zone=name))
@@ -156,7 +156,7 @@ async def test_a_zone_without_living_hosts_is_not_available(user: Caller):
 # --- groups --------------------------------------------------------------------------------------------------------
 
 
-async def test_affinity_keeps_together(user: Caller):
+async def test_affinity_keeps_together(user: Caller) -> None:
     group = await _group(user, "affinity")
     ids = [(await user.boot(hints={"group": group}))["id"] for _ in range(3)]
     ids += await user.boot_many(2, hints={"group": group})
@@ -167,7 +167,7 @@ async def test_affinity_keeps_together(user: Caller):
     assert sorted(members) == sorted(ids)
 
 
-async def test_anti_affinity_keeps_apart_until_there_are_no_more_hosts(cloud: Cloud, user: Caller):
+async def test_anti_affinity_keeps_apart_until_there_are_no_more_hosts(cloud: Cloud, user: Caller) -> None:
     group = await _group(user, "anti-affinity")
     count = len(cloud.hosts)
     ids = await user.boot_many(count, hints={"group": group})
@@ -182,7 +182,7 @@ async def test_anti_affinity_keeps_apart_until_there_are_no_more_hosts(cloud: Cl
     await cloud.assert_clean()
 
 
-async def test_several_at_once_into_a_group_that_has_too_few_hosts(cloud: Cloud, user: Caller):
+async def test_several_at_once_into_a_group_that_has_too_few_hosts(cloud: Cloud, user: Caller) -> None:
     group = await _group(user, "anti-affinity")
     count = len(cloud.hosts) + 1
     answer = await user.post(
@@ -195,7 +195,7 @@ async def test_several_at_once_into_a_group_that_has_too_few_hosts(cloud: Cloud,
     await cloud.assert_clean()
 
 
-async def test_so_many_per_host(cloud: Cloud, user: Caller):
+async def test_the_limit_of_group_members_per_host(cloud: Cloud, user: Caller) -> None:
     group = await _group(user, "anti-affinity", {"max_server_per_host": 2})
     ids = await user.boot_many(2 * len(cloud.hosts), hints={"group": group})
     hosts = [await user.host_of(id) for id in ids]
@@ -204,8 +204,8 @@ async def test_so_many_per_host(cloud: Cloud, user: Caller):
     await user.wait_for(late, "ERROR")
 
 
-async def test_racing_into_an_anti_affinity_group(cloud: Cloud, user: Caller):
-    """Each request is decided on its own; the claim counts the group's members."""
+async def test_racing_into_an_anti_affinity_group(cloud: Cloud, user: Caller) -> None:
+    """Each request is scheduled on its own; the claim counts the members of the group."""
     group = await _group(user, "anti-affinity")
     ids = await asyncio.gather(*(user.create(hints={"group": group}) for _ in range(2 * len(cloud.hosts))))
     ends = await asyncio.gather(*(user.wait_for(id, "ACTIVE", "ERROR") for id in ids))
@@ -215,14 +215,14 @@ async def test_racing_into_an_anti_affinity_group(cloud: Cloud, user: Caller):
 
 
 @pytest.mark.parametrize("policy", ["soft-affinity", "soft-anti-affinity"])
-async def test_soft_policies_prefer(cloud: Cloud, user: Caller, policy: str):
+async def test_soft_policies_prefer(cloud: Cloud, user: Caller, policy: str) -> None:
     group = await _group(user, policy)
     ids = [(await user.boot(hints={"group": group}))["id"] for _ in range(len(cloud.hosts) + 1)]
     hosts = {await user.host_of(id) for id in ids}
     assert len(hosts) == (1 if policy == "soft-affinity" else len(cloud.hosts))
 
 
-async def test_a_full_group(user: Caller):
+async def test_a_full_group(user: Caller) -> None:
     await user.admin.put(f"/os-quota-sets/{user.project}", {"quota_set": {"server_group_members": 2}})
     group = await _group(user, "soft-anti-affinity")
     await user.boot_many(2, hints={"group": group})
@@ -233,7 +233,7 @@ async def test_a_full_group(user: Caller):
     await user.boot(hints={"group": other})
 
 
-async def test_groups_of_others_do_not_exist(cloud: Cloud, user: Caller):
+async def test_groups_of_others_do_not_exist(cloud: Cloud, user: Caller) -> None:
     foreign = await _group(cloud.caller(), "affinity")
     message = await user.refused(400, "POST", "/servers", user.body({"group": foreign}))
     assert f"Instance group {foreign} could not be found" in message
@@ -242,7 +242,7 @@ async def test_groups_of_others_do_not_exist(cloud: Cloud, user: Caller):
     await user.refused(400, "POST", "/servers", user.body({"group": "by-name"}))
 
 
-async def test_hints_are_shown(user: Caller):
+async def test_hints_are_shown(user: Caller) -> None:
     group = await _group(user, "affinity")
     server = await user.boot(hints={"group": group, "custom": ["a", "b"]})
     assert server["scheduler_hints"] == {"group": group, "custom": ["a", "b"]}

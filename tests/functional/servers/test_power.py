@@ -16,7 +16,7 @@ async def _guest(cloud: Cloud, user: Caller, id: str) -> Any:
     return (await cloud.guests(await user.host_of(id)))[id]
 
 
-async def test_stop_and_start(cloud: Cloud, user: Caller):
+async def test_stop_and_start(cloud: Cloud, user: Caller) -> None:
     server = await user.boot()
     id = server["id"]
     await user.act(id, "os-stop")
@@ -37,7 +37,7 @@ async def test_stop_and_start(cloud: Cloud, user: Caller):
 @pytest.mark.parametrize(
     ("kind", "status", "task"), [("SOFT", "REBOOT", "rebooting"), ("HARD", "HARD_REBOOT", "rebooting_hard")]
 )
-async def test_reboot(cloud: Cloud, user: Caller, kind: str, status: str, task: str):
+async def test_reboot(cloud: Cloud, user: Caller, kind: str, status: str, task: str) -> None:
     name = _name()
     server = await user.boot(name=name)
     boots = (await user.act(server["id"], "os-getConsoleOutput", {}, 200))["output"].count("Linux version")
@@ -49,7 +49,7 @@ async def test_reboot(cloud: Cloud, user: Caller, kind: str, status: str, task: 
     assert log.count("Linux version") == boots + 1
 
 
-async def test_a_hard_reboot_starts_a_stopped_server(user: Caller):
+async def test_a_hard_reboot_starts_a_stopped_server(user: Caller) -> None:
     server = await user.boot()
     await user.act(server["id"], "os-stop")
     await user.wait_for(server["id"], "SHUTOFF")
@@ -58,13 +58,13 @@ async def test_a_hard_reboot_starts_a_stopped_server(user: Caller):
     await user.wait_for(server["id"], "ACTIVE")
 
 
-async def test_a_hard_reboot_interrupts_a_reboot(cloud: Cloud, user: Caller):
+async def test_a_hard_reboot_interrupts_a_reboot(cloud: Cloud, user: Caller) -> None:
     name = _name()
     server = await user.boot(name=name)
     async with cloud.faults({"operation": "reboot", "kind": "hang", "name": name, "count": 1}):
         await user.act(server["id"], "reboot", {"type": "SOFT"})
         await user.wait_for(server["id"], "REBOOT", task="rebooting")
-        await cloud.fault_struck()  # or the hard one might be the first to reach the host, and hang
+        await cloud.fault_struck()  # otherwise the hard reboot might reach the host first and hang
         await user.refused(409, "POST", f"/servers/{server['id']}/action", {"reboot": {"type": "SOFT"}})
         await user.act(server["id"], "reboot", {"type": "HARD"})
         await user.wait_for(server["id"], "ACTIVE")
@@ -80,9 +80,9 @@ async def test_a_hard_reboot_interrupts_a_reboot(cloud: Cloud, user: Caller):
         ("reboot", "reboot", {"type": "HARD"}, "ACTIVE", "ERROR"),
     ],
 )
-async def test_a_failure_reverts_and_is_told(
+async def test_a_failure_reverts_and_is_shown(
     cloud: Cloud, user: Caller, operation: str, action: str, value: Any, before: str, after: str
-):
+) -> None:
     name = _name()
     id = (await user.boot(name=name))["id"]
     if before == "SHUTOFF":
@@ -98,13 +98,13 @@ async def test_a_failure_reverts_and_is_told(
     shown = (await user.admin.get(f"/servers/{id}/os-instance-actions/{last['request_id']}"))["instanceAction"]
     assert [(event["result"], event["details"]) for event in shown["events"]] == [("Error", "it is jammed")]
     if after == "ERROR":
-        await user.act(id, "reboot", {"type": "HARD"})  # the way out
+        await user.act(id, "reboot", {"type": "HARD"})  # a hard reboot works in this state
         mended = await user.wait_for(id, "ACTIVE")
         assert "fault" not in mended
     await cloud.assert_clean()
 
 
-async def test_a_guest_that_ignores_the_request_is_switched_off(cloud: Cloud, user: Caller):
+async def test_a_guest_that_ignores_the_request_is_switched_off(cloud: Cloud, user: Caller) -> None:
     name = _name()
     server = await user.boot(name=name)
     async with cloud.faults({"operation": "shutdown", "kind": "delay", "delay": 0.2, "name": name}):
@@ -114,7 +114,7 @@ async def test_a_guest_that_ignores_the_request_is_switched_off(cloud: Cloud, us
         await user.wait_for(server["id"], "SHUTOFF")
 
 
-async def test_actions_of_one_server_one_after_the_other(cloud: Cloud, user: Caller):
+async def test_actions_of_one_server_one_after_the_other(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     for _ in range(3):
         await user.act(id, "os-stop")

@@ -1,4 +1,4 @@
-"""Many at once in one process: several conductors and schedulers race for the last hosts and quotas."""
+"""Several conductors and schedulers in one process compete for the last resources and quotas."""
 
 import asyncio
 import collections
@@ -9,18 +9,18 @@ import pytest
 import pytest_asyncio
 
 from micronova.cli.roles import make_conductor, make_scheduler
-from tests.functional.cloud import Caller, OneProcess, Wanted
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
 from tests.functional.races import Client, fill, race_for_quota
 
-ROOM_PER_HOST = 10
+CAPACITY_PER_HOST = 10
 pytestmark = pytest.mark.thorough
 
-CLOUD = Wanted(hosts=4, settings={"default": {"cpu_allocation_ratio": 1.0}, "fake": {"vcpus": ROOM_PER_HOST}})
+CLOUD = CloudOptions(hosts=4, settings={"default": {"cpu_allocation_ratio": 1.0}, "fake": {"vcpus": CAPACITY_PER_HOST}})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
 async def more(cloud: OneProcess) -> AsyncIterator[None]:
-    """Three more conductors and three more schedulers, which see the hosts each in its own time."""
+    """Three more conductors and three more schedulers, each with its own view of the hosts."""
     roles: list[Any] = []
     for _ in range(3):
         roles += [await make_conductor(cloud.process), await make_scheduler(cloud.process)]
@@ -35,21 +35,21 @@ def _client(user: Caller) -> Client:
     return Client(user.cloud.transport.request, user.project)
 
 
-async def test_more_requests_than_there_is_room(cloud: OneProcess, user: Caller):
-    room = ROOM_PER_HOST * len(cloud.hosts)
-    servers = await fill(_client(user), room * 5 // 3, patience=60)
+async def test_more_requests_than_there_is_room(cloud: OneProcess, user: Caller) -> None:
+    capacity = CAPACITY_PER_HOST * len(cloud.hosts)
+    servers = await fill(_client(user), capacity * 5 // 3, patience=60)
     ends = collections.Counter(server["status"] for server in servers)
-    assert ends == {"ACTIVE": room, "ERROR": len(servers) - room}
+    assert ends == {"ACTIVE": capacity, "ERROR": len(servers) - capacity}
     hosts = collections.Counter(s["OS-EXT-SRV-ATTR:host"] for s in servers if s["status"] == "ACTIVE")
-    assert hosts == dict.fromkeys(cloud.hosts, ROOM_PER_HOST)
+    assert hosts == dict.fromkeys(cloud.hosts, CAPACITY_PER_HOST)
     for server in servers:
         if server["status"] == "ERROR":
             assert server["fault"]["message"] == "No valid host was found. There are not enough hosts available."
     await cloud.assert_clean()
 
 
-async def test_several_at_once_are_placed_whole_or_not_at_all(cloud: OneProcess, user: Caller):
-    """Requests for three servers each, into room that is no multiple of three."""
+async def test_several_at_once_are_placed_whole_or_not_at_all(cloud: OneProcess, user: Caller) -> None:
+    """Requests for three servers each, with a capacity that is no multiple of three."""
     answers = await asyncio.gather(
         *(user.post("/servers", user.body(min_count=3, return_reservation_id=True)) for _ in range(20))
     )
@@ -65,5 +65,5 @@ async def test_several_at_once_are_placed_whole_or_not_at_all(cloud: OneProcess,
 
 
 @pytest.mark.parametrize("turn", range(2))
-async def test_more_requests_than_the_quota_allows(cloud: OneProcess, user: Caller, turn: int):
+async def test_more_requests_than_the_quota_allows(cloud: OneProcess, user: Caller, turn: int) -> None:
     await race_for_quota(_client(user), 50, 10)

@@ -1,4 +1,4 @@
-"""What is answered about servers is what Tempest accepts, at every version at which it changes."""
+"""Answers about servers match Tempest's schemas at every microversion that changes them."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +16,7 @@ TAGS = [26, 104]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def owner(cloud: Cloud) -> AsyncIterator[Caller]:
-    """Somebody with a server that runs, one that is in error and one that is in a group."""
+    """A user with an active server, one in ERROR and one in a server group."""
     caller = cloud.caller()
     group = {"name": "g", "policy": "affinity"}
     made = await caller.post("/os-server-groups", {"server_group": group}, 200)
@@ -44,13 +44,13 @@ def _checked(operation: str, minor: int, answer: Answer, resource: str = "server
 
 @pytest.mark.parametrize("minor", SERVERS)
 @pytest.mark.parametrize("role", ["member", "admin"])
-async def test_looking_at_servers(owner: Caller, minor: int, role: str):
+async def test_reading_servers(owner: Caller, minor: int, role: str) -> None:
     caller = owner.at(minor) if role == "member" else owner.admin.at(minor)
     _checked("list_servers", minor, await caller.request("GET", "/servers"))
     paged = _checked("list_servers", minor, await caller.request("GET", "/servers?limit=1"))
     assert paged["servers_links"]
     answer = await caller.request("GET", "/servers/detail")
-    # Tempest looks at details as an admin: some of its schemas require what only admins see.
+    # Tempest lists details as an admin: some of its schemas require fields that only admins see.
     body = _checked("list_servers_detail", minor, answer) if role == "admin" else answer.json()
     by_name = {server["name"]: server for server in body["servers"]}
     assert set(by_name) == {"runs", "plain", "breaks"}
@@ -66,7 +66,7 @@ async def test_looking_at_servers(owner: Caller, minor: int, role: str):
 
 
 @pytest.mark.parametrize("minor", SERVERS)
-async def test_what_admins_alone_see(owner: Caller, minor: int):
+async def test_what_admins_alone_see(owner: Caller, minor: int) -> None:
     id = await _id(owner, "runs")
     admin = set(await owner.admin.at(minor).show(id))
     member = set(await owner.at(minor).show(id))
@@ -83,7 +83,7 @@ async def test_what_admins_alone_see(owner: Caller, minor: int):
 
 
 @pytest.mark.parametrize("minor", SERVERS)
-async def test_making_and_changing_servers(owner: Caller, minor: int):
+async def test_making_and_changing_servers(owner: Caller, minor: int) -> None:
     caller = owner.admin.at(minor)
     body = _checked("create_server_with_admin_pass", minor, await caller.request("POST", "/servers", caller.body()))
     id = body["server"]["id"]
@@ -109,7 +109,7 @@ async def test_making_and_changing_servers(owner: Caller, minor: int):
 
 
 @pytest.mark.parametrize("minor", [1, 104])
-async def test_metadata_and_addresses(owner: Caller, minor: int):
+async def test_metadata_and_addresses(owner: Caller, minor: int) -> None:
     id = await _id(owner, "plain")
     caller, path = owner.at(minor), f"/servers/{id}"
     _checked("set_server_metadata", minor, await caller.request("PUT", f"{path}/metadata", {"metadata": {"a": "b"}}))
@@ -124,7 +124,7 @@ async def test_metadata_and_addresses(owner: Caller, minor: int):
 
 
 @pytest.mark.parametrize("minor", TAGS)
-async def test_tags(owner: Caller, minor: int):
+async def test_tags(owner: Caller, minor: int) -> None:
     id = await _id(owner, "plain")
     caller, path = owner.at(minor), f"/servers/{id}/tags"
     _checked("update_all_tags", minor, await caller.request("PUT", path, {"tags": ["a", "b"]}))
@@ -137,7 +137,7 @@ async def test_tags(owner: Caller, minor: int):
 
 
 @pytest.mark.parametrize("minor", versions_of("servers", 21, 51, 58, 62, 84))
-async def test_instance_actions(owner: Caller, minor: int):
+async def test_instance_actions(owner: Caller, minor: int) -> None:
     caller, id = owner.admin.at(minor), await _id(owner, "runs")
     path = f"/servers/{id}/os-instance-actions"
     listed = _checked("list_instance_actions", minor, await caller.request("GET", path))

@@ -1,12 +1,12 @@
-"""The security groups of servers that exist."""
+"""The security groups of existing servers."""
 
 from typing import Any
 
-from tests.functional.cloud import Caller, Cloud, Wanted
-from tests.functional.servers.neighbours import make, network, ok, ports_of
+from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.servers.embedded_services import make, network, ok, ports_of
 from tests.schemas.tempest import check
 
-CLOUD = Wanted(roles=("network",), cluster_too=True)
+CLOUD = CloudOptions(roles=("network",), cluster_too=True)
 
 
 async def _names(user: Caller, id: str) -> list[str]:
@@ -27,7 +27,7 @@ async def _server(user: Caller, **wanted: Any) -> str:
     return str((await user.boot(networks=networks, **wanted))["id"])
 
 
-async def test_groups_come_and_go_on_every_port(user: Caller):
+async def test_groups_come_and_go_on_every_port(user: Caller) -> None:
     id = await _server(user)
     web = await make(user, "security_group", name="web", description="open")
     [default] = (await ok(user, "GET", "/network/v2.0/security-groups?name=default"))["security_groups"]
@@ -47,7 +47,7 @@ async def test_groups_come_and_go_on_every_port(user: Caller):
     )
 
 
-async def test_they_are_shown_with_their_rules(user: Caller):
+async def test_they_are_shown_with_their_rules(user: Caller) -> None:
     id = await _server(user)
     group = await make(user, "security_group", name="web", description="open")
     for more in (
@@ -68,7 +68,7 @@ async def test_they_are_shown_with_their_rules(user: Caller):
     assert [r["group"] for r in web["rules"] if r["group"]] == [{"name": "web", "tenant_id": user.project}]
 
 
-async def test_what_is_refused(user: Caller, cloud: Cloud):
+async def test_what_is_refused(user: Caller, cloud: Cloud) -> None:
     id = await _server(user)
     path = f"/servers/{id}/action"
     foreign = await make(cloud.caller(), "security_group", name="theirs")

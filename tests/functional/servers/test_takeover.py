@@ -1,4 +1,4 @@
-"""Two conductors and one operation: whoever has lost it changes nothing any more."""
+"""Two conductors and one operation: the one that has lost the lease changes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,20 +10,22 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.cli.roles import make_conductor
+from micronova.clients.network.calls import Calls
 from micronova.conductor.manager import ConductorManager
-from micronova.conductor.operations import Crash, new_row
+from micronova.conductor.operations.engine import Crash
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db import operations as operation_rows
+from micronova.db.operations import new_row
 from micronova.db.tables import operations
+from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost
-from micronova.rpc.contract import Context
 from micronova.scheduler.manager import SchedulerManager
-from tests.functional.cloud import Caller, OneProcess, Wanted
-from tests.functional.servers.neighbours import network, ports_of
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import make, network, ports_left, ports_of
 
 
 class Crashes:
-    """Crashes the conductor's work after a step, so many times."""
+    """Crashes an operation after a step, a number of times."""
 
     step: tuple[str, str] | None = None
     times = 0
@@ -37,10 +39,10 @@ class Crashes:
 crashes = Crashes()
 pytestmark = pytest.mark.thorough
 
-CLOUD = Wanted(
+CLOUD = CloudOptions(
     hosts=2,
     roles=("network",),
-    after_step=crashes,
+    after_commit=crashes,
     settings={
         "default": {"report_interval": 0.1},
         "conductor": {"lease": 60.0, "sweep_interval": 0.05},
@@ -51,7 +53,7 @@ Hold = Callable[[], Awaitable[None]]
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def second(cloud: OneProcess) -> AsyncIterator[ConductorManager]:
-    """Another conductor of the same cloud."""
+    """Run another conductor of the same cloud."""
     made: Any = await make_conductor(cloud.process)
     await made.start()
     yield made
@@ -59,7 +61,7 @@ async def second(cloud: OneProcess) -> AsyncIterator[ConductorManager]:
 
 
 async def _expire(cloud: OneProcess, *servers: str) -> None:
-    """Let the leases on servers' operations run out, as if their owner had been paused for long."""
+    """Let the leases of the servers' operations expire, as if their owner had been paused."""
     assert cloud.process.database is not None
     await cloud.process.database.write(
         lambda conn: conn.execute(
@@ -71,7 +73,7 @@ async def _expire(cloud: OneProcess, *servers: str) -> None:
 
 
 class Gate:
-    """Holds the first call of something until it is opened."""
+    """Blocks the first call of a function until it is opened."""
 
     def __init__(self) -> None:
         self.reached, self.open = asyncio.Event(), asyncio.Event()
@@ -95,11 +97,29 @@ class Gate:
 
         return held
 
+    def before(self, original: Any) -> Any:
+        """Block the first call before it does anything."""
+        first = True
+
+        async def held(*args: Any, **kwargs: Any) -> Any:
+            nonlocal first
+            mine, first = first, False
+            if mine:
+                self.reached.set()
+                await self.open.wait()
+            try:
+                return await original(*args, **kwargs)
+            finally:
+                if mine:
+                    self.left.set()
+
+        return held
+
 
 @pytest.mark.parametrize("ending", ["places it", "finds no host", "fails"])
 async def test_a_paused_conductor_comes_back_to_a_build_that_is_done(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, ending: str
-):
+) -> None:
     error = {"places it": None, "finds no host": NoValidHost("none"), "fails": RuntimeError("broken")}[ending]
     gate = Gate()
     monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place, error))
@@ -118,7 +138,7 @@ async def test_a_paused_conductor_comes_back_to_a_build_that_is_done(
 
 async def test_a_paused_conductor_leaves_the_ports_of_the_other_one_alone(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     net = await network(user)
     gate = Gate()
     monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place))
@@ -136,10 +156,65 @@ async def test_a_paused_conductor_leaves_the_ports_of_the_other_one_alone(
     await cloud.assert_clean()
 
 
+@pytest.mark.parametrize("call", ["create_ports", "update_port"])
+async def test_a_conductor_that_is_paused_before_it_changes_a_port(
+    cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The port of the other conductor stays bound to its host; the one that is created too late is deleted."""
+    net = await network(user)
+    own = await make(user, "port", network_id=net["id"])
+    gate = Gate()
+    monkeypatch.setattr(Calls, call, gate.before(getattr(Calls, call)))
+    wanted = {"uuid": net["id"]} if call == "create_ports" else {"port": own["id"]}
+    id = await user.create(networks=[wanted])
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await _expire(cloud, id)
+    await user.wait_for(id, "ACTIVE")
+    [port] = await ports_of(user, id)
+    gate.open.set()
+    await gate.left.wait()
+    await _idle(cloud, second)
+    [left] = await ports_of(user, id)
+    assert (left["id"], left["binding:host_id"]) == (port["id"], await user.host_of(id))
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    assert await ports_left(user) == []
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("paused", ["before it creates the port", "after it has created the port"])
+async def test_a_paused_conductor_comes_back_to_an_interface_that_is_attached(
+    cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, paused: str
+) -> None:
+    """The server has had another action meanwhile. It keeps its port; a port that is created too late is deleted."""
+    net = await network(user)
+    id = (await user.boot())["id"]
+    gate = Gate()
+    hold = gate.before if paused.startswith("before") else gate.around
+    monkeypatch.setattr(Calls, "create_ports", hold(Calls.create_ports))
+    body = {"interfaceAttachment": {"net_id": net["id"]}}
+    attaching = asyncio.ensure_future(user.post(f"/servers/{id}/os-interface", body, status=200))
+    await asyncio.wait_for(gate.reached.wait(), 10)
+    await _expire(cloud, id)
+    port = (await attaching)["interfaceAttachment"]["port_id"]
+    await user.wait_for(id, "ACTIVE")
+    await user.act(id, "reboot", {"type": "SOFT"})
+    await user.wait_for(id, "ACTIVE")
+    await cloud.settled()
+    gate.open.set()
+    await gate.left.wait()
+    await _idle(cloud, second)
+    assert [each["id"] for each in await ports_of(user, id)] == [port]
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    assert await ports_left(user) == []
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize("ending", ["places it", "finds no host"])
 async def test_a_paused_conductor_comes_back_while_the_other_one_is_at_it(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch, ending: str
-):
+) -> None:
     gate = Gate()
     error = NoValidHost("none") if ending == "finds no host" else None
     monkeypatch.setattr(SchedulerManager, "_place", gate.around(SchedulerManager._place, error))
@@ -162,13 +237,13 @@ async def test_a_paused_conductor_comes_back_while_the_other_one_is_at_it(
 
 async def test_both_place_before_either_dispatches(
     cloud: OneProcess, user: Caller, second: ConductorManager, monkeypatch: pytest.MonkeyPatch
-):
-    """The paused one is back, and dispatches, just before the other does: nothing of it counts."""
+) -> None:
+    """The paused conductor continues and dispatches just before the other does: that changes nothing."""
     gates = [Gate(), Gate()]
     place = gates[1].around(SchedulerManager._place)
     monkeypatch.setattr(SchedulerManager, "_place", gates[0].around(place))
     id = await user.create()
-    # The first call passes both gates' functions: the inner one holds it first, and so it is the later gate.
+    # The first call goes through both gates; the inner one blocks first, so it is the later gate.
     await asyncio.wait_for(gates[1].reached.wait(), 10)
     await _expire(cloud, id)
 
@@ -184,8 +259,8 @@ async def test_both_place_before_either_dispatches(
     await cloud.assert_clean()
 
 
-async def test_each_server_of_a_request_has_tried_its_own_hosts(cloud: OneProcess, user: Caller):
-    """Two servers fail on one host each; taken over together, each may go where the other one failed."""
+async def test_each_server_of_a_request_has_tried_its_own_hosts(cloud: OneProcess, user: Caller) -> None:
+    """Two servers fail on one host each and are taken over together: each may go to the host where the other failed."""
     crashes.step, crashes.times = ("build", "schedule"), 2
     rule = {"operation": "spawn", "kind": "fail", "name": user.project, "count": 2}
     async with cloud.faults(rule):
@@ -207,25 +282,26 @@ async def test_each_server_of_a_request_has_tried_its_own_hosts(cloud: OneProces
     await cloud.assert_clean()
 
 
-async def test_operations_of_a_newer_version_are_left_to_who_knows_them(
+async def test_operations_of_unknown_kinds_and_versions_are_left_alone(
     cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
-):
-    """Also when there are many of them: the sweep still finds what it knows."""
+) -> None:
+    """Also when there are many of them: the sweep still finds the kinds that it knows."""
     database = cloud.process.database
     assert database is not None
-    unknown = [
-        new_row(
-            id=f"{user.project}-{number}", kind=kind, version=version, instance_uuid=f"none-{number}", group_id="g",
+    unknown = []
+    for number, (kind, version) in enumerate([("build", 99), ("teleport", 1)] * 150):
+        row = new_row(
+            id=f"{user.project}-{number}", kind="build", instance_uuid=f"none-{number}", group_id="g",
             step="new", epoch=1, now=0, deadline=1 << 60, context=Context(request_id="req-test"),
-        )
-        for number, (kind, version) in enumerate([("build", 99), ("teleport", 1)] * 150)
-    ]  # fmt: skip
+        )  # fmt: skip
+        row["kind"], row["version"] = kind, version
+        unknown.append(row)
     await database.write(operation_rows.insert, unknown)
 
     async def lost(*_: Any) -> None:
-        """No conductor hears of new work: only the sweep finds it."""
+        """Lose the message about a new operation, so that only the sweep finds it."""
 
-    monkeypatch.setattr(ConductorAPI, "build_instances", lost)
+    monkeypatch.setattr(ConductorAPI, "run_operations", lost)
     try:
         for _ in range(3):
             await user.boot()
@@ -237,7 +313,7 @@ async def test_operations_of_a_newer_version_are_left_to_who_knows_them(
 
 
 async def _idle(cloud: OneProcess, second: ConductorManager) -> None:
-    """Wait until neither conductor has anything in hand."""
+    """Wait until neither conductor runs an operation."""
     [first] = [role for role in cloud.process.started if isinstance(role, ConductorManager)]
     for _ in range(3):
         await first.engine.idle()

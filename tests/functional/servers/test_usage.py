@@ -1,4 +1,4 @@
-"""What projects used."""
+"""The usage of projects."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -11,8 +11,8 @@ from tests.functional.cloud import Caller, Cloud
 from tests.schemas.tempest import check
 
 
-def _span(hours: float) -> str:
-    """From so long ago until so long from now."""
+def _period(hours: float) -> str:
+    """Return the query for a period around now."""
     now = datetime.now(UTC).replace(tzinfo=None)
     return f"start={(now - timedelta(hours=hours)).isoformat()}&end={(now + timedelta(hours=hours)).isoformat()}"
 
@@ -24,12 +24,13 @@ async def _usage(user: Caller, query: str = "") -> dict[str, Any]:
     return dict(answer.json()["tenant_usage"])
 
 
-async def test_servers_that_are_there_and_that_were(user: Caller):
+async def test_existing_and_deleted_servers(user: Caller) -> None:
     assert await _usage(user) == {}
+    gone: dict[str, Any]
     _, gone = await asyncio.gather(user.boot(name="kept"), user.boot(name="gone"))
     await user.delete(f"/servers/{gone['id']}")
     await user.gone(gone["id"])
-    shown = await _usage(user, _span(1))
+    shown = await _usage(user, _period(1))
     servers = {each["name"]: each for each in shown["server_usages"]}
     assert set(servers) == {"kept", "gone"} and shown["tenant_id"] == user.project
     assert (servers["kept"]["state"], servers["gone"]["state"]) == ("active", "terminated")
@@ -40,14 +41,14 @@ async def test_servers_that_are_there_and_that_were(user: Caller):
     assert shown["total_local_gb_usage"] == pytest.approx(shown["total_hours"] * servers["kept"]["local_gb"])
 
 
-async def test_only_what_lies_in_the_span_counts(user: Caller):
+async def test_only_the_time_in_the_period_counts(user: Caller) -> None:
     await user.boot()
     assert await _usage(user, "start=2001-01-01T00:00:00&end=2001-02-01T00:00:00") == {}
     now = datetime.now(UTC).replace(tzinfo=None)
     assert await _usage(user, f"end={(now - timedelta(hours=1)).isoformat()}") == {}
 
 
-async def test_admins_see_every_project(user: Caller, cloud: Cloud):
+async def test_admins_see_every_project(user: Caller, cloud: Cloud) -> None:
     await user.boot(name="mine")
     for query, detailed in (("", False), ("detailed=1", True), ("detailed=0", False), ("detailed=zork", False)):
         answer = await user.admin.request("GET", f"/os-simple-tenant-usage?{query}")
@@ -58,7 +59,7 @@ async def test_admins_see_every_project(user: Caller, cloud: Cloud):
     await cloud.caller().refused(403, "GET", f"/os-simple-tenant-usage/{user.project}")
 
 
-async def test_pages_since_2_40(user: Caller):
+async def test_pages_since_2_40(user: Caller) -> None:
     ids = [server["id"] for server in await asyncio.gather(*(user.boot() for _ in range(3)))]
     new, seen, query = user.at(40), [], "limit=2"
     path = f"/os-simple-tenant-usage/{user.project}"
@@ -76,6 +77,6 @@ BAD = ["start=zork", "end=2001-13-01", "start=2002-01-01&end=2001-01-01", f"end=
 
 
 @pytest.mark.parametrize("query", BAD)
-async def test_bad_spans(user: Caller, query: str):
+async def test_bad_periods(user: Caller, query: str) -> None:
     said = await user.refused(400, "GET", f"/os-simple-tenant-usage/{user.project}?{query}")
     assert "start" in said or "end" in said

@@ -18,7 +18,7 @@ from micronova.rpc.amqp.session import DEAD_QUEUE, DELIVERY_LIMIT, PREFIX
 from micronova.rpc.amqp.url import parse
 from micronova.rpc.errors import BusUnavailable
 from tests.services.rabbitmq import RabbitMQ
-from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, Room, room, soon  # noqa: F401
+from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI, api, soon  # noqa: F401
 
 
 @asynccontextmanager
@@ -35,7 +35,7 @@ async def amqp_bus(url: str, send_wait: float = 20.0) -> AsyncIterator[AmqpBus]:
 def cut(bus: AmqpBus) -> None:
     """Pull the cable."""
     assert bus._session is not None
-    bus._session.connection.abort()
+    bus._session.abort()
 
 
 @pytest.fixture(scope="module")
@@ -47,58 +47,58 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQ]:
     broker.stop()
 
 
-async def test_a_message_is_delivered_again_when_its_consumer_is_cut_off(amqp_url: str, room: Room) -> None:
+async def test_a_message_is_delivered_again_when_its_consumer_is_cut_off(amqp_url: str, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        await server_bus.serve(room.interface, handler)
-        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        await server_bus.serve(api.interface, handler)
+        await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         await handler.next_job()
         cut(server_bus)
         # The first handler still runs; it cannot acknowledge any more, so the message comes again.
         assert (await handler.next_job()).number == 1
         assert gate.inside == 2
         gate.open.set()
-        await bus.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20)
+        await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=20)
         assert (await handler.next_job()).number == 2
         assert handler.seen.empty()
 
 
-async def test_a_message_that_takes_its_consumers_down_ends_as_dead_letter(amqp_url: str, room: Room) -> None:
+async def test_a_message_that_takes_its_consumers_down_ends_as_dead_letter(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler(Gate())
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        server = await server_bus.serve(room.interface, handler)
-        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        server = await server_bus.serve(api.interface, handler)
+        await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         for _ in range(DELIVERY_LIMIT + 1):
             await handler.next_job()
             cut(server_bus)
         async with asyncio.timeout(20):
-            while await bus.count_dead_letters() == 0:
+            while (await bus.probe()).broker.dead_letters == 0:
                 await asyncio.sleep(0)
         assert handler.seen.empty()
         await server.stop(grace=0)
 
 
-async def test_calls_in_flight_fail_when_the_connection_is_cut(amqp_url: str, room: Room) -> None:
+async def test_calls_in_flight_fail_when_the_connection_is_cut(amqp_url: str, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        await server_bus.serve(room.interface, handler)
-        call = asyncio.create_task(bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=600))
+        await server_bus.serve(api.interface, handler)
+        call = asyncio.create_task(bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=600))
         await handler.next_job()
         cut(bus)
         with pytest.raises(BusUnavailable):
             await soon(call)
         gate.open.set()
         # The next call waits for the new connection.
-        assert await bus.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
+        assert await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
 
 
-async def test_unconfirmed_casts_are_sent_again(amqp_url: str, room: Room) -> None:
+async def test_unconfirmed_casts_are_sent_again(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler()
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        await server_bus.serve(room.interface, handler)
-        casts = [asyncio.create_task(bus.cast(room.target(), room.work, Job(n), context=CONTEXT)) for n in range(50)]
+        await server_bus.serve(api.interface, handler)
+        casts = [asyncio.create_task(bus.cast(api.target(), api.work, Job(n), context=CONTEXT)) for n in range(50)]
         await asyncio.sleep(0)  # all are on their way, none is confirmed
         cut(bus)
         await soon(asyncio.gather(*casts))
@@ -107,29 +107,29 @@ async def test_unconfirmed_casts_are_sent_again(amqp_url: str, room: Room) -> No
             seen.add((await handler.next_job()).number)
 
 
-async def test_fanout_and_topic_resume_after_a_cut(amqp_url: str, room: Room) -> None:
+async def test_fanout_and_topic_resume_after_a_cut(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler()
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        await server_bus.serve(room.interface, handler, host="h")
+        await server_bus.serve(api.interface, handler, host="h")
         cut(server_bus)
-        await server_bus.count_dead_letters()  # waits for the new connection, on which all is declared anew
-        await bus.fanout(room.topic, room.work, Job(1), context=CONTEXT)
-        await bus.cast(room.target("h"), room.work, Job(2), context=CONTEXT)
+        await server_bus.probe()  # waits for the new connection, on which everything is declared again
+        await bus.fanout(api.topic, api.work, Job(1), context=CONTEXT)
+        await bus.cast(api.target("h"), api.work, Job(2), context=CONTEXT)
         assert {(await handler.next_job()).number, (await handler.next_job()).number} == {1, 2}
 
 
-async def test_a_deleted_queue_is_made_again(amqp_url: str, room: Room) -> None:
+async def test_a_deleted_queue_is_made_again(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler()
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        await server_bus.serve(room.interface, handler)
+        await server_bus.serve(api.interface, handler)
         lost = server_bus._session
         connection = await raw(amqp_url)
         channel = await connection.channel()
-        await channel.request(commands.Queue.Delete(queue=PREFIX + room.topic))
+        await channel.request(commands.Queue.Delete(queue=PREFIX + api.topic))
         await connection.close()
         assert lost is not None
-        await soon(lost.connection.closed)  # the broker tells the consumer, who begins anew
-        await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+        await soon(lost.closed)  # the broker cancels the consumer, and the bus reconnects
+        await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         assert (await handler.next_job()).number == 1
 
 
@@ -139,7 +139,7 @@ async def raw(url: str) -> Connection:
     return await Connection.open(broker_url, broker_url.hosts[0], name="test", clock=SystemClock())
 
 
-async def test_the_broker_refuses_a_false_sender(amqp_url: str, room: Room) -> None:
+async def test_the_broker_refuses_a_false_sender(amqp_url: str, api: SampleAPI) -> None:
     connection = await raw(amqp_url)
     channel = await connection.channel()
     connection.user_id = b"\x05admin"
@@ -149,33 +149,33 @@ async def test_the_broker_refuses_a_false_sender(amqp_url: str, room: Room) -> N
     await connection.close()
 
 
-async def test_unreadable_messages_are_dead_letters(amqp_url: str, room: Room) -> None:
+async def test_unreadable_messages_are_dead_letters(amqp_url: str, api: SampleAPI) -> None:
     async with amqp_bus(amqp_url) as bus:
-        await bus.serve(room.interface, Handler())
+        await bus.serve(api.interface, Handler())
         connection = await raw(amqp_url)
         channel = await connection.channel()
-        channel.publish("", PREFIX + room.topic, b"not MessagePack")
-        channel.publish("", PREFIX + room.topic, b"")
+        channel.publish("", PREFIX + api.topic, b"not MessagePack")
+        channel.publish("", PREFIX + api.topic, b"")
         async with asyncio.timeout(20):
-            while await bus.count_dead_letters() < 2:
+            while (await bus.probe()).broker.dead_letters < 2:
                 await asyncio.sleep(0)
         await connection.close()
 
 
-async def test_replies_go_to_reply_queues_only(amqp_url: str, room: Room) -> None:
+async def test_replies_go_to_reply_queues_only(amqp_url: str, api: SampleAPI) -> None:
     """Nobody can make a server write into a work queue by naming it as the place for the answer."""
     victim = Handler()
-    other = Room("victim")
+    other = SampleAPI("victim")
     async with amqp_bus(amqp_url) as bus:
-        await bus.serve(room.interface, Handler())
+        await bus.serve(api.interface, Handler())
         await bus.serve(other.interface, victim)
         assert bus._session is not None
         bus._session.reply_to = bytes((len(f"{PREFIX}victim"),)) + f"{PREFIX}victim".encode()
-        call = asyncio.create_task(bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=1))
+        call = asyncio.create_task(bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=1))
         with pytest.raises(Exception, match="did not answer"):
             await soon(call)
-        assert bus.stats().handled == {room.ask.label: 1}
-        assert await bus.count_dead_letters() == 0
+        assert bus.stats().handled == {api.ask.label: 1}
+        assert (await bus.probe()).broker.dead_letters == 0
         assert victim.seen.empty()
 
 
@@ -190,7 +190,7 @@ async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp
         f'rabbit_auth_backend_internal:set_permissions(<<"{user}">>, <<"{vhost}">>, {escaped}, <<"tests">>).'
     )
     await asyncio.to_thread(rabbitmq.eval, set_permissions)
-    compute, conductor = Room("compute"), Room("conductor", namespace="host")
+    compute, conductor = SampleAPI("compute"), SampleAPI("conductor", namespace="host")
     orders, reports = Handler(), Handler()
     async with amqp_bus(amqp_url) as service, amqp_bus(host_url) as host:
         await service.serve(conductor.interface, reports)
@@ -227,24 +227,24 @@ async def test_an_unreachable_broker_is_a_clear_error() -> None:
 
 
 @pytest.mark.slow
-async def test_everything_resumes_when_the_broker_was_killed(broker: RabbitMQ, room: Room) -> None:
+async def test_everything_resumes_when_the_broker_was_killed(broker: RabbitMQ, api: SampleAPI) -> None:
     handler = Handler()
     async with amqp_bus(broker.url, 60) as bus, amqp_bus(broker.url, 60) as server_bus:
         async with amqp_bus(broker.url, 0.1) as impatient:
-            await server_bus.serve(room.interface, handler, host="h")
-            await bus.cast(room.target("absent"), room.work, Job(1), context=CONTEXT)
+            await server_bus.serve(api.interface, handler, host="h")
+            await bus.cast(api.target("absent"), api.work, Job(1), context=CONTEXT)
             # RabbitMQ writes down a new queue's name half a second late; a crash before that would break the queue.
             await asyncio.to_thread(broker.eval, "lists:foreach(fun dets:sync/1, dets:all()).")
             await asyncio.to_thread(broker.kill)
             with pytest.raises(BusUnavailable):
-                await impatient.cast(room.target(), room.work, Job(), context=CONTEXT)
-            assert not impatient.stats().connected
-        waiting = asyncio.create_task(bus.cast(room.target("h"), room.work, Job(2), context=CONTEXT))
+                await impatient.cast(api.target(), api.work, Job(), context=CONTEXT)
+            assert not impatient.stats().broker.connected
+        waiting = asyncio.create_task(bus.cast(api.target("h"), api.work, Job(2), context=CONTEXT))
         await asyncio.to_thread(broker.restart)
         await asyncio.wait_for(waiting, 60)
         assert (await handler.next_job()).number == 2
-        assert await bus.call(room.target("h"), room.ask, Job(3), context=CONTEXT, timeout=20) == Job(3)
+        assert await bus.call(api.target("h"), api.ask, Job(3), context=CONTEXT, timeout=20) == Job(3)
         assert (await handler.next_job()).number == 3
         # What was confirmed before the crash is still there.
-        await server_bus.serve(room.interface, handler, host="absent", shared=False)
+        await server_bus.serve(api.interface, handler, host="absent", shared=False)
         assert (await handler.next_job()).number == 1

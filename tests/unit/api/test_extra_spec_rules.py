@@ -33,7 +33,7 @@ from micronova.objects.errors import Invalid
         ("plain", "anything"),
     ],
 )
-def test_good_ones(name: str, value: str):
+def test_good_ones(name: str, value: str) -> None:
     extra_spec_rules.check(name, value)
 
 
@@ -57,12 +57,12 @@ def test_good_ones(name: str, value: str):
         ("group_policy", "any"),
     ],
 )
-def test_bad_ones(name: str, value: str):
+def test_bad_ones(name: str, value: str) -> None:
     with pytest.raises(Invalid, match=name.replace(".", r"\.")):
         extra_spec_rules.check(name, value)
 
 
-def test_a_hostile_value_is_refused_quickly():
+def test_a_hostile_value_is_refused_quickly() -> None:
     for name in ("hw:cpu_dedicated_mask", "hw:pmem", "hw:cpu_realtime_mask", "hw:numa_cpus.0"):
         with pytest.raises(Invalid):
             extra_spec_rules.check(name, "1" * 120 + "-" + "1," * 60 + "!")

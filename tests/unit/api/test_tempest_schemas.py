@@ -9,11 +9,11 @@ from tests.schemas.tempest import check, find, versions_of
 GOOD = {"keypairs": [{"keypair": {"name": "n", "public_key": "k", "fingerprint": "f"}}]}
 
 
-def test_what_matches_is_accepted():
+def test_what_matches_is_accepted() -> None:
     check("keypairs", "list_keypairs", 1, 200, GOOD)
 
 
-def test_status_missing_extra_and_wrong_fields_are_refused():
+def test_status_missing_extra_and_wrong_fields_are_refused() -> None:
     with pytest.raises(AssertionError, match="status 201"):
         check("keypairs", "list_keypairs", 1, 201, GOOD)
     with pytest.raises(AssertionError, match="'type' is a required property"):
@@ -26,7 +26,7 @@ def test_status_missing_extra_and_wrong_fields_are_refused():
         check("keypairs", "delete_keypair", 2, 204, {"a": 1})
 
 
-def test_the_newest_schema_up_to_a_version_is_chosen():
+def test_the_newest_schema_up_to_a_version_is_chosen() -> None:
     assert 201 in find("keypairs", "create_keypair", 2)["status_code"]
     assert 200 in find("keypairs", "create_keypair", 1)["status_code"]
     assert versions_of("keypairs") == [1, 2, 104]

@@ -1,16 +1,16 @@
-"""A world for each test."""
+"""The agent harness of each test."""
 
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.unit.compute.world import World
+from tests.unit.compute.agent_harness import AgentHarness
 
 
 @pytest_asyncio.fixture
-async def world() -> AsyncIterator[World]:
+async def harness() -> AsyncIterator[AgentHarness]:
     """An agent with one simulated host in memory."""
-    world = World()
-    await world.start()
-    yield world
-    await world.close()
+    harness = AgentHarness()
+    await harness.start()
+    yield harness
+    await harness.close()

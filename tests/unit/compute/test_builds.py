@@ -1,4 +1,4 @@
-"""Builds: each way in which they fail, and what follows."""
+"""Builds, and the outcome of each kind of failure."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from micronova.objects.flavor import Flavor
 from micronova.objects.network import VIF
-from tests.unit.compute.world import World, order, settle
+from tests.unit.compute.agent_harness import AgentHarness, order, settle
 
 HUGE = Flavor(id="9", name="huge", ram=1_000_000_000, vcpus=1, disk=1)
 PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_address="fa:16:3e:00:00:01")
@@ -20,174 +20,212 @@ PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_addres
         ("abort", "abort", "build_aborted"),
     ],
 )
-async def test_faults_of_the_driver(world: World, kind: str, outcome: str, code: str) -> None:
-    await world.rules({"operation": "spawn", "kind": kind, "message": "because", "count": 1})
-    report = await world.carry_out(order(epoch=2))
+async def test_faults_of_the_driver(harness: AgentHarness, kind: str, outcome: str, code: str) -> None:
+    await harness.rules({"operation": "spawn", "kind": kind, "message": "because", "count": 1})
+    report = await harness.carry_out(order(epoch=2))
     assert (report.outcome, report.error_code, report.message) == (outcome, code, "because")
     assert not report.left_behind
-    assert await world.guest("i-1") is None
-    beat = await world.beat()
+    assert await harness.guest("i-1") is None
+    beat = await harness.beat()
     assert beat.nodes[0].memory_mb_used == 0
-    assert (await world.carry_out(order(epoch=4))).outcome == "done"
+    assert (await harness.carry_out(order(epoch=4))).outcome == "done"
 
 
-async def test_an_unexpected_error_of_the_driver_is_rescheduled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_of_the_driver_is_rescheduled(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def spawn(plan: Any) -> None:
         raise RuntimeError("secret inside")
 
-    monkeypatch.setattr(world.driver, "spawn", spawn)
-    report = await world.carry_out(order())
+    monkeypatch.setattr(harness.driver, "spawn", spawn)
+    report = await harness.carry_out(order())
     assert (report.outcome, report.error_code) == ("reschedule", "build_failed")
     assert "secret" not in (report.message or "")
     assert "RuntimeError: secret inside" in (report.details or "")
 
 
-async def test_an_error_of_our_own_code_is_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_our_own_code_is_an_error(harness: AgentHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(an_order: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(world.manager._agents["host-1"].host.tracker(None), "instance_claim", broken)
-    report = await world.carry_out(order())
+    monkeypatch.setattr(harness.manager._agents["host-1"].host.tracker(None), "instance_claim", broken)
+    report = await harness.carry_out(order())
     assert (report.outcome, report.error_code) == ("error", "internal")
 
 
-async def test_a_refused_claim_is_rescheduled(world: World) -> None:
-    report = await world.carry_out(order(instance_flavor=HUGE))
+async def test_a_refused_claim_is_rescheduled(harness: AgentHarness) -> None:
+    report = await harness.carry_out(order(instance_flavor=HUGE))
     assert (report.outcome, report.error_code) == ("reschedule", "insufficient_resources")
     assert "memory" in (report.message or "")
-    assert await world.guest("i-1") is None
+    assert await harness.guest("i-1") is None
     assert not report.left_behind
 
 
-async def test_an_unknown_node_is_rescheduled(world: World) -> None:
-    report = await world.carry_out(order(instance_node="elsewhere"))
+async def test_an_unknown_node_is_rescheduled(harness: AgentHarness) -> None:
+    report = await harness.carry_out(order(instance_node="elsewhere"))
     assert (report.outcome, report.error_code) == ("reschedule", "insufficient_resources")
 
 
-async def test_what_cannot_be_undone_is_said(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "fail"}, {"operation": "destroy", "kind": "fail"})
-    await world.send(order())
-    await world.clock.advance(3)
-    report = await world.conductor.next_report()
+async def test_a_guest_that_cannot_be_removed_is_reported(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "fail"}, {"operation": "destroy", "kind": "fail"})
+    await harness.send(order())
+    await harness.clock.advance(3)
+    report = await harness.conductor.next_report()
     assert (report.outcome, report.left_behind) == ("reschedule", True)
 
 
-async def test_a_build_cancelled_while_it_undoes_itself_stays_quiet(world: World) -> None:
-    await world.rules(
+async def test_a_build_cancelled_while_it_is_undone_is_not_reported(harness: AgentHarness) -> None:
+    await harness.rules(
         {"operation": "spawn", "kind": "fail"},
         {"operation": "destroy", "kind": "delay", "delay": 3, "count": 1},
     )
-    await world.send(order(epoch=2))
-    await world.send(order("delete", epoch=3))
-    await world.clock.advance(3)
-    report = await world.conductor.next_report()
+    await harness.send(order(epoch=2))
+    await harness.send(order("delete", epoch=3))
+    await harness.clock.advance(3)
+    report = await harness.conductor.next_report()
     assert (report.outcome, report.epoch) == ("done", 3)
-    assert world.conductor.reports.empty()
+    assert harness.conductor.reports.empty()
 
 
-async def test_only_so_many_builds_at_a_time() -> None:
-    world = World(max_concurrent_builds=2)
-    await world.start()
-    await world.rules({"operation": "spawn", "kind": "delay", "delay": 10})
+async def test_the_limit_of_concurrent_builds() -> None:
+    harness = AgentHarness(max_concurrent_builds=2)
+    await harness.start()
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 10})
     for number in range(5):
-        await world.send(order(uuid=f"i-{number}"))
-    assert len(await world.driver.list_guests()) == 2
-    assert len(world.in_hand()) == 5
-    await world.clock.advance(10)
-    assert len(await world.driver.list_guests()) == 4
-    await world.clock.advance(20)
-    assert world.conductor.reports.qsize() == 5
-    await world.close()
+        await harness.send(order(uuid=f"i-{number}"))
+    assert len(await harness.driver.list_guests()) == 2
+    assert len(harness.running_operations()) == 5
+    await harness.clock.advance(10)
+    assert len(await harness.driver.list_guests()) == 4
+    await harness.clock.advance(20)
+    assert harness.conductor.reports.qsize() == 5
+    await harness.close()
 
 
 async def test_no_limit_of_builds() -> None:
-    world = World(max_concurrent_builds=0)
-    await world.start()
-    await world.rules({"operation": "spawn", "kind": "delay", "delay": 10})
+    harness = AgentHarness(max_concurrent_builds=0)
+    await harness.start()
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 10})
     for number in range(20):
-        await world.send(order(uuid=f"i-{number}"))
-    assert len(await world.driver.list_guests()) == 20
-    await world.clock.advance(10)
-    await world.close()
+        await harness.send(order(uuid=f"i-{number}"))
+    assert len(await harness.driver.list_guests()) == 20
+    await harness.clock.advance(10)
+    await harness.close()
 
 
 def with_port(**fields: Any) -> Any:
     return order(network_info=(PORT,), wait_for_plugs=("port-1",), **fields)
 
 
-async def test_the_guest_runs_once_its_port_is_plugged(world: World) -> None:
-    await world.send(with_port())
-    guest = await world.guest("i-1")
+async def test_the_guest_runs_once_its_port_is_plugged(harness: AgentHarness) -> None:
+    await harness.send(with_port())
+    guest = await harness.guest("i-1")
     assert guest is not None
     assert guest.power_state == 0
-    await world.plug("i-1", "another")
-    assert world.conductor.reports.empty()
-    await world.plug("i-1", "port-1")
-    assert (await world.conductor.next_report()).outcome == "done"
+    await harness.plug("i-1", "another")
+    assert harness.conductor.reports.empty()
+    await harness.plug("i-1", "port-1")
+    assert (await harness.conductor.next_report()).outcome == "done"
 
 
-async def test_an_event_before_the_order_is_not_lost(world: World) -> None:
-    await world.plug("i-1", "port-1")
-    assert (await world.carry_out(with_port())).outcome == "done"
+async def test_an_event_before_the_order_is_not_lost(harness: AgentHarness) -> None:
+    await harness.plug("i-1", "port-1")
+    assert (await harness.carry_out(with_port())).outcome == "done"
 
 
-async def test_an_event_before_the_wait_is_not_lost(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "delay", "delay": 10})
-    await world.send(with_port())
-    await world.plug("i-1", "port-1")
-    await world.clock.advance(10)
-    assert (await world.conductor.next_report()).outcome == "done"
+async def test_an_event_before_the_wait_is_not_lost(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 10})
+    await harness.send(with_port())
+    await harness.plug("i-1", "port-1")
+    await harness.clock.advance(10)
+    assert (await harness.conductor.next_report()).outcome == "done"
 
 
-async def test_an_event_serves_only_once(world: World) -> None:
-    await world.plug("i-1", "port-1")
-    await world.carry_out(with_port(epoch=2))
-    await world.carry_out(order("stop", epoch=3))
-    await world.send(with_port(kind="start", epoch=4))
-    assert world.conductor.reports.empty()
-    await world.plug("i-1", "port-1")
-    assert (await world.conductor.next_report()).outcome == "done"
+async def test_an_event_counts_only_once(harness: AgentHarness) -> None:
+    await harness.plug("i-1", "port-1")
+    await harness.carry_out(with_port(epoch=2))
+    await harness.carry_out(order("stop", epoch=3))
+    await harness.send(with_port(kind="start", epoch=4))
+    assert harness.conductor.reports.empty()
+    await harness.plug("i-1", "port-1")
+    assert (await harness.conductor.next_report()).outcome == "done"
 
 
-async def test_an_old_or_withdrawn_event_does_not_count(world: World) -> None:
-    await world.plug("i-1", "port-1")
-    await world.clock.advance(301)
-    await world.send(with_port(epoch=2))
-    assert world.conductor.reports.empty()
-    await world.plug("i-1", "port-1")
-    await world.conductor.next_report()
+async def test_an_old_or_withdrawn_event_does_not_count(harness: AgentHarness) -> None:
+    await harness.plug("i-1", "port-1")
+    await harness.clock.advance(301)
+    await harness.send(with_port(epoch=2))
+    assert harness.conductor.reports.empty()
+    await harness.plug("i-1", "port-1")
+    await harness.conductor.next_report()
 
 
-async def test_a_port_that_is_not_plugged_in_time_aborts_the_build(world: World) -> None:
-    await world.send(with_port())
-    await world.clock.advance(299)
-    assert world.conductor.reports.empty()
-    await world.clock.advance(1)
-    report = await world.conductor.next_report()
+async def test_a_port_that_is_not_plugged_in_time_aborts_the_build(harness: AgentHarness) -> None:
+    await harness.send(with_port())
+    await harness.clock.advance(299)
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(1)
+    report = await harness.conductor.next_report()
     assert report.outcome == "abort"
     assert "port-1" in (report.message or "")
-    assert await world.guest("i-1") is None
+    assert await harness.guest("i-1") is None
 
 
-async def test_a_port_that_cannot_be_plugged_aborts_the_build(world: World) -> None:
-    await world.send(with_port())
-    await world.plug("i-1", "port-1", status="failed")
-    assert (await world.conductor.next_report()).outcome == "abort"
+async def test_a_port_whose_event_came_before_the_server_had_a_host(harness: AgentHarness) -> None:
+    harness.conductor.plugged.add("port-1")
+    assert (await harness.carry_out(with_port())).outcome == "done"
+    [question] = harness.conductor.questions
+    assert (question.host, question.instance_uuid, question.ports) == ("host-1", "i-1", ("port-1",))
 
 
-async def test_a_plugging_that_does_not_matter() -> None:
-    world = World(vif_plugging_is_fatal=False, vif_plugging_timeout=10.0)
-    await world.start()
-    await world.send(with_port())
-    await world.clock.advance(10)
-    assert (await world.conductor.next_report()).outcome == "done"
-    await world.close()
+async def test_a_port_whose_event_is_lost_during_the_wait(harness: AgentHarness) -> None:
+    await harness.send(with_port())
+    harness.conductor.plugged.add("port-1")
+    await harness.clock.advance(60)
+    assert (await harness.conductor.next_report()).outcome == "done"
 
 
-async def test_a_guest_that_crashes_at_once_was_built_and_is_told_of(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "crash"})
-    assert (await world.carry_out(order())).power_state == 1
+async def test_time_in_which_nobody_can_tell_the_status_does_not_count(harness: AgentHarness) -> None:
+    harness.conductor.unavailable = True
+    await harness.send(with_port())
+    await harness.clock.advance(1_000)
+    assert harness.conductor.reports.empty()
+    harness.conductor.unavailable = False
+    await harness.clock.advance(290)
+    assert harness.conductor.reports.empty()
+    harness.conductor.plugged.add("port-1")
+    await harness.clock.advance(60)
+    assert (await harness.conductor.next_report()).outcome == "done"
+
+
+async def test_an_event_ends_the_wait_while_no_conductor_answers(harness: AgentHarness) -> None:
+    harness.conductor.unavailable = True
+    await harness.send(with_port())
+    await harness.plug("i-1", "port-1")
+    harness.conductor.unavailable = False
+    await harness.clock.advance(1)
+    assert (await harness.conductor.next_report()).outcome == "done"
+
+
+async def test_a_port_that_cannot_be_plugged_aborts_the_build(harness: AgentHarness) -> None:
+    await harness.send(with_port())
+    await harness.plug("i-1", "port-1", status="failed")
+    assert (await harness.conductor.next_report()).outcome == "abort"
+
+
+async def test_a_port_that_is_not_plugged_when_that_is_not_fatal() -> None:
+    harness = AgentHarness(vif_plugging_is_fatal=False, vif_plugging_timeout=10.0)
+    await harness.start()
+    await harness.send(with_port())
+    await harness.clock.advance(10)
+    assert (await harness.conductor.next_report()).outcome == "done"
+    await harness.close()
+
+
+async def test_a_guest_that_crashes_at_once_was_built_and_is_reported(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "crash"})
+    assert (await harness.carry_out(order())).power_state == 1
     await settle()
-    beat = await world.beat()
+    beat = await harness.beat()
     assert [(change.instance_uuid, change.power_state) for change in beat.power_changes] == [("i-1", 6)]
-    assert not (await world.beat()).power_changes
+    assert not (await harness.beat()).power_changes

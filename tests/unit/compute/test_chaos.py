@@ -1,8 +1,8 @@
-"""Chance against the protocol: lost and doubled messages, a conductor that is away, a driver that fails, kill -9.
+"""Random faults in the protocol: lost and doubled messages, an unavailable conductor, a failing driver, kill -9.
 
-The conductor here keeps the rules of the real one in a few lines of memory. Whatever happened, once the trouble is
-over every operation ends and the host holds exactly the guests that it should, in the state that it should. And at
-no time is a guest removed that somebody's running server is, nor are two things done to one guest at once.
+The conductor here follows the rules of the real one, in memory. When the faults have ended, every operation ends and
+the host has exactly the guests that it should have, each in the right power state. At no time is the guest of a running
+server removed, and never do two driver calls change one guest at the same time.
 """
 
 from collections import Counter
@@ -13,21 +13,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from micronova.conductor.rpcapi import ReportReply
-from micronova.objects.orders import Departed, Heartbeat, HeartbeatReply, HostReply, Report, WorkOrder
-from micronova.rpc.contract import Context
-from tests.unit.compute.world import CONTEXT, FakeConductor, World, order, settle
+from micronova.objects.context import Context
+from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostReply, Report, ReportReply, WorkOrder
+from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, FakeConductor, order, settle
 
 
 class Operation(msgspec.Struct):
-    """An operation as the database would keep it."""
+    """An operation, as in the database."""
 
     order: WorkOrder
     result: str | None = None
 
 
 class Instance(msgspec.Struct):
-    """An instance as the database would keep it."""
+    """An instance, as in the database."""
 
     epoch: int
     here: bool = True
@@ -36,13 +35,13 @@ class Instance(msgspec.Struct):
 
 
 class Conductor(FakeConductor):
-    """Keeps instances, operations and departures, by the rules of DESIGN.md."""
+    """Keeps instances, operations and departures in memory."""
 
-    def __init__(self, world: World, random: Random) -> None:
+    def __init__(self, harness: AgentHarness, random: Random) -> None:
         super().__init__()
-        self.clock = world.clock
+        self.clock = harness.clock
         self.random = random
-        self.trouble = True
+        self.faults = True
         self.instances: dict[str, Instance] = {}
         self.operations: dict[str, Operation] = {}
         self.departures: dict[str, int] = {}
@@ -63,8 +62,8 @@ class Conductor(FakeConductor):
         self.operations[made.operation_id] = Operation(made)
         return made
 
-    def take_away(self, uuid: str) -> None:
-        """The instance leaves the host: other operations on it end, and the departure is on record."""
+    def move_away(self, uuid: str) -> None:
+        """Move an instance away from the host: cancel its operations and record the departure."""
         instance = self.instances[uuid]
         for operation in self.open_on(uuid):
             operation.result = "cancelled"
@@ -74,10 +73,10 @@ class Conductor(FakeConductor):
         instance.here = False
 
     async def report(self, context: Context, params: Report) -> ReportReply:
-        self._answering()
+        self._check_available()
         answer = self.apply(params)
-        if self.trouble and self.random.random() < 0.2:
-            raise RuntimeError("the answer got lost")
+        if self.faults and self.random.random() < 0.2:
+            raise RuntimeError("the answer was lost")
         return answer
 
     def apply(self, report: Report) -> ReportReply:
@@ -96,63 +95,63 @@ class Conductor(FakeConductor):
                 self.servers[uuid] = report.epoch
         elif kind == "build":
             operation.result = "error"
-            self.take_away(uuid)
+            self.move_away(uuid)
         elif kind != "delete":  # a delete is tried again with the next heartbeat
             operation.result = "error"
         return ReportReply(accepted=True)
 
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
-        self._answering()
+        self._check_available()
         self.beats.append(params)
         beat = params.hosts[0]
-        for gone in beat.departed:
+        for gone in beat.removed_guests:
             if self.departures.get(gone.instance_uuid) == gone.epoch:
                 del self.departures[gone.instance_uuid]
         if beat.stopping:
             return HeartbeatReply()
-        in_hand = {each.operation_id: each.epoch for each in beat.in_hand}
+        running = {each.operation_id: each.epoch for each in beat.running_orders}
         mine = {id: each.order for id, each in self.operations.items() if each.result is None}
         reply = HostReply(
             host=beat.host,
-            orders=tuple(each for id, each in mine.items() if in_hand.get(id) != each.epoch),
-            drop=tuple(id for id in in_hand if id not in mine),
-            departures=tuple(Departed(uuid, epoch) for uuid, epoch in self.departures.items()),
+            orders=tuple(each for id, each in mine.items() if running.get(id) != each.epoch),
+            drop=tuple(id for id in running if id not in mine),
+            departures=tuple(Departure(uuid, epoch) for uuid, epoch in self.departures.items()),
         )
         return HeartbeatReply(hosts=(reply,), now=self.clock.now())
 
 
 class Chaos:
-    """What happens in one run."""
+    """The random events of one run."""
 
-    def __init__(self, world: World, conductor: Conductor, random: Random) -> None:
-        self.world = world
+    def __init__(self, harness: AgentHarness, conductor: Conductor, random: Random) -> None:
+        self.harness = harness
         self.conductor = conductor
         self.random = random
         self.created = 0
-        self.sent: list[WorkOrder] = []  # any of these may come once more
+        self.sent: list[WorkOrder] = []  # any of these may be delivered again
         self.busy: Counter[str] = Counter()
         self.wrong: list[str] = []
 
     async def send(self, an_order: WorkOrder) -> None:
-        """Cast it: once, twice, or into the void."""
+        """Cast an order once or twice, or lose it."""
         self.sent.append(an_order)
         for _ in range(self.random.choice((0, 1, 1, 1, 2))):
-            await self.world.compute.send_order(CONTEXT, an_order)
+            await self.harness.compute.send_order(CONTEXT, an_order)
 
     def watch(self) -> None:
-        """Look over the driver's shoulder."""
-        driver = self.world.driver
+        """Check every call of the driver."""
+        driver = self.harness.driver
         for name in ("spawn", "destroy", "power_on", "power_off", "reboot"):
             setattr(driver, name, self._watched(name, getattr(driver, name)))
 
     def _watched(self, name: str, method: Any) -> Any:
         async def call(*args: Any) -> Any:
             uuid = args[0] if isinstance(args[0], str) else args[0].instance.uuid
-            guest = await self.world.driver.info(uuid)
+            guest = await self.harness.driver.info(uuid)
             if name == "destroy" and guest is not None and self.conductor.servers.get(uuid) == guest.epoch:
-                self.wrong.append(f"{uuid} is somebody's server and was removed")
+                self.wrong.append(f"{uuid} is the guest of a running server and was removed")
             if self.busy[uuid]:
-                self.wrong.append(f"{name} of {uuid} while something else is done to it")
+                self.wrong.append(f"{name} of {uuid} during another call for it")
             self.busy[uuid] += 1
             try:
                 return await method(*args)
@@ -162,21 +161,21 @@ class Chaos:
         return call
 
     async def restart(self) -> None:
-        """Kill the agent; the broker delivers again what it had not seen acknowledged."""
-        await self.world.kill_agent()
+        """Kill the agent and start it again; the broker delivers unacknowledged orders again."""
+        await self.harness.kill_agent()
         self.busy.clear()
         for an_order in self.random.sample(self.sent, min(3, len(self.sent))):
-            await self.world.compute.send_order(CONTEXT, an_order)
-        await self.world.start_agent()
+            await self.harness.compute.send_order(CONTEXT, an_order)
+        await self.harness.start_agent()
         self.watch()
 
     async def step(self) -> None:
-        conductor, random, world = self.conductor, self.random, self.world
+        conductor, random, harness = self.conductor, self.random, self.harness
         living = [uuid for uuid, each in conductor.instances.items() if not each.deleted and each.here]
         idle = [uuid for uuid in living if not conductor.open_on(uuid)]
         gone = [uuid for uuid, each in conductor.instances.items() if not each.deleted and not each.here]
         often = ["create"] * 4 + ["delete"] * 3 + ["power"] * 4 + ["late"] * 2 + ["wait"] * 8
-        match random.choice([*often, "leave", "return", "kill", "away", "driver"]):
+        match random.choice([*often, "leave", "return", "kill", "unavailable", "driver"]):
             case "create":
                 self.created += 1
                 await self.send(conductor.begin("build", f"i-{self.created}"))
@@ -192,17 +191,17 @@ class Chaos:
             case "leave" if living:
                 uuid = random.choice(living)
                 if all(operation.order.kind != "delete" for operation in conductor.open_on(uuid)):
-                    conductor.take_away(uuid)
+                    conductor.move_away(uuid)
             case "return" if gone:
                 await self.send(conductor.begin("build", random.choice(gone)))
             case "late" if self.sent:
-                await world.compute.send_order(CONTEXT, random.choice(self.sent))
+                await harness.compute.send_order(CONTEXT, random.choice(self.sent))
             case "kill":
                 await self.restart()
-            case "away":
-                conductor.away = not conductor.away
+            case "unavailable":
+                conductor.unavailable = not conductor.unavailable
             case "driver":
-                world.driver.set_fault_rules(
+                harness.driver.set_fault_rules(
                     random.sample(
                         [
                             {"operation": "spawn", "kind": "fail", "probability": 0.5},
@@ -215,36 +214,36 @@ class Chaos:
                     )
                 )
             case "wait":
-                await world.clock.advance(random.uniform(0.0, 6.0))
+                await harness.clock.advance(random.uniform(0.0, 6.0))
         await settle()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_everything_ends_well(tmp_path: Path, seed: int) -> None:
+async def test_every_operation_ends_and_the_guests_are_right(tmp_path: Path, seed: int) -> None:
     random = Random(seed)
-    world = World(tmp_path, max_concurrent_builds=3)
-    conductor = world.conductor = Conductor(world, random)
-    await world.start()
-    chaos = Chaos(world, conductor, random)
+    harness = AgentHarness(tmp_path, max_concurrent_builds=3)
+    conductor = harness.conductor = Conductor(harness, random)
+    await harness.start()
+    chaos = Chaos(harness, conductor, random)
     chaos.watch()
     for _ in range(200):
         await chaos.step()
 
-    conductor.away = conductor.trouble = False
-    world.driver.set_fault_rules([])
+    conductor.unavailable = conductor.faults = False
+    harness.driver.set_fault_rules([])
     for operation in conductor.operations.values():
-        if operation.result is None and operation.order.kind == "build":  # it may hang: its deadline has come
-            conductor.take_away(operation.order.instance.uuid)
-    await world.clock.advance(120)
+        if operation.result is None and operation.order.kind == "build":  # it may hang; end it, as its deadline would
+            conductor.move_away(operation.order.instance.uuid)
+    await harness.clock.advance(120)
 
     assert chaos.wrong == []
     assert chaos.created > 5
     assert [each for each in conductor.operations.values() if each.result is None] == []
     assert conductor.departures == {}
-    assert world.in_hand() == []
+    assert harness.running_operations() == []
     wanted = {uuid: each.power for uuid, each in conductor.instances.items() if each.here and not each.deleted}
-    guests = await world.driver.list_guests()
+    guests = await harness.driver.list_guests()
     assert {guest.uuid: guest.power_state for guest in guests} == wanted
-    tracker = world.manager._agents["host-1"].host.tracker(None)
+    tracker = harness.manager._agents["host-1"].host.tracker(None)
     assert tracker.used()["VCPU"] == len(wanted)
-    await world.close()
+    await harness.close()

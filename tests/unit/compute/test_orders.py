@@ -1,202 +1,202 @@
-"""Orders: carried out once, however often they come, and never when they are too old."""
+"""Orders: carried out once, however often they arrive, and never when they are stale."""
 
 import pytest
 
+from micronova.objects import power_state
 from micronova.objects.orders import HostReply
-from micronova.virt import power_state
-from tests.unit.compute.world import World, again, order, settle
+from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
 
 
-async def test_a_build_runs_the_guest_and_is_reported(world: World) -> None:
-    report = await world.carry_out(order())
+async def test_a_build_runs_the_guest_and_is_reported(harness: AgentHarness) -> None:
+    report = await harness.carry_out(order())
     assert (report.outcome, report.power_state, report.epoch, report.host) == ("done", 1, 2, "host-1")
-    guest = await world.guest("i-1")
+    guest = await harness.guest("i-1")
     assert guest is not None
     assert (guest.power_state, guest.epoch) == (power_state.RUNNING, 2)
     await settle()
-    assert world.in_hand() == []
+    assert harness.running_operations() == []
 
 
-async def test_the_handler_returns_while_the_work_runs_on(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "delay", "delay": 30})
+async def test_the_handler_returns_while_the_work_runs_on(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 30})
     build = order()
-    await world.send(build)
-    assert world.in_hand() == [build.operation_id]
-    assert world.conductor.reports.empty()
-    await world.clock.advance(30)
-    assert (await world.conductor.next_report()).outcome == "done"
+    await harness.send(build)
+    assert harness.running_operations() == [build.operation_id]
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(30)
+    assert (await harness.conductor.next_report()).outcome == "done"
 
 
-async def test_a_double_is_carried_out_once(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "delay", "delay": 1})
+async def test_a_duplicate_is_carried_out_once(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "delay", "delay": 1})
     build = order()
-    await world.send(build)
-    await world.send(build)
-    await world.clock.advance(1)
-    await world.conductor.next_report()
-    await world.send(build)
-    assert world.conductor.reports.empty()
-    assert world.driver.fault_rules()[0]["hits"] == 1
+    await harness.send(build)
+    await harness.send(build)
+    await harness.clock.advance(1)
+    await harness.conductor.next_report()
+    await harness.send(build)
+    assert harness.conductor.reports.empty()
+    assert harness.driver.fault_rules()[0]["hits"] == 1
 
 
-async def test_a_lost_order_comes_with_the_heartbeat(world: World) -> None:
+async def test_a_lost_order_comes_with_the_heartbeat(harness: AgentHarness) -> None:
     build = order()
-    await world.beat(reply=HostReply(host="host-1", orders=(build,)))
-    report = await world.conductor.next_report()
+    await harness.beat(reply=HostReply(host="host-1", orders=(build,)))
+    report = await harness.conductor.next_report()
     assert (report.operation_id, report.outcome) == (build.operation_id, "done")
 
 
-async def test_an_order_in_hand_that_comes_with_the_heartbeat_is_a_double(world: World) -> None:
-    await world.rules({"operation": "reboot", "kind": "delay", "delay": 60})
-    await world.carry_out(order())
+async def test_a_running_order_that_comes_with_the_heartbeat_is_a_duplicate(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "reboot", "kind": "delay", "delay": 60})
+    await harness.carry_out(order())
     reboot = order("reboot", epoch=3)
-    await world.send(reboot)
-    await world.beat(reply=HostReply(host="host-1", orders=(reboot,)))
-    await world.clock.advance(60)
-    assert (await world.conductor.next_report()).outcome == "done"
-    assert world.conductor.reports.empty()
-    assert (await world.driver.get_console_output("i-1", None)).count("Linux version") == 2
+    await harness.send(reboot)
+    await harness.beat(reply=HostReply(host="host-1", orders=(reboot,)))
+    await harness.clock.advance(60)
+    assert (await harness.conductor.next_report()).outcome == "done"
+    assert harness.conductor.reports.empty()
+    assert (await harness.driver.get_console_output("i-1", None)).count("Linux version") == 2
 
 
-async def test_a_stale_order_is_dropped(world: World) -> None:
-    await world.carry_out(order(epoch=5))
-    await world.send(order("delete", epoch=4))
-    assert world.conductor.reports.empty()
-    assert await world.guest("i-1") is not None
+async def test_a_stale_order_is_dropped(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=5))
+    await harness.send(order("delete", epoch=4))
+    assert harness.conductor.reports.empty()
+    assert await harness.guest("i-1") is not None
 
 
-async def test_a_build_after_the_delete_is_dropped(world: World) -> None:
-    await world.carry_out(order(epoch=2))
-    await world.carry_out(order("delete", epoch=3))
-    await world.send(order(epoch=2))
-    assert world.conductor.reports.empty()
-    assert await world.guest("i-1") is None
+async def test_a_build_after_the_delete_is_dropped(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.carry_out(order("delete", epoch=3))
+    await harness.send(order(epoch=2))
+    assert harness.conductor.reports.empty()
+    assert await harness.guest("i-1") is None
 
 
-async def test_an_order_for_another_host_is_not_taken(world: World) -> None:
-    await world.send(order())
-    manager = world.manager._agents["host-1"]
+async def test_an_order_for_another_host_is_ignored(harness: AgentHarness) -> None:
+    await harness.send(order())
+    manager = harness.manager._agents["host-1"]
     manager.accept(order(uuid="i-2", host="host-2"))
     await settle()
-    assert await world.guest("i-2") is None
+    assert await harness.guest("i-2") is None
 
 
-async def test_an_unknown_kind_is_refused_with_a_reason(world: World) -> None:
-    await world.beat(reply=HostReply(host="host-1", orders=(order("levitate"),)))
-    report = await world.conductor.next_report()
+async def test_an_unknown_kind_is_refused_with_a_reason(harness: AgentHarness) -> None:
+    await harness.beat(reply=HostReply(host="host-1", orders=(order("levitate"),)))
+    report = await harness.conductor.next_report()
     assert (report.outcome, report.error_code) == ("error", "not_supported")
     assert "levitate" in (report.message or "")
 
 
-async def test_a_delete_of_nothing_is_done(world: World) -> None:
-    assert (await world.carry_out(order("delete"))).outcome == "done"
+async def test_a_delete_of_nothing_is_done(harness: AgentHarness) -> None:
+    assert (await harness.carry_out(order("delete"))).outcome == "done"
 
 
-async def test_a_delete_stops_a_running_build_first(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "hang"})
-    await world.send(order(epoch=2))
-    assert (await world.guest("i-1")) is not None
-    report = await world.carry_out(order("delete", epoch=3))
+async def test_a_delete_stops_a_running_build_first(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "hang"})
+    await harness.send(order(epoch=2))
+    assert (await harness.guest("i-1")) is not None
+    report = await harness.carry_out(order("delete", epoch=3))
     assert (report.outcome, report.epoch) == ("done", 3)
-    assert world.conductor.reports.empty()  # nothing is said of the build
-    assert await world.guest("i-1") is None
+    assert harness.conductor.reports.empty()  # the build is not reported
+    assert await harness.guest("i-1") is None
     await settle()
-    assert world.in_hand() == []
+    assert harness.running_operations() == []
 
 
-async def test_a_delete_waits_until_the_build_is_undone(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "hang"}, {"operation": "destroy", "kind": "delay", "delay": 3})
-    await world.send(order(epoch=2))
-    await world.send(order("delete", epoch=3))
-    await world.clock.advance(2)
-    assert world.conductor.reports.empty()
-    await world.clock.advance(1)
-    assert world.driver.fault_rules()[1]["hits"] == 1  # the build's own; the delete found nothing
-    assert (await world.conductor.next_report()).outcome == "done"
-    assert await world.guest("i-1") is None
+async def test_a_delete_waits_until_the_build_is_undone(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "hang"}, {"operation": "destroy", "kind": "delay", "delay": 3})
+    await harness.send(order(epoch=2))
+    await harness.send(order("delete", epoch=3))
+    await harness.clock.advance(2)
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(1)
+    assert harness.driver.fault_rules()[1]["hits"] == 1  # the build's own; the delete found nothing
+    assert (await harness.conductor.next_report()).outcome == "done"
+    assert await harness.guest("i-1") is None
 
 
-async def test_two_deletes_during_the_undoing_of_a_build(world: World) -> None:
-    """The second must not begin before the build has cleaned up, although the first is cancelled."""
-    await world.rules(
+async def test_two_deletes_during_the_undoing_of_a_build(harness: AgentHarness) -> None:
+    """The second must not begin before the build is undone, although the first is cancelled."""
+    await harness.rules(
         {"operation": "spawn", "kind": "hang"},
         {"operation": "destroy", "kind": "delay", "delay": 3, "count": 1},
     )
-    await world.send(order(epoch=2))
-    await world.send(order("delete", epoch=3))
-    await world.send(order("delete", epoch=4))
-    assert world.conductor.reports.empty()
-    await world.clock.advance(3)
-    report = await world.conductor.next_report()
+    await harness.send(order(epoch=2))
+    await harness.send(order("delete", epoch=3))
+    await harness.send(order("delete", epoch=4))
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(3)
+    report = await harness.conductor.next_report()
     assert (report.outcome, report.epoch) == ("done", 4)
-    assert world.conductor.reports.empty()
+    assert harness.conductor.reports.empty()
 
 
-async def test_the_same_operation_at_a_newer_epoch_replaces_the_old_work(world: World) -> None:
-    await world.rules({"operation": "spawn", "kind": "hang", "count": 1})
+async def test_the_same_operation_at_a_newer_epoch_replaces_the_old_work(harness: AgentHarness) -> None:
+    await harness.rules({"operation": "spawn", "kind": "hang", "count": 1})
     build = order(epoch=2)
-    await world.send(build)
-    await world.send(again(build, epoch=4))
-    report = await world.conductor.next_report()
+    await harness.send(build)
+    await harness.send(again(build, epoch=4))
+    report = await harness.conductor.next_report()
     assert (report.outcome, report.epoch) == ("done", 4)
-    guest = await world.guest("i-1")
+    guest = await harness.guest("i-1")
     assert guest is not None
     assert guest.epoch == 4
 
 
-async def test_stop_start_and_reboot(world: World) -> None:
-    await world.carry_out(order(epoch=2))
+async def test_stop_start_and_reboot(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
     for number, (kind, power) in enumerate([("stop", 4), ("stop", 4), ("start", 1), ("start", 1)], 3):
-        report = await world.carry_out(order(kind, epoch=number))
+        report = await harness.carry_out(order(kind, epoch=number))
         assert (report.outcome, report.power_state) == ("done", power)
-        guest = await world.guest("i-1")
+        guest = await harness.guest("i-1")
         assert guest is not None
         assert guest.power_state == power
     for number, kind in enumerate(["SOFT", "HARD"], 7):
-        report = await world.carry_out(order("reboot", epoch=number, parameters={"type": kind}))
+        report = await harness.carry_out(order("reboot", epoch=number, parameters={"type": kind}))
         assert (report.outcome, report.power_state) == ("done", 1)
 
 
 @pytest.mark.parametrize("kind", ["stop", "start", "reboot"])
-async def test_power_orders_without_a_guest_are_errors(world: World, kind: str) -> None:
-    report = await world.carry_out(order(kind))
+async def test_power_orders_without_a_guest_are_errors(harness: AgentHarness, kind: str) -> None:
+    report = await harness.carry_out(order(kind))
     assert (report.outcome, report.error_code) == ("error", "instance_not_found")
 
 
-async def test_a_failed_stop_is_an_error_and_can_be_repeated(world: World) -> None:
-    await world.carry_out(order(epoch=2))
-    await world.rules({"operation": "power_off", "kind": "fail", "count": 1, "message": "the plug is stuck"})
+async def test_a_failed_stop_is_an_error_and_can_be_repeated(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.rules({"operation": "power_off", "kind": "fail", "count": 1, "message": "the plug is stuck"})
     stop = order("stop", epoch=3)
-    report = await world.carry_out(stop)
+    report = await harness.carry_out(stop)
     assert (report.outcome, report.error_code, report.message) == (
         "error",
         "driver_failed",
         "the plug is stuck",
     )
-    assert (await world.carry_out(stop)).outcome == "done"  # the same operation, sent again
+    assert (await harness.carry_out(stop)).outcome == "done"  # the same operation, sent again
 
 
-async def test_a_guest_that_does_not_react_is_switched_off(world: World) -> None:
-    await world.carry_out(order(epoch=2))
-    await world.rules({"operation": "shutdown", "kind": "hang"})
-    await world.send(order("stop", epoch=3))
-    await world.clock.advance(59)
-    assert world.conductor.reports.empty()
-    await world.clock.advance(1)
-    assert (await world.conductor.next_report()).power_state == power_state.SHUTDOWN
+async def test_a_guest_that_does_not_react_is_switched_off(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.rules({"operation": "shutdown", "kind": "hang"})
+    await harness.send(order("stop", epoch=3))
+    await harness.clock.advance(59)
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(1)
+    assert (await harness.conductor.next_report()).power_state == power_state.SHUTDOWN
 
 
-async def test_a_delete_that_fails_is_tried_again_and_then_reported(world: World) -> None:
-    await world.carry_out(order(epoch=2))
-    await world.rules({"operation": "destroy", "kind": "fail", "count": 2})
-    await world.send(order("delete", epoch=3))
-    await world.clock.advance(3)
-    assert (await world.conductor.next_report()).outcome == "done"
-    await world.carry_out(order(epoch=4))
-    await world.rules({"operation": "destroy", "kind": "fail"})
+async def test_a_delete_that_fails_is_tried_again_and_then_reported(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.rules({"operation": "destroy", "kind": "fail", "count": 2})
+    await harness.send(order("delete", epoch=3))
+    await harness.clock.advance(3)
+    assert (await harness.conductor.next_report()).outcome == "done"
+    await harness.carry_out(order(epoch=4))
+    await harness.rules({"operation": "destroy", "kind": "fail"})
     delete = order("delete", epoch=5)
-    await world.send(delete)
-    await world.clock.advance(3)
-    assert (await world.conductor.next_report()).outcome == "error"
-    await world.rules()
-    assert (await world.carry_out(delete)).outcome == "done"
+    await harness.send(delete)
+    await harness.clock.advance(3)
+    assert (await harness.conductor.next_report()).outcome == "error"
+    await harness.rules()
+    assert (await harness.carry_out(delete)).outcome == "done"

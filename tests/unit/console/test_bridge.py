@@ -1,4 +1,4 @@
-"""Carrying bytes: a side that takes nothing more is given up after a while."""
+"""Copying bytes: a side that accepts no more data counts as gone after a while."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ GRANT = ConsoleGrant(
 
 
 class Browser:
-    """A WebSocket as ASGI shows it."""
+    """A WebSocket as ASGI presents it."""
 
     def __init__(self) -> None:
         self.typed: asyncio.Queue[dict[str, Any]] = asyncio.Queue()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from micronova.compute.consoles import page_url, vnc_url
 from micronova.console.bundle import bundle
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.errors import Unavailable
+from micronova.servers.consoles import page_url, vnc_url
 from micronova.virt.fake.guests import FakeGuest
 from micronova.virt.fake.terminal import Terminal
 

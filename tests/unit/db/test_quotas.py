@@ -1,23 +1,25 @@
 """Quotas hold whoever races, on both databases."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 import sqlalchemy as sa
 
 from micronova.db import quotas
+from micronova.db.engine import Database
 from micronova.db.tables import quota_usages
 from micronova.objects.errors import QuotaExceeded
 from tests.unit.db.databases import KINDS, compute_database
 
 
 @pytest.fixture(params=KINDS)
-async def database(request):
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     async with compute_database(request.param, request) as opened:
         yield opened
 
 
-async def test_fifty_at_once_take_exactly_the_limit(database):
+async def test_fifty_at_once_take_exactly_the_limit(database: Database) -> None:
     async def one() -> bool:
         try:
             await database.write(quotas.charge, "p", {"instances": 1, "cores": 2}, {"instances": 10, "cores": 100})
@@ -31,7 +33,7 @@ async def test_fifty_at_once_take_exactly_the_limit(database):
     assert (used["instances"], used["cores"]) == (10, 20)
 
 
-async def test_a_charge_is_all_or_nothing_and_says_all_that_lacks(database):
+async def test_a_charge_is_all_or_nothing_and_says_all_that_lacks(database: Database) -> None:
     limits = {"instances": 10, "cores": 4, "ram": 1024}
     await database.write(quotas.charge, "p", {"instances": 1, "cores": 2, "ram": 512}, limits)
     with pytest.raises(QuotaExceeded) as caught:
@@ -43,20 +45,20 @@ async def test_a_charge_is_all_or_nothing_and_says_all_that_lacks(database):
     assert (used["instances"], used["cores"], used["ram"]) == (1, 2, 512)
 
 
-async def test_the_message_names_one_resource(database):
+async def test_the_message_names_one_resource(database: Database) -> None:
     await database.write(quotas.charge, "p", {"instances": 10}, {"instances": 10})
     with pytest.raises(QuotaExceeded) as caught:
         await database.write(quotas.charge, "p", {"instances": 1}, {"instances": 10})
     assert caught.value.message == ("Quota exceeded for instances: Requested 1, but already used 10 of 10 instances")
 
 
-async def test_minus_one_is_no_limit_and_zero_is_nothing(database):
+async def test_minus_one_is_no_limit_and_zero_is_nothing(database: Database) -> None:
     await database.write(quotas.charge, "p", {"instances": 5000}, {"instances": -1})
     with pytest.raises(QuotaExceeded):
         await database.write(quotas.charge, "q", {"instances": 1}, {"instances": 0})
 
 
-async def test_release_gives_back_and_never_goes_below_nothing(database):
+async def test_release_gives_back_and_never_goes_below_nothing(database: Database) -> None:
     limits = {"instances": 2}
     await database.write(quotas.charge, "p", {"instances": 2}, limits)
     await database.write(quotas.release, "p", {"instances": 1})
@@ -65,7 +67,7 @@ async def test_release_gives_back_and_never_goes_below_nothing(database):
     assert (await database.read(quotas.usage, "p"))["instances"] == 0
 
 
-async def test_charge_up_to_takes_what_there_is_room_for(database):
+async def test_charge_up_to_takes_what_there_is_room_for(database: Database) -> None:
     limits = {"instances": 10, "cores": 9}
     assert await database.write(quotas.charge_up_to, "p", {"instances": 1, "cores": 2}, 1, 8, limits) == 4
     with pytest.raises(QuotaExceeded):
@@ -74,7 +76,7 @@ async def test_charge_up_to_takes_what_there_is_room_for(database):
     assert (used["instances"], used["cores"]) == (4, 8)
 
 
-async def test_concurrent_charge_up_to_never_passes_the_limit(database):
+async def test_concurrent_charge_up_to_never_passes_the_limit(database: Database) -> None:
     async def one() -> int:
         try:
             return await database.write(quotas.charge_up_to, "p", {"instances": 1}, 1, 3, {"instances": 10})
@@ -84,7 +86,7 @@ async def test_concurrent_charge_up_to_never_passes_the_limit(database):
     assert sum(await asyncio.gather(*(one() for _ in range(12)))) == 10
 
 
-async def test_limits_come_from_the_project_then_the_class_then_the_defaults(database):
+async def test_limits_come_from_the_project_then_the_class_then_the_defaults(database: Database) -> None:
     defaults = {"instances": 10, "cores": 20, "ram": 100}
     await database.write(quotas.set_class_limits, "default", {"instances": 5, "cores": 6})
     await database.write(quotas.set_limits, "p", {"instances": 7})
@@ -96,7 +98,7 @@ async def test_limits_come_from_the_project_then_the_class_then_the_defaults(dat
     assert await database.read(quotas.limits_for, "p", defaults, "u") == {"instances": 5, "cores": 6, "ram": 100}
 
 
-async def test_a_users_own_limit_holds_beside_the_projects(database):
+async def test_a_users_own_limit_holds_beside_the_projects(database: Database) -> None:
     await database.write(quotas.set_limits, "p", {"instances": 1}, "u")
 
     def charge(conn: sa.Connection, user: str) -> None:
@@ -112,7 +114,7 @@ async def test_a_users_own_limit_holds_beside_the_projects(database):
     await database.write(charge, "u")
 
 
-async def test_key_pairs_are_counted_by_user_alone(database):
+async def test_key_pairs_are_counted_by_user_alone(database: Database) -> None:
     await database.write(quotas.charge, "", {"key_pairs": 1}, {"key_pairs": 1}, "u")
     with pytest.raises(QuotaExceeded):
         await database.write(quotas.charge, "", {"key_pairs": 1}, {"key_pairs": 1}, "u")
@@ -120,7 +122,7 @@ async def test_key_pairs_are_counted_by_user_alone(database):
     assert (await database.read(quotas.usage, "", "u"))["key_pairs"] == 1
 
 
-async def test_drift_is_listed_and_mended(database):
+async def test_drift_is_listed_and_mended(database: Database) -> None:
     await database.write(quotas.charge, "p", {"instances": 3}, {"instances": 10})
     found = await database.read(quotas.drift)
     assert [(each.resource, each.recorded, each.actual) for each in found] == [("instances", 3, 0)]

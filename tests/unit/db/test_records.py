@@ -1,12 +1,16 @@
 """Actions, flavors, services and nodes: written twice is written once, on both databases."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import actions, flavors, nodes, services
+from micronova.db import flavors, nodes, services
+from micronova.db import instance_actions as actions
+from micronova.db.engine import Database
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.orders import NodeResources
@@ -14,12 +18,12 @@ from tests.unit.db.databases import KINDS, compute_database
 
 
 @pytest.fixture(params=KINDS)
-async def database(request):
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     async with compute_database(request.param, request) as opened:
         yield opened
 
 
-async def test_an_action_is_recorded_once_and_its_first_end_counts(database):
+async def test_an_action_is_recorded_once_and_its_first_end_counts(database: Database) -> None:
     for _ in range(2):
         await database.write(actions.start, ["i1", "i2"], "req-1", "create", "u", "p", 100)
         await database.write(actions.event_start, "i1", "req-1", 1, "compute_build", 110, "h1")
@@ -29,28 +33,30 @@ async def test_an_action_is_recorded_once_and_its_first_end_counts(database):
     await database.write(actions.finish, "i1", "req-1", 150)
     await database.write(actions.finish, "i1", "req-1", 160, "later")
     action = await database.read(actions.get, "i1", "req-1")
+    assert action is not None
     assert (action.message, action.finish_time, action.updated_at) == ("Error", 150, 150)
     second, first = await database.read(actions.events, "i1", "req-1")
     assert (first.start_time, first.finish_time, first.result, first.host, first.details) == (
         110, 120, "Error", "h1", "no disk",
     )  # fmt: skip
     assert (second.start_time, second.finish_time, second.result) == (135, 140, "Success")
-    assert (await database.read(actions.get, "i2", "req-1")).finish_time is None
+    other = await database.read(actions.get, "i2", "req-1")
+    assert other is not None and other.finish_time is None
 
 
-async def test_actions_are_paged_newest_first(database):
+async def test_actions_are_paged_newest_first(database: Database) -> None:
     for number in range(5):
         await database.write(actions.start, "i1", f"req-{number}", "stop", "u", "p", 100 + number)
     page = await database.read(actions.list_for, "i1", limit=2)
-    assert [row.request_id for row in page] == ["req-4", "req-3"]
+    assert page is not None and [row.request_id for row in page] == ["req-4", "req-3"]
     page = await database.read(actions.list_for, "i1", limit=2, marker="req-3")
-    assert [row.request_id for row in page] == ["req-2", "req-1"]
+    assert page is not None and [row.request_id for row in page] == ["req-2", "req-1"]
     assert await database.read(actions.list_for, "i1", marker="nothing") is None
     page = await database.read(actions.list_for, "i1", changes_since=101, changes_before=102)
-    assert [row.request_id for row in page] == ["req-2", "req-1"]
+    assert page is not None and [row.request_id for row in page] == ["req-2", "req-1"]
 
 
-async def test_flavors_are_seen_by_whom_they_are_for(database):
+async def test_flavors_are_seen_by_whom_they_are_for(database: Database) -> None:
     await database.write(flavors.insert, Flavor(id="1", name="one", ram=1, vcpus=1, disk=1), 1)
     await database.write(flavors.insert, Flavor(id="2", name="two", ram=2, vcpus=1, disk=1, is_public=False), 2)
     with pytest.raises(Conflict):
@@ -67,7 +73,7 @@ async def test_flavors_are_seen_by_whom_they_are_for(database):
 
 
 @pytest.mark.parametrize("descending", [False, True])
-async def test_flavors_are_paged_by_any_key_even_one_that_is_empty(database, descending):
+async def test_flavors_are_paged_by_any_key_even_one_that_is_empty(database: Database, descending: bool) -> None:
     for number in range(6):
         about = None if number % 2 else f"d{number % 3}"
         flavor = Flavor(id=f"f{number}", name=f"n{number}", ram=1, vcpus=1, disk=1, description=about)
@@ -85,7 +91,7 @@ async def test_flavors_are_paged_by_any_key_even_one_that_is_empty(database, des
     assert paged == everything and len(paged) == 6
 
 
-async def test_heartbeats_register_each_host_once(database):
+async def test_heartbeats_register_each_host_once(database: Database) -> None:
     hosts = [f"h{number}" for number in range(20)]
     await asyncio.gather(
         *(database.write(services.heartbeat, "nova-compute", hosts[n % 3 :: 3], 10 + n) for n in range(12))
@@ -97,14 +103,14 @@ async def test_heartbeats_register_each_host_once(database):
     assert {row.last_seen_at for row in await database.read(services.list_)} == {99}
 
 
-def _node(name: str, **more: object) -> NodeResources:
+def _node(name: str, **more: Any) -> NodeResources:
     return NodeResources(
         node=name, node_uuid=f"uuid-{name}", hypervisor_type="fake", hypervisor_version=1, vcpus=8,
         memory_mb=8192, local_gb=100, reserved={"MEMORY_MB": 512}, **more,
     )  # fmt: skip
 
 
-async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(database):
+async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(database: Database) -> None:
     await database.write(nodes.upsert, "h1", [_node("n1"), _node("n2")], 10, ratios={"VCPU": 4.0})
     await database.write(nodes.upsert, "h1", [_node("n1", running_vms=3)], 20, ratios={"VCPU": 2.0})
     first, second = await database.read(nodes.list_)
@@ -118,13 +124,13 @@ async def test_nodes_are_recorded_with_their_capacity_and_keep_what_is_used(data
     assert await database.read(nodes.list_) == []
 
 
-async def test_the_nodes_of_many_hosts_take_few_statements(database):
+async def test_the_nodes_of_many_hosts_take_few_statements(database: Database) -> None:
     reports = {f"h{number}": [_node(f"n{number}")] for number in range(50)}
     counted = []
     for now in (10, 20):
 
-        def upsert(conn, now=now):
-            statements = []
+        def upsert(conn: sa.Connection, now: int = now) -> int:
+            statements: list[str] = []
             listener = lambda *args: statements.append(args[2])  # noqa: E731
             sa.event.listen(conn, "before_cursor_execute", listener)
             try:

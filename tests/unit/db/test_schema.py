@@ -9,7 +9,7 @@ from micronova.db import schema
 from micronova.db.engine import open_database
 from micronova.db.tables import metadata
 from micronova.objects.errors import MicronovaError
-from tests.unit.identity.test_schema import described
+from tests.unit.embedded.identity.test_schema import described
 
 MIGRATIONS = "micronova.db.migrations"
 

@@ -4,11 +4,11 @@ import base64
 
 import pytest
 
-from micronova.http.context import RequestContext
-from micronova.http.host_keys import AGAIN, LIFETIME, HeldKeys, HostKeyring, HostTickets, sign_metadata
+from micronova.http.host_keys import LIFETIME, RETRY_INTERVAL, HeldKeys, HostKeyring, HostTickets, sign_metadata
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, MicronovaError, Unauthorized, Unavailable
 from micronova.objects.host_keys import HostKeys
-from tests.unit.network.world import ALICE, Tokens
+from tests.unit.embedded.network.world import ALICE, Tokens
 
 KEYRING = HostKeyring(b"0123456789abcdef")
 NOW = 1_800_000_000.0
@@ -116,7 +116,7 @@ async def test_a_host_goes_on_while_conductors_are_away() -> None:
     for _ in range(3):
         assert await conductor.expiry() == NOW + LIFETIME
     assert conductor.asked == 2, "it does not ask each time"
-    conductor.now += AGAIN
+    conductor.now += RETRY_INTERVAL
     await conductor.expiry()
     assert conductor.asked == 3
     conductor.now = NOW + LIFETIME
@@ -141,7 +141,7 @@ async def test_refused_keys_are_exchanged_but_not_in_a_flood() -> None:
     conductor.held.forget()
     await conductor.expiry()
     assert conductor.asked == 1
-    conductor.now += AGAIN
+    conductor.now += RETRY_INTERVAL
     conductor.held.forget()
     assert await conductor.expiry() == conductor.now + LIFETIME
     assert conductor.asked == 2

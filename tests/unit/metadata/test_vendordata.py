@@ -1,4 +1,4 @@
-"""What the operator tells guests: from a file, and from services that are really asked."""
+"""The operator's data for guests: from a file, and from services over HTTP."""
 
 import asyncio
 import json

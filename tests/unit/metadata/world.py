@@ -1,4 +1,4 @@
-"""A guest to tell something about."""
+"""A guest with metadata."""
 
 import base64
 from typing import Any
@@ -31,7 +31,6 @@ def vif(**changes: Any) -> VIF:
 def instance(**changes: Any) -> InstanceSpec:
     known: dict[str, Any] = {
         "uuid": UUID,
-        "epoch": 3,
         "project_id": "project-1",
         "user_id": "user-1",
         "name": "Server 1",
@@ -50,5 +49,5 @@ def instance(**changes: Any) -> InstanceSpec:
 
 
 def facts(vifs: tuple[VIF, ...] = (vif(),), **changes: Any) -> Facts:
-    """A guest with all that one can have; `changes` are to the instance."""
+    """Return a guest with everything that a guest can have; `changes` are to the instance."""
     return Facts(instance=instance(**changes), vifs=vifs)

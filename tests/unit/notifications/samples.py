@@ -1,8 +1,9 @@
 """A server as the conductor knows it, and who asked for it."""
 
-from typing import Any
+from typing import Any, cast
 
-from micronova.rpc.contract import Context
+from micronova.objects.context import Context
+from micronova.objects.instance import Fault, InstanceRow
 
 CREATED = 1_351_518_131_000_000  # 2012-10-29 13:42:11 UTC
 UUID = "178b0921-8f85-4257-88b6-2e743b5a975c"
@@ -11,12 +12,12 @@ PORT = "ce531f90-199f-48c0-816c-13e38010b442"
 CONTEXT = Context(
     request_id="req-5b6c791d-5709-4f36-8fbe-c3e02869e35d", user_id="ada", project_id="engines", roles=("member",)
 )
-FAULT = {"code": 500, "message": "No valid host was found.", "details": "RamFilter: 3", "created": CREATED}
+FAULT: Fault = {"code": 500, "message": "No valid host was found.", "details": "RamFilter: 3", "created": CREATED}
 
 
-def server(**changes: Any) -> dict[str, Any]:
+def server(**changes: Any) -> InstanceRow:
     """Return the row of a running server."""
-    return {
+    row: Any = {
         "uuid": UUID,
         "project_id": "engines",
         "user_id": "ada",
@@ -83,3 +84,4 @@ def server(**changes: Any) -> dict[str, Any]:
         "terminated_at": None,
         **changes,
     }
+    return cast("InstanceRow", row)

@@ -8,12 +8,11 @@ import pytest
 
 from micronova.conf.settings import load
 from micronova.notifications.envelope import Message
-from micronova.notifications.notifier import NoNotifications, Notifier, make_notifier
+from micronova.notifications.notifier import BusNotifier, NoNotifications, make_notifier
 from micronova.notifications.publisher import Notification
 from micronova.objects.clock import SystemClock
 from micronova.objects.flavor import Flavor
-from micronova.objects.scheduling import RequestSpec
-from micronova.scheduler.rpcapi import SelectDestinations
+from micronova.objects.scheduling import RequestSpec, SelectDestinations
 from tests.unit.notifications.samples import CONTEXT, FAULT, UUID, server
 
 
@@ -35,10 +34,10 @@ class Fixed(SystemClock):
         return 1_351_518_133.25
 
 
-def notifier(**topics: tuple[str, ...]) -> tuple[Notifier, Kept]:
+def notifier(**topics: tuple[str, ...]) -> tuple[BusNotifier, Kept]:
     kept = Kept()
     chosen = topics or {"unversioned_topics": ("notifications",), "versioned_topics": ("versioned_notifications",)}
-    made = Notifier(
+    made = BusNotifier(
         kept,  # type: ignore[arg-type]
         host="controller",
         clock=Fixed(),
@@ -91,7 +90,7 @@ def test_the_end_of_a_delete_shows_a_deleted_server() -> None:
     assert data["deleted_at"] == data["terminated_at"] == "2012-10-29T13:42:13Z"
 
 
-def test_decisions_are_told_by_the_scheduler() -> None:
+def test_the_scheduler_notifies_of_decisions() -> None:
     sender, kept = notifier()
     flavor = Flavor(id="1", name="m1.tiny", ram=512, vcpus=1, disk=1)
     spec = RequestSpec(project_id="engines", user_id="ada", flavor=flavor)
@@ -120,7 +119,7 @@ def test_several_topics_get_a_message_each() -> None:
 async def test_without_a_broker_or_a_format_nothing_is_sent(sections: dict[str, Any], sends: bool) -> None:
     settings = load(environ={}, **sections)
     made = make_notifier(settings, host="h", clock=SystemClock(), random=random.Random(1))
-    assert isinstance(made, Notifier) is sends
+    assert isinstance(made, BusNotifier) is sends
     assert isinstance(made, NoNotifications)
     await made.start()
     await made.stop()

@@ -23,7 +23,7 @@ FLAVOR_FIELDS = set(
 
 
 def opened(payload: dict[str, Any], name: str, version: str) -> dict[str, Any]:
-    """Check what an object says it is, and give its data."""
+    """Check the name and version of an object, and return its data."""
     assert set(payload) == {"nova_object.name", "nova_object.namespace", "nova_object.version", "nova_object.data"}
     assert payload["nova_object.namespace"] == "nova"
     assert (payload["nova_object.name"], payload["nova_object.version"]) == (name, version)
@@ -31,7 +31,7 @@ def opened(payload: dict[str, Any], name: str, version: str) -> dict[str, Any]:
     return data
 
 
-def test_a_create_is_told_with_all_that_novas_payload_has() -> None:
+def test_the_payload_of_a_create_has_all_fields_of_novas() -> None:
     payload = versioned.instance_payload("create", server(), CONTEXT, None)
     data = opened(payload, "InstanceCreatePayload", "1.13")
     assert set(data) == CREATE_FIELDS
@@ -73,7 +73,7 @@ def test_a_server_that_is_just_being_built_has_nulls() -> None:
     assert data["keypairs"] == []
 
 
-def test_a_fault_is_told_as_an_exception() -> None:
+def test_a_fault_is_an_exception_payload() -> None:
     data = opened(versioned.instance_payload("create", server(), CONTEXT, FAULT), "InstanceCreatePayload", "1.13")
     fault = opened(data["fault"], "ExceptionPayload", "1.1")
     assert set(fault) == {"module_name", "function_name", "exception", "exception_message", "traceback"}
@@ -108,7 +108,7 @@ def test_the_unversioned_payload_says_what_the_event_is_about() -> None:
     assert (failed["message"], failed["code"]) == ("No valid host was found.", 500)
 
 
-def test_a_decision_is_told_with_what_was_asked() -> None:
+def test_the_payload_of_a_decision_has_the_request() -> None:
     spec = RequestSpec(
         project_id="engines",
         user_id="ada",

@@ -38,6 +38,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "plain": [{"device": "vth11111111-11", "zone": 7}],
         "groups": [{"id": UUID, "addresses": ["10.0.0.4/32"]}],
     },
+    "check_firewall": {},
     "load_router": {
         "namespace": ROUTER, "gateway": "dev11111111-11", "source": "203.0.113.5",
         "floating": [{"floating": "203.0.113.9", "fixed": "10.0.0.3"}],

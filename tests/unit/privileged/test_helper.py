@@ -8,14 +8,16 @@ import struct
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from micronova.privileged import dnsmasq, rulesets
+from micronova.objects.errors import Unavailable
+from micronova.privileged import dnsmasq, rulesets, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused
 from micronova.privileged.client import HelperProcess, PrivilegedClient, PrivilegedError
-from micronova.privileged.helper import Helper, serve
+from micronova.privileged.helper import Helper, Listener, serve
 from micronova.privileged.names import prefix_of
 
 PREFIX = "mn-1a2b3c4d"
@@ -64,6 +66,9 @@ async def test_a_client_asks_a_helper_and_connects_again(tmp_path: Path) -> None
         assert answer.found == v.Found()
         with pytest.raises(PrivilegedError, match="refused"):
             await client.call(v.EnsureNamespace(namespace="mn-00000000"))
+        many = v.Group(id="11111111-0000-4000-8000-000000000001", addresses=("2001:db8::/32",) * (wire.LIMIT // 14))
+        with pytest.raises(PrivilegedError, match=r"LoadFirewall: .* more than the helper accepts"):
+            await client.call(v.LoadFirewall(groups=(many,)))
         await asyncio.to_thread(helper.stop)
         await asyncio.to_thread(helper.start)
         assert (await client.call(v.Inventory())).found == v.Found()
@@ -71,6 +76,45 @@ async def test_a_client_asks_a_helper_and_connects_again(tmp_path: Path) -> None
         await client.close()
         await asyncio.to_thread(helper.stop)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")
+def test_the_socket_is_its_users_and_no_other_file_changes_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, roots = tmp_path / "place", tmp_path / "root's"
+    place.mkdir(mode=0o700)
+    os.chown(place, 65533, 65533)
+    owners = []
+    bind = socket.socket.bind
+
+    class Exchanged(socket.socket):
+        """A socket whose file the user exchanges for a file of root's as soon as it is there."""
+
+        def bind(self, address: Any) -> None:
+            bind(self, address)
+            acting = os.geteuid()
+            os.seteuid(0)
+            owners.append((place / "s").stat().st_uid)
+            roots.touch()
+            roots.rename(place / "s")
+            os.seteuid(acting)
+
+    monkeypatch.setattr(socket, "socket", Exchanged)
+    listener = Listener(Helper(PREFIX, tmp_path), place / "s", 65533)
+    listener.socket.close()
+    assert os.geteuid() == 0 and owners == [65533]
+    assert (place / "s").stat().st_uid == 0
+
+
+async def test_a_client_follows_no_link_to_the_socket_of_another_helper(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other"))
+        other.listen(1)
+        (tmp_path / "s").symlink_to(tmp_path / "other")
+        client = PrivilegedClient(tmp_path / "s")
+        with pytest.raises(Unavailable, match="does not answer"):
+            await asyncio.wait_for(client.call(v.Inventory()), 10)
 
 
 def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
@@ -81,6 +125,16 @@ def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
     assert f"{MAC} . 10.0.0.3/32" in text
     assert '"tap11111111-11" : jump honest1' in text
     assert "delete table inet micronova" in text
+
+
+def test_a_guest_is_no_router_in_the_family_that_reassembles_fragments_either() -> None:
+    """The bridge family sees each fragment, and the first need not hold the type of an ICMPv6 message."""
+    every = tuple(v.FilterRule(ingress=ingress, version=6) for ingress in (True, False))
+    for stateful in (True, False):
+        guarded = v.Guarded(tap="tap11111111-11", zone=7, stateful=stateful, rules=every)
+        inet = rulesets.firewall(v.LoadFirewall(guarded=(guarded,))).partition("table inet micronova {")[2]
+        sent = inet.partition("chain out1 {")[2].strip().splitlines()
+        assert sent[0] == "icmpv6 type { nd-router-advert, nd-redirect } drop;", "before any rule that lets it pass"
 
 
 def test_dnsmasq_is_told_of_changes_by_files_and_not_by_its_command_line(tmp_path: Path) -> None:
@@ -107,6 +161,7 @@ def test_dnsmasq_is_told_of_changes_by_files_and_not_by_its_command_line(tmp_pat
 async def test_only_the_named_user_may_ask(tmp_path: Path) -> None:
     place = Path(tempfile.mkdtemp(prefix="mn-", dir="/tmp"))
     place.chmod(0o755)
+    os.chown(place, 65533, -1)
     helper = HelperProcess(PREFIX, place / "s", uid=65533, directory=tmp_path / "run")
     await asyncio.to_thread(helper.start)
     try:

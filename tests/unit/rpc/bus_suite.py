@@ -5,6 +5,7 @@ A module that imports them gives the fixtures `bus_url` and `sender` (whom recei
 
 import asyncio
 import random
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -14,9 +15,10 @@ import pytest
 import pytest_asyncio
 
 from micronova.objects.clock import SystemClock
+from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost
 from micronova.rpc.bus import Bus, connect
-from micronova.rpc.contract import Context, Interface, Method
+from micronova.rpc.contract import Interface, Method
 from micronova.rpc.errors import (
     BusUnavailable,
     CallTimeout,
@@ -32,7 +34,7 @@ CONTEXT = Context(request_id="req-1", user_id="user", project_id="project", trac
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    """Wait for something that must happen, without hanging for ever if it does not."""
+    """Wait for something that must happen, for at most 20 seconds."""
     return await asyncio.wait_for(awaitable, 20)
 
 
@@ -43,8 +45,8 @@ class Job(msgspec.Struct):
     tags: list[str] = []
 
 
-class Room:
-    """A topic of its own with a few methods, as a room's rpcapi.py would declare it."""
+class SampleAPI:
+    """A topic with two methods, declared as a role's rpcapi.py declares its own."""
 
     def __init__(self, topic: str, namespace: str = "") -> None:
         self.topic = topic
@@ -66,7 +68,7 @@ class Handler:
         await self._take(context, params)
 
     async def ask(self, context: Context, params: Job) -> Job:
-        """Answer a call with what it carried, unless the test has other wishes."""
+        """Answer a call with what it carried, unless the test gives another answer."""
         answer = await self._take(context, params)
         return answer if isinstance(answer, Job) else params
 
@@ -135,105 +137,105 @@ async def bus(make_bus: MakeBus) -> Bus:
 
 
 @pytest.fixture
-def room() -> Room:
-    return Room(f"room-{uuid.uuid4().hex[:8]}")
+def api() -> SampleAPI:
+    return SampleAPI(f"sample-{uuid.uuid4().hex[:8]}")
 
 
-async def test_call_brings_back_the_result(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_call_brings_back_the_result(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     async def double(context: Context, job: Job) -> Job:
         return Job(job.number * 2, [*job.tags, "done"])
 
-    await (await make_bus()).serve(room.interface, Handler(double))
-    answer = await bus.call(room.target(), room.ask, Job(21, ["a"]), context=CONTEXT, timeout=20)
+    await (await make_bus()).serve(api.interface, Handler(double))
+    answer = await bus.call(api.target(), api.ask, Job(21, ["a"]), context=CONTEXT, timeout=20)
     assert answer == Job(42, ["a", "done"])
 
 
-async def test_many_calls_at_once_find_their_own_answers(make_bus: MakeBus, bus: Bus, room: Room) -> None:
-    await (await make_bus()).serve(room.interface, Handler(), prefetch=7)
+async def test_many_calls_at_once_find_their_own_answers(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    await (await make_bus()).serve(api.interface, Handler(), prefetch=7)
     answers = await asyncio.gather(
-        *(bus.call(room.target(), room.ask, Job(n), context=CONTEXT, timeout=20) for n in range(200))
+        *(bus.call(api.target(), api.ask, Job(n), context=CONTEXT, timeout=20) for n in range(200))
     )
     assert [answer.number for answer in answers] == list(range(200))
 
 
-async def test_cast_arrives_with_its_context(make_bus: MakeBus, bus: Bus, room: Room, sender: str) -> None:
+async def test_cast_arrives_with_its_context(make_bus: MakeBus, bus: Bus, api: SampleAPI, sender: str) -> None:
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
-    context = msgspec.structs.replace(CONTEXT, sender="somebody else", deadline=1.0)
-    await bus.cast(room.target(), room.work, Job(1), context=context)
+    await (await make_bus()).serve(api.interface, handler)
+    context = msgspec.structs.replace(CONTEXT, sender="another", deadline=1.0)
+    await bus.cast(api.target(), api.work, Job(1), context=context)
     seen, _ = await soon(handler.seen.get())
     # The sender is who the transport says it is; a cast outlives the deadline of the request it came from.
     assert seen == msgspec.structs.replace(CONTEXT, sender=sender)
 
 
-async def test_casts_keep_their_order(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_casts_keep_their_order(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     for n in range(50):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     assert [(await handler.next_job()).number for _ in range(50)] == list(range(50))
 
 
-async def test_large_messages_travel_whole(make_bus: MakeBus, bus: Bus, room: Room) -> None:
-    await (await make_bus()).serve(room.interface, Handler())
+async def test_large_messages_travel_whole(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    await (await make_bus()).serve(api.interface, Handler())
     job = Job(1, ["x" * 1000] * 700)
-    assert await bus.call(room.target(), room.ask, job, context=CONTEXT, timeout=20) == job
+    assert await bus.call(api.target(), api.ask, job, context=CONTEXT, timeout=20) == job
 
 
-async def test_fanout_reaches_every_server_once(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_fanout_reaches_every_server_once(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handlers = [Handler(), Handler(), Handler()]
-    await (await make_bus()).serve(room.interface, handlers[0])
+    await (await make_bus()).serve(api.interface, handlers[0])
     other = await make_bus()
-    await other.serve(room.interface, handlers[1], host="one")
-    await other.serve(room.interface, handlers[2], host="two", shared=False)
+    await other.serve(api.interface, handlers[1], host="one")
+    await other.serve(api.interface, handlers[2], host="two", shared=False)
     for n in range(3):
-        await bus.fanout(room.topic, room.work, Job(n), context=CONTEXT)
+        await bus.fanout(api.topic, api.work, Job(n), context=CONTEXT)
     for handler in handlers:
         assert [(await handler.next_job()).number for _ in range(3)] == [0, 1, 2]
         assert handler.seen.empty()
 
 
-async def test_fanout_to_nobody_is_nothing(bus: Bus, room: Room) -> None:
-    await bus.fanout(room.topic, room.work, Job(1), context=CONTEXT)
+async def test_fanout_to_nobody_is_nothing(bus: Bus, api: SampleAPI) -> None:
+    await bus.fanout(api.topic, api.work, Job(1), context=CONTEXT)
     handler = Handler()
-    await bus.serve(room.interface, handler)
-    await bus.fanout(room.topic, room.work, Job(2), context=CONTEXT)
+    await bus.serve(api.interface, handler)
+    await bus.fanout(api.topic, api.work, Job(2), context=CONTEXT)
     assert (await handler.next_job()).number == 2
 
 
-async def test_a_host_gets_its_own_messages_and_a_share_of_the_topic(bus: Bus, room: Room) -> None:
+async def test_a_host_gets_its_own_messages_and_a_share_of_the_topic(bus: Bus, api: SampleAPI) -> None:
     one, two = Handler(), Handler()
-    await bus.serve(room.interface, one, host="one")
-    await bus.serve(room.interface, two, host="two.example", shared=False)
-    await bus.cast(room.target("two.example"), room.work, Job(2), context=CONTEXT)
-    await bus.cast(room.target("one"), room.work, Job(1), context=CONTEXT)
+    await bus.serve(api.interface, one, host="one")
+    await bus.serve(api.interface, two, host="two.example", shared=False)
+    await bus.cast(api.target("two.example"), api.work, Job(2), context=CONTEXT)
+    await bus.cast(api.target("one"), api.work, Job(1), context=CONTEXT)
     for n in range(10, 14):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     assert (await two.next_job()).number == 2
     assert sorted([(await one.next_job()).number for _ in range(5)]) == [1, 10, 11, 12, 13]
     assert two.seen.empty()
 
 
-async def test_a_cast_waits_for_its_server(make_bus: MakeBus, bus: Bus, room: Room) -> None:
-    await bus.cast(room.target("later"), room.work, Job(1), context=CONTEXT)
-    await bus.cast(room.target(), room.work, Job(2), context=CONTEXT)
+async def test_a_cast_waits_for_its_server(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    await bus.cast(api.target("later"), api.work, Job(1), context=CONTEXT)
+    await bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler, host="later")
+    await (await make_bus()).serve(api.interface, handler, host="later")
     assert {(await handler.next_job()).number, (await handler.next_job()).number} == {1, 2}
 
 
-async def test_a_call_to_nowhere_fails_at_once(bus: Bus, room: Room) -> None:
+async def test_a_call_to_nowhere_fails_at_once(bus: Bus, api: SampleAPI) -> None:
     with pytest.raises(BusUnavailable):
-        await bus.call(room.target("nowhere"), room.ask, Job(), context=CONTEXT, timeout=600)
+        await bus.call(api.target("nowhere"), api.ask, Job(), context=CONTEXT, timeout=600)
 
 
-async def test_servers_of_a_topic_share_its_messages(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_servers_of_a_topic_share_its_messages(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gates = [Gate(), Gate()]
     handlers = [Handler(gate) for gate in gates]
     for handler in handlers:
-        await (await make_bus()).serve(room.interface, handler, prefetch=1)
+        await (await make_bus()).serve(api.interface, handler, prefetch=1)
     for n in range(10):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     # Each takes one and is busy with it, so the other must have taken the other.
     numbers = [(await handler.next_job()).number for handler in handlers]
     for gate in gates:
@@ -246,76 +248,80 @@ async def test_servers_of_a_topic_share_its_messages(make_bus: MakeBus, bus: Bus
     assert sorted(numbers) == list(range(10))
 
 
-async def test_namespaces_of_a_topic_are_apart(make_bus: MakeBus, bus: Bus, room: Room) -> None:
-    tasks = Room(room.topic, namespace="compute_task")
+async def test_namespaces_of_a_topic_are_apart(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    tasks = SampleAPI(api.topic, namespace="compute_task")
     plain_handler, tasks_handler = Handler(), Handler()
-    await (await make_bus()).serve(room.interface, plain_handler, host="h")
+    await (await make_bus()).serve(api.interface, plain_handler, host="h")
     await (await make_bus()).serve(tasks.interface, tasks_handler, host="h")
     for host in ("h", None):
-        await bus.cast(room.target(host), room.work, Job(1), context=CONTEXT)
+        await bus.cast(api.target(host), api.work, Job(1), context=CONTEXT)
         await bus.cast(tasks.target(host), tasks.work, Job(2), context=CONTEXT)
-    await bus.fanout(room.topic, room.work, Job(1), context=CONTEXT)
-    await bus.fanout(room.topic, tasks.work, Job(2), context=CONTEXT)
+    await bus.fanout(api.topic, api.work, Job(1), context=CONTEXT)
+    await bus.fanout(api.topic, tasks.work, Job(2), context=CONTEXT)
     assert [(await plain_handler.next_job()).number for _ in range(3)] == [1, 1, 1]
     assert [(await tasks_handler.next_job()).number for _ in range(3)] == [2, 2, 2]
 
 
-async def test_a_domain_error_arrives_as_itself(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_a_domain_error_arrives_as_itself(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     async def refuse(context: Context, job: Job) -> None:
         raise NoValidHost("no host fits", reasons={"RamFilter": 3}, seen={"not": "plain", "set": {1}})
 
-    await (await make_bus()).serve(room.interface, Handler(refuse))
+    await (await make_bus()).serve(api.interface, Handler(refuse))
     with pytest.raises(NoValidHost) as caught:
-        await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
+        await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
     assert caught.value.message == "no host fits"
     assert caught.value.details["reasons"] == {"RamFilter": 3}
 
 
-async def test_an_unknown_error_arrives_as_remote_error(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_an_unknown_error_arrives_as_remote_error(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     async def fail(context: Context, job: Job) -> None:
         if job.number:
             raise RemoteError("of_a_newer_version", "what is this?", {"n": job.number})
         raise KeyError("oops")
 
-    await (await make_bus()).serve(room.interface, Handler(fail))
+    await (await make_bus()).serve(api.interface, Handler(fail))
     with pytest.raises(RemoteError) as caught:
-        await bus.call(room.target(), room.ask, Job(0), context=CONTEXT, timeout=20)
+        await bus.call(api.target(), api.ask, Job(0), context=CONTEXT, timeout=20)
     assert (caught.value.code, caught.value.details) == ("unexpected", {"exception": "KeyError"})
     with pytest.raises(RemoteError) as caught:
-        await bus.call(room.target(), room.ask, Job(7), context=CONTEXT, timeout=20)
+        await bus.call(api.target(), api.ask, Job(7), context=CONTEXT, timeout=20)
     assert (caught.value.code, caught.value.details) == ("of_a_newer_version", {"n": 7})
 
 
-async def test_a_call_times_out_and_its_handler_is_cancelled(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_a_call_times_out_and_its_handler_is_cancelled(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gate = Gate()
     server_bus = await make_bus()
-    await server_bus.serve(room.interface, Handler(gate))
+    await server_bus.serve(api.interface, Handler(gate))
     with pytest.raises(CallTimeout):
-        await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=0.2)
+        await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=0.2)
     await soon(gate.cancelled.wait())
     assert bus.stats().pending_calls == 0
     # The server lives on.
     gate.open.set()
-    assert await bus.call(room.target(), room.ask, Job(3), context=CONTEXT, timeout=20) == Job(3)
-    assert server_bus.stats().expired == {room.ask.label: 1}
+    assert await bus.call(api.target(), api.ask, Job(3), context=CONTEXT, timeout=20) == Job(3)
+    assert server_bus.stats().expired == {api.ask.label: 1}
 
 
-async def test_a_call_that_arrives_too_late_is_not_run(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_a_call_that_arrives_too_late_is_not_run(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI, sender: str, caplog: pytest.LogCaptureFixture
+) -> None:
     gate = Gate()
     handler = Handler(gate)
     server_bus = await make_bus()
-    await server_bus.serve(room.interface, handler, prefetch=1)
-    await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
+    await server_bus.serve(api.interface, handler, prefetch=1)
+    await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
     assert (await handler.next_job()).number == 1
     with pytest.raises(CallTimeout):
-        await bus.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=0.1)
+        await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=0.1)
     gate.open.set()
-    await bus.call(room.target(), room.ask, Job(3), context=CONTEXT, timeout=20)
+    await bus.call(api.target(), api.ask, Job(3), context=CONTEXT, timeout=20)
     assert (await handler.next_job()).number == 3
-    assert server_bus.stats().expired == {room.ask.label: 1}
+    assert server_bus.stats().expired == {api.ask.label: 1}
+    late = rf"{re.escape(api.ask.label)} from {sender} arrived \d+\.\d s after its deadline .* compare the clocks"
+    assert re.search(late, caplog.text)
 
 
-async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     inner_bus = await make_bus()
     deadlines: list[float] = []
 
@@ -323,82 +329,82 @@ async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus,
         deadlines.append(context.deadline)
         if job.number:
             return None
-        return await inner_bus.call(room.target(), room.ask, Job(1), context=context, timeout=600)
+        return await inner_bus.call(api.target(), api.ask, Job(1), context=context, timeout=600)
 
-    await inner_bus.serve(room.interface, Handler(pass_on))
-    await bus.call(room.target(), room.ask, Job(0), context=CONTEXT, timeout=20)
+    await inner_bus.serve(api.interface, Handler(pass_on))
+    await bus.call(api.target(), api.ask, Job(0), context=CONTEXT, timeout=20)
     assert deadlines[1] == pytest.approx(deadlines[0], abs=0.001)
 
 
-async def test_no_call_is_made_when_its_deadline_has_passed(bus: Bus, room: Room) -> None:
+async def test_no_call_is_made_when_its_deadline_has_passed(bus: Bus, api: SampleAPI) -> None:
     context = msgspec.structs.replace(CONTEXT, deadline=SystemClock().now() - 1)
     with pytest.raises(CallTimeout):
-        await bus.call(room.target(), room.ask, Job(), context=context, timeout=20)
+        await bus.call(api.target(), api.ask, Job(), context=context, timeout=20)
     assert bus.stats().sent == {}
 
 
 async def test_unknown_fields_are_ignored_and_missing_ones_have_defaults(
-    make_bus: MakeBus, bus: Bus, room: Room
+    make_bus: MakeBus, bus: Bus, api: SampleAPI
 ) -> None:
     class NewerJob(Job):
         colour: str = "red"
 
-    newer = Interface(room.topic, version="1.2")
+    newer = Interface(api.topic, version="1.2")
     newer_ask = newer.method("ask", NewerJob, NewerJob)
-    await (await make_bus()).serve(room.interface, Handler())
+    await (await make_bus()).serve(api.interface, Handler())
     answer = await bus.call(newer.target(), newer_ask, NewerJob(5, colour="blue"), context=CONTEXT, timeout=20)
     assert answer == NewerJob(5, colour="red")
 
 
-async def test_what_does_not_fit_the_type_is_refused(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_what_does_not_fit_the_type_is_refused(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     class OtherJob(msgspec.Struct):
         number: str
 
-    other = Interface(room.topic)
+    other = Interface(api.topic)
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     with pytest.raises(InvalidMessage):
         await bus.call(other.target(), other.method("ask", OtherJob), OtherJob("x"), context=CONTEXT, timeout=20)
     assert handler.seen.empty()
 
 
-async def test_a_newer_contract_than_the_servers_is_refused(make_bus: MakeBus, bus: Bus, room: Room) -> None:
-    newer = Interface(room.topic, version="1.3")
+async def test_a_newer_contract_than_the_servers_is_refused(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
+    newer = Interface(api.topic, version="1.3")
     ask = newer.method("ask", Job, Job, since="1.3")
     unknown = newer.method("unheard_of", Job, Job)
-    await (await make_bus()).serve(room.interface, Handler())
+    await (await make_bus()).serve(api.interface, Handler())
     with pytest.raises(VersionTooNew):
         await bus.call(newer.target(), ask, Job(), context=CONTEXT, timeout=20)
     with pytest.raises(NoSuchMethod):
         await bus.call(newer.target(), unknown, Job(), context=CONTEXT, timeout=20)
 
 
-async def test_a_pinned_sender_does_not_send_newer_messages(make_bus: MakeBus, room: Room) -> None:
-    newer = room.interface.method("newer", Job, since="1.1")
-    pinned = await make_bus(pins={room.topic: "1.0"})
-    assert pinned.can_send_version(room.interface, "1.0")
-    assert not pinned.can_send_version(room.interface, "1.1")
+async def test_a_pinned_sender_does_not_send_newer_messages(make_bus: MakeBus, api: SampleAPI) -> None:
+    newer = api.interface.method("newer", Job, since="1.1")
+    pinned = await make_bus(pins={api.topic: "1.0"})
+    assert pinned.can_send_version(api.interface, "1.0")
+    assert not pinned.can_send_version(api.interface, "1.1")
     with pytest.raises(VersionTooNew):
-        await pinned.cast(room.target(), newer, Job(), context=CONTEXT)
-    await pinned.cast(room.target(), room.work, Job(), context=CONTEXT)
+        await pinned.cast(api.target(), newer, Job(), context=CONTEXT)
+    await pinned.cast(api.target(), api.work, Job(), context=CONTEXT)
     free = await make_bus()
-    assert free.can_send_version(room.interface, "1.2")
-    assert not free.can_send_version(room.interface, "1.3")
-    assert not free.can_send_version(room.interface, "2.0")
+    assert free.can_send_version(api.interface, "1.2")
+    assert not free.can_send_version(api.interface, "1.3")
+    assert not free.can_send_version(api.interface, "2.0")
 
 
-async def test_a_handler_must_keep_its_interfaces_promises(bus: Bus, room: Room) -> None:
+async def test_a_handler_must_keep_its_interfaces_promises(bus: Bus, api: SampleAPI) -> None:
     with pytest.raises(TypeError, match="no coroutine work"):
-        await bus.serve(room.interface, object())
+        await bus.serve(api.interface, object())
 
 
-async def test_no_more_handlers_run_than_allowed(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_no_more_handlers_run_than_allowed(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
-    server = await (await make_bus()).serve(room.interface, handler, host="h", prefetch=3)
+    server = await (await make_bus()).serve(api.interface, handler, host="h", prefetch=3)
     for n in range(10):
-        await bus.cast(room.target("h" if n % 2 else None), room.work, Job(n), context=CONTEXT)
-        await bus.fanout(room.topic, room.work, Job(100 + n), context=CONTEXT)
+        await bus.cast(api.target("h" if n % 2 else None), api.work, Job(n), context=CONTEXT)
+        await bus.fanout(api.topic, api.work, Job(100 + n), context=CONTEXT)
     for _ in range(3):
         await handler.next_job()
     assert server.running == 3
@@ -408,43 +414,43 @@ async def test_no_more_handlers_run_than_allowed(make_bus: MakeBus, bus: Bus, ro
     assert gate.most == 3
 
 
-async def test_stop_waits_for_running_handlers(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_stop_waits_for_running_handlers(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
-    server = await (await make_bus()).serve(room.interface, handler)
-    call = asyncio.create_task(bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=20))
+    server = await (await make_bus()).serve(api.interface, handler)
+    call = asyncio.create_task(bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=20))
     await handler.next_job()
     stopping = asyncio.create_task(server.stop())
     await asyncio.wait([stopping], timeout=0.05)
     assert not stopping.done()
     # What comes now is for the next server.
-    await bus.cast(room.target(), room.work, Job(2), context=CONTEXT)
+    await bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
     gate.open.set()
     await soon(stopping)
     assert await soon(call) == Job(1)
     next_handler = Handler()
-    await bus.serve(room.interface, next_handler)
+    await bus.serve(api.interface, next_handler)
     assert (await next_handler.next_job()).number == 2
     assert handler.seen.empty()
 
 
 async def test_a_message_whose_handler_did_not_finish_goes_to_the_next_server(
-    make_bus: MakeBus, bus: Bus, room: Room
+    make_bus: MakeBus, bus: Bus, api: SampleAPI
 ) -> None:
     gate = Gate()
     first, second = Handler(gate), Handler()
-    server = await (await make_bus()).serve(room.interface, first, prefetch=1)
-    await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
-    await bus.cast(room.target(), room.work, Job(2), context=CONTEXT)
+    server = await (await make_bus()).serve(api.interface, first, prefetch=1)
+    await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    await bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
     await first.next_job()
     await soon(server.stop(grace=0))
     assert gate.cancelled.is_set()
-    await bus.serve(room.interface, second)
+    await bus.serve(api.interface, second)
     assert sorted([(await second.next_job()).number, (await second.next_job()).number]) == [1, 2]
 
 
 async def test_a_cast_whose_handler_fails_is_a_dead_letter(
-    make_bus: MakeBus, bus: Bus, room: Room, caplog: pytest.LogCaptureFixture
+    make_bus: MakeBus, bus: Bus, api: SampleAPI, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(context: Context, job: Job) -> None:
         if job.number < 3:
@@ -452,32 +458,32 @@ async def test_a_cast_whose_handler_fails_is_a_dead_letter(
 
     handler = Handler(fail)
     server_bus = await make_bus()
-    await server_bus.serve(room.interface, handler)
-    assert await bus.count_dead_letters() == 0
+    await server_bus.serve(api.interface, handler)
+    assert (await bus.probe()).broker.dead_letters == 0
     for n in range(4):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     for n in range(4):
         assert (await handler.next_job()).number == n
     async with asyncio.timeout(20):
-        while await bus.count_dead_letters() < 3:
+        while (await bus.probe()).broker.dead_letters < 3:
             await asyncio.sleep(0)
-    assert bus.stats().dead_letters == 3
-    assert server_bus.stats().failed == {room.work.label: 3}
+    assert bus.stats().broker.dead_letters == 3
+    assert server_bus.stats().failed == {api.work.label: 3}
     assert "req-1" in caplog.text
 
 
-async def test_a_fanout_whose_handler_fails_is_only_logged(bus: Bus, room: Room) -> None:
+async def test_a_fanout_whose_handler_fails_is_only_logged(bus: Bus, api: SampleAPI) -> None:
     async def fail(context: Context, job: Job) -> None:
         raise KeyError("oops")
 
-    await bus.serve(room.interface, Handler(fail))
-    await bus.fanout(room.topic, room.work, Job(1), context=CONTEXT)
+    await bus.serve(api.interface, Handler(fail))
+    await bus.fanout(api.topic, api.work, Job(1), context=CONTEXT)
     with pytest.raises(RemoteError):
-        await bus.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=20)
-    assert await bus.count_dead_letters() == 0
+        await bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=20)
+    assert (await bus.probe()).broker.dead_letters == 0
 
 
-async def test_nothing_is_shared_by_reference(bus: Bus, room: Room) -> None:
+async def test_nothing_is_shared_by_reference(bus: Bus, api: SampleAPI) -> None:
     kept: list[Job] = []
 
     async def change(context: Context, job: Job) -> Job:
@@ -485,46 +491,46 @@ async def test_nothing_is_shared_by_reference(bus: Bus, room: Room) -> None:
         kept.append(job)
         return job
 
-    await bus.serve(room.interface, Handler(change))
+    await bus.serve(api.interface, Handler(change))
     job = Job(1, ["original"])
-    answer = await bus.call(room.target(), room.ask, job, context=CONTEXT, timeout=20)
+    answer = await bus.call(api.target(), api.ask, job, context=CONTEXT, timeout=20)
     assert job.tags == ["original"]
     answer.tags.clear()
     assert kept[0].tags == ["original", "changed by the handler"]
 
 
-async def test_messages_are_counted(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_messages_are_counted(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     server_bus = await make_bus()
     handler = Handler()
-    await server_bus.serve(room.interface, handler)
-    await bus.cast(room.target(), room.work, Job(1), context=CONTEXT)
-    await bus.cast(room.target(), room.work, Job(2), context=CONTEXT)
-    await bus.fanout(room.topic, room.work, Job(3), context=CONTEXT)
+    await server_bus.serve(api.interface, handler)
+    await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    await bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
+    await bus.fanout(api.topic, api.work, Job(3), context=CONTEXT)
     for _ in range(3):
         await handler.next_job()
-    await bus.call(room.target(), room.ask, Job(4), context=CONTEXT, timeout=20)
+    await bus.call(api.target(), api.ask, Job(4), context=CONTEXT, timeout=20)
     stats = bus.stats()
-    work, ask = f"{room.topic}.work", f"{room.topic}.ask"
+    work, ask = f"{api.topic}.work", f"{api.topic}.ask"
     assert stats.sent == {("cast", work): 2, ("fanout", work): 1, ("call", ask): 1}
     assert (stats.count(), stats.count(kind="cast"), stats.count(method=work)) == (4, 2, 3)
-    assert stats.connected
+    assert stats.broker.connected
     assert server_bus.stats().sent == {("reply", ask): 1}
     assert server_bus.stats().handled == {work: 3, ask: 1}
 
 
-async def test_stopping_a_bus_fails_its_calls(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_stopping_a_bus_fails_its_calls(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     caller = await make_bus()
-    call = asyncio.create_task(caller.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=600))
+    call = asyncio.create_task(caller.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=600))
     await handler.next_job()
     await caller.stop()
     with pytest.raises(BusUnavailable):
         await soon(call)
     gate.open.set()
     with pytest.raises(BusUnavailable):
-        await caller.cast(room.target(), room.work, Job(), context=CONTEXT)
+        await caller.cast(api.target(), api.work, Job(), context=CONTEXT)
 
 
 def distorted(bus: Bus, distortion: Distortion) -> DistortedBus:
@@ -532,51 +538,51 @@ def distorted(bus: Bus, distortion: Distortion) -> DistortedBus:
     return DistortedBus(bus, distortion, clock=SystemClock(), random=random.Random(1))
 
 
-async def test_distortion_drops_casts(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_distortion_drops_casts(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     lossy = distorted(bus, Distortion(drop_casts=True))
-    await lossy.cast(room.target(), room.work, Job(1), context=CONTEXT)
-    assert await lossy.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
+    await lossy.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    assert await lossy.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
     assert (await handler.next_job()).number == 2
     assert handler.seen.empty()
-    assert lossy.dropped == {room.work.label: 1}
+    assert lossy.dropped == {api.work.label: 1}
 
 
-async def test_distortion_delivers_twice(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_distortion_delivers_twice(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     doubling = distorted(bus, Distortion(twice=True))
-    await doubling.cast(room.target(), room.work, Job(1), context=CONTEXT)
-    await doubling.fanout(room.topic, room.work, Job(1), context=CONTEXT)
-    assert await doubling.call(room.target(), room.ask, Job(1), context=CONTEXT, timeout=20) == Job(1)
+    await doubling.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    await doubling.fanout(api.topic, api.work, Job(1), context=CONTEXT)
+    assert await doubling.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=20) == Job(1)
     for _ in range(6):
         await handler.next_job()
     await doubling.arrived()
     assert handler.seen.empty()
 
 
-async def test_distortion_reorders(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_distortion_reorders(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     slow = distorted(bus, Distortion(longest_delay=0.05))
     for n in range(20):
-        await slow.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await slow.cast(api.target(), api.work, Job(n), context=CONTEXT)
     await slow.arrived()
     numbers = [(await handler.next_job()).number for _ in range(20)]
     assert numbers != list(range(20))
     assert sorted(numbers) == list(range(20))
 
 
-async def test_distortion_can_be_limited_to_some_methods(make_bus: MakeBus, bus: Bus, room: Room) -> None:
+async def test_distortion_can_be_limited_to_some_methods(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     def only_ask(method: Method[Any, Any]) -> bool:
         return method.name == "ask"
 
     handler = Handler()
-    await (await make_bus()).serve(room.interface, handler)
+    await (await make_bus()).serve(api.interface, handler)
     doubling = distorted(bus, Distortion(twice=True, drop_casts=True, applies=only_ask))
-    await doubling.cast(room.target(), room.work, Job(1), context=CONTEXT)
+    await doubling.cast(api.target(), api.work, Job(1), context=CONTEXT)
     assert (await handler.next_job()).number == 1
-    await doubling.call(room.target(), room.ask, Job(2), context=CONTEXT, timeout=20)
+    await doubling.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=20)
     assert [(await handler.next_job()).number for _ in range(2)] == [2, 2]
     assert handler.seen.empty()

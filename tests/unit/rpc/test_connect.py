@@ -8,18 +8,18 @@ import pytest
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import connect
 from micronova.rpc.errors import BusUnavailable
-from tests.unit.rpc.bus_suite import CONTEXT, Job, Room
+from tests.unit.rpc.bus_suite import CONTEXT, Job, SampleAPI
 
 
 def test_loops_do_not_meet() -> None:
-    room = Room("room")
+    api = SampleAPI("sample")
 
     async def leave_a_message() -> int:
         bus = connect("local://tests", clock=SystemClock(), random=random.Random())
         await bus.start()
         with pytest.raises(BusUnavailable):
-            await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
-        await bus.cast(room.target(), room.work, Job(), context=CONTEXT)
+            await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
+        await bus.cast(api.target(), api.work, Job(), context=CONTEXT)
         await bus.stop()
         return 1
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from micronova.rpc.contract import Interface, Method, Target, address, fits, parse_version
+from micronova.rpc.contract import Interface, Method, Target, is_compatible, parse_version, queue_name
 
 
 class Params(msgspec.Struct):
@@ -41,15 +41,15 @@ def test_versions_that_are_none(version: str) -> None:
     [("1.0", "1.0", True), ("1.9", "1.10", True), ("1.10", "1.9", False), ("2.0", "1.9", False), ("1.0", "2.0", False)],
 )
 def test_which_versions_fit(wanted: str, offered: str, expected: bool) -> None:
-    assert fits(wanted, offered) is expected
+    assert is_compatible(wanted, offered) is expected
 
 
 def test_each_namespace_and_host_has_its_queue() -> None:
     queues = [
-        address("conductor", ""),
-        address("conductor", "compute_task"),
-        address("conductor", "", "one.example"),
-        address("conductor", "compute_task", "one.example"),
+        queue_name("conductor", ""),
+        queue_name("conductor", "compute_task"),
+        queue_name("conductor", "", "one.example"),
+        queue_name("conductor", "compute_task", "one.example"),
     ]
     assert queues == [
         "conductor",

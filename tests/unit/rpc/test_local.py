@@ -9,7 +9,7 @@ from micronova.rpc import local
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.errors import BusUnavailable
 from tests.unit.rpc.bus_suite import *
-from tests.unit.rpc.bus_suite import CONTEXT, Handler, Job, Room
+from tests.unit.rpc.bus_suite import CONTEXT, Handler, Job, SampleAPI
 
 
 @pytest.fixture
@@ -22,30 +22,30 @@ def sender() -> str:
     return "tests"
 
 
-async def test_a_full_queue_refuses(bus: Bus, room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_queue_refuses(bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "QUEUE_LIMIT", 3)
     for n in range(3):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     with pytest.raises(BusUnavailable):
-        await bus.cast(room.target(), room.work, Job(3), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(3), context=CONTEXT)
     handler = Handler()
-    await bus.serve(room.interface, handler)
+    await bus.serve(api.interface, handler)
     assert [(await handler.next_job()).number for _ in range(3)] == [0, 1, 2]
 
 
-async def test_buses_of_other_names_do_not_meet(bus: Bus, room: Room) -> None:
+async def test_buses_of_other_names_do_not_meet(bus: Bus, api: SampleAPI) -> None:
     other = connect("local://other", clock=SystemClock(), random=random.Random())
     await other.start()
-    await bus.serve(room.interface, Handler())
+    await bus.serve(api.interface, Handler())
     with pytest.raises(BusUnavailable):
-        await other.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
+        await other.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
     await other.stop()
 
 
-async def test_a_busy_sender_does_not_drown_its_servers(bus: Bus, room: Room) -> None:
+async def test_a_busy_sender_does_not_drown_its_servers(bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
-    await bus.serve(room.interface, handler)
+    await bus.serve(api.interface, handler)
     for n in range(local.QUEUE_LIMIT + 1_000):
-        await bus.cast(room.target(), room.work, Job(n), context=CONTEXT)
-    await bus.call(room.target(), room.ask, Job(), context=CONTEXT, timeout=20)
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
+    await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
     assert handler.seen.qsize() == local.QUEUE_LIMIT + 1_001

@@ -35,13 +35,13 @@ async def test_a_claim_takes_and_a_release_gives_back(database: Database) -> Non
     result = await database.write(allocations.claim, [a_claim("i0", "a"), a_claim("i1", "b")], now=7)
     assert result.claimed
     assert await database.read(used) == {"a": 1, "b": 1}
-    (held,) = await database.read(allocations.get, "i0")
+    (held,) = (await database.read(allocations.get_many, ["i0"]))["i0"]
     assert (held.node_uuid, held.host, held.resources) == ("node-a", "a", SMALL)
     assert await database.read(allocation_audit.audit) == []
     await database.write(allocations.release, "i0", now=8)
     await database.write(allocations.release, "i0", now=9)  # harmless
     assert await database.read(used) == {"a": 0, "b": 1}
-    assert await database.read(allocations.get, "i0") == []
+    assert await database.read(allocations.get_many, ["i0"]) == {}
     changed = await database.read(_changed_at)
     assert changed == {"a": 8, "b": 7}
 
@@ -141,7 +141,9 @@ async def test_anti_affinity_is_counted_in_the_claim(database: Database) -> None
 def _to_history(conn: sa.Connection, uuid: str) -> None:
     from micronova.db import instances
 
-    assert instances.to_history(conn, uuid, 5) is not None
+    row = instances.lock(conn, uuid)
+    assert row is not None
+    instances.move_to_deleted(conn, row, 5)
 
 
 async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
@@ -158,18 +160,6 @@ async def test_affinity_is_kept_by_the_claim(database: Database) -> None:
     assert (await database.write(allocations.claim, [a_claim("i0", "b", group=group)], now=1)).claimed
     assert (await database.write(allocations.claim, apart[1:], now=1)).claimed
     assert await database.read(allocations.group_hosts, "g") == {"b": 2}
-
-
-async def test_a_move_holds_two(database: Database) -> None:
-    await make_tables(database)
-    await database.write(cloud)
-    await database.write(allocations.claim, [a_claim("i0", "a")], now=1)
-    assert await database.write(allocations.move, "i0", "migration")
-    assert not await database.write(allocations.move, "i0", "migration")
-    assert (await database.write(allocations.claim, [a_claim("i0", "b")], now=1)).claimed
-    assert await database.read(used) == {"a": 1, "b": 1}
-    await database.write(allocations.release, "migration", now=1)
-    assert await database.read(used) == {"a": 0, "b": 1}
 
 
 async def test_audit_finds_and_mends_drift(database: Database) -> None:

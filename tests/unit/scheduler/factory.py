@@ -6,11 +6,13 @@ from typing import Any
 from micronova.objects.flavor import Flavor
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.filter_scheduler import FilterScheduler
+from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.weights.registry import load_weighers
 
 NOW = 1_000_000.0
+OPTIONS = FilterOptions(service_down_time=60.0)
 
 
 def a_host(name: str, **changes: Any) -> HostState:
@@ -52,12 +54,13 @@ def a_table(*states: HostState) -> HostTable:
 def a_scheduler(multipliers: dict[str, float] | None = None, **options: Any) -> FilterScheduler:
     """Make a scheduler with the default filters."""
     weighers = load_weighers(multipliers, with_plugins=False)
-    return FilterScheduler(load_filters(), weighers, random=random.Random(7), **options)
+    return FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(7), **options)
 
 
 def free_of(table: HostTable) -> dict[str, dict[str, float]]:
     """Give what is free, by node and resource class."""
+    states = {uuid: table.state(table.index(uuid) or 0) for uuid in table.uuids}
     return {
-        uuid: {name: float(table.view().free(name)[table.index(uuid) or 0]) for name in table.resource_classes}
-        for uuid in table.uuids
+        uuid: {name: float(capacity - state.used[name]) for name, capacity in state.capacity.items()}
+        for uuid, state in states.items()
     }

@@ -10,16 +10,16 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.conf.settings import Default, Scheduler, Settings
+from micronova.conf.settings import FilterScheduler
 from micronova.db import allocation_audit, allocations, tables
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
+from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale
-from micronova.objects.scheduling import Placement, RequestSpec
+from micronova.objects.scheduling import Placement, RequestSpec, SelectDestinations
 from micronova.rpc.bus import Bus, connect
-from micronova.rpc.contract import Context
 from micronova.scheduler.manager import SchedulerManager
-from micronova.scheduler.rpcapi import SchedulerAPI, SelectDestinations
+from micronova.scheduler.rpcapi import SchedulerAPI
 from tests.unit.scheduler.factory import a_flavor, a_spec
 from tests.unit.scheduler.rows import a_claim, a_group, add_group, add_host, add_instances, make_tables, used
 
@@ -66,14 +66,26 @@ async def cloud(
     await databases[0].write(fill)
     bus = connect("local://", clock=CLOCK, random=random.Random(1))
     await bus.start()
-    settings = Settings(scheduler=Scheduler(refresh_interval=refresh), default=Default(service_down_time=down_time))
     events: list[Any] = []
 
     def notify(context: Context, event: str, request: SelectDestinations) -> None:
         events.append((context.request_id, event, request.instance_uuids))
 
     managers = [
-        SchedulerManager(settings, database, bus, CLOCK, random.Random(seed), notify)
+        SchedulerManager(
+            FilterScheduler(),
+            database,
+            bus,
+            CLOCK,
+            random.Random(seed),
+            notify,
+            host="scheduler",
+            report_interval=5.0,
+            service_down_time=down_time,
+            refresh_interval=refresh,
+            max_attempts=3,
+            default_zone="nova",
+        )
         for seed, database in enumerate(databases)
     ]
     for manager in managers:
@@ -140,13 +152,11 @@ async def test_what_another_scheduler_took_is_found_out(databases: list[Database
 
 
 async def test_a_host_that_came_or_was_disabled_is_noticed(databases: list[Database]) -> None:
-    async with cloud(databases[:1], hosts=1, refresh=3600.0) as c:
+    async with cloud(databases[:1], hosts=1, refresh=0.0) as c:
         await c.database.write(_add_large_host, "h9")
-        await c.api.hosts_changed(CONTEXT, ["h9"])
         (placement,) = await c.select(a_spec(), "i0")
         assert placement.selected.host == "h9"
         await c.database.write(_disable, "h9")
-        await c.api.hosts_changed(CONTEXT, ["h9"])
         (placement,) = await c.select(a_spec(), "i1")
         assert placement.selected.host == "h0"
 
@@ -178,9 +188,8 @@ def _heard(conn: sa.Connection, host: str, at: float) -> None:
 
 
 async def test_zones_come_from_aggregates(databases: list[Database]) -> None:
-    async with cloud(databases[:1], hosts=3) as c:
+    async with cloud(databases[:1], hosts=3, refresh=0.0) as c:
         await c.database.write(_zone, "az1", "h2")
-        await c.api.hosts_changed(CONTEXT)
         (placement,) = await c.select(a_spec(availability_zone="az1"), "i0")
         assert (placement.selected.host, placement.selected.zone) == ("h2", "az1")
         assert await no_valid_host(c.select(a_spec(availability_zone="az2"), "i1")) is not None

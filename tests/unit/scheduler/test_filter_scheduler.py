@@ -15,7 +15,7 @@ from micronova.scheduler.filters.registry import load_filters
 from micronova.scheduler.host_table import HostTable, HostView
 from micronova.scheduler.weights.base import HostWeigher
 from micronova.scheduler.weights.registry import load_weighers
-from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_scheduler, a_spec, a_table, free_of
+from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table, free_of
 
 
 def place(table: HostTable, spec: RequestSpec, count: int = 1, **options: Any) -> list[str]:
@@ -60,7 +60,7 @@ def test_any_resource_class() -> None:
         for gold in (1, 3, 2)
     ]
     weighers = [*load_weighers(with_plugins=False), Gold()]
-    scheduler = FilterScheduler(load_filters(), weighers, random=random.Random(1))
+    scheduler = FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(1))
     assert scheduler.select(a_table(*hosts), a_spec(), ["i"], now=NOW).placements[0].selected.host == "h3"
 
 
@@ -206,7 +206,7 @@ class Odd(HostWeigher):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_faulty_weigher_has_no_say(answer: Any, count: int, caplog: pytest.LogCaptureFixture) -> None:
     weighers = [*load_weighers(with_plugins=False), Odd(answer)]
-    scheduler = FilterScheduler(load_filters(), weighers, random=random.Random(1))
+    scheduler = FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(1))
     table = a_table(a_host("h1", used={"MEMORY_MB": 5000}), a_host("h2"))
     uuids = ["a", "b"][:count]
     assert scheduler.select(table, a_spec(), uuids, now=NOW).placements[0].selected.host == "h2"

@@ -18,7 +18,7 @@ from micronova.scheduler.filters.image import ImagePropertiesFilter, version_ful
 from micronova.scheduler.filters.operators import Requirement
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
 from micronova.scheduler.host_table import Bools, HostView
-from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_scheduler, a_spec, a_table
+from tests.unit.scheduler.factory import NOW, OPTIONS, a_flavor, a_host, a_scheduler, a_spec, a_table
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_scope_of_extra_specs() -> None:
 
 def passing(each: type[HostFilter], spec: RequestSpec, *hosts: HostState) -> list[str] | None:
     view = a_table(*hosts).view()
-    mask = each(FilterOptions()).mask(view, spec)
+    mask = each(OPTIONS).mask(view, spec)
     return None if mask is None else [host.host for host, passes in zip(hosts, mask, strict=True) if passes]
 
 
@@ -101,6 +101,9 @@ HOSTS = (
         ({"hypervisor_type": "<or> ironic <or> xen"}, ["gpu"]),
         ({"capabilities:hypervisor_version": ">= 7000000"}, ["new", "gpu", "full"]),
         ({"capabilities:gpu": "A100"}, ["gpu"]),
+        ({"gpu": "A100"}, ["old", "new", "gpu", "full"]),  # a host passes that does not know it, as in Nova
+        ({"gpu": "H100"}, ["old", "new", "full"]),
+        ({"colour": "blue"}, ["old", "new", "gpu", "full"]),
         ({"capabilities:numa:nodes": "2"}, ["gpu"]),
         ({"capabilities:free_ram_mb": ">= 4096"}, ["old", "new", "gpu"]),
         ({"capabilities:free_ram_mb": ">= 4096", "capabilities:cpu_info:topology:cores": ">= 8"}, ["new"]),
@@ -186,7 +189,7 @@ class Unmakeable(OnlyH2):
 
 def with_filters(*names: str) -> FilterScheduler:
     scheduler = a_scheduler()
-    return FilterScheduler(load_filters([*BUILT_IN, *names]), scheduler.weighers, random=scheduler._random)
+    return FilterScheduler(load_filters(OPTIONS, [*BUILT_IN, *names]), scheduler.weighers, random=scheduler._random)
 
 
 @pytest.fixture
@@ -224,4 +227,4 @@ def test_faulty_plugins_are_reported_and_skipped(caplog: pytest.LogCaptureFixtur
 @pytest.mark.usefixtures("plugins")
 def test_a_misspelt_filter_is_an_error() -> None:
     with pytest.raises(Invalid, match="RamFitler"):
-        load_filters(["RamFitler"])
+        load_filters(OPTIONS, ["RamFitler"])

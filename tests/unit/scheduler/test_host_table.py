@@ -36,7 +36,7 @@ def a_state(draw: st.DrawFn) -> HostState:
 
 def full(state: HostState, table: HostTable) -> HostState:
     """The state with a zero for classes that only other hosts have, as a table of columns gives it."""
-    zeros = dict.fromkeys(table.resource_classes, 0)
+    zeros = dict.fromkeys(table.state(0).capacity, 0)
     return msgspec.structs.replace(
         state, total=zeros | state.total, capacity=zeros | state.capacity, used=zeros | state.used
     )

@@ -1,4 +1,4 @@
-"""Metrics: what is counted, how it is shown, and what counting costs."""
+"""Metrics: what is counted and how it is shown."""
 
 from micronova.telemetry.metrics import BUCKETS, Histogram, Metrics, render
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from opentelemetry.trace import SpanKind
 
+from micronova.cli.telemetry import Telemetry, make_telemetry
 from micronova.conf.settings import SettingsError, load
 from micronova.objects.clock import SystemClock
 from micronova.telemetry.spans import span
-from micronova.telemetry.telemetry import Telemetry, make_telemetry
 from tests.collector import Collector, collecting
 from tests.peers import peer
 
@@ -32,7 +32,7 @@ def telemetry(url: str) -> Telemetry:
 async def send(url: str) -> None:
     made = telemetry(url)
     assert made.tracing is not None
-    with made.tracing.entrance("compute", "message", f"00-{TRACE}-{PARENT}-01", SpanKind.CONSUMER, number=7):
+    with made.tracing.enter("compute", "message", f"00-{TRACE}-{PARENT}-01", SpanKind.CONSUMER, number=7):
         with pytest.raises(ValueError, match="of tea"), span("step", instance="i", share=0.5):
             raise ValueError("of tea")
     await made.close()
@@ -73,14 +73,14 @@ print(len(found.resource_spans[0].scope_spans[0].spans))
     assert done.stdout == b"2\n"
 
 
-async def test_a_collector_that_is_away_harms_nothing(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+async def test_spans_are_dropped_without_a_collector(collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
     collector.status = 503
     await send(collector.url)
-    assert "2 spans are lost" in caplog.text and "503" in caplog.text
+    assert "2 spans are dropped" in caplog.text and "503" in caplog.text
     await send("http://127.0.0.1:1")
     assert "refused" in caplog.text
 
 
-def test_a_bad_address_is_told_in_one_line() -> None:
+def test_a_bad_address_is_a_clear_error() -> None:
     with pytest.raises(SettingsError, match="otlp_endpoint is the URL of a collector"):
         telemetry("collector:4318")

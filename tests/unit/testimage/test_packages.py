@@ -1,4 +1,4 @@
-"""Which packages the test image needs, as apt tells it; what is missing is named."""
+"""The packages that the test image needs, from apt's lists, and the error if one is missing."""
 
 from pathlib import Path
 
@@ -81,6 +81,6 @@ def test_a_failing_download_says_why(debian: Path, tmp_path: Path) -> None:
 def test_an_image_that_was_built_needs_no_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / f"testimage-{builder._recipe()}.qcow2").write_bytes(b"built before")
+    (cache / f"testimage-{builder._digest()}.qcow2").write_bytes(b"built before")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert builder.build(tmp_path / "new" / "out", cache).read_bytes() == b"built before"

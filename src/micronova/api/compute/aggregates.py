@@ -1,5 +1,6 @@
-"""Host aggregates: groups of hosts with metadata that the scheduler looks at; some are availability zones."""
+"""Host aggregates: groups of hosts with metadata that the scheduler uses; some are availability zones."""
 
+from functools import partial
 from random import Random
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from micronova.api import inputs
 from micronova.api.inputs import STRICT, Body, HostName, Key, NoQuery, Text
 from micronova.api.view import Field, View
 from micronova.db import aggregates
+from micronova.db.aggregates import AggregateRow
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -34,7 +36,7 @@ FULL = View(*_BRIEF, Field("hosts", lambda row, hosts: hosts), Field("metadata",
 
 
 class NewAggregate(Body):
-    """An aggregate to make."""
+    """The aggregate to create."""
 
     name: Text
     availability_zone: Text | None = None
@@ -47,7 +49,7 @@ class Create(Body):
 
 
 class Changes(Body):
-    """What of an aggregate is to change."""
+    """The fields of an aggregate to change."""
 
     name: Text | UnsetType = UNSET
     availability_zone: Text | None | UnsetType = UNSET
@@ -72,13 +74,13 @@ class AddHost(Body):
 
 
 class RemoveHost(Body):
-    """The action that takes one out."""
+    """The action that removes a host."""
 
     remove_host: OneHost
 
 
 class NewMetadata(Body):
-    """Metadata to set; null takes a key away."""
+    """Metadata to set; null removes a key."""
 
     metadata: dict[Key, Annotated[str, Meta(max_length=255)] | None]
 
@@ -98,8 +100,8 @@ def _number(id: str) -> int:
     return number
 
 
-def _zone(value: str | None, relaxed: bool) -> str | None:
-    return None if value is None else inputs.name(value, "availability_zone", relaxed, forbidden=":")
+def _zone(value: str | None, strip: bool) -> str | None:
+    return None if value is None else inputs.name(value, "availability_zone", strip, forbidden=":")
 
 
 class Aggregates:
@@ -113,7 +115,7 @@ class Aggregates:
     def _now(self) -> int:
         return micros(self._clock.now())
 
-    def _shown(self, request: Request, found: tuple[sa.Row[Any], list[str]]) -> dict[str, Any]:
+    def _shown(self, request: Request, found: tuple[AggregateRow, list[str]]) -> dict[str, Any]:
         return {"aggregate": FULL.at(request.minor)(*found)}
 
     async def index(self, request: Request) -> dict[str, Any]:
@@ -129,10 +131,10 @@ class Aggregates:
         return self._shown(request, found)
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Make an aggregate."""
+        """Create an aggregate."""
         asked: NewAggregate = request.body.aggregate
-        name = inputs.name(asked.name, relaxed=request.relaxed)
-        zone = _zone(asked.availability_zone, request.relaxed)
+        name = inputs.name(asked.name, strip=request.is_v2)
+        zone = _zone(asked.availability_zone, request.is_v2)
         row = await self._database.write(aggregates.insert, new_uuid(self._random), name, zone, self._now())
         return {"aggregate": CREATED.at(request.minor)(row)}
 
@@ -141,10 +143,10 @@ class Aggregates:
         number, asked = _number(id), request.body.aggregate
         if isinstance(asked.name, UnsetType) and isinstance(asked.availability_zone, UnsetType):
             raise Invalid("Invalid input: 'name' or 'availability_zone' is a required property.")
-        name = None if isinstance(asked.name, UnsetType) else inputs.name(asked.name, relaxed=True)
+        name = None if isinstance(asked.name, UnsetType) else inputs.name(asked.name, strip=True)
         metadata: dict[str, str | None] = {}
         if not isinstance(asked.availability_zone, UnsetType):
-            metadata[aggregates.ZONE] = _zone(asked.availability_zone, request.relaxed)
+            metadata[aggregates.ZONE] = _zone(asked.availability_zone, request.is_v2)
         return await self._change(request, number, name, metadata)
 
     async def set_metadata(self, request: Request, id: str) -> dict[str, Any]:
@@ -167,7 +169,7 @@ class Aggregates:
         return self._shown(request, found)
 
     async def remove_host(self, request: Request, id: str) -> dict[str, Any]:
-        """Take a host out."""
+        """Remove a host."""
         number, host, now = _number(id), request.body.remove_host.host, self._now()
         found = await self._database.write(
             lambda conn: _with_hosts(conn, aggregates.remove_host(conn, number, host, now))
@@ -175,7 +177,7 @@ class Aggregates:
         return self._shown(request, found)
 
     async def cache_images(self, request: Request, id: str) -> None:
-        """Fetch images to hosts before they are needed: hosts of ours keep no cache yet."""
+        """Raise NotSupported: images are fetched to a host when a server needs them, not ahead of time."""
         await self._database.read(aggregates.get, _number(id))
         raise NotSupported("Images are not cached on hosts ahead of time.")
 
@@ -184,7 +186,7 @@ class Aggregates:
         await self._database.write(aggregates.delete, _number(id))
 
 
-def _with_hosts(conn: sa.Connection, row: sa.Row[Any]) -> tuple[sa.Row[Any], list[str]]:
+def _with_hosts(conn: sa.Connection, row: AggregateRow) -> tuple[AggregateRow, list[str]]:
     return row, aggregates.hosts(conn, [row.id]).get(row.id, [])
 
 
@@ -193,27 +195,22 @@ def routes(database: Database, clock: Clock, random: Random) -> list[Route]:
     handlers = Aggregates(database, clock, random)
     root, rule = "/os-aggregates", "os_compute_api:os-aggregates"
     one = f"{root}/{{id}}"
-    read: dict[str, Any] = {"method": "GET", "query": NoQuery, "strict_query": STRICT}
-    act: dict[str, Any] = {"method": "POST", "path": f"{one}/action"}
+    read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
+    act = partial(Route, method="POST", path=f"{one}/action")
     return [
-        Route(path=root, handler=handlers.index, policy=f"{rule}:index", **read),
-        Route(path=one, handler=handlers.show, policy=f"{rule}:show", **read),
+        read(path=root, handler=handlers.index, policy=f"{rule}:index"),
+        read(path=one, handler=handlers.show, policy=f"{rule}:show"),
         Route(method="POST", path=root, handler=handlers.create, policy=f"{rule}:create", body=Create),
         Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update),
         Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete"),
+        act(action="add_host", handler=handlers.add_host, policy=f"{rule}:add_host", body=AddHost),
+        act(action="remove_host", handler=handlers.remove_host, policy=f"{rule}:remove_host", body=RemoveHost),
+        act(action="set_metadata", handler=handlers.set_metadata, policy=f"{rule}:set_metadata", body=SetMetadata),
         Route(
-            action="add_host", handler=handlers.add_host, policy=f"{rule}:add_host", body=AddHost, **act
-        ),
-        Route(
-            action="remove_host", handler=handlers.remove_host, policy=f"{rule}:remove_host",
-            body=RemoveHost, **act,
-        ),
-        Route(
-            action="set_metadata", handler=handlers.set_metadata, policy=f"{rule}:set_metadata",
-            body=SetMetadata, **act,
-        ),
-        Route(
-            method="POST", path=f"{one}/images", handler=handlers.cache_images, policy="compute:aggregates:images",
+            method="POST",
+            path=f"{one}/images",
+            handler=handlers.cache_images,
+            policy="compute:aggregates:images",
             versions=since(81),
         ),
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,4 @@
-"""The compute API as a whole: all its routes, and the application made of them."""
+"""All routes of the compute API, and what they need."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from micronova.api.compute import (
     flavor_access,
     flavor_extra_specs,
     flavors,
-    gone,
     hosts,
     hypervisors,
     instance_actions,
@@ -24,24 +23,32 @@ from micronova.api.compute import (
     quota_class_sets,
     quota_sets,
     remote_consoles,
+    removed,
     server_actions,
     server_create,
     server_external_events,
     server_groups,
-    server_parts,
+    server_ips,
+    server_metadata,
     server_password,
     server_security_groups,
+    server_tags,
     servers,
     services,
     simple_tenant_usage,
     versions_doc,
 )
-from micronova.compute.api import API
-from micronova.compute.consoles import ConsoleLinks
 from micronova.db.engine import Database
 from micronova.http.service import Route
 from micronova.http.versions import Versions
 from micronova.objects.clock import Clock
+from micronova.servers.actions import ServerActions
+from micronova.servers.consoles import ConsoleLinks
+from micronova.servers.create import ServerCreator
+from micronova.servers.external_events import ExternalEvents
+from micronova.servers.guest_queries import GuestQueries
+from micronova.servers.interfaces import Interfaces
+from micronova.servers.security_groups import ServerSecurityGroups
 
 VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
 
@@ -53,7 +60,12 @@ class Dependencies:
     database: Database
     clock: Clock
     random: Random
-    api: API
+    creator: ServerCreator
+    actions: ServerActions
+    interfaces: Interfaces
+    security_groups: ServerSecurityGroups
+    external_events: ExternalEvents
+    guests: GuestQueries
     consoles: ConsoleLinks
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
@@ -65,21 +77,23 @@ class Dependencies:
 
 def routes(needs: Dependencies) -> list[Route]:
     """Return every route of the compute API, relative to /v2.1; removed ones come last."""
-    db, clock, random, api = needs.database, needs.clock, needs.random, needs.api
+    db, clock, random = needs.database, needs.clock, needs.random
     quotas, most, down = needs.quota_defaults, needs.max_limit, needs.service_down_time
     own = [
         *versions_doc.routes(),
         *extensions.routes(),
-        *servers.routes(db, clock, api, most, down),
-        *server_create.routes(api),
-        *server_actions.routes(db, api),
-        *interfaces.routes(db, api),
-        *diagnostics.routes(db, api),
+        *servers.routes(db, clock, needs.actions, most, down),
+        *server_create.routes(needs.creator),
+        *server_actions.routes(db, needs.actions, needs.interfaces, needs.security_groups, needs.guests),
+        *interfaces.routes(db, needs.interfaces),
+        *diagnostics.routes(db, needs.guests),
         *remote_consoles.routes(db, needs.consoles),
-        *server_parts.routes(db, clock, quotas),
+        *server_metadata.routes(db, clock, quotas),
+        *server_tags.routes(db, clock),
+        *server_ips.routes(db),
         *server_password.routes(db),
-        *server_security_groups.routes(db, api),
-        *server_external_events.routes(db, api),
+        *server_security_groups.routes(db, needs.security_groups),
+        *server_external_events.routes(db, needs.external_events),
         *server_groups.routes(db, clock, random, quotas, most),
         *instance_actions.routes(db, most),
         *flavors.routes(db, clock, random, most),
@@ -91,16 +105,11 @@ def routes(needs: Dependencies) -> list[Route]:
         *quota_class_sets.routes(db, quotas),
         *services.routes(db, clock, down, needs.default_zone),
         *simple_tenant_usage.routes(db, clock, most),
-        *hypervisors.routes(db, clock, api.host_uptime, down, most),
+        *hypervisors.routes(db, clock, needs.guests.host_uptime, down, most),
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),
         *aggregates.routes(db, clock, random),
-        *(fault_rules.routes(api) if needs.fault_injection else ()),
-        *gone.routes(),
+        *(fault_rules.routes(needs.guests) if needs.fault_injection else ()),
+        *removed.routes(),
     ]
-    return plugins.add_routes(own, plugins.load(), needs)
-
-
-def roots(found: list[Route]) -> frozenset[str]:
-    """Return the first path segments of the routes: what stands after the version and is none of them is a project."""
-    return frozenset(route.path.split("/")[1] for route in found)
+    return plugins.with_extensions(own, needs)

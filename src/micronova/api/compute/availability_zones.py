@@ -1,15 +1,18 @@
-"""Availability zones: which there are, and (for administrators) which services run in them."""
+"""Availability zones and, for administrators, the services that run in them."""
 
+from functools import partial
 from typing import Any
 
-from micronova.api.compute.services import COMPUTE, INTERNAL_ZONE
+from micronova.api.compute.services import INTERNAL_ZONE
 from micronova.api.inputs import STRICT, NoQuery
 from micronova.db import aggregates, services
 from micronova.db.engine import Database
+from micronova.db.services import ServiceRow
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.clock import Clock, micros
+from micronova.objects.service_names import COMPUTE
 
 
 class AvailabilityZones:
@@ -60,18 +63,16 @@ class AvailabilityZones:
         return {"availabilityZoneInfo": shown}
 
 
-def _available(rows: list[Any]) -> bool:
+def _available(rows: list[ServiceRow]) -> bool:
     return any(not row.disabled for row in rows)
 
 
-def routes(
-    database: Database, clock: Clock, service_down_time: float = 20.0, default_zone: str = "nova"
-) -> list[Route]:
+def routes(database: Database, clock: Clock, service_down_time: float, default_zone: str) -> list[Route]:
     """Declare the routes of availability zones."""
     handlers = AvailabilityZones(database, clock, service_down_time, default_zone)
     root, rule = "/os-availability-zone", "os_compute_api:os-availability-zone"
-    read: dict[str, Any] = {"method": "GET", "query": NoQuery, "strict_query": STRICT}
+    read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
     return [
-        Route(path=root, handler=handlers.index, policy=f"{rule}:list", **read),
-        Route(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:detail", **read),
+        read(path=root, handler=handlers.index, policy=f"{rule}:list"),
+        read(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:detail"),
     ]

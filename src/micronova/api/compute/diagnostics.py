@@ -1,24 +1,24 @@
-"""Diagnostics: a server's figures as its hypervisor measures them, freely formed at first, alike for all since 2.48."""
+"""Diagnostics: what a server's hypervisor measures; each hypervisor has its own form until 2.47, all one since 2.48."""
 
 from typing import Any
 
 import msgspec
 
 from micronova.api import inputs
-from micronova.api.compute import access
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT
-from micronova.compute.api import API
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.diagnostics import GuestDiagnostics
+from micronova.servers.guest_queries import GuestQueries
 
 STANDARD = 48  # the minor version from which on all hypervisors use the same fields
 KIB_PER_MIB = 1024
 
 
 def standard(found: GuestDiagnostics, config_drive: bool) -> dict[str, Any]:
-    """Show figures with the names that all hypervisors share."""
+    """Return the figures in the form of all hypervisors, since 2.48."""
     shown: dict[str, Any] = msgspec.to_builtins(found)
     for disk in shown["disk_details"]:
         del disk["device"]
@@ -31,7 +31,7 @@ def standard(found: GuestDiagnostics, config_drive: bool) -> dict[str, Any]:
 
 
 def plain(found: GuestDiagnostics) -> dict[str, int]:
-    """Show figures as one flat list of numbers, named as those of libvirt's guests always were."""
+    """Return the figures as one flat list of numbers in libvirt's form, until 2.47."""
     shown: dict[str, int | None] = {f"cpu{cpu.id}_time": cpu.time for cpu in found.cpu_details}
     for disk in found.disk_details:
         shown |= {
@@ -55,13 +55,13 @@ def plain(found: GuestDiagnostics) -> dict[str, int]:
     return {name: value for name, value in shown.items() if value is not None}
 
 
-def routes(database: Database, api: API) -> list[Route]:
+def routes(database: Database, guests: GuestQueries) -> list[Route]:
     """Return the route."""
 
     async def show(request: Request, id: str) -> dict[str, Any]:
         """Show a server's figures."""
-        row = await access.server(database, request, id)
-        found = await api.diagnostics(request.context, row)
+        row = await authorized_server(database, request, id)
+        found = await guests.diagnostics(request.context, row)
         return standard(found, bool(row["config_drive"])) if request.minor >= STANDARD else plain(found)
 
     return [

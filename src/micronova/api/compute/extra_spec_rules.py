@@ -1,7 +1,7 @@
-"""The extra specs that have a meaning, with the values that they may have (checked since 2.86).
+"""The known extra specs with the values that they may have (checked since 2.86).
 
-A spec whose namespace we do not know is somebody else's and is left alone; an unknown spec in a namespace
-that we do know is a mistake.
+A spec in an unknown namespace may belong to another program and is accepted. An unknown spec in a known namespace is
+refused.
 """
 
 import re
@@ -21,7 +21,7 @@ class Spec:
     most: int | None = None
 
     def refuses(self, value: str) -> str | None:
-        """Say what is wrong with a value."""
+        """Return what is wrong with a value, None if nothing is."""
         if self.one_of and value not in self.one_of:
             return f"'{value}' is not one of: {', '.join(self.one_of)}"
         if self.pattern and not re.fullmatch(self.pattern, value):
@@ -124,7 +124,7 @@ _NESTED = (
     "supported_instances limits instances"
 ).split()
 
-# Specs whose name has a part that is free.
+# Specs with a free part in their names.
 _PATTERNS: tuple[tuple[re.Pattern[str], Spec], ...] = tuple(
     (re.compile(pattern), spec)
     for pattern, spec in (
@@ -144,7 +144,7 @@ _NAMESPACES = re.compile(
 
 
 def check(name: str, value: str) -> None:
-    """Refuse (400) an extra spec that has no meaning in its namespace, or a value that it cannot have."""
+    """Raise Invalid for an unknown extra spec in a known namespace, and for a value that a spec cannot have."""
     spec = _EXACT.get(name) or next((spec for pattern, spec in _PATTERNS if pattern.fullmatch(name)), None)
     if spec is None:
         namespace, colon, _ = name.partition(":")

@@ -1,15 +1,16 @@
-"""Fault rules of simulated hosts, at run time: for testing what clients do when a cloud misbehaves.
+"""Fault rules of simulated hosts, changed while they run: for tests of how clients handle faults.
 
-Only there when the setting `api.fault_injection` is on, and for admins. docs/fake-driver.md explains the rules.
+The routes exist only with the setting `api.fault_injection`, for administrators. docs/fake-driver.md explains the
+rules.
 """
 
 from typing import Any
 
 import msgspec
 
-from micronova.compute.api import API
 from micronova.http.request import Request
 from micronova.http.service import Route
+from micronova.servers.guest_queries import GuestQueries
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -18,16 +19,16 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     rules: list[dict[str, Any]]
 
 
-def routes(api: API) -> list[Route]:
+def routes(guests: GuestQueries) -> list[Route]:
     """Return the routes."""
 
     async def show(request: Request, host: str) -> dict[str, Any]:
         """List the rules in force."""
-        return {"rules": await api.fault_rules(request.context, host, None)}
+        return {"rules": await guests.fault_rules(request.context, host, None)}
 
     async def replace(request: Request, host: str) -> dict[str, Any]:
         """Replace all rules; an empty list clears them."""
-        return {"rules": await api.fault_rules(request.context, host, request.body.rules)}
+        return {"rules": await guests.fault_rules(request.context, host, request.body.rules)}
 
     path, policy = "/os-fault-rules/{host}", "micronova:fault-rules"
     return [

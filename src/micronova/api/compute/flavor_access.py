@@ -1,4 +1,4 @@
-"""Who may use flavors that are not public."""
+"""Flavor access: the projects that may use a flavor that is not public."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,7 +28,7 @@ class AddAccess(Body):
 
 
 class RemoveAccess(Body):
-    """The action that takes it away."""
+    """The action that removes a project's access."""
 
     removeTenantAccess: Tenant  # noqa: N815
 
@@ -57,7 +57,7 @@ class FlavorAccess:
         return _shown(id, await self._database.write(_grant, id, project, refuse_public))
 
     async def remove(self, request: Request, id: str) -> dict[str, Any]:
-        """Take a project's access away."""
+        """Remove a project's access."""
         project = request.body.removeTenantAccess.tenant
         return _shown(id, await self._database.write(_revoke, id, project))
 

@@ -1,6 +1,7 @@
-"""Extra specs of flavors: what a flavor asks of hosts beyond its size."""
+"""Extra specs of flavors: what a flavor requires of a host besides its size."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -47,25 +48,25 @@ class FlavorExtraSpecs:
         return {"extra_specs": await self._specs(request, id)}
 
     async def show(self, request: Request, id: str, key: str) -> dict[str, Any]:
-        """Show one."""
+        """Show one extra spec."""
         specs = await self._specs(request, id)
         if key not in specs:
             raise NotFound(f"Flavor {id} has no extra specs with key {key}.")
         return {key: specs[key]}
 
     async def _specs(self, request: Request, id: str) -> dict[str, str]:
-        project = None if request.allows("context_is_admin") else request.context.project_id
+        project = None if request.context.is_admin else request.context.project_id
         specs: dict[str, str] = (await self._database.read(flavors.row, id, project)).extra_specs
         return specs
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
-        """Add some, or change them."""
+        """Add or change extra specs."""
         specs = _checked(request.body.extra_specs, request.minor)
         await self._database.write(flavors.set_extra_specs, id, specs)
         return {"extra_specs": specs}
 
     async def update(self, request: Request, id: str, key: str) -> dict[str, Any]:
-        """Change one."""
+        """Change one extra spec."""
         specs = _checked(request.body, request.minor)
         if key not in specs:
             raise Invalid(f"Request body and URI mismatch: the body must have the key {key}.")
@@ -73,7 +74,7 @@ class FlavorExtraSpecs:
         return specs
 
     async def delete(self, request: Request, id: str, key: str) -> None:
-        """Take one away."""
+        """Delete one extra spec."""
         await self._database.write(flavors.remove_extra_spec, id, key)
 
 
@@ -82,13 +83,11 @@ def routes(database: Database) -> list[Route]:
     handlers = FlavorExtraSpecs(database)
     all_specs, one = "/flavors/{id}/os-extra_specs", "/flavors/{id}/os-extra_specs/{key}"
     rule = "os_compute_api:os-flavor-extra-specs"
-    read: dict[str, Any] = {"method": "GET", "query": NoQuery, "strict_query": STRICT}
+    read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
     return [
-        Route(path=all_specs, handler=handlers.index, policy=f"{rule}:index", **read),
-        Route(path=one, handler=handlers.show, policy=f"{rule}:show", **read),
-        Route(
-            method="POST", path=all_specs, handler=handlers.create, policy=f"{rule}:create", body=Create
-        ),
+        read(path=all_specs, handler=handlers.index, policy=f"{rule}:index"),
+        read(path=one, handler=handlers.show, policy=f"{rule}:show"),
+        Route(method="POST", path=all_specs, handler=handlers.create, policy=f"{rule}:create", body=Create),
         Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=OneSpec),
         Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete"),
-    ]  # fmt: skip
+    ]

@@ -1,5 +1,6 @@
-"""Flavors: list, show, create, describe, delete."""
+"""Flavors: list, show, create, change the description, delete."""
 
+from functools import partial
 from random import Random
 from typing import Annotated, Any
 
@@ -11,8 +12,9 @@ from micronova.api.links import Links
 from micronova.api.view import Field, View
 from micronova.db import flavors
 from micronova.db.engine import Database
+from micronova.db.flavors import FlavorRow
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import AUTHENTICATED, Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid
@@ -22,7 +24,7 @@ from micronova.objects.ids import new_uuid
 SHOWS_SPECS = "os_compute_api:os-flavor-extra-specs:index"
 
 
-def _links(row: Any, links: Links) -> list[dict[str, str]]:
+def _links(row: FlavorRow, links: Links) -> list[dict[str, str]]:
     return links.of("flavors", row.flavorid)
 
 
@@ -55,7 +57,7 @@ Description = Annotated[str, Meta(max_length=65535)]
 
 
 class NewFlavor(Body):
-    """What a flavor is to be."""
+    """The flavor to create."""
 
     versions = {"rxtx_factor": until(101), "description": since(55)}
 
@@ -78,7 +80,7 @@ class Create(Body):
 
 
 class NewDescription(Body):
-    """The one thing of a flavor that may change."""
+    """The only field of a flavor that can change."""
 
     description: Description | None
 
@@ -116,13 +118,13 @@ class Flavors:
         return await self._list(request, BRIEF, "flavors")
 
     async def detail(self, request: Request) -> dict[str, Any]:
-        """List flavors with everything."""
+        """List flavors with all fields."""
         return await self._list(request, FULL, "flavors/detail")
 
     async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
         query: ListQuery = request.query
         limit, marker = query.page(self._max_limit)
-        admin = request.allows("context_is_admin")
+        admin = request.context.is_admin
         rows = await self._database.read(
             flavors.list_,
             is_public=_is_public(query.is_public) if admin else True,
@@ -144,21 +146,21 @@ class Flavors:
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a flavor that the caller may use."""
-        project = None if request.allows("context_is_admin") else request.context.project_id
+        project = None if request.context.is_admin else request.context.project_id
         return self._shown(request, await self._database.read(flavors.row, id, project))
 
-    def _shown(self, request: Request, row: Any) -> dict[str, Any]:
+    def _shown(self, request: Request, row: FlavorRow) -> dict[str, Any]:
         return {"flavor": FULL.at(request.minor, _flags(request))(row, Links(request))}
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Make a flavor."""
+        """Create a flavor."""
         asked: NewFlavor = request.body.flavor
         factor = 1.0 if isinstance(asked.rxtx_factor, UnsetType) else float(asked.rxtx_factor)
         if not 0 < factor <= 3.40282e38:
             raise Invalid("Invalid input for field/attribute rxtx_factor: it must be more than 0.")
         flavor = Flavor(
             id=new_uuid(self._random) if asked.id is None else str(asked.id),
-            name=inputs.name(asked.name, relaxed=request.relaxed),
+            name=inputs.name(asked.name, strip=request.is_v2),
             ram=inputs.whole(asked.ram, "ram", 1),
             vcpus=inputs.whole(asked.vcpus, "vcpus", 1),
             disk=inputs.whole(asked.disk, "disk"),
@@ -177,7 +179,7 @@ class Flavors:
         return self._shown(request, await self._database.write(flavors.set_description, id, description))
 
     async def delete(self, request: Request, id: str) -> None:
-        """Remove a flavor; servers keep the copy that they have."""
+        """Delete a flavor; servers keep their copy of it."""
         await self._database.write(flavors.delete, id)
 
 
@@ -220,17 +222,17 @@ def _sort_key(query: ListQuery, minor: int) -> str:
     return query.sort_key
 
 
-def routes(database: Database, clock: Clock, random: Random, max_limit: int = 1000) -> list[Route]:
+def routes(database: Database, clock: Clock, random: Random, max_limit: int) -> list[Route]:
     """Declare the routes of flavors."""
     handlers = Flavors(database, clock, random, max_limit)
     manage = "os_compute_api:os-flavor-manage"
     strict = Range(75)
-    listed: dict[str, Any] = {"policy": "", "query": ListQuery, "strict_query": strict}
+    listed = partial(Route, method="GET", policy=AUTHENTICATED, query=ListQuery, strict_query=strict)
     return [
-        Route(method="GET", path="/flavors", handler=handlers.index, **listed),
-        Route(method="GET", path="/flavors/detail", handler=handlers.detail, **listed),
+        listed(path="/flavors", handler=handlers.index),
+        listed(path="/flavors/detail", handler=handlers.detail),
         Route(
-            method="GET", path="/flavors/{id}", handler=handlers.show, policy="",
+            method="GET", path="/flavors/{id}", handler=handlers.show, policy=AUTHENTICATED,
             query=inputs.NoQuery, strict_query=inputs.STRICT,
         ),
         Route(

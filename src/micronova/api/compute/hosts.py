@@ -1,21 +1,24 @@
-"""Hosts: the oldest view of services and nodes (until 2.42)."""
+"""Hosts: the oldest API for services and nodes (until 2.42)."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
-from micronova.api.compute.services import COMPUTE, INTERNAL_ZONE
+from micronova.api.compute.services import INTERNAL_ZONE
 from micronova.api.inputs import Body, NoQuery, Query
 from micronova.db import aggregates, nodes, services
 from micronova.db.engine import Database
+from micronova.db.services import ServiceChanges, ServiceRow
 from micronova.db.tables import instances
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.service_names import COMPUTE
 
 Switch = Literal["enable", "disable", "Enable", "Disable", "ENABLE", "DISABLE"]
 
@@ -27,7 +30,7 @@ class ListQuery(Query):
 
 
 class Update(Body):
-    """What is to be switched."""
+    """What to change of a host."""
 
     status: Switch | UnsetType = UNSET
     maintenance_mode: Switch | UnsetType = UNSET
@@ -42,7 +45,7 @@ class Hosts:
         self._default_zone = default_zone
 
     async def index(self, request: Request) -> dict[str, Any]:
-        """List hosts with what runs on them, disabled ones left out."""
+        """List the enabled hosts with their services."""
         rows, zones = await self._database.read(lambda conn: (services.list_(conn), aggregates.zones(conn)))
         wanted = request.query.zone
         shown = [
@@ -59,12 +62,12 @@ class Hosts:
         return {"hosts": shown}
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
-        """Show what a host has, what is used, and by which project."""
+        """Show a host's resources, in total, used, and by project."""
         totals, shares = await self._database.read(_resources, id)
         return {"host": [{"resource": {"host": id, **each}} for each in (*totals, *shares)]}
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
-        """Let a host take new servers, or not."""
+        """Enable or disable a host for new servers."""
         asked: Update = request.body
         if isinstance(asked.status, UnsetType) and isinstance(asked.maintenance_mode, UnsetType):
             raise Invalid("Invalid input: 'status' or 'maintenance_mode' is a required property.")
@@ -81,16 +84,17 @@ class Hosts:
         found = _find(conn, host)
         if maintenance:
             raise NotSupported("No driver of ours has a maintenance mode.")
-        values = {"disabled": disabled, "disabled_reason": None}
-        services.update(conn, found.uuid, values, micros(self._clock.now()))
+        if disabled is not None:
+            values: ServiceChanges = {"disabled": disabled, "disabled_reason": None}
+            services.update(conn, found.uuid, values, micros(self._clock.now()))
 
     async def power(self, request: Request, id: str) -> None:
-        """Start, stop or reboot a host, which no driver of ours does."""
+        """Raise NotSupported: no driver of ours starts, stops or reboots hosts."""
         await self._database.read(_find, id)
         raise NotSupported("Hosts are not started, shut down or rebooted through this API.")
 
 
-def _find(conn: sa.Connection, host: str) -> sa.Row[Any]:
+def _find(conn: sa.Connection, host: str) -> ServiceRow:
     try:
         return services.find(conn, host, COMPUTE)
     except NotFound:
@@ -129,20 +133,17 @@ def _share(project: str, flavors: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def routes(database: Database, clock: Clock, default_zone: str = "nova") -> list[Route]:
+def routes(database: Database, clock: Clock, default_zone: str) -> list[Route]:
     """Declare the routes of hosts."""
     handlers = Hosts(database, clock, default_zone)
     one, rule = "/os-hosts/{id}", "os_compute_api:os-hosts"
-    old: dict[str, Any] = {"versions": until(42)}
-    power: dict[str, Any] = {"method": "GET", "handler": handlers.power, "query": NoQuery, **old}
+    old = partial(Route, versions=until(42))
+    power = partial(old, method="GET", handler=handlers.power, query=NoQuery)
     return [
-        Route(
-            method="GET", path="/os-hosts", handler=handlers.index, policy=f"{rule}:list", query=ListQuery,
-            **old,
-        ),
-        Route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery, **old),
-        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update, **old),
-        Route(path=f"{one}/startup", policy=f"{rule}:start", **power),
-        Route(path=f"{one}/shutdown", policy=f"{rule}:shutdown", **power),
-        Route(path=f"{one}/reboot", policy=f"{rule}:reboot", **power),
-    ]  # fmt: skip
+        old(method="GET", path="/os-hosts", handler=handlers.index, policy=f"{rule}:list", query=ListQuery),
+        old(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery),
+        old(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update),
+        power(path=f"{one}/startup", policy=f"{rule}:start"),
+        power(path=f"{one}/shutdown", policy=f"{rule}:shutdown"),
+        power(path=f"{one}/reboot", policy=f"{rule}:reboot"),
+    ]

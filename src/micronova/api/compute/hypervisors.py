@@ -1,6 +1,7 @@
 """Hypervisors: the nodes that guests run on."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -8,42 +9,44 @@ import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.services import COMPUTE, status
+from micronova.api.compute.services import status
 from micronova.api.inputs import HostName, NoQuery, Paged, Query
 from micronova.api.links import Links
 from micronova.api.view import OMIT, Field, View
 from micronova.db import nodes, services
 from micronova.db.engine import Database
+from micronova.db.listed import one_of
+from micronova.db.nodes import NodeRow
 from micronova.db.tables import instances
-from micronova.http.context import RequestContext
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
+from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.service_names import COMPUTE
 
-Row = sa.Row[Any]
-OLD = until(87)  # numbers of resources are placement's business since 2.88
+OLD = until(87)  # since 2.88 clients ask placement for amounts of resources
 
 
 class Host(msgspec.Struct, frozen=True):
-    """What a node's view needs besides its row: its host's service and, where asked for, its servers."""
+    """What the view of a node needs besides its row: the host's service and, if requested, the servers."""
 
     service: Any
     up: bool
     servers: list[dict[str, str]] | None = None
-    uptime: str | None = None  # of one that was asked for alone: lists do not ask every host
+    uptime: str | None = None  # only when one node is shown: a list does not ask every host
 
 
 UptimeOf = Callable[[RequestContext, str], Awaitable[str | None]]
 
 
-def _service(row: Row, host: Host, key: str) -> dict[str, Any]:
+def _service(row: NodeRow, host: Host, key: str) -> dict[str, Any]:
     found = host.service
     return {"id": getattr(found, key), "host": row.host, "disabled_reason": found.disabled_reason}
 
 
-def _servers(row: Row, host: Host, none: Any = OMIT) -> Any:
+def _servers(row: NodeRow, host: Host, none: Any = OMIT) -> Any:
     return OMIT if host.servers is None else host.servers or none
 
 
@@ -54,7 +57,7 @@ _BRIEF = (
     Field("state", lambda row, host: "up" if host.up else "down"),
     Field("status", lambda row, host: status(host.service)),
     Field("servers", _servers, until(74), optional=True),
-    # Since 2.75 whoever asks for servers gets the list even when it is empty.
+    # Since 2.75 a requested list of servers is shown even if it is empty.
     Field("servers", lambda row, host: _servers(row, host, []), since(75), optional=True),
 )
 BRIEF = View(*_BRIEF)
@@ -82,8 +85,8 @@ FULL = View(
 )
 
 
-def _used(row: Row, resource: str) -> int:
-    """Return what is claimed of a resource and what the host keeps for itself."""
+def _used(row: NodeRow, resource: str) -> int:
+    """Return the sum of what is claimed of a resource and what is reserved for the host."""
     claimed: int = getattr(row, f"{resource}_claimed")
     reserved: int = getattr(row, f"{resource}_reserved")
     return claimed + reserved
@@ -114,9 +117,7 @@ class ShowQuery(Query):
 class Hypervisors:
     """The handlers."""
 
-    def __init__(
-        self, database: Database, clock: Clock, down_time: float, max_limit: int, uptime_of: UptimeOf
-    ) -> None:
+    def __init__(self, database: Database, clock: Clock, down_time: float, max_limit: int, uptime_of: UptimeOf) -> None:
         self._database = database
         self._uptime_of = uptime_of
         self._clock = clock
@@ -128,7 +129,7 @@ class Hypervisors:
         return await self._list(request, BRIEF, "os-hypervisors")
 
     async def detail(self, request: Request) -> dict[str, Any]:
-        """List nodes with everything."""
+        """List nodes with all fields."""
         return await self._list(request, FULL, "os-hypervisors/detail")
 
     async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
@@ -155,7 +156,7 @@ class Hypervisors:
             body["hypervisors_links"] = Links(request).next(request, path, marker)
         return body
 
-    async def _matching(self, pattern: str, with_servers: bool) -> list[tuple[Row, Host]]:
+    async def _matching(self, pattern: str, with_servers: bool) -> list[tuple[NodeRow, Host]]:
         found = await self._database.read(self._read, pattern, None, None, with_servers)
         if not found:
             raise NotFound(f"No hypervisor matching '{pattern}' could be found.")
@@ -168,15 +169,15 @@ class Hypervisors:
         marker: str | int | None,
         limit: int | None,
         servers: bool,
-    ) -> list[tuple[Row, Host]]:
+    ) -> list[tuple[NodeRow, Host]]:
         rows = nodes.list_(conn, pattern=pattern, marker=marker, limit=limit)
         return self._with_hosts(conn, rows, servers)
 
-    def _with_hosts(self, conn: sa.Connection, rows: Sequence[Row], servers: bool) -> list[tuple[Row, Host]]:
-        """Pair nodes with their hosts; one whose service was deleted is not shown."""
+    def _with_hosts(self, conn: sa.Connection, rows: Sequence[NodeRow], servers: bool) -> list[tuple[NodeRow, Host]]:
+        """Pair nodes with their hosts' services; nodes without a service are left out."""
         now = micros(self._clock.now())
-        known = {service.host: service for service in services.list_(conn, binary=COMPUTE)}
-        held = _servers_of(conn, [row.uuid for row in rows]) if servers else {}
+        known = services.on_hosts(conn, COMPUTE, [row.host for row in rows])
+        held = _servers_of(conn, rows) if servers else {}
         return [
             (
                 row,
@@ -190,7 +191,7 @@ class Hypervisors:
             if row.host in known
         ]
 
-    async def _one(self, request: Request, id: str, servers: bool = False) -> tuple[Row, Host]:
+    async def _one(self, request: Request, id: str, servers: bool = False) -> tuple[NodeRow, Host]:
         key: str | int | None = id if request.minor >= 53 else inputs.number(id)
         if key is None:
             raise NotFound(f"Hypervisor with ID '{id}' could not be found.")
@@ -209,7 +210,7 @@ class Hypervisors:
         return {"hypervisor": FULL.at(request.minor)(row, host)}
 
     async def uptime(self, request: Request, id: str) -> dict[str, Any]:
-        """Show since when a node runs (until 2.87)."""
+        """Show a node's uptime (until 2.87)."""
         row, host = await self._one(request, id)
         if not host.up:
             raise Invalid(f"Compute service of {row.host} is unavailable at this time.")
@@ -219,17 +220,17 @@ class Hypervisors:
         return {"hypervisor": {**BRIEF.at(request.minor)(row, host), "uptime": uptime}}
 
     async def search(self, request: Request, id: str) -> dict[str, Any]:
-        """List nodes whose name has a part (until 2.52)."""
+        """List nodes whose names contain a text (until 2.52)."""
         shape = BRIEF.at(request.minor)
         return {"hypervisors": [shape(row, host) for row, host in await self._matching(id, False)]}
 
     async def servers(self, request: Request, id: str) -> dict[str, Any]:
-        """List nodes whose name has a part, with their servers (until 2.52)."""
+        """List nodes whose names contain a text, with their servers (until 2.52)."""
         shape = BRIEF.at(request.minor)
         return {"hypervisors": [shape(row, host) for row, host in await self._matching(id, True)]}
 
     async def statistics(self, request: Request) -> dict[str, Any]:
-        """Add all nodes up (until 2.87)."""
+        """Show the sums over all nodes (until 2.87)."""
         found = await self._database.read(self._read, None, None, None, False)
         shape = FULL.at(request.minor)
         shown = [shape(row, host) for row, host in found if not host.service.disabled]
@@ -265,42 +266,44 @@ def _marker(marker: str | None, minor: int) -> str | int | None:
     return number
 
 
-def _servers_of(conn: sa.Connection, uuids: Sequence[str]) -> dict[str, list[dict[str, str]]]:
-    i = instances.c
+_SERVERS_OF_HOSTS = (
+    sa.select(instances.c.node_uuid, instances.c.uuid)
+    .where(one_of(instances.c.host, "hosts"), instances.c.node_uuid.is_not(None))
+    .order_by(instances.c.created_at, instances.c.uuid)
+)
+
+
+def _servers_of(conn: sa.Connection, nodes: Sequence[NodeRow]) -> dict[str, list[dict[str, str]]]:
+    """Return the servers on nodes, by node; the index of instances is by host."""
     found: dict[str, list[dict[str, str]]] = {}
-    query = sa.select(i.node_uuid, i.uuid).where(i.node_uuid.in_(list(uuids))).order_by(i.created_at, i.uuid)
-    for row in conn.execute(query):
+    for row in conn.execute(_SERVERS_OF_HOSTS, {"hosts": sorted({node.host for node in nodes})}):
         # The guest's name on the hypervisor, not the one that the user gave.
         found.setdefault(row.node_uuid, []).append({"uuid": row.uuid, "name": f"instance-{row.uuid[:8]}"})
     return found
 
 
 def routes(
-    database: Database, clock: Clock, uptime_of: UptimeOf, service_down_time: float = 20.0, max_limit: int = 1000
+    database: Database, clock: Clock, uptime_of: UptimeOf, service_down_time: float, max_limit: int
 ) -> list[Route]:
-    """Declare the routes of hypervisors; `uptime_of` asks a host, and says None when it does not tell."""
+    """Declare the routes of hypervisors; `uptime_of` asks a host for its uptime, None if the host has none."""
     handlers = Hypervisors(database, clock, service_down_time, max_limit, uptime_of)
     root, rule = "/os-hypervisors", "os_compute_api:os-hypervisors"
     one = f"{root}/{{id}}"
-    listed: dict[str, Any] = {"method": "GET", "query": ListQuery, "strict_query": since(53)}
-    old: dict[str, Any] = {"method": "GET", "query": NoQuery}
+    listed = partial(Route, method="GET", query=ListQuery, strict_query=since(53))
+    old = partial(Route, method="GET", query=NoQuery)
     return [
-        Route(path=root, handler=handlers.index, policy=f"{rule}:list", **listed),
-        Route(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:list-detail", **listed),
+        listed(path=root, handler=handlers.index, policy=f"{rule}:list"),
+        listed(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:list-detail"),
+        old(path=f"{root}/statistics", handler=handlers.statistics, policy=f"{rule}:statistics", versions=OLD),
         Route(
-            path=f"{root}/statistics", handler=handlers.statistics, policy=f"{rule}:statistics",
-            versions=OLD, **old,
-        ),
-        Route(
-            method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=ShowQuery,
+            method="GET",
+            path=one,
+            handler=handlers.show,
+            policy=f"{rule}:show",
+            query=ShowQuery,
             strict_query=since(53),
         ),
-        Route(path=f"{one}/uptime", handler=handlers.uptime, policy=f"{rule}:uptime", versions=OLD, **old),
-        Route(
-            path=f"{one}/search", handler=handlers.search, policy=f"{rule}:search", versions=until(52), **old
-        ),
-        Route(
-            path=f"{one}/servers", handler=handlers.servers, policy=f"{rule}:servers", versions=until(52),
-            **old,
-        ),
-    ]  # fmt: skip
+        old(path=f"{one}/uptime", handler=handlers.uptime, policy=f"{rule}:uptime", versions=OLD),
+        old(path=f"{one}/search", handler=handlers.search, policy=f"{rule}:search", versions=until(52)),
+        old(path=f"{one}/servers", handler=handlers.servers, policy=f"{rule}:servers", versions=until(52)),
+    ]

@@ -1,15 +1,15 @@
-"""Instance actions: what was asked of a server, by whom, and how it went."""
+"""Instance actions: what users requested of a server, and the results."""
 
 from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
 from micronova.api import inputs
-from micronova.api.compute import access
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery, Paged
 from micronova.api.links import Links, host_id
 from micronova.api.view import Field, View
-from micronova.db import actions
+from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -71,7 +71,7 @@ class InstanceActions:
         last = _moment(query.changes_before, "changes-before")
         if first is not None and last is not None and last < first:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
-        await access.server(self._database, request, id, deleted=request.minor >= 21)
+        await authorized_server(self._database, request, id, deleted=request.minor >= 21)
         rows = await self._database.read(
             actions.list_for, id, changes_since=first, changes_before=last, marker=marker, limit=limit
         )
@@ -85,8 +85,8 @@ class InstanceActions:
         return body
 
     async def show(self, request: Request, id: str, request_id: str) -> dict[str, Any]:
-        """Show an action with its events, as much of them as the caller may see."""
-        server = await access.server(self._database, request, id, deleted=request.minor >= 21)
+        """Show an action with the events that the caller may see."""
+        server = await authorized_server(self._database, request, id, deleted=request.minor >= 21)
         row, events = await self._database.read(
             lambda conn: (actions.get(conn, id, request_id), actions.events(conn, id, request_id))
         )
@@ -109,7 +109,7 @@ def _moment(value: str | UnsetType, name: str) -> int | None:
     return None if isinstance(value, UnsetType) else inputs.moment(value, name)
 
 
-def routes(database: Database, max_limit: int = 1000) -> list[Route]:
+def routes(database: Database, max_limit: int) -> list[Route]:
     """Declare the routes of instance actions."""
     handlers = InstanceActions(database, max_limit)
     root = "/servers/{id}/os-instance-actions"

@@ -6,29 +6,29 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute import access
-from micronova.api.compute.server_values import Id, Tag, given, ip_address
+from micronova.api.compute.server_inputs import Id, Tag, given, ip_address
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT
 from micronova.api.view import Field, View
-from micronova.compute.api import API
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
 from micronova.objects.network import VIF, NetworkRequest
+from micronova.servers.interfaces import Interfaces
 
 EXTERNAL = "network:attach_external_network"
 
 
 class FixedIP(msgspec.Struct, forbid_unknown_fields=True):
-    """An address that is asked for."""
+    """A requested address."""
 
     ip_address: Annotated[str, Meta(max_length=64)]
 
 
 class Attachment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The interface to be; without a network or a port, the project's only network is taken."""
+    """The interface to attach; without a network or a port, the project's only network is used."""
 
     net_id: Id | UnsetType = UNSET
     port_id: Id | UnsetType = UNSET
@@ -57,26 +57,26 @@ _SHOWN = View(
 )
 
 
-class Interfaces:
+class InterfaceHandlers:
     """The handlers."""
 
-    def __init__(self, database: Database, api: API) -> None:
+    def __init__(self, database: Database, interfaces: Interfaces) -> None:
         self._database = database
-        self._interfaces = api.interfaces
+        self._interfaces = interfaces
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List a server's interfaces."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         return {"interfaceAttachments": [_shown(request, vif) for vif in await self._interfaces.listed(row)]}
 
     async def show(self, request: Request, id: str, port_id: str) -> dict[str, Any]:
         """Show one of a server's interfaces."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         return {"interfaceAttachment": _shown(request, await self._interfaces.show(row, port_id))}
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
-        """Give a server one more interface."""
-        row = await access.server(self._database, request, id)
+        """Attach an interface to a server."""
+        row = await authorized_server(self._database, request, id)
         vif = await self._interfaces.attach(
             request.context,
             row,
@@ -86,8 +86,8 @@ class Interfaces:
         return {"interfaceAttachment": _shown(request, vif)}
 
     async def delete(self, request: Request, id: str, port_id: str) -> None:
-        """Take an interface from a server."""
-        row = await access.server(self._database, request, id)
+        """Detach an interface from a server."""
+        row = await authorized_server(self._database, request, id)
         await self._interfaces.detach(request.context, row, port_id)
 
 
@@ -111,9 +111,9 @@ def _shown(request: Request, vif: VIF) -> dict[str, Any]:
     return _SHOWN.at(request.minor)(vif)
 
 
-def routes(database: Database, api: API) -> list[Route]:
+def routes(database: Database, interfaces: Interfaces) -> list[Route]:
     """Return the routes."""
-    handlers = Interfaces(database, api)
+    handlers = InterfaceHandlers(database, interfaces)
     rule, path = "os_compute_api:os-attach-interfaces", "/servers/{id}/os-interface"
     return [
         Route(

@@ -1,4 +1,4 @@
-"""Key pairs: imported, or made here for clients of old."""
+"""Key pairs: imported, or generated (until 2.91)."""
 
 import asyncio
 import re
@@ -11,12 +11,13 @@ import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute import keys
+from micronova.api.compute import keypair_crypto
 from micronova.api.inputs import Body, Owner, Paged, Query, Text
 from micronova.api.links import Links
 from micronova.api.view import Field, View
 from micronova.db import keypairs, quotas
 from micronova.db.engine import Database
+from micronova.db.keypairs import KeyPairRow
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -38,14 +39,14 @@ FULL = View(
     Field("id", "id"),
     Field("created_at", lambda row, _: iso_micros(row.created_at)),
     Field("updated_at", lambda row, _: None),
-    # Relics that clients still find: a key pair that was deleted is not shown at all.
+    # Old fields that clients still read; a deleted key pair is not shown.
     Field("deleted", lambda row, _: False),
     Field("deleted_at", lambda row, _: None),
 )
 
 
 class NewKeyPair(Body):
-    """A key pair to import, or (without a public key, until 2.91) to make."""
+    """A key pair to import or, without a public key, to generate (until 2.91)."""
 
     versions = {"type": since(2), "user_id": since(10)}
 
@@ -62,7 +63,7 @@ class Create(Body):
 
 
 class UserQuery(Query):
-    """Whose key pairs; another's are for administrators."""
+    """Whose key pairs; only administrators may name another user."""
 
     versions = {"user_id": since(10)}
 
@@ -70,7 +71,7 @@ class UserQuery(Query):
 
 
 class ListQuery(Paged):
-    """Whose, and which page."""
+    """Whose key pairs, and which page."""
 
     versions = {"user_id": since(10), "limit": since(35), "marker": since(35)}
 
@@ -78,8 +79,8 @@ class ListQuery(Paged):
 
 
 def _named(value: str, request: Request) -> str:
-    if request.relaxed:
-        return inputs.name(value, relaxed=True)
+    if request.is_v2:
+        return inputs.name(value, strip=True)
     name = inputs.name(value)
     allowed = r"[_\- a-zA-Z0-9]+" if request.minor < 92 else r"[_\-@. a-zA-Z0-9]+"
     if not re.fullmatch(allowed, name):
@@ -100,7 +101,7 @@ class KeyPairs:
 
     @staticmethod
     def _user(request: Request, asked: str | UnsetType) -> str:
-        """Return whose key pairs are meant, if the caller may."""
+        """Return the user whose key pairs are requested; raise Forbidden if the caller may not."""
         user = request.context.user_id if isinstance(asked, UnsetType) or not asked else asked
         request.authorize({"user_id": user})
         return user
@@ -124,7 +125,7 @@ class KeyPairs:
         return {"keypair": FULL.at(request.minor)(await self._database.read(keypairs.get, user, id))}
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Import a key, or make one."""
+        """Import a key pair, or generate one."""
         asked: NewKeyPair = request.body.keypair
         user = self._user(request, asked.user_id)
         name = _named(asked.name, request)
@@ -135,9 +136,9 @@ class KeyPairs:
         elif request.minor >= 92:
             raise Invalid("Invalid input for field/attribute keypair: 'public_key' is a required property.")
         else:
-            make = partial(keys.generate, kind, user, self._clock.now())
+            make = partial(keypair_crypto.generate, kind, user, self._clock.now())
             private, public = await asyncio.get_running_loop().run_in_executor(self._pool, make)
-        digest = keys.fingerprint(kind, public)
+        digest = keypair_crypto.fingerprint(kind, public)
         project = request.context.project_id
         row = await self._database.write(self._insert, project, user, name, kind, public, digest)
         shown = CREATED.at(request.minor)(row)
@@ -147,39 +148,40 @@ class KeyPairs:
 
     def _insert(
         self, conn: sa.Connection, project: str, user: str, name: str, kind: str, key: str, digest: str
-    ) -> sa.Row[Any]:
+    ) -> KeyPairRow:
         limits = quotas.limits_for(conn, project, self._defaults, user)
         now = micros(self._clock.now())
         return keypairs.insert(conn, user, name, kind, digest, key, now, {**limits, **limits.of_user})
 
     async def delete(self, request: Request, id: str) -> None:
-        """Remove a key pair."""
+        """Delete a key pair."""
         user = self._user(request, request.query.user_id)
         await self._database.write(keypairs.delete, user, id)
 
 
-def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int = 1000) -> list[Route]:
+def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int) -> list[Route]:
     """Declare the routes of key pairs."""
     handlers = KeyPairs(database, clock, quota_defaults, max_limit)
     rule = "os_compute_api:os-keypairs"
     strict = Range(75)
-    own: dict[str, Any] = {"checks_policy": True}  # the rule looks at whose key pair it is
-    one: dict[str, Any] = {"path": "/os-keypairs/{id}", "query": UserQuery, "strict_query": strict, **own}
-    create: dict[str, Any] = {
-        "method": "POST", "path": "/os-keypairs", "handler": handlers.create, "policy": f"{rule}:create",
-        "body": Create, **own,
-    }  # fmt: skip
-    delete: dict[str, Any] = {
-        "method": "DELETE", "handler": handlers.delete, "policy": f"{rule}:delete", **one,
-    }  # fmt: skip
+    own = partial(Route, checks_policy=True)  # the rule depends on the owner of the key pair
+    one = partial(own, path="/os-keypairs/{id}", query=UserQuery, strict_query=strict)
+    create = partial(
+        own, method="POST", path="/os-keypairs", handler=handlers.create, policy=f"{rule}:create", body=Create
+    )
+    delete = partial(one, method="DELETE", handler=handlers.delete, policy=f"{rule}:delete")
     return [
-        Route(
-            method="GET", path="/os-keypairs", handler=handlers.index, policy=f"{rule}:index",
-            query=ListQuery, strict_query=strict, **own,
+        own(
+            method="GET",
+            path="/os-keypairs",
+            handler=handlers.index,
+            policy=f"{rule}:index",
+            query=ListQuery,
+            strict_query=strict,
         ),
-        Route(method="GET", handler=handlers.show, policy=f"{rule}:show", **one),
-        Route(status=200, versions=until(1), **create),
-        Route(status=201, versions=since(2), **create),
-        Route(status=202, versions=until(1), **delete),
-        Route(status=204, versions=since(2), **delete),
-    ]  # fmt: skip
+        one(method="GET", handler=handlers.show, policy=f"{rule}:show"),
+        create(status=200, versions=until(1)),
+        create(status=201, versions=since(2)),
+        delete(status=202, versions=until(1)),
+        delete(status=204, versions=since(2)),
+    ]

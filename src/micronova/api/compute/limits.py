@@ -1,4 +1,4 @@
-"""Limits: what a project may have and what it has, in the words of the first API."""
+"""Limits: a project's quota and usage, with the names of the first API."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +49,7 @@ VIEW = View(
 
 
 class LimitsQuery(Query):
-    """Of another project, for administrators."""
+    """The project, if it is not the caller's own."""
 
     tenant_id: str | UnsetType = UNSET
 

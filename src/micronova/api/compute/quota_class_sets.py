@@ -1,4 +1,4 @@
-"""Quota classes: limits by name; the class `default` is what every project starts from."""
+"""Quota classes: named sets of limits; projects without limits of their own have those of the class `default`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ class QuotaClassSets:
         self._defaults = defaults
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
-        """Show a class; one that nobody has set has the defaults."""
+        """Show a class; limits that were not set are the defaults."""
         limits = await self._database.read(quotas.class_limits, id, self._defaults)
         return {"quota_class_set": {"id": id, **pick(_names(request.minor), limits)}}
 

@@ -1,4 +1,7 @@
-"""The resources that have a limit, and the microversions at which old ones were dropped."""
+"""The resources that have a limit, by the API's names, and the microversions up to which old ones are shown.
+
+The network's resources are relics of the time when Nova had networks of its own: nothing limits them here.
+"""
 
 from collections.abc import Mapping
 
@@ -11,7 +14,7 @@ ALWAYS = ("instances", "cores", "ram", "metadata_items", "key_pairs", *GROUPS)
 
 
 def shown(minor: int, network_until: int) -> list[str]:
-    """Return the resources that exist at a microversion; each API dropped the network's at one of its own."""
+    """Return the resources that exist at a microversion; `network_until` is the last with the network's."""
     names = list(ALWAYS)
     if minor <= network_until:
         names += NETWORK
@@ -21,7 +24,7 @@ def shown(minor: int, network_until: int) -> list[str]:
 
 
 class Amounts(Body):
-    """Limits to set; subclasses say at which microversions the old ones may be named."""
+    """Limits to set; subclasses declare the microversions of the old ones."""
 
     instances: Whole | None = None
     cores: Whole | None = None
@@ -39,7 +42,7 @@ class Amounts(Body):
     injected_files: Whole | None = None
 
     def given(self) -> dict[str, int]:
-        """Return the limits that were named; -1 is none."""
+        """Return the limits that the request sets; -1 is unlimited."""
         values = ((name, getattr(self, name)) for name in (*ALWAYS, *NETWORK, *FILES))
         return {name: whole(value, name, -1) for name, value in values if value is not None}
 

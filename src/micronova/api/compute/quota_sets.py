@@ -1,6 +1,7 @@
 """Quota sets: a project's limits, its usage, and the defaults."""
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,7 +34,7 @@ class Update(Body):
 
 
 class UserQuery(Query):
-    """Of one user in the project instead of the whole."""
+    """The user in the project, if not the whole project."""
 
     user_id: Owner | UnsetType = UNSET
 
@@ -90,7 +91,7 @@ class QuotaSets:
         }
 
     async def defaults(self, request: Request, id: str) -> dict[str, Any]:
-        """Show what a project has that was given no limits."""
+        """Show the limits of a project for which none were set."""
         await self._checked(request, id)
         limits = await self._database.read(quotas.class_limits, "default", self._defaults)
         return {"quota_set": {"id": id, **pick(shown(request.minor, NETWORK_UNTIL), limits)}}
@@ -119,7 +120,7 @@ class QuotaSets:
         return self._limits(conn, project, user)
 
     def _check_share(self, conn: sa.Connection, project: str, user: str, asked: Mapping[str, int]) -> None:
-        """A user's limit must fit into what the project has left after its other users' limits."""
+        """Raise Invalid if a user's limit exceeds what the limits of the project's other users leave."""
         limits = quotas.limits_for(conn, project, self._defaults)
         given = quotas.given_to_users(conn, project, user)
         for name, limit in asked.items():
@@ -131,7 +132,7 @@ class QuotaSets:
                 raise Invalid(f"Quota limit {limit} for {name} must be less than or equal to {left}.")
 
     async def delete(self, request: Request, id: str) -> None:
-        """Let a project, or a user in it, have the defaults again."""
+        """Delete the limits of a project, or of a user in it."""
         request.authorize({"project_id": id})
         await self._database.write(quotas.delete_limits, id, request.query.user)
 
@@ -144,19 +145,20 @@ def routes(
     """Declare the routes of quota sets."""
     handlers = QuotaSets(database, quota_defaults, project_exists)
     path, rule = "/os-quota-sets/{id}", "os_compute_api:os-quota-sets"
-    # The rules look at the project that the path names.
-    one: dict[str, Any] = {"query": UserQuery, "strict_query": Range(75), "checks_policy": True}
+    # The rules depend on the project in the path.
+    one = partial(Route, query=UserQuery, strict_query=Range(75), checks_policy=True)
     return [
-        Route(method="GET", path=path, handler=handlers.show, policy=f"{rule}:show", **one),
+        one(method="GET", path=path, handler=handlers.show, policy=f"{rule}:show"),
+        one(method="GET", path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}:detail"),
         Route(
-            method="GET", path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}:detail", **one
+            method="GET",
+            path=f"{path}/defaults",
+            handler=handlers.defaults,
+            policy=f"{rule}:defaults",
+            query=NoQuery,
+            strict_query=STRICT,
+            checks_policy=True,
         ),
-        Route(
-            method="GET", path=f"{path}/defaults", handler=handlers.defaults, policy=f"{rule}:defaults",
-            query=NoQuery, strict_query=STRICT, checks_policy=True,
-        ),
-        Route(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update, **one),
-        Route(
-            method="DELETE", path=path, handler=handlers.delete, policy=f"{rule}:delete", status=202, **one
-        ),
-    ]  # fmt: skip
+        one(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update),
+        one(method="DELETE", path=path, handler=handlers.delete, policy=f"{rule}:delete", status=202),
+    ]

@@ -1,6 +1,6 @@
-"""Consoles of servers: links to them, and what a link's token stands for.
+"""Remote consoles of servers: links to them, and the host and port behind a link's token.
 
-Up to 2.5 each kind of console was an action; since then there is one resource, with a protocol and a type.
+Until 2.5 each kind of console is an action; since 2.6 there is one resource with a protocol and a type.
 """
 
 from typing import Any, Literal
@@ -8,20 +8,20 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from micronova.api.compute import access
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import NoQuery
-from micronova.compute.consoles import PROTOCOLS, ConsoleLinks
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since
 from micronova.objects.errors import Invalid
+from micronova.servers.consoles import PROTOCOLS, ConsoleLinks
 
 RULE = "os_compute_api:os-remote-consoles"
 TOKEN_RULE = "os_compute_api:os-console-auth-tokens"
 
 _LATER = {"mks": 8, "webmks": 8, "spice-direct": 99}
-"""Words that came after 2.6, and when."""
+"""Protocols and types that came after 2.6, with their first minor version."""
 
 
 class VncType(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class RemoteConsole(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RemoteConsoleBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A console to be made."""
+    """The console to create a link to."""
 
     remote_console: RemoteConsole
 
@@ -82,7 +82,7 @@ class RemoteConsoles:
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
         """Make a link to a console."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         wanted: RemoteConsole = request.body.remote_console
         for name in ("protocol", "type"):
             value = getattr(wanted, name)
@@ -97,14 +97,14 @@ class RemoteConsoles:
         return {"remote_console": {"protocol": wanted.protocol, "type": wanted.type, "url": url}}
 
     async def act(self, request: Request, id: str) -> dict[str, Any]:
-        """Make a link to a console, in the old way."""
-        row = await access.server(self._database, request, id)
+        """Make a link to a console by an action (until 2.5)."""
+        row = await authorized_server(self._database, request, id)
         kind = request.body.value.type
         url = await self._links.create(request.context, row, kind, _root(request))
         return {"console": {"type": kind, "url": url}}
 
     async def show_token(self, request: Request, token: str) -> dict[str, Any]:
-        """Say where a token leads to; up to 2.30 that was for RDP alone, which is no more."""
+        """Show the host and port of a token; until 2.30 only tokens of RDP consoles, which no longer exist."""
         if request.minor < 31:
             raise Invalid("Before 2.31 only tokens of RDP consoles could be shown, and there are none.")
         uuid, host, endpoint = await self._links.show(request.context, token)
@@ -119,7 +119,7 @@ class RemoteConsoles:
 
 
 def _root(request: Request) -> str:
-    """Return scheme://host:port as the caller knows this cloud."""
+    """Return scheme://host:port as the caller sees this cloud."""
     service = request.service
     return request.base_url.removesuffix(service.mount + service.prefix)
 

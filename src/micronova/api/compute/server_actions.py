@@ -7,18 +7,21 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.api import inputs
-from micronova.api.compute import access
-from micronova.compute import acceptance, states
-from micronova.compute.api import API
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Handler, Route
 from micronova.http.versions import Range, since, until
+from micronova.objects import states
 from micronova.objects.errors import Conflict, Invalid
+from micronova.servers.actions import ServerActions, check_lock, lock_holder
+from micronova.servers.guest_queries import GuestQueries
+from micronova.servers.interfaces import Interfaces
+from micronova.servers.security_groups import ServerSecurityGroups
 
 
 def _bare(action: str) -> type[msgspec.Struct]:
-    """Return the body of an action that says all by its name: what stands beside the name has no meaning."""
+    """Return the body of an action without parameters; the value beside the action's name is ignored."""
     return msgspec.defstruct(
         f"{action}Body", [("value", Any, field(name=action, default=None))], forbid_unknown_fields=True
     )
@@ -61,7 +64,7 @@ class LockBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResetState(msgspec.Struct, forbid_unknown_fields=True):
-    """What the server is to be."""
+    """The state to set."""
 
     state: Literal["active", "error"]
 
@@ -92,7 +95,7 @@ class RemoveSecurityGroupBody(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, kw_only=True)
 class _Action:
-    """One action: its name in the body, who does it, who may ask for it."""
+    """One action: its name in the body, its handler and its policy."""
 
     name: str
     handler: Handler
@@ -102,78 +105,88 @@ class _Action:
     versions: Range = Range()
 
 
-class ServerActions:
+class ActionHandlers:
     """The handlers."""
 
-    def __init__(self, database: Database, api: API) -> None:
+    def __init__(
+        self,
+        database: Database,
+        actions: ServerActions,
+        interfaces: Interfaces,
+        security_groups: ServerSecurityGroups,
+        guests: GuestQueries,
+    ) -> None:
         self._database = database
-        self._api = api
+        self._actions = actions
+        self._interfaces = interfaces
+        self._security_groups = security_groups
+        self._guests = guests
 
     def plain(self, kind: str) -> Handler:
-        """Return the handler of an action that needs no more than the server."""
+        """Return the handler of a power action without parameters."""
 
         async def handle(request: Request, id: str) -> None:
-            row = await access.server(self._database, request, id)
-            await self._api.actions.power(request.context, row, kind, kind)
+            row = await authorized_server(self._database, request, id)
+            await self._actions.power(request.context, row, kind, kind)
 
         return handle
 
     async def force_delete(self, request: Request, id: str) -> None:
-        """Delete a server at once, even where deleted servers are kept for a while."""
-        await self._api.actions.delete(request.context, await access.server(self._database, request, id))
+        """Delete a server at once, even where deletion is deferred."""
+        await self._actions.delete(request.context, await authorized_server(self._database, request, id))
 
     async def reboot(self, request: Request, id: str) -> None:
-        """Restart a server."""
-        row = await access.server(self._database, request, id)
+        """Reboot a server."""
+        row = await authorized_server(self._database, request, id)
         kind = request.body.reboot.type.upper()
         action = "reboot_hard" if kind == "HARD" else "reboot"
-        await self._api.actions.power(request.context, row, "reboot", action, {"type": kind})
+        await self._actions.power(request.context, row, "reboot", action, {"type": kind})
 
     async def lock(self, request: Request, id: str) -> None:
-        """Keep a server from being changed."""
-        row = await access.server(self._database, request, id)
+        """Lock a server against changes."""
+        row = await authorized_server(self._database, request, id)
         asked = request.body.lock if isinstance(request.body, LockBody) else None
         reason = None if asked is None or asked.locked_reason is UNSET else asked.locked_reason
-        await self._api.actions.lock(request.context, row, inputs.printable(reason, "locked_reason"))
+        await self._actions.lock(request.context, row, inputs.printable(reason, "locked_reason"))
 
     async def unlock(self, request: Request, id: str) -> None:
-        """Let a server be changed again; what an admin has locked only those may unlock who may override that."""
-        row = await access.server(self._database, request, id)
-        if row["locked_by"] not in (None, acceptance.lock_holder(request.context, row)):
+        """Unlock a server; a lock of another user needs the policy to override it."""
+        row = await authorized_server(self._database, request, id)
+        if row["locked_by"] not in (None, lock_holder(request.context, row)):
             target = {"project_id": row["project_id"], "user_id": row["user_id"]}
             request.authorize(target, "os_compute_api:os-lock-server:unlock:unlock_override")
-        await self._api.actions.unlock(request.context, row)
+        await self._actions.unlock(request.context, row)
 
     async def reset_state(self, request: Request, id: str) -> None:
         """Set a server's state by hand."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         wanted = states.ACTIVE if request.body.value.state == "active" else states.ERROR
-        await self._api.actions.reset_state(row, wanted)
+        await self._actions.reset_state(row, wanted)
 
     async def inject_network_info(self, request: Request, id: str) -> None:
-        """Have what the network service knows of a server's interfaces looked up anew."""
-        row = await access.server(self._database, request, id)
-        acceptance.check_lock(request.context, row)
+        """Refresh a server's interfaces from the network service."""
+        row = await authorized_server(self._database, request, id)
+        check_lock(request.context, row)
         if row["host"] is None:
             raise Conflict(f"Cannot 'injectNetworkInfo' instance {row['uuid']} while it has no host")
-        await self._api.interfaces.refresh(row["uuid"])
+        await self._interfaces.refresh(row["uuid"])
 
     async def add_security_group(self, request: Request, id: str) -> None:
-        """Give a server's ports a security group."""
-        row = await access.server(self._database, request, id)
-        await self._api.add_security_group(request.context, row, request.body.value.name)
+        """Add a security group to a server's ports."""
+        row = await authorized_server(self._database, request, id)
+        await self._security_groups.add(request.context, row, request.body.value.name)
 
     async def remove_security_group(self, request: Request, id: str) -> None:
-        """Take a security group off a server's ports."""
-        row = await access.server(self._database, request, id)
-        await self._api.remove_security_group(request.context, row, request.body.value.name)
+        """Remove a security group from a server's ports."""
+        row = await authorized_server(self._database, request, id)
+        await self._security_groups.remove(request.context, row, request.body.value.name)
 
     async def console_output(self, request: Request, id: str) -> dict[str, str]:
         """Read the end of a server's console log."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         asked = request.body.value.length
         length = None if asked is None else _length(asked)
-        return {"output": await self._api.console_output(request.context, row, length)}
+        return {"output": await self._guests.console_output(request.context, row, length)}
 
 
 def _length(value: int | str) -> int | None:
@@ -187,9 +200,15 @@ def _length(value: int | str) -> int | None:
     return None if number == -1 else inputs.whole(number, "length")
 
 
-def routes(database: Database, api: API) -> list[Route]:
-    """Return one route for each action, under both names of the resource."""
-    handlers = ServerActions(database, api)
+def routes(
+    database: Database,
+    actions: ServerActions,
+    interfaces: Interfaces,
+    security_groups: ServerSecurityGroups,
+    guests: GuestQueries,
+) -> list[Route]:
+    """Return the routes of the actions, for /servers and its old name /os-volumes_boot."""
+    handlers = ActionHandlers(database, actions, interfaces, security_groups, guests)
 
     def plain(name: str, kind: str, policy: str) -> _Action:
         return _Action(name=name, handler=handlers.plain(kind), policy=policy, body=_bare(name))

@@ -1,54 +1,53 @@
-"""POST /servers: the rules of its body that a type cannot say, and what is handed to compute."""
+"""POST /servers: checks what the types of the body cannot say, and turns it into a CreateRequest."""
 
 import base64
 import binascii
 import re
+from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from micronova.api import inputs
 from micronova.api.compute.server_create_body import Body, Device, NewServer
-from micronova.api.compute.server_values import (
+from micronova.api.compute.server_inputs import (
     UUID,
     access_address,
-    boolean,
     disk_config,
     given,
     hostname,
-    integer,
     ip_address,
 )
-from micronova.compute.api import API
-from micronova.compute.new_servers import Created, CreateRequest
+from micronova.api.links import Links
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.http.versions import Range
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Invalid
-from micronova.objects.network import NetworkRequest
+from micronova.objects.network import NetworkRequest, RequestedNetworks
 from micronova.objects.orders import InjectedFile
+from micronova.servers.create import ServerCreator
+from micronova.servers.create_rules import Created, CreateRequest
 
-MOST_SERVERS = 100_000  # that one request may ask for, whatever the quota says
+MOST_SERVERS = 100_000  # most servers in one request, independent of quota
 
 
-def routes(api: API) -> list[Route]:
+def routes(creator: ServerCreator) -> list[Route]:
     """Return the route."""
 
     async def create(request: Request) -> Response:
-        wanted = to_request(request)
+        wanted = create_request(request)
         wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
+        wanted.may_attach_external = request.allows("network:attach_external_network")
         _authorize(request, wanted)
         asked = request.body.server.return_reservation_id
-        by_reservation = asked is not UNSET and boolean("return_reservation_id", asked)
-        return _answer(request, await api.create(request.context, wanted), by_reservation)
+        by_reservation = asked is not UNSET and _flag(asked, "return_reservation_id")
+        return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation)
 
     policy = "os_compute_api:servers:create"
-    common = {"method": "POST", "handler": create, "policy": policy, "status": 202, "body": Body}
-    return [
-        Route(path="/servers", **common),  # type: ignore[arg-type]
-        Route(path="/os-volumes_boot", versions=Range(0, 102), **common),  # type: ignore[arg-type]
-    ]
+    route = partial(Route, method="POST", handler=create, policy=policy, status=202, body=Body)
+    return [route(path="/servers"), route(path="/os-volumes_boot", versions=Range(0, 102))]
 
 
 def _authorize(request: Request, wanted: CreateRequest) -> None:
@@ -62,36 +61,33 @@ def _authorize(request: Request, wanted: CreateRequest) -> None:
         request.authorize(rule="os_compute_api:servers:create:trusted_certs")
 
 
-def _answer(request: Request, created: Created, by_reservation: bool) -> Response:
-    server = request.body.server
+def _answer(request: Request, wanted: CreateRequest, created: Created, by_reservation: bool) -> Response:
     if by_reservation:
         return Response(body={"reservation_id": created.reservation_id})
     first = created.uuids[0]
-    href = f"{request.base_url}/servers/{first}"
-    bookmark = f"{request.base_url.removesuffix('/v2.1')}/servers/{first}"
+    links = Links(request).of("servers", first)
     return Response(
         body={
             "server": {
                 "id": first,
-                "links": [{"rel": "self", "href": href}, {"rel": "bookmark", "href": bookmark}],
+                "links": links,
                 "OS-DCF:diskConfig": created.disk_config,
-                "security_groups": [{"name": name} for name in (server_groups_asked(server) or ["default"])],
+                "security_groups": [{"name": name} for name in wanted.security_groups],
                 "adminPass": created.admin_password,
             }
         },
-        headers={"location": href},
+        headers={"location": links[0]["href"]},
     )
 
 
-def server_groups_asked(server: NewServer) -> list[str]:
-    """Return the names of the security groups that the request names."""
-    if server.security_groups is UNSET:
-        return []
-    return list(dict.fromkeys(group.name for group in server.security_groups))
+def _security_groups(server: NewServer) -> list[str]:
+    """Return the requested security groups, each once; the default one if none is requested."""
+    requested = server.security_groups if server.security_groups is not UNSET else []
+    return list(dict.fromkeys(group.name for group in requested)) or ["default"]
 
 
-def to_request(request: Request) -> CreateRequest:
-    """Turn a body into what compute is asked, with every rule that a type cannot say."""
+def create_request(request: Request) -> CreateRequest:
+    """Return the CreateRequest for a body; raise Invalid where a rule is broken that a type cannot say."""
     body: Body = request.body
     server, minor = body.server, request.minor
     zone, force_host, force_node = _zone(server)
@@ -105,17 +101,17 @@ def to_request(request: Request) -> CreateRequest:
             "exclude each other."
         )
     return CreateRequest(
-        name=inputs.name(server.name, relaxed=request.relaxed),
+        name=inputs.name(server.name, strip=request.is_v2),
         flavor_id=str(server.flavor_ref).rstrip("/").rpartition("/")[2],
         image_id=_image_id(server),
         description=inputs.printable(given(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
-        security_groups=server_groups_asked(server) or ["default"],
+        security_groups=_security_groups(server),
         key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},
         user_data=_user_data(server),
         files=_files(server),
-        config_drive=given(server.config_drive) not in (None, "") and boolean("config_drive", server.config_drive),
+        config_drive=given(server.config_drive) not in (None, "") and _flag(server.config_drive, "config_drive"),
         availability_zone=zone,
         force_host=force_host,
         force_node=force_node,
@@ -135,6 +131,10 @@ def to_request(request: Request) -> CreateRequest:
     )
 
 
+def _flag(value: Any, field: str) -> bool:
+    return inputs.boolean(value, field, "field/attribute")
+
+
 def _certificates(ids: list[str] | None) -> list[str] | None:
     if ids is not None and len(set(ids)) != len(ids):
         raise Invalid("Invalid input for field/attribute trusted_image_certificates: each may be named once.")
@@ -142,8 +142,8 @@ def _certificates(ids: list[str] | None) -> list[str] | None:
 
 
 def _counts(server: NewServer) -> tuple[int, int]:
-    least = integer("min_count", server.min_count) if server.min_count is not UNSET else 1
-    most = integer("max_count", server.max_count) if server.max_count is not UNSET else least
+    least = inputs.integer(server.min_count, "min_count") if server.min_count is not UNSET else 1
+    most = inputs.integer(server.max_count, "max_count") if server.max_count is not UNSET else least
     for field, value in (("min_count", least), ("max_count", most)):
         if not 1 <= value <= MOST_SERVERS:
             wrong = f"it must be from 1 to {MOST_SERVERS}, not {str(value)[:32]}"
@@ -177,7 +177,7 @@ def _image_id(server: NewServer) -> str | None:
     return image
 
 
-def _networks(server: NewServer, minor: int) -> list[NetworkRequest] | str | None:
+def _networks(server: NewServer, minor: int) -> RequestedNetworks:
     wanted = server.networks
     if wanted is UNSET:
         if minor >= 37:
@@ -186,7 +186,7 @@ def _networks(server: NewServer, minor: int) -> list[NetworkRequest] | str | Non
     if isinstance(wanted, str):
         if minor < 37 or wanted not in ("auto", "none"):
             raise Invalid("Invalid input for field/attribute networks: it is a list, or from 2.37 on auto or none.")
-        return wanted
+        return "auto" if wanted == "auto" else "none"
     if not wanted and minor < 37:
         return None
     found: list[NetworkRequest] = []
@@ -270,8 +270,8 @@ def _device(item: Device) -> BlockDevice:
     destination = item.destination_type or ("local" if source in ("image", "blank") else "volume")
     if destination not in ("local", "volume"):
         raise Invalid(f"Invalid input for field/attribute {where}.destination_type: it is local or volume.")
-    boot = None if item.boot_index is None else integer(f"{where}.boot_index", item.boot_index)
-    size = None if item.volume_size is None else integer(f"{where}.volume_size", item.volume_size)
+    boot = None if item.boot_index is None else inputs.integer(item.boot_index, f"{where}.boot_index")
+    size = None if item.volume_size is None else inputs.integer(item.volume_size, f"{where}.volume_size")
     if size is not None and size < 1:
         raise Invalid(f"Invalid input for field/attribute {where}.volume_size: it must be at least 1.")
     if source == "blank" and item.uuid:
@@ -294,7 +294,7 @@ def _device(item: Device) -> BlockDevice:
         device_type=item.device_type,
         tag=given(item.tag),
         volume_type=given(item.volume_type),
-        delete_on_termination=boolean(f"{where}.delete_on_termination", delete) if delete is not None else True,
+        delete_on_termination=_flag(delete, f"{where}.delete_on_termination") if delete is not None else True,
     )
 
 
@@ -302,7 +302,7 @@ _HINT_LISTS = ("same_host", "different_host")
 
 
 def _hints(body: Body) -> dict[str, list[str]]:
-    raw = next((each for each in (body.hints, body.hints2, body.server.hints) if each is not UNSET), {})
+    raw = next((each for each in (body.hints, body.prefixed_hints, body.server.hints) if each is not UNSET), {})
     found: dict[str, list[str]] = {}
     for name, value in raw.items():
         values = (

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.server_values import Id, Tag
+from micronova.api.compute.server_inputs import Id, Tag
 from micronova.http.versions import since, until
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -19,14 +19,14 @@ class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={
 
 
 class Network(_Strict):
-    """One interface that is wanted."""
+    """A requested interface."""
 
     uuid: Id | UnsetType = UNSET
     port: Id | None | UnsetType = UNSET
     fixed_ip: str | UnsetType = UNSET
     tag: Tag | UnsetType = UNSET
 
-    # Tags of interfaces were lost for a while (2.33 to 2.41) and restored.
+    # In Nova tags of interfaces are missing from 2.33 to 2.41; here they are accepted.
     versions = {"tag": since(32)}
 
 
@@ -37,14 +37,14 @@ class SecurityGroup(_Strict):
 
 
 class File(_Strict):
-    """A file to be injected, until 2.56."""
+    """A file to inject (until 2.56)."""
 
     path: Annotated[str, Meta(min_length=1)]
     contents: str
 
 
 class DeviceV1(msgspec.Struct, kw_only=True):
-    """A block device in the oldest form; what volumes need besides is kept as it comes."""
+    """A block device in the oldest form; unknown fields are ignored."""
 
     device_name: str | None = None
     volume_id: str | None = None
@@ -91,7 +91,7 @@ class NewServer(
         "hints": "os:scheduler_hints",
     },
 ):
-    """The server that is asked for."""
+    """The requested server."""
 
     name: Name
     flavor_ref: str | int
@@ -134,9 +134,9 @@ class NewServer(
     }
 
 
-class Body(_Strict, rename={"hints": "os:scheduler_hints", "hints2": "OS-SCH-HNT:scheduler_hints"}):
-    """The request's body; scheduler hints stand beside the server."""
+class Body(_Strict, rename={"hints": "os:scheduler_hints", "prefixed_hints": "OS-SCH-HNT:scheduler_hints"}):
+    """The body; scheduler hints are beside the server."""
 
     server: NewServer
     hints: dict[str, Any] | UnsetType = UNSET
-    hints2: dict[str, Any] | UnsetType = UNSET
+    prefixed_hints: dict[str, Any] | UnsetType = UNSET

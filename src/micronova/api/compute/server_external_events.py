@@ -1,17 +1,18 @@
-"""Events that neighbours tell about servers: a port was plugged, a volume was extended…"""
+"""Events about servers from other services: a port was plugged, a volume was extended."""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from micronova.compute.api import API
 from micronova.compute.rpcapi import InstanceEvent
 from micronova.db import instances
 from micronova.db.engine import Database
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.instance import InstanceRow
+from micronova.servers.external_events import ExternalEvents
 
 _SINCE = {"volume-extended": 51, "power-update": 76, "accelerator-request-bound": 82, "volume-reimaged": 93}
 
@@ -40,11 +41,11 @@ class Body(msgspec.Struct, forbid_unknown_fields=True):
     events: Annotated[list[Event], Meta(min_length=1)]
 
 
-def routes(database: Database, api: API) -> list[Route]:
+def routes(database: Database, events: ExternalEvents) -> list[Route]:
     """Return the route."""
 
     async def create(request: Request) -> Response:
-        """Pass events on to the servers' hosts; tell for each whether it could be."""
+        """Pass events on to the servers' hosts; the response has the result of each."""
         events: list[Event] = request.body.events
         for event in events:
             if request.minor < _SINCE.get(event.name, 0):
@@ -56,21 +57,19 @@ def routes(database: Database, api: API) -> list[Route]:
         partial = any(answer["code"] != 200 for answer in answers)
         return Response(body={"events": answers}, status=207 if partial else 200)
 
-    async def _pass_on(request: Request, event: Event, row: Any) -> dict[str, Any]:
+    async def _pass_on(request: Request, event: Event, row: InstanceRow | None) -> dict[str, Any]:
         answer: dict[str, Any] = {"name": event.name, "server_uuid": event.server_uuid, "status": event.status}
         if event.tag is not UNSET:
             answer["tag"] = event.tag
         if row is None:
             return {**answer, "status": "failed", "code": 404}
-        if row["host"] is None:
-            return {**answer, "status": "failed", "code": 422}
         told = InstanceEvent(
             instance_uuid=event.server_uuid,
             name=event.name,
             status=event.status,
             tag=None if isinstance(event.tag, UnsetType) else event.tag,
         )
-        if not await api.external_event(request.context, row, told):
+        if not await events.handle(request.context, row, told):
             return {**answer, "status": "failed", "code": 422}
         return {**answer, "code": 200}
 

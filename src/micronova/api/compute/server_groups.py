@@ -1,6 +1,7 @@
-"""Server groups: servers that are to be on one host, or on different ones."""
+"""Server groups: servers that the scheduler places on one host, or on different hosts."""
 
 from collections.abc import Mapping
+from functools import partial
 from random import Random
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from micronova.api.inputs import STRICT, Body, NoQuery, Query, Text, Whole
 from micronova.api.view import Field, View
 from micronova.db import quotas, server_groups
 from micronova.db.engine import Database
+from micronova.db.server_groups import ServerGroupRow
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
@@ -36,13 +38,13 @@ Policy = Literal["affinity", "anti-affinity", "soft-affinity", "soft-anti-affini
 
 
 class Rules(Body):
-    """How strictly servers are kept apart."""
+    """The rules of an anti-affinity group."""
 
     max_server_per_host: Whole | UnsetType = UNSET
 
 
 class NewGroup(Body):
-    """A group to make."""
+    """The group to create."""
 
     versions = {"policies": until(63), "policy": since(64), "rules": since(64)}
 
@@ -59,7 +61,7 @@ class Create(Body):
 
 
 class ListQuery(Query):
-    """Which groups; those of all projects are for administrators."""
+    """Which groups; only administrators may list those of all projects."""
 
     all_projects: str | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
@@ -120,34 +122,34 @@ class ServerGroups:
         return {"server_group": VIEW.at(request.minor)(row, members)}
 
     @staticmethod
-    def _authorize(request: Request, row: sa.Row[Any]) -> None:
-        """A group of another project does not exist for whoever may not see it."""
+    def _authorize(request: Request, row: ServerGroupRow) -> None:
+        """Raise NotFound for a group of another project that the caller may not see."""
         target = {"project_id": row.project_id}
         if row.project_id != request.context.project_id and not request.allows(request.route.policy or "", target):
             raise NotFound(f"Instance group {row.uuid} could not be found.")
         request.authorize(target)
 
     async def create(self, request: Request) -> dict[str, Any]:
-        """Make a group."""
+        """Create a group."""
         asked: NewGroup = request.body.server_group
         policy = _policy(asked, request.minor)
         row = {
             "uuid": new_uuid(self._random),
             "project_id": request.context.project_id,
             "user_id": request.context.user_id,
-            "name": inputs.name(asked.name, relaxed=request.relaxed),
+            "name": inputs.name(asked.name, strip=request.is_v2),
             "policy": policy,
             "rules": _rules(asked, policy),
             "created_at": micros(self._clock.now()),
         }
         return {"server_group": VIEW.at(request.minor)(await self._database.write(self._insert, row), [])}
 
-    def _insert(self, conn: sa.Connection, row: Mapping[str, Any]) -> sa.Row[Any]:
+    def _insert(self, conn: sa.Connection, row: Mapping[str, Any]) -> ServerGroupRow:
         limits = quotas.limits_for(conn, row["project_id"], self._defaults, row["user_id"])
         return server_groups.insert(conn, row, limits)
 
     async def delete(self, request: Request, id: str) -> None:
-        """Remove a group; its servers stay."""
+        """Delete a group; its servers stay."""
         row = await self._database.read(server_groups.get, id)
         self._authorize(request, row)
         await self._database.write(server_groups.delete, row)
@@ -155,31 +157,32 @@ class ServerGroups:
 
 def _list(
     conn: sa.Connection, project: str | None, offset: int, limit: int
-) -> tuple[list[sa.Row[Any]], dict[str, list[str]]]:
+) -> tuple[list[ServerGroupRow], dict[str, list[str]]]:
     rows = list(server_groups.list_(conn, project, offset=offset, limit=limit))
     return rows, server_groups.members(conn, [row.uuid for row in rows])
 
 
-def _get(conn: sa.Connection, id: str) -> tuple[sa.Row[Any], list[str]]:
+def _get(conn: sa.Connection, id: str) -> tuple[ServerGroupRow, list[str]]:
     return server_groups.get(conn, id), server_groups.members(conn, [id])[id]
 
 
 def routes(
-    database: Database, clock: Clock, random: Random, quota_defaults: Mapping[str, int], max_limit: int = 1000
+    database: Database, clock: Clock, random: Random, quota_defaults: Mapping[str, int], max_limit: int
 ) -> list[Route]:
     """Declare the routes of server groups."""
     handlers = ServerGroups(database, clock, random, quota_defaults, max_limit)
     root, rule = "/os-server-groups", "os_compute_api:os-server-groups"
-    one: dict[str, Any] = {"path": f"{root}/{{id}}", "checks_policy": True}
+    one = partial(Route, path=f"{root}/{{id}}", checks_policy=True)
     return [
         Route(
-            method="GET", path=root, handler=handlers.index, policy=f"{rule}:index", query=ListQuery,
+            method="GET",
+            path=root,
+            handler=handlers.index,
+            policy=f"{rule}:index",
+            query=ListQuery,
             strict_query=Range(75),
         ),
         Route(method="POST", path=root, handler=handlers.create, policy=f"{rule}:create", body=Create),
-        Route(
-            method="GET", handler=handlers.show, policy=f"{rule}:show", query=NoQuery, strict_query=STRICT,
-            **one,
-        ),
-        Route(method="DELETE", handler=handlers.delete, policy=f"{rule}:delete", status=204, **one),
-    ]  # fmt: skip
+        one(method="GET", handler=handlers.show, policy=f"{rule}:show", query=NoQuery, strict_query=STRICT),
+        one(method="DELETE", handler=handlers.delete, policy=f"{rule}:delete", status=204),
+    ]

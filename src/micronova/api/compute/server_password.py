@@ -1,8 +1,8 @@
-"""The password that a server's guest made and encrypted with the user's key: to be shown, and forgotten."""
+"""The password that a server's guest generated and encrypted with the user's key: show it, delete it."""
 
 from typing import Any
 
-from micronova.api.compute import access
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery
 from micronova.db import server_passwords
 from micronova.db.engine import Database
@@ -20,12 +20,12 @@ class ServerPassword:
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show what the guest posted, "" when it posted nothing."""
-        await access.server(self._database, request, id)
+        await authorized_server(self._database, request, id)
         return {"password": await self._database.read(server_passwords.get, id)}
 
     async def clear(self, request: Request, id: str) -> None:
-        """Forget it; the guest's password stays as it is, and it may post another."""
-        await access.server(self._database, request, id)
+        """Delete the stored password; the guest's own does not change, and the guest may post another."""
+        await authorized_server(self._database, request, id)
         await self._database.write(server_passwords.clear, id)
 
 

@@ -1,4 +1,4 @@
-"""The query string of server lists: which filters there are, who may use them, and what they mean."""
+"""The query string of server lists: the filters, who may use them, and what they mean."""
 
 from typing import Annotated, Any
 
@@ -6,15 +6,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.compute import states
 from micronova.db.server_lists import SORT_KEYS, Filters
 from micronova.http.request import Request
 from micronova.http.versions import since
+from micronova.objects import power_state, states
 from micronova.objects.errors import Invalid
 
 Text = str | UnsetType
 
-# What everybody may filter by; the rest is for admins (from 2.83 on more for everybody).
+# Filters for everybody, and further ones since 2.83; all others are for administrators.
 _OPEN = {
     "reservation_id",
     "name",
@@ -58,7 +58,7 @@ class ListQuery(
         "not_tags_any": "not-tags-any",
     },
 ):
-    """Everything that a list of servers can be asked for."""
+    """All query parameters of a list of servers."""
 
     limit: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
     marker: Text = UNSET
@@ -151,11 +151,18 @@ _PATTERNS = {
     "access_ip_v4": "access_ip_v4",
     "access_ip_v6": "access_ip_v6",
 }
-_POWER = {"NOSTATE": 0, "RUNNING": 1, "PAUSED": 3, "SHUTDOWN": 4, "CRASHED": 6, "SUSPENDED": 7}
+_POWER_STATES = {
+    "NOSTATE": power_state.NOSTATE,
+    "RUNNING": power_state.RUNNING,
+    "PAUSED": power_state.PAUSED,
+    "SHUTDOWN": power_state.SHUTDOWN,
+    "CRASHED": power_state.CRASHED,
+    "SUSPENDED": power_state.SUSPENDED,
+}
 
 
-def filters_of(request: Request, max_limit: int) -> Filters | None:
-    """Return what is asked for, as the caller may ask it; None when nothing can match."""
+def list_filters(request: Request, max_limit: int) -> Filters | None:
+    """Return the requested filters that the caller may use; None if no server can match."""
     query: ListQuery = request.query
     asked = {
         wire: value
@@ -173,28 +180,29 @@ def filters_of(request: Request, max_limit: int) -> Filters | None:
     if "limit" in asked:
         filters.limit = min(asked["limit"], max_limit)
     filters.marker = asked.get("marker") or None
-    _whose(request, asked, filters, admin)
-    _order(query, filters)
-    if not _statuses(request, asked, filters, admin):
+    _set_project(request, asked, filters)
+    _set_order(query, filters)
+    if not _set_statuses(request, asked, filters, admin):
         return None
-    _times(asked, filters)
-    _tags(asked, filters)
-    return _values(asked, filters)
+    _set_times(asked, filters)
+    _set_tags(asked, filters)
+    _set_values(asked, filters)
+    return filters
 
 
-def _whose(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> None:
+def _set_project(request: Request, asked: dict[str, Any], filters: Filters) -> None:
     everywhere = asked.get("all_tenants", asked.get("all_projects"))
     wanted = asked.get("project_id") or asked.get("tenant_id")
-    # An empty all_tenants means yes.
+    # An empty all_tenants means true.
     if everywhere is not None and (everywhere == "" or inputs.boolean(everywhere, "all_tenants")):
-        detail = "detail" if request.route.path.endswith("detail") else "index"
-        request.authorize(rule=f"os_compute_api:servers:{detail}:get_all_tenants")
+        operation = "detail" if request.route.path.endswith("detail") else "index"
+        request.authorize(rule=f"os_compute_api:servers:{operation}:get_all_tenants")
         filters.project_id = wanted or None
     else:
         filters.project_id = request.context.project_id
 
 
-def _order(query: ListQuery, filters: Filters) -> None:
+def _set_order(query: ListQuery, filters: Filters) -> None:
     keys = [] if isinstance(query.sort_key, UnsetType) else query.sort_key
     directions = [] if isinstance(query.sort_dir, UnsetType) else query.sort_dir
     for number, key in enumerate(keys):
@@ -211,8 +219,8 @@ def _order(query: ListQuery, filters: Filters) -> None:
         filters.sort.append(("created_at", directions[0] == "desc"))
 
 
-def _statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> bool:
-    """Read status and deleted; say whether anything can match."""
+def _set_statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: bool) -> bool:
+    """Set the filters of status and deletion; return whether a server can match."""
     if "deleted" in asked:
         filters.deleted = inputs.boolean(asked["deleted"] or "true", "deleted")
     wanted = [text.upper() for text in asked.get("status", ())]
@@ -233,7 +241,7 @@ def _statuses(request: Request, asked: dict[str, Any], filters: Filters, admin: 
     return True
 
 
-def _times(asked: dict[str, Any], filters: Filters) -> None:
+def _set_times(asked: dict[str, Any], filters: Filters) -> None:
     if "changes-since" in asked:
         filters.changes_since = inputs.moment(asked["changes-since"], "changes-since")
     if "changes-before" in asked:
@@ -242,7 +250,7 @@ def _times(asked: dict[str, Any], filters: Filters) -> None:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
 
 
-def _tags(asked: dict[str, Any], filters: Filters) -> None:
+def _set_tags(asked: dict[str, Any], filters: Filters) -> None:
     def words(name: str) -> list[str]:
         return [part for part in asked.get(name, "").split(",") if part]
 
@@ -250,7 +258,7 @@ def _tags(asked: dict[str, Any], filters: Filters) -> None:
     filters.not_tags_all, filters.not_tags_any = words("not-tags"), words("not-tags-any")
 
 
-def _values(asked: dict[str, Any], filters: Filters) -> Filters | None:
+def _set_values(asked: dict[str, Any], filters: Filters) -> None:
     for name, column in _EQUAL.items():
         if name in asked:
             filters.equal[column] = (
@@ -259,8 +267,8 @@ def _values(asked: dict[str, Any], filters: Filters) -> Filters | None:
     for name, column in _NUMBERS.items():
         if name in asked:
             text = asked[name]
-            if name == "power_state" and text.upper() in _POWER:
-                filters.equal[column] = _POWER[text.upper()]
+            if name == "power_state" and text.upper() in _POWER_STATES:
+                filters.equal[column] = _POWER_STATES[text.upper()]
             elif text.lstrip("-").isdigit() and len(text) < 10:
                 filters.equal[column] = int(text)
             else:
@@ -281,7 +289,6 @@ def _values(asked: dict[str, Any], filters: Filters) -> Filters | None:
         filters.locked = inputs.boolean(asked["locked"], "locked")
     for text in asked.get("metadata", ()):
         filters.metadata += _pairs(text)
-    return filters
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

@@ -1,35 +1,35 @@
-"""The security groups of servers: what GET …/os-security-groups shows, in the form that it had before Neutron."""
+"""The security groups of servers, in the form that they had before Neutron."""
 
 from typing import Any
 
-from micronova.api.compute import access
+from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery
-from micronova.compute.api import API
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
+from micronova.servers.security_groups import ServerSecurityGroups
 
 ANYWHERE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
 WHOLE = {"icmp": (-1, -1), "ipv6-icmp": (-1, -1), "tcp": (1, 65535), "udp": (1, 65535)}
 
 
-class ServerSecurityGroups:
+class SecurityGroupHandlers:
     """The handlers."""
 
-    def __init__(self, database: Database, api: API) -> None:
+    def __init__(self, database: Database, groups: ServerSecurityGroups) -> None:
         self._database = database
-        self._api = api
+        self._groups = groups
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the groups of a server."""
-        row = await access.server(self._database, request, id)
-        found = await self._api.security_groups(request.context, row)
+        row = await authorized_server(self._database, request, id)
+        found = await self._groups.list_(request.context, row)
         names = {group["id"]: group["name"] for group in found}
         return {"security_groups": [_shown(group, names) for group in found]}
 
 
 def _shown(group: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    # Only what comes in was ever shown here.
+    # This API shows only rules for incoming traffic.
     rules = [rule for rule in group["security_group_rules"] if rule["direction"] == "ingress"]
     return {
         "id": group["id"],
@@ -56,9 +56,9 @@ def _rule(rule: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def routes(database: Database, api: API) -> list[Route]:
+def routes(database: Database, groups: ServerSecurityGroups) -> list[Route]:
     """Declare the routes."""
-    handlers = ServerSecurityGroups(database, api)
+    handlers = SecurityGroupHandlers(database, groups)
     return [
         Route(
             method="GET", path="/servers/{id}/os-security-groups", handler=handlers.index,

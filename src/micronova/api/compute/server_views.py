@@ -1,68 +1,69 @@
-"""What a server looks like, field by field and version by version."""
+"""The JSON form of servers: each field with its microversions."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from micronova.api.links import Links, host_id
 from micronova.api.view import OMIT, Field, View
-from micronova.compute.states import status
 from micronova.http.paging import iso, iso_micros
 from micronova.http.versions import Range, since, until
+from micronova.objects.instance import InstanceRow
+from micronova.objects.states import status
 
 _WITH_PROGRESS = frozenset({"ACTIVE", "BUILD", "REBUILD", "RESIZE", "VERIFY_RESIZE", "MIGRATING"})
 _WITH_FAULT = frozenset({"ERROR", "DELETED"})
 
 
 @dataclass(slots=True)
-class Shown:
-    """What the fields of one answer need besides the rows."""
+class ViewContext:
+    """What the fields of one response need besides the rows."""
 
     links: Links
-    admin: bool  # may see the details of faults
+    is_admin: bool  # may see the details of faults
     host_status: dict[str, str] = field(default_factory=dict)  # host -> UP | DOWN | MAINTENANCE
     groups: dict[str, list[str]] = field(default_factory=dict)  # server -> its groups
 
 
-def _status(row: Any, _: Shown) -> str:
+def _status(row: InstanceRow, _: ViewContext) -> str:
     return status(row["vm_state"], row["task_state"])
 
 
-def _progress(row: Any, _: Shown) -> Any:
+def _progress(row: InstanceRow, _: ViewContext) -> Any:
     return row["progress"] if status(row["vm_state"], row["task_state"]) in _WITH_PROGRESS else OMIT
 
 
-def _fault(row: Any, shown: Shown) -> Any:
+def _fault(row: InstanceRow, context: ViewContext) -> Any:
     fault = row["fault"]
     if not fault or status(row["vm_state"], row["task_state"]) not in _WITH_FAULT:
         return OMIT
     visible = {"code": fault["code"], "created": iso(fault["created"]), "message": fault["message"]}
-    if fault.get("details") and (shown.admin or fault["code"] != 500):
+    if fault.get("details") and (context.is_admin or fault["code"] != 500):
         visible["details"] = fault["details"]
     return visible
 
 
-def _image(row: Any, shown: Shown) -> Any:
+def _image(row: InstanceRow, context: ViewContext) -> Any:
     if not row["image_ref"]:
         return ""
-    return {"id": row["image_ref"], "links": [_bookmark(shown, "images", row["image_ref"])]}
+    return {"id": row["image_ref"], "links": [_bookmark(context, "images", row["image_ref"])]}
 
 
-def _image_with_properties(row: Any, shown: Shown) -> Any:
-    image = _image(row, shown)
+def _image_with_properties(row: InstanceRow, context: ViewContext) -> Any:
+    image = _image(row, context)
     if image:
-        image["properties"] = (row["image"] or {}).get("properties", {})
+        image["properties"] = row["image"]["properties"] if row["image"] else {}
     return image
 
 
-def _bookmark(shown: Shown, collection: str, id: str) -> dict[str, str]:
-    return {"rel": "bookmark", "href": f"{shown.links.bookmark}/{collection}/{id}"}
+def _bookmark(context: ViewContext, collection: str, id: str) -> dict[str, str]:
+    return {"rel": "bookmark", "href": f"{context.links.bookmark}/{collection}/{id}"}
 
 
-def _flavor(row: Any, shown: Shown) -> Any:
-    return {"id": row["flavor_id"], "links": [_bookmark(shown, "flavors", row["flavor_id"])]}
+def _flavor(row: InstanceRow, context: ViewContext) -> Any:
+    return {"id": row["flavor_id"], "links": [_bookmark(context, "flavors", row["flavor_id"])]}
 
 
-def _embedded_flavor(row: Any, shown: Shown) -> Any:
+def _embedded_flavor(row: InstanceRow, context: ViewContext) -> Any:
     flavor = row["flavor"]
     return {
         "vcpus": flavor["vcpus"],
@@ -75,7 +76,7 @@ def _embedded_flavor(row: Any, shown: Shown) -> Any:
     }
 
 
-def addresses(row: Any, _: Any = None) -> dict[str, list[dict[str, Any]]]:
+def addresses(row: InstanceRow, _: Any = None) -> dict[str, list[dict[str, Any]]]:
     """Return a server's addresses by network."""
     found: dict[str, list[dict[str, Any]]] = {}
     for vif in row["network_info"]:
@@ -91,14 +92,14 @@ def _address(text: str, version: int, mac: str, kind: str) -> dict[str, Any]:
     return {"version": version, "addr": text, "OS-EXT-IPS:type": kind, "OS-EXT-IPS-MAC:mac_addr": mac}
 
 
-def _security_groups(row: Any, _: Shown) -> Any:
+def _security_groups(row: InstanceRow, _: ViewContext) -> Any:
     names = row["security_groups"]
     return [{"name": name} for name in names] if names else OMIT
 
 
 def _from_image(name: str) -> Any:
-    def get(row: Any, _: Shown) -> Any:
-        return ((row["image"] or {}).get("properties") or {}).get(name) or ""
+    def get(row: InstanceRow, _: ViewContext) -> Any:
+        return (row["image"]["properties"].get(name) if row["image"] else None) or ""
 
     return get
 
@@ -106,11 +107,11 @@ def _from_image(name: str) -> Any:
 _IDENTITY = (
     Field("id", "uuid"),
     Field("name", "display_name"),
-    Field("links", lambda row, shown: shown.links.of("servers", row["uuid"])),
+    Field("links", lambda row, context: context.links.of("servers", row["uuid"])),
 )
 BRIEF = View(*_IDENTITY, keyed=True)
 
-# What every full answer has; an update's answer had only this until 2.74.
+# In every full response; the response of an update has only these until 2.74.
 _CORE = (
     Field("status", _status),
     Field("tenant_id", "project_id"),
@@ -149,7 +150,10 @@ _EXTENDED = (
     Field("OS-EXT-STS:power_state", "power_state"),
     Field("os-extended-volumes:volumes_attached", lambda row, _: []),
     Field(
-        "host_status", lambda row, shown: shown.host_status.get(row["host"] or "", ""), since(16), when="host_status"
+        "host_status",
+        lambda row, context: context.host_status.get(row["host"] or "", ""),
+        since(16),
+        when="host_status",
     ),
     Field("OS-EXT-SRV-ATTR:host", "host", when="attributes"),
     Field("OS-EXT-SRV-ATTR:hypervisor_hostname", "node", when="attributes"),
@@ -163,11 +167,11 @@ _EXTENDED = (
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", Range(3, 89), when="attributes"),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since(90)),
 )
-_GROUPS = Field("server_groups", lambda row, shown: shown.groups.get(row["uuid"], []), since(71))
+_GROUPS = Field("server_groups", lambda row, context: context.groups.get(row["uuid"], []), since(71))
 
 
 def _shown_hints(hints: dict[str, list[str]]) -> dict[str, Any]:
-    """Show hints as they were sent: one value as itself, several as a list."""
+    """Return hints as they were sent: a single value, or a list of several."""
     return {name: values[0] if len(values) == 1 else values for name, values in hints.items()}
 
 
@@ -177,7 +181,7 @@ def _usage_time(micros: int | None) -> str | None:
 
 DETAIL = View(*_IDENTITY, *_CORE, *_EXTENDED, keyed=True)
 SHOW = View(*_IDENTITY, *_CORE, *_EXTENDED, _GROUPS, keyed=True)
-# The answer of an update: the core alone until 2.74, everything from 2.75 on.
+# The response of an update: only the core until 2.74, all fields since 2.75.
 UPDATED = View(
     *_IDENTITY,
     *_CORE,

@@ -1,20 +1,20 @@
 """Servers: list, show, update, delete."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute import access
-from micronova.api.compute.server_query import ListQuery, filters_of
-from micronova.api.compute.server_values import access_address, disk_config, hostname
-from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, Shown
+from micronova.api.compute.server_inputs import access_address, disk_config, hostname
+from micronova.api.compute.server_lookup import authorized_server
+from micronova.api.compute.server_query import ListQuery, list_filters
+from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, ViewContext
 from micronova.api.inputs import STRICT
 from micronova.api.links import Links
 from micronova.api.view import View
-from micronova.compute.api import API
 from micronova.db import instances, server_lists, services
 from micronova.db.engine import Database
 from micronova.http.request import Request
@@ -22,9 +22,13 @@ from micronova.http.service import Route
 from micronova.http.versions import Range, since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.service_names import COMPUTE
+from micronova.servers.actions import ServerActions
 
 ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
-SERVICES_REMEMBERED = 1.0  # seconds; heartbeats are further apart
+SERVICES_REMEMBERED = 1.0  # seconds for which a host's service is cached; heartbeats are further apart
+MOST_REMEMBERED = 20_000  # hosts
 HOST_STATUS = "os_compute_api:servers:show:host_status"
 HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
 
@@ -39,7 +43,7 @@ class Changes(
         "disk_config": "OS-DCF:diskConfig",
     },
 ):
-    """What can be changed of a server."""
+    """The fields of a server that can change."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
@@ -61,45 +65,46 @@ class UpdateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Servers:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, api: API, max_limit: int, service_down_time: float) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, actions: ServerActions, max_limit: int, service_down_time: float
+    ) -> None:
         self._database = database
         self._clock = clock
-        self._api = api
+        self._actions = actions
         self._max_limit = max_limit
         self._down_time = service_down_time
-        self._services: dict[str, Any] = {}
-        self._services_at = 0.0
+        self._services: dict[str, tuple[float, services.ServiceRow | None]] = {}  # by host: when it was read, and it
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List servers by name."""
         return await self._list(request, BRIEF, "servers")
 
     async def detail(self, request: Request) -> dict[str, Any]:
-        """List servers with everything."""
+        """List servers with all fields."""
         return await self._list(request, DETAIL, "servers/detail")
 
     async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
-        filters = filters_of(request, self._max_limit)
+        filters = list_filters(request, self._max_limit)
         rows = await self._database.read(server_lists.list_, filters) if filters is not None else []
         flags = self._flags(request) if view is not BRIEF else frozenset()
-        shown = await self._shown(request, rows, flags)
+        context = await self._view_context(request, rows, flags)
         shape = view.at(request.minor, flags)
-        body: dict[str, Any] = {"servers": [shape(row, shown) for row in rows]}
+        body: dict[str, Any] = {"servers": [shape(row, context) for row in rows]}
         if filters is not None and rows and len(rows) == filters.limit and filters.limit > 0:
-            body["servers_links"] = shown.links.next(request, path, rows[-1]["uuid"])
+            body["servers_links"] = context.links.next(request, path, rows[-1]["uuid"])
         return body
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a server."""
-        row = await access.server(self._database, request, id)
+        row = await authorized_server(self._database, request, id)
         return await self._body(request, row, SHOW)
 
-    async def _body(self, request: Request, row: Any, view: View) -> dict[str, Any]:
+    async def _body(self, request: Request, row: InstanceRow, view: View) -> dict[str, Any]:
         flags = self._flags(request)
-        shown = await self._shown(request, [row], flags)
+        context = await self._view_context(request, [row], flags)
         if request.minor >= 71 and row["server_group_id"]:
-            shown.groups = {row["uuid"]: [row["server_group_id"]]}
-        return {"server": view.at(request.minor, flags)(row, shown)}
+            context.groups = {row["uuid"]: [row["server_group_id"]]}
+        return {"server": view.at(request.minor, flags)(row, context)}
 
     def _flags(self, request: Request) -> frozenset[str]:
         flags = set()
@@ -109,22 +114,30 @@ class Servers:
             flags.add("host_status")
         return frozenset(flags)
 
-    async def _shown(self, request: Request, rows: Sequence[Any], flags: frozenset[str]) -> Shown:
-        shown = Shown(Links(request), admin="admin" in request.context.roles)
+    async def _view_context(
+        self, request: Request, rows: Sequence[server_lists.Row], flags: frozenset[str]
+    ) -> ViewContext:
+        context = ViewContext(Links(request), is_admin=request.context.is_admin)
         if "host_status" in flags:
             hosts = {row["host"] for row in rows if row["host"]}
             if hosts:
-                shown.host_status = await self._host_status(hosts, all_states=request.allows(HOST_STATUS))
-        return shown
+                context.host_status = await self._host_status(hosts, all_states=request.allows(HOST_STATUS))
+        return context
 
     async def _host_status(self, hosts: set[str], *, all_states: bool) -> dict[str, str]:
         now = self._clock.now()
-        if now - self._services_at > SERVICES_REMEMBERED:
-            listed = await self._database.read(services.list_, binary="nova-compute")
-            self._services, self._services_at = {service.host: service for service in listed}, now
+        unread = [host for host in hosts if now - self._services.get(host, (0.0, None))[0] > SERVICES_REMEMBERED]
+        if unread:
+            read = await self._database.read(services.on_hosts, COMPUTE, unread)
+            if len(self._services) > MOST_REMEMBERED:
+                self._services.clear()
+            self._services.update((host, (now, read.get(host))) for host in unread)
         found = {}
-        for service in (self._services[host] for host in hosts if host in self._services):
-            up = not service.forced_down and now - service.last_seen_at / 1e6 < self._down_time
+        for host in hosts:
+            _, service = self._services.get(host, (now, None))
+            if service is None:
+                continue
+            up = services.is_up(service, micros(now), self._down_time)
             status = "MAINTENANCE" if service.disabled else "UP" if up else "UNKNOWN"
             if service.forced_down and not service.disabled:
                 status = "DOWN"
@@ -133,23 +146,23 @@ class Servers:
         return found
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
-        """Change what can be changed of a server."""
-        row = await access.server(self._database, request, id)
+        """Change fields of a server."""
+        row = await authorized_server(self._database, request, id)
         values = self._values(request, row)
         if values:
             now = micros(self._clock.now())
             if not await self._database.write(instances.update, id, now, values, epoch=None):
                 raise Conflict(f"Instance {id} was deleted meanwhile.")
-            row = {**row, **values, "updated_at": now}
+            row = {**changed(row, values), "updated_at": now}
         return await self._body(request, row, UPDATED)
 
-    def _values(self, request: Request, row: Any) -> dict[str, Any]:
+    def _values(self, request: Request, row: InstanceRow) -> InstanceChanges:
         asked: Changes = request.body.server
         if all(getattr(asked, name) is UNSET for name in asked.__struct_fields__):
-            raise Invalid("Invalid input for field/attribute server: say at least one thing to change.")
-        values: dict[str, Any] = {}
+            raise Invalid("Invalid input for field/attribute server: name at least one field to change.")
+        values: InstanceChanges = {}
         if asked.name is not UNSET:
-            values["display_name"] = inputs.name(asked.name, relaxed=request.relaxed)
+            values["display_name"] = inputs.name(asked.name, strip=request.is_v2)
         if asked.description is not UNSET:
             values["display_description"] = inputs.printable(asked.description, "description")
         if asked.access_ip_v4 is not UNSET:
@@ -172,49 +185,44 @@ class Servers:
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a server."""
-        await self._api.actions.delete(request.context, await access.server(self._database, request, id))
+        await self._actions.delete(request.context, await authorized_server(self._database, request, id))
 
 
-def routes(database: Database, clock: Clock, api: API, max_limit: int, service_down_time: float) -> list[Route]:
+def routes(
+    database: Database, clock: Clock, actions: ServerActions, max_limit: int, service_down_time: float
+) -> list[Route]:
     """Return the routes; os-volumes_boot is the same resource under its old name."""
-    handlers = Servers(database, clock, api, max_limit, service_down_time)
+    handlers = Servers(database, clock, actions, max_limit, service_down_time)
     rule = "os_compute_api:servers:"
     found = []
     for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102))):
-        listed: dict[str, Any] = {
-            "method": "GET",
-            "query": ListQuery,
-            "strict_query": since(75),
-            "versions": versions,
-        }
+        route = partial(Route, versions=versions)
+        listed = partial(route, method="GET", query=ListQuery, strict_query=since(75))
         found += [
-            Route(path=path, handler=handlers.index, policy=f"{rule}index", **listed),
-            Route(path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}detail", **listed),
-            Route(
+            listed(path=path, handler=handlers.index, policy=f"{rule}index"),
+            listed(path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}detail"),
+            route(
                 method="GET",
                 path=f"{path}/{{id}}",
                 handler=handlers.show,
                 policy=f"{rule}show",
-                versions=versions,
                 checks_policy=True,
                 query=inputs.NoQuery,
                 strict_query=STRICT,
             ),
-            Route(
+            route(
                 method="PUT",
                 path=f"{path}/{{id}}",
                 handler=handlers.update,
                 policy=f"{rule}update",
-                versions=versions,
                 checks_policy=True,
                 body=UpdateBody,
             ),
-            Route(
+            route(
                 method="DELETE",
                 path=f"{path}/{{id}}",
                 handler=handlers.delete,
                 policy=f"{rule}delete",
-                versions=versions,
                 checks_policy=True,
                 status=204,
             ),

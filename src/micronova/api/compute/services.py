@@ -1,4 +1,4 @@
-"""Services: the cloud's processes; compute hosts are switched on and off here."""
+"""Services: the processes of the cloud; an administrator enables and disables compute hosts here."""
 
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from micronova.api.inputs import Body, Flag, HostName, Query, Text
 from micronova.api.view import Field, View
 from micronova.db import aggregates, nodes, services
 from micronova.db.engine import Database
+from micronova.db.services import ServiceChanges, ServiceRow
 from micronova.db.tables import instances
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
@@ -17,14 +18,14 @@ from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.service_names import COMPUTE
 
-COMPUTE = "nova-compute"
-INTERNAL_ZONE = "internal"  # of everything that is not a compute host
-_API = ("nova-osapi_compute", "nova-metadata")  # answer HTTP and send no heartbeats: not listed
+INTERNAL_ZONE = "internal"  # the zone of all services but compute hosts
+_API = ("nova-osapi_compute", "nova-metadata")  # they answer HTTP and send no heartbeats, so they are not listed
 
 
 class Facts:
-    """What a service's view needs besides its row: the hosts' zones and the time."""
+    """What the view of a service needs besides its row: the zones of hosts and the time."""
 
     __slots__ = ("_down_time", "_now", "_zone", "_zones")
 
@@ -34,17 +35,17 @@ class Facts:
         self._now = now
         self._down_time = down_time
 
-    def zone(self, row: Any) -> str:
+    def zone(self, row: ServiceRow) -> str:
         """Return the zone that a service is in."""
         return self._zones.get(row.host, self._zone) if row.binary == COMPUTE else INTERNAL_ZONE
 
-    def state(self, row: Any) -> str:
+    def state(self, row: ServiceRow) -> str:
         """Return `up` or `down`."""
         return "up" if services.is_up(row, self._now, self._down_time) else "down"
 
 
-def status(row: Any) -> str:
-    """Return whether a service may be given work, in the API's words."""
+def status(row: ServiceRow) -> str:
+    """Return `enabled` or `disabled`."""
     return "disabled" if row.disabled else "enabled"
 
 
@@ -81,7 +82,7 @@ class OldUpdate(Body):
 
 
 class Update(Body):
-    """What of a service is to change, since 2.53."""
+    """The fields of a service to change (since 2.53)."""
 
     status: Literal["enabled", "disabled"] | UnsetType = UNSET
     disabled_reason: Text | UnsetType = UNSET
@@ -116,7 +117,7 @@ class Services:
         asked: OldUpdate = request.body
         reason = None if isinstance(asked.disabled_reason, UnsetType) else asked.disabled_reason
         shown: dict[str, Any] = {"host": asked.host, "binary": asked.binary}
-        values: dict[str, Any]
+        values: ServiceChanges
         if id == "enable":
             values = {"disabled": False, "disabled_reason": None}
         elif id == "disable":
@@ -135,12 +136,12 @@ class Services:
         if "disabled" in values:
             shown["status"] = "disabled" if values["disabled"] else "enabled"
         else:
-            shown |= values
+            shown["forced_down"] = values["forced_down"]
         _only_compute(asked.binary)
         await self._database.write(self._update_by_host, asked.host, asked.binary, values)
         return {"service": shown}
 
-    def _update_by_host(self, conn: sa.Connection, host: str, binary: str, values: dict[str, Any]) -> None:
+    def _update_by_host(self, conn: sa.Connection, host: str, binary: str, values: ServiceChanges) -> None:
         found = services.find(conn, host, binary)
         services.update(conn, found.uuid, values, micros(self._clock.now()))
 
@@ -150,7 +151,7 @@ class Services:
             raise Invalid(f"Invalid uuid {id[:64]}")
         asked: Update = request.body
         reason = None if isinstance(asked.disabled_reason, UnsetType) else asked.disabled_reason
-        values: dict[str, Any] = {}
+        values: ServiceChanges = {}
         if not isinstance(asked.status, UnsetType):
             if asked.status == "enabled" and reason:
                 raise Invalid("Specifying 'disabled_reason' with status 'enabled' is invalid.")
@@ -162,13 +163,13 @@ class Services:
         row, zones = await self._database.write(self._update, id, values)
         return {"service": VIEW.at(request.minor)(row, self._facts(zones))}
 
-    def _update(self, conn: sa.Connection, service: str, values: dict[str, Any]) -> tuple[sa.Row[Any], dict[str, str]]:
+    def _update(self, conn: sa.Connection, service: str, values: ServiceChanges) -> tuple[ServiceRow, dict[str, str]]:
         _only_compute(services.get(conn, service).binary)
         row = services.update(conn, service, values, micros(self._clock.now()))
         return row, aggregates.zones(conn, [row.host])
 
     async def delete(self, request: Request, id: str) -> None:
-        """Forget a service; a compute host goes with its nodes, once it holds no servers."""
+        """Delete a service; a compute host must hold no servers, and its nodes are deleted with it."""
         key: str | int | None = id if request.minor >= 53 else inputs.number(id)
         if key is None or (isinstance(key, str) and not inputs.is_uuid(key)):
             kind = "number" if key is None else "uuid"
@@ -194,9 +195,7 @@ def _delete(conn: sa.Connection, key: str | int) -> None:
     services.delete(conn, found.uuid)
 
 
-def routes(
-    database: Database, clock: Clock, service_down_time: float = 20.0, default_zone: str = "nova"
-) -> list[Route]:
+def routes(database: Database, clock: Clock, service_down_time: float, default_zone: str) -> list[Route]:
     """Declare the routes of services."""
     handlers = Services(database, clock, service_down_time, default_zone)
     one, rule = "/os-services/{id}", "os_compute_api:os-services"

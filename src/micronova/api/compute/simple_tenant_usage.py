@@ -1,5 +1,6 @@
-"""What projects used: hours of servers, times their memory, CPUs and disks."""
+"""Usage of projects: hours of servers, multiplied by their memory, CPUs and disks."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ HOUR = 3600 * 1_000_000
 
 
 class UsageQuery(Paged):
-    """The span of time; without one, the last four weeks."""
+    """The time span, by default the last four weeks."""
 
     versions = {"limit": PAGED, "marker": PAGED}
 
@@ -34,7 +35,7 @@ class UsageQuery(Paged):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """From when to when, in microseconds."""
+    """A time span in microseconds since 1970 (UTC)."""
 
     begin: int
     end: int
@@ -55,7 +56,7 @@ class SimpleTenantUsage:
         by_project: dict[str, list[Any]] = {}
         for row in rows:
             by_project.setdefault(row.project_id, []).append(row)
-        # Only "1" ever meant it.
+        # Nova accepts only "1" here.
         detailed = request.query.detailed == "1"
         shown = [_total(project, of, span, detailed) for project, of in by_project.items()]
         return {"tenant_usages": shown, **({"tenant_usages_links": links} if links else {})}
@@ -141,12 +142,12 @@ def _server(row: Any, hours: float, span: Span) -> dict[str, Any]:
     }
 
 
-def routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+def routes(database: Database, clock: Clock, max_limit: int) -> list[Route]:
     """Declare the routes."""
     handlers = SimpleTenantUsage(database, clock, max_limit)
     path = "/os-simple-tenant-usage"
-    common: dict[str, Any] = {"method": "GET", "query": UsageQuery, "strict_query": STRICT}
+    route = partial(Route, method="GET", query=UsageQuery, strict_query=STRICT)
     return [
-        Route(path=path, handler=handlers.index, policy=f"{RULE}:list", **common),
-        Route(path=f"{path}/{{project}}", handler=handlers.show, policy=f"{RULE}:show", checks_policy=True, **common),
+        route(path=path, handler=handlers.index, policy=f"{RULE}:list"),
+        route(path=f"{path}/{{project}}", handler=handlers.show, policy=f"{RULE}:show", checks_policy=True),
     ]

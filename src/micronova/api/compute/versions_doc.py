@@ -1,12 +1,12 @@
-"""Version documents: how clients find out what we speak. They need no token."""
+"""Version documents: what clients read to find out the versions of the API. They need no token."""
 
 from typing import Any
 
 from micronova.http.request import Request
-from micronova.http.service import Route
+from micronova.http.service import AUTHENTICATED, Route
 from micronova.objects.errors import NotFound
 
-LEAST, NEWEST = 1, 104  # minor numbers of the microversions that we speak
+LEAST, NEWEST = 1, 104  # the minor numbers of our microversions
 
 _PATHS = {"v2.0": "v2", "v2.1": "v2.1"}
 _HELP = {"rel": "describedby", "type": "text/html", "href": "https://docs.openstack.org/"}
@@ -50,7 +50,7 @@ async def show(request: Request, id: str) -> dict[str, Any]:
     """Show a version by its id."""
     if id not in _ABOUT:
         raise NotFound("The resource could not be found.")
-    return _document(request, "v2.0" if request.relaxed else id)
+    return _document(request, "v2.0" if request.is_v2 else id)
 
 
 def _document(request: Request, version: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _self(request: Request, version: str) -> dict[str, str]:
 
 
 def root_routes() -> list[Route]:
-    """Declare what is above the versions; for a service of its own, without prefix and microversions."""
+    """Declare the routes above the versions, for a service without prefix and microversions."""
     return [
         Route(method="GET", path="", handler=index, policy=None),
         Route(method="GET", path="/v2", handler=show_v20, policy=None),
@@ -80,5 +80,5 @@ def root_routes() -> list[Route]:
 
 
 def routes() -> list[Route]:
-    """Declare what is below /v2.1."""
-    return [Route(method="GET", path="/versions/{id}", handler=show, policy="")]
+    """Declare the routes below /v2.1."""
+    return [Route(method="GET", path="/versions/{id}", handler=show, policy=AUTHENTICATED)]

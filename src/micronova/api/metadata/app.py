@@ -1,8 +1,7 @@
 """The routes of the metadata service.
 
-There is no token: a guest is who its network's proxy says that it is, with a signature (`signed`). Only the list of
-versions is for everybody. The paths are looked up here and not by the router, because EC2's are a tree that depends
-on the guest.
+Guests have no tokens: the proxy of the guest's network signs which guest asks (`signed`). Only the list of versions
+needs no signature. Paths are looked up here and not by the router, because EC2's tree depends on the guest.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ from micronova.objects.errors import Conflict, Invalid, MethodNotAllowed, NotFou
 TEXT = "text/plain; charset=UTF-8"
 JSON = "application/json"
 PASSWORD = "password"
-LONGEST_PASSWORD = 1020  # bytes: what an RSA key of 6144 bits makes of one, in base64
+LONGEST_PASSWORD = 1020  # bytes: a password encrypted with an RSA key of 6144 bits, in base64
 BODY_TIMEOUT = 30.0  # seconds
 
 _VENDOR = (openstack.VENDOR_DATA, openstack.VENDOR_DATA_2)
@@ -43,7 +42,7 @@ class Metadata:
         self._random = chance
 
     async def versions(self, request: Request) -> Response:
-        """List EC2's versions: what a guest asks for to see whether there is metadata."""
+        """List EC2's versions; guests request this to find out whether there is a metadata service."""
         return _listing((*ec2.VERSIONS, ec2.LATEST))
 
     async def read(self, request: Request, path: str) -> Response:
@@ -63,7 +62,7 @@ class Metadata:
         return Response(body=found, content_type=TEXT)
 
     async def write(self, request: Request, path: str) -> Response:
-        """Keep the password that the guest made, once."""
+        """Store the password that the guest generated; it can be posted once."""
         asker = self._signatures.asker(request)
         names = _names(path)
         if not _is_password(names):
@@ -77,7 +76,7 @@ class Metadata:
         return Response(body=b"", content_type=TEXT)
 
     def _keep(self, conn: Any, uuid: str, password: str) -> bool:
-        if instances.lock(conn, uuid) is None:  # deleted since: nothing must be left of it
+        if instances.lock(conn, uuid) is None:  # deleted meanwhile: store nothing
             raise NotFound("There is no such server.")
         return server_passwords.put_once(conn, uuid, password, micros(self._clock.now()))
 
@@ -145,7 +144,7 @@ def _no_document(path: str) -> NotFound:
 def routes(
     database: Database, guests: Guests, signatures: Signatures, clock: Clock, chance: random.Random
 ) -> list[Route]:
-    """Declare the routes; `chance` makes the guests' random seeds."""
+    """Declare the routes; `chance` generates the guests' random seeds."""
     h = Metadata(database, guests, signatures, clock, chance)
     return [
         *(Route(method=method, path="", handler=h.versions, policy=None) for method in ("GET", "HEAD")),

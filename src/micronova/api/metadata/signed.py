@@ -1,7 +1,7 @@
-"""Whom a request is about: what the proxy of a network says, and proves with a signature.
+"""Which guest a request comes from: the proxy of the guest's network names it in signed headers.
 
-The proxies of this cloud's hosts sign with a key of their host's own, and are believed about guests of that host
-only. A real Neutron's proxies sign the server's id with a secret that all of them share, if there is one.
+The proxies of this cloud's hosts sign with the key of their host, and are trusted only about guests of that host. The
+proxies of a real Neutron sign the server's id with a shared secret, if one is set.
 """
 
 import hashlib
@@ -19,25 +19,25 @@ _EXPIRY = re.compile(r"[1-9][0-9]{0,11}", re.ASCII)
 
 
 class Asker(NamedTuple):
-    """A guest as its network's proxy knows it."""
+    """The guest that asks, as its network's proxy names it."""
 
     instance_id: str
     project_id: str
     address: str
-    host: str | None = None  # on which the guest must be; None: the proxy knows no hosts
+    host: str | None = None  # where the guest must be; None if the proxy does not name a host
 
 
 class Signatures:
-    """Knows what proxies sign with."""
+    """Verifies the signatures of proxies."""
 
     def __init__(self, keyring: HostKeyring, shared_secret: str, now: Callable[[], float]) -> None:
-        """`shared_secret`: that of a real Neutron's proxies; empty: there are none."""
+        """`shared_secret` is that of a real Neutron's proxies, "" if there are none."""
         self._keyring = keyring
         self._secret = shared_secret.encode()
         self._now = now
 
     def asker(self, request: Request) -> Asker:
-        """Return who asks; raise Invalid for a header that is missing or doubled, Forbidden for a wrong signature."""
+        """Return the guest that asks; raise Invalid for missing or repeated headers, Forbidden for a bad signature."""
         instance_id = _only(request, "x-instance-id")
         project_id = _only(request, "x-tenant-id")
         signature = _header(request, "x-instance-id-signature")
@@ -73,7 +73,7 @@ def _only(request: Request, name: str) -> str:
 
 
 def _header(request: Request, name: str) -> str:
-    """Return a header's value; of two we could believe the wrong one."""
+    """Return a header's value; raise Invalid if it is repeated, because one of them may be forged."""
     wanted = name.encode()
     values = [value for key, value in request.falcon.scope["headers"] if key.lower() == wanted]
     if len(values) > 1:

@@ -1,4 +1,4 @@
-"""EC2's metadata as directories and files of text."""
+"""EC2's metadata as a tree of directories and text files."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from micronova.metadata.facts import Facts
 
 
 def look_up(facts: Facts, version: str, path: Sequence[str]) -> bytes | None:
-    """Return a file, or the list of a directory; None: there is neither."""
+    """Return the content of a file or the names in a directory, None if there is neither."""
     if version not in (*ec2.VERSIONS, ec2.LATEST):
         return None
     node: Any = {"meta-data": ec2.meta_data(facts, version)}
@@ -20,7 +20,7 @@ def look_up(facts: Facts, version: str, path: Sequence[str]) -> bytes | None:
             return None
         node = node[name]
     if list(path) == ["meta-data", "public-keys"]:
-        return f"0={facts.instance.key_name}".encode()  # the one directory that is listed with what is in it
+        return f"0={facts.instance.key_name}".encode()  # EC2 lists this directory with the names of the keys
     return _text(node)
 
 

@@ -1,4 +1,4 @@
-// What the consoles share: the token, what it stands for, the state that is shown, and the WebSocket.
+// Functions for all consoles: the token, the server that it is for, the state that is shown, and the WebSocket.
 
 const element = (id) => document.getElementById(id);
 
@@ -20,7 +20,7 @@ export function fail(message) {
   element("again").hidden = false;
 }
 
-// A link has the token itself (?token=…), or the path of the WebSocket with the token in it (?path=…), as noVNC's have.
+// A link has the token (?token=…), or like noVNC's links the WebSocket's path with the token in it (?path=…).
 function token() {
   const query = new URLSearchParams(location.search);
   const path = query.get("path") ?? "";
@@ -34,8 +34,8 @@ async function ask() {
   return said.server;
 }
 
-// Say why there is no connection: the proxy knows more about the token than the browser about the WebSocket. The
-// hint is for a server that is still there.
+// Show why there is no connection. The proxy is asked about the token, because the browser does not know why a WebSocket
+// was refused. The hint is for a token that is still valid.
 export async function explain(reason, hint = "") {
   try {
     await ask();
@@ -45,7 +45,7 @@ export async function explain(reason, hint = "") {
   }
 }
 
-// Return the WebSocket's address of the console that the token stands for; null, and a message is shown, if there is none.
+// Return the address of the console's WebSocket; if the token is not valid, show a message and return null.
 export async function locate(protocol) {
   try {
     const server = await ask();
@@ -64,7 +64,7 @@ export async function locate(protocol) {
   return address;
 }
 
-// Connect to the console; null, and a message is shown, if that cannot be.
+// Return a WebSocket to the console; if the token is not valid, show a message and return null.
 export async function connect(protocol) {
   const address = await locate(protocol);
   if (!address) return null;

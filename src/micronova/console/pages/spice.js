@@ -8,7 +8,7 @@ const LOOK_INTERVAL = 50; // milliseconds
 const screen = document.getElementById("screen");
 const ctrlAltDel = document.getElementById("ctrl-alt-del");
 
-// The proxy says why it closes, on every channel; whichever closes first has said it for all.
+// The proxy closes every channel with the same reason; the first one is kept.
 let reason = "";
 window.WebSocket = class extends WebSocket {
   constructor(...given) {
@@ -21,7 +21,7 @@ const address = await locate("spice");
 if (address) {
   const spice = new SpiceMainConn({ uri: address.href, screen_id: screen.id });
   let over = false;
-  // The channels have this from here: without it they throw what goes wrong at nobody. One that fails ends them all.
+  // Without this handler the channels throw errors that nothing catches. A channel that fails ends all of them.
   SpiceConn.prototype.onerror = () => {
     if (over) return;
     over = true;
@@ -33,7 +33,7 @@ if (address) {
     ctrlAltDel.disabled = true;
     explain(event.reason || reason, "Perhaps it was opened in another window.");
   });
-  // The library tells when it is connected, not when it can be looked at and typed into.
+  // The library reports when it is connected, not when screen and keyboard are ready.
   const looking = setInterval(() => {
     const canvas = screen.querySelector("canvas");
     if (!canvas || spice.inputs?.state !== "ready") return;
@@ -42,7 +42,7 @@ if (address) {
     ctrlAltDel.disabled = false;
     canvas.focus();
   }, LOOK_INTERVAL);
-  // The library lets the keys go elsewhere when the mouse is not over the screen.
+  // The library drops the focus when the mouse leaves the screen.
   screen.addEventListener("mouseout", (event) => event.target.focus());
   ctrlAltDel.addEventListener("click", () => {
     sendCtrlAltDel(spice);

@@ -1,9 +1,14 @@
-"""The bus through RabbitMQ: one connection per process, which comes back by itself for ever.
+"""The bus through RabbitMQ: one session per process, which reconnects for as long as the bus runs.
 
-While there is no connection, casts, fan-outs and new calls wait for it for a limited time, then BusUnavailable; the
-sender treats that as a lost hint. A cast whose confirmation was lost with the connection is sent again, so that it
-may arrive twice. Calls in flight when the connection is lost fail with BusUnavailable at once: their answers can no
-longer arrive, and only the caller knows whether asking again is harmless.
+While there is no connection, casts, fan-outs and new calls wait for it for at most `send_wait` seconds, then they raise
+BusUnavailable. The sender need not retry: the sweep of the database finds the work. A cast whose confirmation
+was lost with the connection is sent again, so it may arrive twice. Calls that wait for an answer when the connection
+is lost raise BusUnavailable at once: their answers cannot arrive any more, and only the caller knows whether a
+second call is harmless.
+
+The same limit holds while the broker does not accept messages, because it is short of memory or disk space, or reads
+more slowly than we write, or has not confirmed earlier messages. Once it has blocked us for longer than `send_wait`,
+sending raises BusUnavailable without waiting. Consuming, acknowledging and heartbeats continue.
 """
 
 from __future__ import annotations
@@ -14,12 +19,12 @@ from collections.abc import Mapping
 from random import Random
 
 from micronova.objects.clock import Clock
-from micronova.rpc.amqp.channel import ChannelClosed, ConnectionLost, Received, Refused, Unroutable
+from micronova.rpc.amqp.channel import Channel, ChannelClosed, ConnectionLost, Received, Refused, Unroutable
 from micronova.rpc.amqp.server import AmqpServer
 from micronova.rpc.amqp.session import DEAD_QUEUE, PREFIX, Session
 from micronova.rpc.amqp.url import parse
 from micronova.rpc.base import BaseBus, fail
-from micronova.rpc.bus import DEFAULT_PREFETCH
+from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
 from micronova.rpc.contract import Interface
 from micronova.rpc.dispatch import Dispatcher
 from micronova.rpc.errors import BusUnavailable
@@ -29,6 +34,9 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY = 0.1
 LONGEST_DELAY = 10.0
+PROBE_SECONDS = 1.0
+PROBE_KEY = PREFIX + "probe"
+"""No queue has this name: the broker confirms the message and drops it."""
 
 
 class AmqpBus(BaseBus):
@@ -51,29 +59,30 @@ class AmqpBus(BaseBus):
         self._session: Session | None = None
         self._waiters: set[asyncio.Future[Session]] = set()
         self._servers: list[AmqpServer] = []
-        self._keeper: asyncio.Task[None] | None = None
+        self._reconnecting: asyncio.Task[None] | None = None
         self._next_host = random.randrange(len(self._url.hosts))
-        self._dead_seen = 0
+        self._dead_letters = 0
+        self._probe_error = ""
 
     async def start(self) -> None:
-        """Connect; raises BusUnavailable if the broker cannot be reached or refuses us."""
+        """Connect; raise BusUnavailable if the broker cannot be reached or refuses the login."""
         try:
             session = await self._connect()
         except (ConnectionLost, ChannelClosed) as error:
             raise BusUnavailable(f"cannot use the broker at {self._url}: {error}") from error
-        self._keeper = asyncio.get_running_loop().create_task(self._keep(session), name="rpc-amqp")
+        self._reconnecting = asyncio.get_running_loop().create_task(self._stay_connected(session), name="rpc-amqp")
 
     async def stop(self) -> None:
-        """Stop the servers, fail calls in flight, disconnect."""
+        """Stop the servers, fail pending calls, disconnect."""
         await asyncio.gather(*(server.stop() for server in self._servers))
         self._servers.clear()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-            self._keeper = None
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.wait([self._reconnecting])
+            self._reconnecting = None
         session, self._session = self._session, None
         if session is not None:
-            await session.connection.close()
+            await session.close()
         self._fail_all("the bus was stopped")
         for waiter in self._waiters:
             fail(waiter, BusUnavailable("the bus was stopped"))
@@ -97,6 +106,7 @@ class AmqpBus(BaseBus):
             host=host,
             shared=shared,
             name_fanout_queue=lambda: f"{PREFIX}fanout.{self._url.user}.{self._token()}",
+            send_reply=self._send_reply,
         )
         give_up = self._clock.monotonic() + self._send_wait
         while True:
@@ -107,17 +117,28 @@ class AmqpBus(BaseBus):
                 continue
             except ChannelClosed as error:
                 raise BusUnavailable(f"the broker does not let us serve {interface!r}: {error}") from error
-            self._servers.append(server)  # from now on every new connection brings it back
+            self._servers.append(server)  # _connect attaches it to every new session
             return server
 
-    async def count_dead_letters(self) -> int:
-        """Ask the broker how many messages lie in the dead-letter queue."""
-        session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
+    async def probe(self) -> BusStats:
+        """Ask the broker for its dead letters and whether it accepts messages, then return the statistics."""
+        self._probe_error = ""
         try:
-            self._dead_seen = await session.depth(DEAD_QUEUE)
-        except (ConnectionLost, ChannelClosed) as error:
-            raise BusUnavailable(f"the dead letters cannot be counted: {error}") from error
-        return self._dead_seen
+            session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
+            self._dead_letters = await session.depth(DEAD_QUEUE)
+            if session.confirmed.can_publish:
+                # The broker announces that it blocks a connection only when that connection publishes.
+                confirmation = session.confirmed.publish("", PROBE_KEY, b"")
+                assert confirmation is not None
+                await asyncio.wait([confirmation], timeout=PROBE_SECONDS)
+                if confirmation.done():
+                    confirmation.result()
+                elif session.publishing.blocked_since is None:
+                    raise BusUnavailable(f"it did not confirm a message within {PROBE_SECONDS:g} s")
+        except (BusUnavailable, ConnectionLost, ChannelClosed, Refused) as error:
+            self._probe_error = str(error)
+            log.warning("the broker at %s cannot be asked for its state: %s", self._url, error)
+        return self.stats()
 
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         name = PREFIX + queue
@@ -133,20 +154,22 @@ class AmqpBus(BaseBus):
                     raise BusUnavailable(f"there is no queue {name}, nor may we make it: {error}") from error
                 except ConnectionLost:
                     continue
+            except ChannelClosed as error:
+                raise BusUnavailable(f"the broker refused a message to {name}: {error}") from error
             except ConnectionLost:
                 continue
             else:
                 return
 
-    async def _send_to_all(self, place: str, body: bytes, message_id: str) -> None:
+    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
         give_up = self._clock.monotonic() + self._send_wait
         while True:
             session = await self._wait_for_session(give_up)
             try:
-                exchange = await session.ensure_fanout(place)
+                exchange = await session.ensure_fanout(topic_queue)
                 await self._publish(session, exchange, "", body, message_id, give_up)
             except ChannelClosed as error:
-                raise BusUnavailable(f"fan-out to {place} is not possible: {error}") from error
+                raise BusUnavailable(f"fan-out to {topic_queue} is not possible: {error}") from error
             except ConnectionLost:
                 continue
             else:
@@ -157,20 +180,36 @@ class AmqpBus(BaseBus):
         while True:
             session = await self._wait_for_session(give_up)
             try:
-                # No need to wait for a confirmation: the answer will be one.
-                session.calls.publish(
+                if not session.unconfirmed.can_publish:
+                    await self._wait_to_publish(session, session.unconfirmed, give_up)
+                session.unconfirmed.publish(
                     "", PREFIX + queue, body, message_id=call_id, reply_to=session.reply_to, mandatory=True
                 )
+            except ChannelClosed as error:
+                raise BusUnavailable(f"the broker refused a call to {queue}: {error}") from error
             except ConnectionLost:
                 continue
             else:
                 return
 
+    async def _send_reply(self, queue: str, body: bytes) -> None:
+        session = self._session
+        try:
+            if session is None:
+                raise ConnectionLost("there is no connection")
+            if not session.unconfirmed.can_publish:
+                await self._wait_to_publish(session, session.unconfirmed, self._clock.monotonic() + self._send_wait)
+            session.unconfirmed.publish("", queue, body)
+        except (BusUnavailable, ConnectionLost, ChannelClosed) as error:
+            log.warning("a reply to %s was dropped, its caller will time out: %s", queue, error)
+
     async def _publish(
         self, session: Session, exchange: str, key: str, body: bytes, message_id: str, give_up: float
     ) -> None:
         work = not exchange
-        confirmation = session.casts.publish(
+        if not session.confirmed.can_publish:
+            await self._wait_to_publish(session, session.confirmed, give_up)
+        confirmation = session.confirmed.publish(
             exchange, key, body, message_id=message_id, mandatory=work, persistent=work
         )
         assert confirmation is not None
@@ -181,15 +220,35 @@ class AmqpBus(BaseBus):
         try:
             await confirmation
         except Refused as error:
-            raise BusUnavailable(f"the broker did not take a message to {exchange or key}: {error}") from error
+            reason = self._blocked_reason(session) or error
+            raise BusUnavailable(f"the broker did not accept a message to {exchange or key}: {reason}") from error
         finally:
             timer.cancel()
 
+    async def _wait_to_publish(self, session: Session, channel: Channel, give_up: float) -> None:
+        """Wait until the channel may publish; raise BusUnavailable if it may not in time, or ConnectionLost."""
+        blocked_since = session.publishing.blocked_since
+        if blocked_since is None or self._clock.now() - blocked_since < self._send_wait:
+            try:
+                async with asyncio.timeout(give_up - self._clock.monotonic()):
+                    return await channel.wait_to_publish()
+            except TimeoutError:
+                pass
+        reason = self._blocked_reason(session) or "it has not read or confirmed what was sent before"
+        raise BusUnavailable(f"the broker at {self._url} accepts no messages now: {reason}")
+
+    def _blocked_reason(self, session: Session) -> str:
+        connection = session.publishing
+        if connection.blocked_since is None:
+            return ""
+        seconds = self._clock.now() - connection.blocked_since
+        return f"it has blocked us for {seconds:.0f} seconds ({connection.blocked_reason})"
+
     async def _wait_for_session(self, give_up: float) -> Session:
         session = self._session
-        if session is not None and not session.connection.closed.done():
+        if session is not None and session.is_open:
             return session
-        if self._keeper is None:
+        if self._reconnecting is None:
             raise BusUnavailable("the bus is not started")
         waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         unavailable = BusUnavailable(f"there is no connection to the broker at {self._url}")
@@ -201,25 +260,25 @@ class AmqpBus(BaseBus):
             timer.cancel()
             self._waiters.discard(waiter)
 
-    async def _keep(self, session: Session) -> None:
-        """Have a session, for ever."""
+    async def _stay_connected(self, session: Session) -> None:
+        """Open a new session whenever one is lost."""
         while True:
-            reason = await asyncio.shield(session.connection.closed)
-            log.warning("the broker at %s is lost: %s", self._url, reason)
+            reason = await asyncio.shield(session.closed)
+            log.warning("the connection to the broker at %s is lost: %s", self._url, reason)
             self._session = None
             self._fail_all(f"the connection to the broker was lost: {reason}")
             session = await self._reconnect()
-            log.warning("the broker at %s is back", self._url)
+            log.warning("the connection to the broker at %s is back", self._url)
 
     async def _reconnect(self) -> Session:
         delay = FIRST_DELAY
         while True:
-            # Jitter: a broker that comes back must not meet all its hosts in the same moment.
+            # Jitter: the clients of a restarted broker must not all connect at the same moment.
             await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
             try:
                 return await self._connect()
             except (ConnectionLost, ChannelClosed) as error:
-                log.warning("the broker at %s is still lost: %s", self._url, error)
+                log.warning("the broker at %s still cannot be used: %s", self._url, error)
             delay = min(delay * 2, LONGEST_DELAY)
 
     async def _connect(self) -> Session:
@@ -238,7 +297,7 @@ class AmqpBus(BaseBus):
             for server in list(self._servers):
                 await server.attach(session)
         except BaseException:
-            session.connection.abort()
+            session.abort()
             raise
         self._session = session
         for waiter in self._waiters:
@@ -250,14 +309,20 @@ class AmqpBus(BaseBus):
         self._receive_reply(received.body)
 
     def _on_unroutable(self, call_id: str) -> None:
-        self._fail(call_id, BusUnavailable("nobody serves the queue that the call was sent to"))
+        self._fail(call_id, BusUnavailable("no server has declared the queue that the call was sent to"))
 
     def _token(self) -> str:
-        """A name that nobody else has or guesses."""
+        """Return a name that is unique and cannot be guessed."""
         return f"{self._random.getrandbits(128):032x}"
 
-    def _dead_letters(self) -> int:
-        return self._dead_seen
-
-    def _connected(self) -> bool:
-        return self._session is not None
+    def _broker_state(self) -> BrokerState:
+        session = self._session
+        if session is None or not session.is_open:
+            return BrokerState(dead_letters=self._dead_letters, probe_error=self._probe_error)
+        return BrokerState(
+            connected_since=session.opened_at,
+            blocked_since=session.publishing.blocked_since,
+            blocked_reason=session.publishing.blocked_reason,
+            dead_letters=self._dead_letters,
+            probe_error=self._probe_error,
+        )

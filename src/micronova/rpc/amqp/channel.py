@@ -1,4 +1,4 @@
-"""An AMQP channel: its own order of requests, its own consumers, its own confirms."""
+"""An AMQP channel: requests in order, consumers, publishing with confirms and within limits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from micronova.rpc.amqp import frames
 if TYPE_CHECKING:
     from micronova.rpc.amqp.connection import Connection
 
-
 ANSWER_SECONDS = 20.0
+UNCONFIRMED_LIMIT = 1_000
+"""How many messages may wait for the broker's confirmation on one channel before publishers have to wait."""
+RESUMED_AT_ONCE = 100
 
 
 class ConnectionLost(Exception):
-    """The connection is gone, or could not be made."""
+    """The connection was lost or closed, or could not be opened."""
 
 
 class ChannelClosed(Exception):
@@ -34,11 +36,11 @@ class ChannelClosed(Exception):
 
 
 class Unroutable(Exception):
-    """No queue took the message."""
+    """The message was routed to no queue."""
 
 
 class Refused(Exception):
-    """The broker could not take the message, or did not say so in time."""
+    """The broker rejected the message, or did not confirm it in time."""
 
 
 class Received:
@@ -58,13 +60,14 @@ NO_PROPERTIES = frames.Properties(0, "", "", "")
 
 
 class Channel:
-    """A channel: its own order of requests, its own consumers, its own confirms."""
+    """One channel of a connection; make it with Connection.channel()."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.number = number
         self.is_open = True
         self.on_return: Callable[[str], None] | None = None
-        self.on_consumer_lost: Callable[[], None] | None = None
+        self.on_lost: Callable[[str], None] | None = None
+        """Called with the reason when the broker closes the channel or cancels one of its consumers."""
         self._connection = connection
         self._requests: deque[asyncio.Future[Frame]] = deque()
         self._consumers: dict[str, OnMessage] = {}
@@ -73,8 +76,9 @@ class Channel:
         self._confirming = False
         self._unconfirmed: dict[int, tuple[str, asyncio.Future[None]]] = {}
         self._returned: set[str] = set()
+        self._waiting_to_publish: deque[asyncio.Future[None]] = deque()
         self._publish_frames: dict[tuple[str, str, bool], bytes] = {}
-        # The content that is being received: what it belongs to, and how much of it is still to come.
+        # The message that is being received.
         self._consumer_tag: str | None = None
         self._delivery_tag = 0
         self._properties = NO_PROPERTIES
@@ -82,7 +86,7 @@ class Channel:
         self._missing = 0
 
     async def request(self, frame: Frame) -> Any:
-        """Send a method and wait for the broker's answer to it."""
+        """Send a method and return the broker's answer to it."""
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._send(pamqp.frame.marshal(frame, self.number))
         self._requests.append(answer)
@@ -90,26 +94,59 @@ class Channel:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await answer
         except TimeoutError:
-            reason = f"the broker did not answer {frame.name}"
+            reason = f"the broker did not answer {frame.name} in {ANSWER_SECONDS:.0f} seconds"
             self._connection.abort(reason)
             raise ConnectionLost(reason) from None
 
     async def confirm(self) -> None:
-        """Let the broker confirm what is published on this channel."""
+        """Make the broker confirm each message that is published on this channel."""
         await self.request(commands.Confirm.Select())
         self._confirming = True
 
     async def consume(self, queue: str, on_message: OnMessage, *, no_ack: bool = False) -> str:
-        """Receive a queue's messages; gives the consumer's tag."""
+        """Receive a queue's messages; return the consumer's tag."""
         tag = str(next(self._consumer_numbers))
         self._consumers[tag] = on_message
         await self.request(commands.Basic.Consume(queue=queue, consumer_tag=tag, no_ack=no_ack))
         return tag
 
     async def cancel(self, consumer_tag: str) -> None:
-        """Receive no more from a queue."""
+        """Stop receiving a queue's messages."""
         await self.request(commands.Basic.Cancel(consumer_tag=consumer_tag))
         self._consumers.pop(consumer_tag, None)
+
+    @property
+    def can_publish(self) -> bool:
+        """Whether a message may be published now; if not, await wait_to_publish() first."""
+        return self._within_limits and not self._waiting_to_publish
+
+    async def wait_to_publish(self) -> None:
+        """Return when it is the caller's turn to publish; raise ConnectionLost if that does not happen."""
+        while True:
+            if not self.is_open:
+                raise ConnectionLost("the channel is closed")
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting_to_publish.append(turn)
+            await turn
+            if self._within_limits:
+                return
+
+    def resume_publishing(self) -> None:
+        """Let those that wait publish, in order, as many as the limits allow."""
+        waiting = self._waiting_to_publish
+        free = min(UNCONFIRMED_LIMIT - len(self._unconfirmed), RESUMED_AT_ONCE)
+        while waiting and free > 0 and self._connection.accepts_messages:
+            turn = waiting.popleft()
+            if not turn.done():  # else its caller no longer waits
+                turn.set_result(None)
+                free -= 1
+        if waiting and self._within_limits:
+            # After those that were just resumed have published: they may have filled the write buffer.
+            asyncio.get_running_loop().call_soon(self.resume_publishing)
+
+    @property
+    def _within_limits(self) -> bool:
+        return self._connection.accepts_messages and len(self._unconfirmed) < UNCONFIRMED_LIMIT
 
     def publish(
         self,
@@ -123,13 +160,16 @@ class Channel:
         persistent: bool = False,
         content_type: bytes = b"",
     ) -> asyncio.Future[None] | None:
-        """Send a message; on a confirming channel gives the future of its confirmation."""
-        place = (exchange, routing_key, mandatory)
-        start = self._publish_frames.get(place)
+        """Publish a message; on a channel with confirms return the future of its confirmation.
+
+        This does not wait and is not refused when the limits are reached: see can_publish.
+        """
+        destination = (exchange, routing_key, mandatory)
+        start = self._publish_frames.get(destination)
         if start is None:
             start = frames.publish_frame(self.number, exchange, routing_key, mandatory=mandatory)
             if len(self._publish_frames) < 1_000:  # reply queues come and go
-                self._publish_frames[place] = start
+                self._publish_frames[destination] = start
         connection = self._connection
         header = frames.header_frame(
             self.number,
@@ -149,11 +189,11 @@ class Channel:
         return confirmation
 
     def ack(self, tag: int) -> None:
-        """Tell the broker that a message is done with."""
+        """Acknowledge a message: the broker deletes it."""
         self._send(frames.ack_frame(self.number, tag))
 
     def reject(self, tag: int, *, requeue: bool) -> None:
-        """Give a message back to its queue, or to the dead letters."""
+        """Return a message to its queue, or send it to the dead-letter queue."""
         self._send(frames.reject_frame(self.number, tag, requeue=requeue))
 
     async def close(self) -> None:
@@ -164,19 +204,20 @@ class Channel:
             self._connection.forget(self.number)
 
     def lost(self, error: Exception) -> None:
-        """Fail all who wait on this channel."""
+        """Fail all requests and publishes that wait on this channel."""
         self.is_open = False
-        waiting: list[asyncio.Future[Any]] = [*self._requests]
+        waiting: list[asyncio.Future[Any]] = [*self._requests, *self._waiting_to_publish]
         waiting += [confirmation for _, confirmation in self._unconfirmed.values()]
         self._requests.clear()
+        self._waiting_to_publish.clear()
         self._unconfirmed.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever gave up waiting has left nobody to look at it
+                future.exception()  # marks it as retrieved: asyncio logs it otherwise if its caller has given up
 
     def on_method(self, data: bytes, start: int, end: int) -> None:
-        """Handle a method frame whose payload lies there."""
+        """Handle a method frame whose payload is data[start:end]."""
         (index,) = frames.method_index(data, start)
         if index == frames.BASIC_DELIVER:
             self._consumer_tag, self._delivery_tag = frames.read_deliver(data, start + 4)
@@ -190,7 +231,7 @@ class Channel:
             self._on_other(cast(Frame, pamqp.frame.unmarshal(whole)[2]))
 
     def on_header(self, data: bytes, start: int) -> None:
-        """Handle a content header."""
+        """Handle the content header whose payload begins at start."""
         self._properties = frames.read_properties(data, start)
         self._missing = self._properties.size
         self._parts = []
@@ -198,7 +239,7 @@ class Channel:
             self._on_content(b"")
 
     def on_body(self, part: bytes) -> None:
-        """Handle a piece of content."""
+        """Handle a part of a message's body."""
         self._missing -= len(part)
         if self._missing:
             self._parts.append(part)
@@ -214,15 +255,20 @@ class Channel:
         consumer = self._consumers.get(self._consumer_tag)
         if consumer is not None:
             consumer(Received(self, self._delivery_tag, self._properties, body))
-        # else it was cancelled just now: the message goes back to the queue when the channel closes
+        # else the consumer was cancelled meanwhile: the message returns to its queue when the channel closes
 
     def _on_returned(self, message_id: str) -> None:
         if self._confirming:
-            self._returned.add(message_id)  # its confirmation is on the way
+            self._returned.add(message_id)  # its confirmation follows
         elif self.on_return is not None:
             self.on_return(message_id)
 
     def _confirmed(self, tag: int, *, multiple: bool, ok: bool) -> None:
+        self._resolve_up_to(tag, multiple=multiple, ok=ok)
+        if self._waiting_to_publish:
+            self.resume_publishing()
+
+    def _resolve_up_to(self, tag: int, *, multiple: bool, ok: bool) -> None:
         unconfirmed = self._unconfirmed
         if not multiple:
             found = unconfirmed.pop(tag, None)
@@ -245,19 +291,19 @@ class Channel:
         elif ok:
             confirmation.set_result(None)
         else:
-            confirmation.set_exception(Refused("the broker has an internal error"))
+            confirmation.set_exception(Refused("the broker rejected it"))
 
     def _on_other(self, frame: Frame) -> None:
         if isinstance(frame, commands.Channel.Close):
             self._send(pamqp.frame.marshal(commands.Channel.CloseOk(), self.number))
             self._connection.forget(self.number)
             self.lost(ChannelClosed(frame.reply_code or 0, frame.reply_text))
-            if self._consumers and self.on_consumer_lost is not None:
-                self.on_consumer_lost()
+            if self.on_lost is not None:
+                self.on_lost(f"the broker closed a channel: {frame.reply_text}")
         elif isinstance(frame, commands.Basic.Cancel):
             self._consumers.pop(frame.consumer_tag or "", None)
-            if self.on_consumer_lost is not None:
-                self.on_consumer_lost()
+            if self.on_lost is not None:
+                self.on_lost("the broker cancelled a consumer, because its queue was deleted or lost its leader")
         elif self._requests:
             answer = self._requests.popleft()
             if not answer.done():

@@ -1,7 +1,7 @@
-"""The few AMQP 0-9-1 frames that every message needs, packed and unpacked by hand; pamqp does all others.
+"""The AMQP 0-9-1 frames that every message needs, packed and unpacked here for speed; pamqp does all others.
 
-A message is at least nine frames (publish, header and body twice over, confirm, acknowledgement, …). General
-purpose marshalling of each costs several times what the rest of the bus costs; these few lines do not.
+A message takes at least nine frames (publish, header, body, the same three on delivery, confirm, acknowledgement …).
+Marshalling each of them with a general library costs several times as much as the rest of the bus.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ u64 = _u64.unpack_from
 
 
 class Properties(NamedTuple):
-    """What we read of a received message's properties."""
+    """The properties of a received message that we use."""
 
     size: int
     reply_to: str
@@ -62,7 +62,7 @@ def shortstr(text: str) -> bytes:
 
 
 def publish_frame(channel: int, exchange: str, routing_key: str, *, mandatory: bool) -> bytes:
-    """The Basic.Publish frame: the same for all messages to one place, so worth keeping."""
+    """Return a Basic.Publish frame; it is the same for all messages with one routing key, so callers cache it."""
     names = shortstr(exchange) + shortstr(routing_key)
     size = 4 + 2 + len(names) + 1
     start = _publish.pack(METHOD, channel, size, (60 << 16) | 40, 0)
@@ -79,7 +79,7 @@ def header_frame(
     user_id: bytes,
     content_type: bytes = b"",
 ) -> bytes:
-    """The content header; strings come encoded by shortstr, empty for none. Content with a type is text in UTF-8."""
+    """Return a content header; strings are encoded by shortstr, or empty. Content with a type is text in UTF-8."""
     flags = _DELIVERY_MODE | _USER_ID
     middle = b"\x02" if persistent else b"\x01"
     if content_type:
@@ -94,30 +94,30 @@ def header_frame(
 
 
 def body_frames(channel: int, body: bytes, frame_max: int) -> bytes:
-    """The body, cut into as many frames as the broker's limit asks for."""
+    """Return the body, split into frames that are not larger than the broker's limit."""
     size = len(body)
-    room = frame_max - OVERHEAD
-    if size <= room:
+    limit = frame_max - OVERHEAD
+    if size <= limit:
         return frame_start.pack(BODY, channel, size) + body + END_BYTE if size else b""
     parts: list[bytes] = []
-    for begin in range(0, size, room):
-        part = body[begin : begin + room]
+    for begin in range(0, size, limit):
+        part = body[begin : begin + limit]
         parts += (frame_start.pack(BODY, channel, len(part)), part, END_BYTE)
     return b"".join(parts)
 
 
 def ack_frame(channel: int, tag: int) -> bytes:
-    """Tell the broker that a message is done with."""
+    """Return the frame that acknowledges a message."""
     return _settle.pack(METHOD, channel, 13, BASIC_ACK, tag, 0, END)
 
 
 def reject_frame(channel: int, tag: int, *, requeue: bool) -> bytes:
-    """Give a message back to its queue, or to the dead letters."""
+    """Return the frame that sends a message back to its queue, or to the dead-letter queue."""
     return _settle.pack(METHOD, channel, 13, (60 << 16) | 90, tag, 1 if requeue else 0, END)
 
 
 def read_deliver(data: bytes, position: int) -> tuple[str, int]:
-    """Read consumer tag and delivery tag of a Basic.Deliver whose arguments begin at the position."""
+    """Return consumer tag and delivery tag of a Basic.Deliver whose arguments begin at the position."""
     end = position + 1 + data[position]
     (tag,) = _u64.unpack_from(data, end)
     return data[position + 1 : end].decode(), tag

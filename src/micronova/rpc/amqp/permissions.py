@@ -1,4 +1,4 @@
-"""What the broker user of a compute host may do: take its own orders, hear fan-outs, send; nothing of other hosts."""
+"""The rights of a compute host's broker user: consume its own queues, receive fan-outs, send."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ class Permissions:
 
 
 def for_host(user: str, host: str, topic: str = HOST_TOPIC) -> Permissions:
-    """Give the rights that a process needs which serves a topic on one host, with shared=False, and no more.
+    """Return the rights that a process needs to serve a topic on one host with shared=False, and no others.
 
-    Writing to the default exchange reaches every queue by name. So servers must look at context.sender, which the
-    broker has verified; what these rights prevent is reading, making or emptying what belongs to others.
+    A host can write to every queue through the default exchange. So servers check context.sender, which the broker
+    verifies. These rights prevent a host from reading, declaring or deleting the queues of others.
     """
-    place = re.escape(PREFIX + topic) + r"(:\w+)?"
-    own = rf"{place}\.{re.escape(host)}|{re.escape(REPLY_PREFIX + user)}\..+|{re.escape(f'{PREFIX}fanout.{user}')}\..+"
+    topic_queue = re.escape(PREFIX + topic) + r"(:\w+)?"
+    replies, fanouts = re.escape(REPLY_PREFIX + user), re.escape(f"{PREFIX}fanout.{user}")
+    own = rf"{topic_queue}\.{re.escape(host)}|{replies}\..+|{fanouts}\..+"
     return Permissions(
         configure=f"^({own})$",
         write=rf"^(amq\.default|{own})$",
-        read=rf"^({place}\.fanout|{own})$",
+        read=rf"^({topic_queue}\.fanout|{own})$",
     )

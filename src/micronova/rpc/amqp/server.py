@@ -1,54 +1,61 @@
-"""A server fed by RabbitMQ: acknowledges after the handler has finished, resumes on every new connection."""
+"""A server that consumes from RabbitMQ: acknowledges when the handler has finished, resumes after a reconnect."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from pamqp import commands
 
 from micronova.rpc.amqp.channel import Channel, ConnectionLost, Received
 from micronova.rpc.amqp.session import PREFIX, REPLY_PREFIX, Session
-from micronova.rpc.contract import address
+from micronova.rpc.contract import queue_name
 from micronova.rpc.deadlines import Deadlines
-from micronova.rpc.dispatch import Dispatcher, Verdict
+from micronova.rpc.dispatch import Dispatcher, Outcome
 from micronova.rpc.server import Server
+
+SendReply = Callable[[str, bytes], Awaitable[None]]
+"""Sends a reply to a queue, or drops and logs it if it cannot be sent."""
 
 
 class AmqpDelivery:
-    """A message in the hands of a server."""
+    """A message that a server has received and not acknowledged yet."""
 
-    __slots__ = ("_received", "body", "sender")
+    __slots__ = ("_received", "_send_reply", "_settled", "body", "sender")
 
-    def __init__(self, received: Received) -> None:
+    def __init__(self, received: Received, send_reply: SendReply) -> None:
         self._received = received
+        self._send_reply = send_reply
+        self._settled = False
         self.body = received.body
         self.sender = received.properties.user_id
 
-    async def settle(self, verdict: Verdict) -> None:
-        """Answer, then acknowledge or reject; on a lost connection the broker delivers the message again."""
+    async def settle(self, outcome: Outcome) -> None:
+        """Acknowledge or reject, then reply; on a lost connection the broker delivers the message again."""
         received = self._received
         channel = received.channel
         if not channel.is_open:
             return
-        reply_to = received.properties.reply_to
-        # Only to reply queues: nobody may use a server's broker user to write into a work queue.
-        if verdict.reply is not None and reply_to.startswith(REPLY_PREFIX):
-            channel.publish("", reply_to, verdict.reply)
-        if verdict.dead:
+        # Acknowledge first: the broker may not accept the reply for now, but it always reads acknowledgements.
+        self._settled = True
+        if outcome.dead_letter:
             channel.reject(received.tag, requeue=False)
         else:
             channel.ack(received.tag)
+        reply_to = received.properties.reply_to
+        # Only to reply queues: a caller must not make a server write into a work queue with the server's rights.
+        if outcome.reply is not None and reply_to.startswith(REPLY_PREFIX):
+            await self._send_reply(reply_to, outcome.reply)
 
     def give_back(self) -> None:
-        """Return the message to its queue."""
-        if self._received.channel.is_open:
+        """Return the message to its queue, unless it was acknowledged."""
+        if self._received.channel.is_open and not self._settled:
             self._received.channel.reject(self._received.tag, requeue=True)
 
 
 class AmqpServer(Server):
-    """Consumes the queues of a topic, of its host, and of its own for fan-outs, on a channel of its own."""
+    """Consumes the queue of a topic, the one of its host, and one of its own for fan-outs."""
 
     def __init__(
         self,
@@ -60,14 +67,16 @@ class AmqpServer(Server):
         host: str | None,
         shared: bool,
         name_fanout_queue: Callable[[], str],
+        send_reply: SendReply,
     ) -> None:
         super().__init__(dispatcher, deadlines, prefetch, grace)
         topic, namespace = dispatcher.interface.topic, dispatcher.interface.namespace
-        self._place = address(topic, namespace)
-        self._work_queues = [f"{PREFIX}{self._place}"] if shared else []
+        self._topic_queue = queue_name(topic, namespace)
+        self._work_queues = [f"{PREFIX}{self._topic_queue}"] if shared else []
         if host:
-            self._work_queues.append(f"{PREFIX}{address(topic, namespace, host)}")
+            self._work_queues.append(f"{PREFIX}{queue_name(topic, namespace, host)}")
         self._name_fanout_queue = name_fanout_queue
+        self._send_reply = send_reply
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._consumers: list[str] = []
@@ -75,36 +84,35 @@ class AmqpServer(Server):
         self._attaching = asyncio.Lock()
 
     async def attach(self, session: Session) -> None:
-        """Consume over this session's connection; raises ConnectionLost or ChannelClosed."""
+        """Consume on this session's connection; raise ConnectionLost or ChannelClosed."""
         async with self._attaching:
             if self._session is session or self._stopping:
                 return
-            self._backlog.clear()  # what came over a lost connection comes again
+            self._backlog.clear()  # the broker delivers again what the lost connection brought
             for queue in self._work_queues:
                 await session.ensure_work_queue(queue)
-            exchange = await session.ensure_fanout(self._place)
-            channel = await session.connection.channel()
-            own = self._name_fanout_queue()  # a new one: the broker may not know yet that the old one's owner is gone
+            exchange = await session.ensure_fanout(self._topic_queue)
+            channel = await session.consuming.channel()
+            own = self._name_fanout_queue()  # a new name: the broker may still hold the old, exclusive queue
             await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
             await channel.request(commands.Queue.Declare(queue=own, exclusive=True, auto_delete=True))
             await channel.request(commands.Queue.Bind(queue=own, exchange=exchange))
             self._consumers = [await channel.consume(queue, self._on_message) for queue in (own, *self._work_queues)]
-            # Too rare to mend in place (a queue was deleted, the broker refused): begin anew with everything.
-            channel.on_consumer_lost = lambda: session.connection.abort("a consumer was lost")
+            channel.on_lost = session.abort
             self._session, self._channel = session, channel
 
     def _on_message(self, received: Received) -> None:
-        delivery = AmqpDelivery(received)
+        delivery = AmqpDelivery(received, self._send_reply)
         if self._stopping:
             delivery.give_back()
-        elif self.has_room:
+        elif self.can_take:
             self.take(delivery)
         else:
-            # The broker's limit is per queue, ours is for all of them.
+            # The broker's prefetch limit is per consumer; ours covers all queues of this server.
             self._backlog.append(delivery)
 
     def _next(self) -> None:
-        if self._backlog and self.has_room:
+        if self._backlog and self.can_take:
             self.take(self._backlog.popleft())
 
     async def _detach(self) -> None:
@@ -116,7 +124,7 @@ class AmqpServer(Server):
                     for consumer in self._consumers:
                         await self._channel.cancel(consumer)
                 except ConnectionLost:
-                    pass  # then nothing flows either
+                    pass  # no messages arrive either
 
     async def _close(self) -> None:
         if self._channel is not None and self._channel.is_open:

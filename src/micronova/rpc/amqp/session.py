@@ -1,7 +1,10 @@
-"""What the bus has at the broker while one connection lives: its channels, its reply queue, its declarations.
+"""What the bus has at the broker between connecting and losing the connection: two connections, channels, queues.
 
-Everything point-to-point goes through the default exchange, by the name of the queue: there is nothing to bind, so
-that a host's broker user needs no right to bind its queue to another's messages.
+One connection publishes, the other one consumes and declares. A broker that is short of memory or disk space stops
+reading from connections that publish. Acknowledgements must not stop with them: they are what frees its memory.
+
+Messages to one queue go through the default exchange, by the queue's name. Nothing has to be bound, so a host's
+broker user needs no right to bind its queue to the messages of others.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ ACCESS_REFUSED = 403
 
 WORK_QUEUE_ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "quorum",
-    # A message that has taken this many processes down with it is put aside instead of going round for ever.
+    # A message that was delivered this often and never acknowledged, because each consumer died, is a dead letter.
     "x-delivery-limit": DELIVERY_LIMIT,
     "x-dead-letter-exchange": "",
     "x-dead-letter-routing-key": DEAD_QUEUE,
@@ -39,16 +42,24 @@ DEAD_QUEUE_ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length"
 
 
 class Session:
-    """One connection's worth of bus; when the connection is lost a new session takes its place."""
+    """The two connections of a bus with what belongs to them; if one is lost the other is aborted."""
 
-    def __init__(self, connection: Connection, casts: Channel, calls: Channel, reply_queue: str) -> None:
-        self.connection = connection
-        self.casts = casts
-        self.calls = calls
-        self.reply_to = frames.shortstr(reply_queue)
+    def __init__(self, publishing: Connection, consuming: Connection, opened_at: float) -> None:
+        self.publishing = publishing
+        self.consuming = consuming
+        self.opened_at = opened_at
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done with the reason once one of the connections is closed or lost."""
+        self.confirmed: Channel
+        """Publishes casts and fan-outs: the broker confirms each."""
+        self.unconfirmed: Channel
+        """Publishes calls and replies: the answer to a call is its confirmation."""
+        self.reply_to = b""
         self._control: Channel | None = None
         self._control_lock = asyncio.Lock()
         self._fanouts: set[str] = set()
+        for connection in (publishing, consuming):
+            connection.closed.add_done_callback(self._on_closed)
 
     @classmethod
     async def open(
@@ -62,31 +73,55 @@ class Session:
         on_reply: Callable[[Received], None],
         on_unroutable: Callable[[str], None],
     ) -> Session:
-        """Connect and prepare for sending; raises ConnectionLost or ChannelClosed."""
-        connection = await Connection.open(url, host, name=name, clock=clock)
+        """Connect and prepare for sending; raise ConnectionLost or ChannelClosed if that fails."""
+        publishing = await Connection.open(url, host, name=f"{name} (publish)", clock=clock)
         try:
-            casts = await connection.channel()
-            await casts.confirm()
-            calls = await connection.channel()
-            calls.on_return = on_unroutable
-            reply_queue = f"{REPLY_PREFIX}{url.user}.{token}"
-            await calls.request(commands.Queue.Declare(queue=reply_queue, exclusive=True, auto_delete=True))
-            await calls.consume(reply_queue, on_reply, no_ack=True)
-            session = cls(connection, casts, calls, reply_queue)
+            consuming = await Connection.open(url, host, name=f"{name} (consume)", clock=clock)
+        except BaseException:
+            publishing.abort()
+            raise
+        session = cls(publishing, consuming, clock.now())
+        try:
+            session.confirmed = await publishing.channel()
+            await session.confirmed.confirm()
+            session.unconfirmed = await publishing.channel()
+            session.unconfirmed.on_return = on_unroutable
+            # Rare (a right was withdrawn, a queue deleted), so not repaired in place: reconnect and declare all again.
+            session.confirmed.on_lost = session.unconfirmed.on_lost = session.abort
+            await session._consume_replies(f"{REPLY_PREFIX}{url.user}.{token}", on_reply)
             await session._unless_refused(session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS))
             await session._unless_refused(session.ensure_fanout(HOST_TOPIC))
         except BaseException:
-            connection.abort()
+            session.abort()
             raise
         return session
 
+    @property
+    def is_open(self) -> bool:
+        """Whether both connections are open."""
+        return not self.publishing.closed.done() and not self.consuming.closed.done()
+
+    def abort(self, reason: str = "the connection was aborted") -> None:
+        """Disconnect at once."""
+        self.publishing.abort(reason)
+        self.consuming.abort(reason)
+
+    async def close(self) -> None:
+        """Close both connections."""
+        for connection in (self.publishing, self.consuming):
+            connection.closed.remove_done_callback(self._on_closed)
+        await self.publishing.close()
+        await self.consuming.close()
+        if not self.closed.done():
+            self.closed.set_result("closed")
+
     async def ensure_work_queue(self, queue: str) -> None:
-        """Make a work queue if it is missing."""
+        """Declare a work queue if it does not exist."""
         await self._ensure_queue(queue, WORK_QUEUE_ARGUMENTS)
 
-    async def ensure_fanout(self, place: str) -> str:
-        """Make the fan-out exchange of a place if it is missing; gives its name."""
-        name = f"{PREFIX}{place}.fanout"
+    async def ensure_fanout(self, topic_queue: str) -> str:
+        """Declare the fan-out exchange of a topic if it does not exist; return its name."""
+        name = f"{PREFIX}{topic_queue}.fanout"
         if name not in self._fanouts:
             await self._ensure(
                 commands.Exchange.Declare(exchange=name, passive=True),
@@ -96,14 +131,26 @@ class Session:
         return name
 
     async def depth(self, queue: str) -> int:
-        """Count the messages that lie in a queue."""
+        """Return the number of messages in a queue."""
         answer = await self._request(commands.Queue.Declare(queue=queue, passive=True))
         return int(answer.message_count or 0)
 
-    async def _unless_refused(self, making: Awaitable[Any]) -> None:
-        """What hosts find but may not make is made by whoever else connects."""
+    def _on_closed(self, closed: asyncio.Future[str]) -> None:
+        if not self.closed.done():
+            self.closed.set_result(closed.result())
+            self.abort(closed.result())
+
+    async def _consume_replies(self, queue: str, on_reply: Callable[[Received], None]) -> None:
+        channel = await self.consuming.channel()
+        await channel.request(commands.Queue.Declare(queue=queue, exclusive=True, auto_delete=True))
+        await channel.consume(queue, on_reply, no_ack=True)
+        channel.on_lost = self.abort
+        self.reply_to = frames.shortstr(queue)
+
+    async def _unless_refused(self, declaration: Awaitable[Any]) -> None:
+        """Await a declaration that a host's broker user may not make; services make it when they connect."""
         try:
-            await making
+            await declaration
         except ChannelClosed as closed:
             if closed.code != ACCESS_REFUSED:
                 raise
@@ -114,18 +161,18 @@ class Session:
             commands.Queue.Declare(queue=queue, durable=True, arguments=arguments),
         )
 
-    async def _ensure(self, look: Frame, make: Frame) -> None:
-        """Look first: a host's broker user may not make what others own, nor need it to."""
+    async def _ensure(self, look_up: Frame, declare: Frame) -> None:
+        """Look it up first: a host's broker user may use, but not declare, what belongs to others."""
         try:
-            await self._request(look)
+            await self._request(look_up)
         except ChannelClosed as closed:
             if closed.code != NOT_FOUND:
                 raise
-            await self._request(make)
+            await self._request(declare)
 
     async def _request(self, frame: Frame) -> Any:
-        # One at a time: a refusal closes the channel and must not fail anybody else's request.
+        # One at a time: a refusal closes the channel, which would fail the other requests on it.
         async with self._control_lock:
             if self._control is None or not self._control.is_open:
-                self._control = await self.connection.channel()
+                self._control = await self.consuming.channel()
             return await self._control.request(frame)

@@ -11,7 +11,7 @@ from micronova.rpc.errors import BadBusUrl
 
 @dataclass(frozen=True)
 class BrokerUrl:
-    """Where the brokers of one cluster are and how to log in."""
+    """The addresses of a cluster's brokers, and the login."""
 
     hosts: tuple[tuple[str, int], ...]
     user: str
@@ -20,17 +20,17 @@ class BrokerUrl:
     tls: dict[str, str] | None = None
 
     def __str__(self) -> str:
-        """Without the password: this goes into messages and logs."""
+        """Return the URL without the password, for errors and logs."""
         return self.for_user(self.user)
 
     def for_user(self, login: str) -> str:
-        """Return the URL for somebody else: "user", or "user:password"."""
+        """Return the URL with another login: "user", or "user:password"."""
         hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
         scheme, query = ("amqp", "") if self.tls is None else ("amqps", f"?{urlencode(self.tls)}" if self.tls else "")
         return f"{scheme}://{login}@{hosts}/{'' if self.vhost == '/' else quote(self.vhost, safe='')}{query}"
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Make the TLS settings, if the URL asks for TLS; the broker's certificate is always checked."""
+        """Return the TLS context if the URL asks for TLS; the broker's certificate is always verified."""
         if self.tls is None:
             return None
         context = ssl.create_default_context(cafile=self.tls.get("cafile"))
@@ -48,14 +48,14 @@ def parse(url: str) -> BrokerUrl:
 
 
 def _parse(url: str) -> BrokerUrl:
-    # By hand: urlsplit takes a list of hosts for one, and newer versions of it refuse brackets in the middle.
+    # Not with urlsplit: it reads a list of hosts as one host, and newer versions refuse brackets within it.
     scheme, _, rest = url.partition("://")
     if scheme not in ("amqp", "amqps"):
         raise ValueError(f"it begins with amqp:// or amqps://, not {scheme}://")
     secure = scheme == "amqps"
     before, _, query = rest.partition("?")
-    place, _, vhost = before.partition("/")
-    login, _, hosts = place.rpartition("@")
+    authority, _, vhost = before.partition("/")
+    login, _, hosts = authority.rpartition("@")
     user, _, password = login.partition(":")
     default_port = 5671 if secure else 5672
     return BrokerUrl(

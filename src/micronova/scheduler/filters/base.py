@@ -1,7 +1,7 @@
-"""The contract of a filter: a mask over the hosts it is shown.
+"""The contract of a filter: hosts in, a mask over them out.
 
-To add one: subclass `HostFilter` (or `EachHost`, if it needs Python per host), give it the narrowest `scope`
-that is true, name it in `filters/registry.py` or as an entry point of `micronova.filters`, and enable it.
+To add one, subclass `HostFilter` (or `EachHost`, if it needs a Python function per host), give it the narrowest
+`scope` that is true, name it in `filters/registry.py` or as an entry point of `micronova.filters`, and enable it.
 """
 
 import enum
@@ -16,40 +16,42 @@ from micronova.scheduler.host_table import Bools, HostView
 
 
 class Scope(enum.Enum):
-    """Whose verdict, or weight, may be another after one instance of a request was placed on some host."""
+    """The hosts whose verdict or weight may change when an instance of the request is placed on a host."""
 
-    REQUEST = "request"  # nobody's: asked once per request
-    HOST = "host"  # only that of the host: asked again for it alone
-    ALL = "all"  # anybody's: asked again for all
+    REQUEST = "request"  # of no host: asked once per request
+    HOST = "host"  # of that host: asked again for it alone
+    ALL = "all"  # of any host: asked again for all
 
 
 class FilterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that filters are made with."""
+    """The settings of filters."""
 
-    service_down_time: float = 60.0
+    service_down_time: float  # seconds after its last heartbeat from which a host is down
 
 
 class HostFilter(ABC):
-    """Says which hosts can take an instance of a request."""
+    """Decides which hosts can take an instance of a request."""
 
     name: ClassVar[str] = ""
     scope: ClassVar[Scope] = Scope.ALL
-    covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose room this filter checks
+    covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose free amounts this filter checks
+    hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
+    extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
 
     def __init__(self, options: FilterOptions) -> None:
         self.options = options
 
     @abstractmethod
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        """Give True for each host that passes; None if the request does not concern this filter."""
+        """Return True for each host that passes, or None if the request does not concern this filter."""
 
 
 class EachHost(HostFilter):
-    """A filter that looks at hosts one at a time, as objects: simple to write, and as slow as Python."""
+    """A filter that gets one host at a time, as an object: simple to write, but slow with many hosts."""
 
     @abstractmethod
     def passes(self, host: HostState, spec: RequestSpec) -> bool:
-        """Say whether this host can take an instance of the request."""
+        """Return whether this host can take an instance of the request."""
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return np.fromiter((self.passes(hosts.state(p), spec) for p in range(len(hosts))), np.bool_, len(hosts))

@@ -8,7 +8,7 @@ from micronova.scheduler.host_table import Bools, HostView
 
 
 class RetryFilter(HostFilter):
-    """Leaves out hosts that were tried before, or that the request says to ignore."""
+    """Removes hosts that were tried before, or that the request excludes."""
 
     name = "RetryFilter"
     scope = Scope.REQUEST
@@ -20,7 +20,7 @@ class RetryFilter(HostFilter):
 
 
 class AvailabilityZoneFilter(HostFilter):
-    """Keeps to the zone that the user asked for; zones are those of the hosts' aggregates."""
+    """Passes hosts in the requested availability zone."""
 
     name = "AvailabilityZoneFilter"
     scope = Scope.REQUEST
@@ -32,7 +32,7 @@ class AvailabilityZoneFilter(HostFilter):
 
 
 class ComputeFilter(HostFilter):
-    """Passes hosts whose service is enabled, not forced down, and was heard of lately."""
+    """Passes hosts whose service is enabled and up, by the rule of `db.services.is_up`."""
 
     name = "ComputeFilter"
     scope = Scope.REQUEST
@@ -41,4 +41,4 @@ class ComputeFilter(HostFilter):
         oldest = hosts.now - self.options.service_down_time
         passes: Bools = hosts.column("last_seen") >= oldest
         passes &= hosts.column("enabled")
-        return np.greater(passes, hosts.column("forced_down"), out=passes)  # a and not b, in one go
+        return np.greater(passes, hosts.column("forced_down"), out=passes)  # a and not b, in one operation

@@ -1,4 +1,4 @@
-"""ComputeCapabilitiesFilter: a flavor's extra specs against what hosts can do."""
+"""ComputeCapabilitiesFilter: compares a flavor's extra specs with the capabilities of hosts."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,7 +9,7 @@ from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.operators import Requirement
 from micronova.scheduler.host_table import Bools, Column, Facts, HostView
 
-# What changes with use, as columns; everything else is a fact of the host.
+# Capabilities that change with use are columns of the table; all others are facts of the host.
 _AMOUNTS: dict[str, Callable[[HostView], Column]] = {
     "free_ram_mb": lambda hosts: hosts.free("MEMORY_MB"),
     "free_disk_mb": lambda hosts: hosts.free("DISK_GB") * 1024,
@@ -23,14 +23,18 @@ _AMOUNTS: dict[str, Callable[[HostView], Column]] = {
 
 
 class ComputeCapabilitiesFilter(HostFilter):
-    """Passes hosts that fulfil every extra spec without a scope, or with the scope `capabilities:`."""
+    """Passes hosts that fulfil every extra spec with the scope `capabilities:`, and those without a scope.
+
+    A host that does not know an extra spec without a scope passes, as in Nova: the spec may be another program's.
+    """
 
     name = "ComputeCapabilitiesFilter"
     scope = Scope.HOST
+    extra_specs = frozenset({"capabilities"})
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         passes: Bools | None = None
-        facts: list[tuple[str, str]] = []
+        facts: list[tuple[str, str, bool]] = []
         for key, text in spec.flavor.extra_specs.items():
             path = capability_path(key)
             if path is None:
@@ -42,7 +46,7 @@ class ComputeCapabilitiesFilter(HostFilter):
                 names = (requirement.match(hosts.name(p)) for p in range(len(hosts)))
                 verdict = np.fromiter(names, np.bool_, len(hosts))
             else:
-                facts.append((path, text))
+                facts.append((path, text, ":" in key))
                 continue
             passes = verdict if passes is None else passes & verdict
         if facts:
@@ -52,23 +56,23 @@ class ComputeCapabilitiesFilter(HostFilter):
 
 
 def capability_path(key: str) -> str | None:
-    """Give the capability that an extra spec's key means, None if the key is somebody else's."""
+    """Return the capability that an extra spec names, None if the spec is not for this filter."""
     scope, colon, path = key.partition(":")
     if not colon:
         return key
     return path if scope == "capabilities" else None
 
 
-def _has_all(host: Facts, wanted: list[tuple[str, str]]) -> bool:
-    for path, text in wanted:
+def _has_all(host: Facts, wanted: list[tuple[str, str, bool]]) -> bool:
+    for path, text, must_be_known in wanted:
         value = find_fact(host, path)
-        if value is None or not Requirement(text).match(value):
+        if must_be_known if value is None else not Requirement(text).match(value):
             return False
     return True
 
 
 def find_fact(host: Facts, path: str) -> object | None:
-    """Look up a capability such as `hypervisor_type` or `cpu_info:topology:cores`."""
+    """Return a capability such as `hypervisor_type` or `cpu_info:topology:cores`."""
     if path in host.capabilities:
         return host.capabilities[path]
     first, *rest = path.split(":")

@@ -1,7 +1,7 @@
-"""Filters that keep the members of a server group apart, or together.
+"""Filters that keep the members of a server group on different hosts, or on one host.
 
-They see the counts that the scheduler read; the claim counts again in its transaction, so that two schedulers
-cannot both take the last place.
+They use the members that the scheduler read. The claim counts them again in its transaction, so that two schedulers
+cannot both use the last place.
 """
 
 from micronova.objects.scheduling import RequestSpec
@@ -10,7 +10,7 @@ from micronova.scheduler.host_table import Bools, HostView
 
 
 class ServerGroupAntiAffinityFilter(HostFilter):
-    """Leaves out hosts that have as many members of the group as its rule allows."""
+    """Removes hosts that have as many members of the group as its rule allows."""
 
     name = "ServerGroupAntiAffinityFilter"
     scope = Scope.HOST
@@ -23,10 +23,10 @@ class ServerGroupAntiAffinityFilter(HostFilter):
 
 
 class ServerGroupAffinityFilter(HostFilter):
-    """Keeps to the hosts that have members of the group, once there are any."""
+    """Passes only hosts with members of the group, if there are any."""
 
     name = "ServerGroupAffinityFilter"
-    scope = Scope.ALL  # the first member decides where all others go
+    scope = Scope.ALL  # the first member changes the verdict on all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         group = spec.group

@@ -1,4 +1,4 @@
-"""ImagePropertiesFilter: what an image must run on against what hosts can run."""
+"""ImagePropertiesFilter: compares what an image needs with what hosts can run."""
 
 import operator
 import re
@@ -79,12 +79,12 @@ def _can_run(host: Facts, architecture: str, hypervisor: str, mode: str, version
         for an_architecture, a_hypervisor, a_mode in host.supported
     ):
         return False
-    # A host that does not tell its version is not held against the image.
+    # A host with an unknown version passes.
     return not version or not host.hypervisor_version or version_fulfils(host.hypervisor_version, version)
 
 
 def version_fulfils(version: int, predicates: str) -> bool:
-    """Say whether a version such as 6002000 (6.2.0) fulfils predicates such as ">=6.0, <6.2"."""
+    """Return whether a version such as 6002000 (6.2.0) fulfils predicates such as ">=6.0, <6.2"."""
     have = (version // 1_000_000, version // 1000 % 1000, version % 1000)
     for text in predicates.split(","):
         parsed = _PREDICATE.fullmatch(text)

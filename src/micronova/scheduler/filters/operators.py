@@ -1,4 +1,4 @@
-"""What a flavor's extra spec may say of a host's capability: an operator and a value, as one string."""
+"""Requirements on capabilities in extra specs: an operator and a value in one string."""
 
 import operator
 import re
@@ -10,7 +10,7 @@ import numpy as np
 from micronova.scheduler.host_table import Bools, Column
 
 _NUMBER: dict[str, Callable[[Any, Any], Any]] = {
-    "=": operator.ge,  # as with vcpus: at least so many
+    "=": operator.ge,  # "=" means at least, as for vcpus
     "==": operator.eq,
     "!=": operator.ne,
     ">=": operator.ge,
@@ -30,7 +30,7 @@ _SYNTAX = re.compile(
 
 
 class Requirement:
-    """One parsed extra spec value; `match` says whether a capability fulfils it."""
+    """A parsed requirement."""
 
     def __init__(self, text: str) -> None:
         parsed = _SYNTAX.fullmatch(text)
@@ -38,7 +38,7 @@ class Requirement:
         self.operand = parsed["rest"] if parsed else text.strip()
 
     def match(self, value: object) -> bool:
-        """Say whether one value fulfils the requirement."""
+        """Return whether a value fulfils the requirement."""
         if self.operator in _NUMBER:
             try:
                 return bool(_NUMBER[self.operator](float(str(value)), float(self.operand)))
@@ -54,7 +54,7 @@ class Requirement:
         return _STRING[self.operator](str(value), self.operand)
 
     def match_column(self, values: Column) -> Bools:
-        """Say it of a column of numbers."""
+        """Return for each number of a column whether it fulfils the requirement."""
         if self.operator in _NUMBER:
             try:
                 wanted = float(self.operand)

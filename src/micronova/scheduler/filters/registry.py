@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from micronova.objects.errors import Invalid
-from micronova.scheduler import plugins
+from micronova.plugins import entry_points
 from micronova.scheduler.filters.base import FilterOptions, HostFilter
 from micronova.scheduler.filters.basic import AvailabilityZoneFilter, ComputeFilter, RetryFilter
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.groups import ServerGroupAffinityFilter, ServerGroupAntiAffinityFilter
 from micronova.scheduler.filters.image import ImagePropertiesFilter
-from micronova.scheduler.filters.room import DiskFilter, RamFilter
+from micronova.scheduler.filters.resources import DiskFilter, RamFilter
 
 GROUP = "micronova.filters"
 
@@ -29,20 +29,19 @@ BUILT_IN: dict[str, type[HostFilter]] = {
 }
 
 
-def load_filters(names: Iterable[str] | None = None, options: FilterOptions | None = None) -> list[HostFilter]:
-    """Make the filters of these names, in this order; the built-in nine if none are named."""
-    wanted = list(BUILT_IN if names is None else names)
-    options = options or FilterOptions()
-    strange = {name for name in wanted if name not in BUILT_IN}
-    found = plugins.load(GROUP, lambda each: _make(each, options), strange) if strange else {}
-    missing = strange - found.keys()
-    if missing and (unknown := missing - plugins.known(GROUP)):
-        # A misspelt filter is not a faulty one: without it instances would land where they must not.
+def load_filters(options: FilterOptions, names: Iterable[str] = tuple(BUILT_IN)) -> list[HostFilter]:
+    """Return the filters of these names in this order, all built-in ones if no names are given."""
+    wanted = list(names)
+    others = {name for name in wanted if name not in BUILT_IN}
+    loaded = dict(entry_points.load(GROUP, lambda each: _make(each, options), others)) if others else {}
+    missing = others - loaded.keys()
+    if missing and (unknown := missing - entry_points.registered(GROUP)):
+        # A misspelt name is refused, not skipped: without the filter instances would land where they must not.
         raise Invalid(
             f"Unknown scheduler filter {', '.join(sorted(unknown))}: "
             f"enabled_filters may name {', '.join(sorted(BUILT_IN))}, or a filter that a plugin brings."
         )
-    made = {name: BUILT_IN[name](options) for name in wanted if name in BUILT_IN} | found
+    made = {name: BUILT_IN[name](options) for name in wanted if name in BUILT_IN} | loaded
     return [made[name] for name in wanted if name in made]
 
 

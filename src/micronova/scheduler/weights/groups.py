@@ -1,4 +1,4 @@
-"""Weighers for server groups whose policy is a wish, not a rule."""
+"""Weighers for server groups with the policies soft-affinity and soft-anti-affinity."""
 
 from typing import Any
 

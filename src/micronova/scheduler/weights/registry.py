@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from micronova.scheduler import plugins
+from micronova.plugins import entry_points
 from micronova.scheduler.weights.base import HostWeigher
 from micronova.scheduler.weights.groups import (
     ServerGroupSoftAffinityWeigher,
     ServerGroupSoftAntiAffinityWeigher,
 )
-from micronova.scheduler.weights.room import BuildFailureWeigher, CPUWeigher, DiskWeigher, RAMWeigher
+from micronova.scheduler.weights.resources import BuildFailureWeigher, CPUWeigher, DiskWeigher, RAMWeigher
 
 GROUP = "micronova.weighers"
 
@@ -26,11 +26,11 @@ BUILT_IN: dict[str, type[HostWeigher]] = {
 
 
 def load_weighers(multipliers: Mapping[str, float] | None = None, *, with_plugins: bool = True) -> list[HostWeigher]:
-    """Make all weighers, plugins too, with these multipliers (1 where none is given); 0 switches one off."""
+    """Return all weighers with these multipliers by name (1 where none is given); 0 switches a weigher off."""
     given = multipliers or {}
     made = [cls(given.get(name, 1.0)) for name, cls in BUILT_IN.items()]
     if with_plugins:
-        made += plugins.load(GROUP, lambda each: _make(each, given)).values()
+        made += [weigher for _, weigher in entry_points.load(GROUP, lambda each: _make(each, given))]
     return [weigher for weigher in made if weigher.multiplier]
 
 

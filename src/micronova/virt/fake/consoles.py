@@ -1,4 +1,4 @@
-"""Consoles of simulated guests: sockets on the loopback that are opened when somebody first asks for them."""
+"""Consoles of simulated guests: sockets on the loopback interface, opened when they are first requested."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ _SERVE: dict[ConsoleProtocol, Serve] = {"vnc": show_screen, "serial": run_termin
 
 
 class _Console:
-    """One socket that listens, and those who talk to it."""
+    """One listening socket and its connections."""
 
     def __init__(self, guest: FakeGuest, serve: Serve) -> None:
         self._guest = guest
         self._serve = serve
         self._server: asyncio.Server | None = None
-        self._talks: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> int:
         """Open the socket and return its port."""
@@ -34,21 +34,21 @@ class _Console:
         """Close everything."""
         if self._server is not None:
             self._server.close()
-        for talk in self._talks:
-            talk.cancel()
+        for connection in self._connections:
+            connection.cancel()
 
     async def wait_closed(self) -> None:
-        """Wait until nobody is talking any more."""
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        """Wait until all connections have ended."""
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.create_task(self._talk(reader, writer), name=f"console of {self._guest.uuid}")
-        self._talks.add(talk)
-        talk.add_done_callback(self._talks.discard)
+        connection = asyncio.create_task(self._handle(reader, writer), name=f"console of {self._guest.uuid}")
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with contextlib.suppress(OSError, EOFError):  # whoever talks may go at any moment
+            with contextlib.suppress(OSError, EOFError):  # the client may disconnect at any moment
                 await self._serve(self._guest, reader, writer)
         finally:
             writer.close()
@@ -62,7 +62,7 @@ class FakeConsoles:
         self._lock = asyncio.Lock()
 
     async def open(self, protocol: ConsoleProtocol, guest: FakeGuest) -> ConsoleEndpoint:
-        """Say where a guest's console is."""
+        """Return where a guest's console is, and open it if it is not open."""
         async with self._lock:
             found = self._open.get((guest.uuid, protocol))
             if found is None:
@@ -71,7 +71,7 @@ class FakeConsoles:
         return ConsoleEndpoint(host=ADDRESS, port=found[1])
 
     def end(self, uuid: str) -> None:
-        """Close the consoles of a guest that does not run any more."""
+        """Close the consoles of a guest that has stopped."""
         for protocol in _SERVE:
             found = self._open.pop((uuid, protocol), None)
             if found is not None:

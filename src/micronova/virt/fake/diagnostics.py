@@ -1,7 +1,8 @@
-"""Figures of a simulated guest: made up, but as a guest's would be. They grow with its age and stop when it does."""
+"""Invented statistics of a simulated guest. They grow with its age while it runs."""
 
 from typing import Final
 
+from micronova.objects import power_state
 from micronova.objects.diagnostics import (
     CpuDiagnostics,
     DiskDiagnostics,
@@ -9,42 +10,33 @@ from micronova.objects.diagnostics import (
     MemoryDiagnostics,
     NicDiagnostics,
 )
-from micronova.virt import power_state
 from micronova.virt.driver import BootSign
 from micronova.virt.fake.guests import FakeGuest
 
-_STATES: Final = {
-    power_state.NOSTATE: "pending",
-    power_state.RUNNING: "running",
-    power_state.PAUSED: "paused",
-    power_state.SHUTDOWN: "shutdown",
-    power_state.CRASHED: "crashed",
-    power_state.SUSPENDED: "suspended",
-}
 _BUSY: Final = 2  # percent of a CPU that an idle guest takes
 _SECTOR: Final = 512
 _PACKET: Final = 100  # octets
 
 
 def is_silent(guest: FakeGuest, now: float) -> bool:
-    """Say whether a guest that was started has done nothing yet."""
+    """Return whether a started guest has not begun to boot."""
     return guest.hangs or now < guest.booted_at + guest.silent_for
 
 
 def boot_sign(guest: FakeGuest, now: float) -> BootSign:
-    """Say whether a guest boots."""
+    """Return whether a guest has begun to boot."""
     if is_silent(guest, now):
         return BootSign(booted=False, seen=f"read {_SECTOR} bytes of its disks and did nothing else (simulated)")
     return BootSign(booted=True, seen="booted")
 
 
 def diagnose(guest: FakeGuest, now: float) -> GuestDiagnostics:
-    """Give a guest's figures at this time."""
+    """Return a guest's statistics at this time."""
     age = max(0, int(now - guest.booted_at)) if guest.power_state == power_state.RUNNING else 0
     silent = is_silent(guest, now)
     return GuestDiagnostics(
-        state=_STATES[guest.power_state],
-        driver="libvirt",  # the API knows no other name that fits: whose guest it really is, the hypervisor's tells
+        state=power_state.NAMES[guest.power_state],
+        driver="libvirt",  # the API allows no better name; `hypervisor` tells that it is simulated
         hypervisor="fake",
         hypervisor_os="linux",
         uptime=age,

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID, uuid5
 
+from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.diagnostics import GuestDiagnostics
@@ -17,8 +18,8 @@ from micronova.objects.errors import (
 )
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
-from micronova.virt import power_state
 from micronova.virt.driver import (
+    POWER_AFTER,
     BootSign,
     DriverEvents,
     DriverFailed,
@@ -28,24 +29,15 @@ from micronova.virt.driver import (
     implemented,
     last_lines,
 )
-from micronova.virt.fake.console import console_text
+from micronova.virt.fake.console_log import console_text
 from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.diagnostics import boot_sign, diagnose
-from micronova.virt.fake.faults import FaultBook
+from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
 from micronova.virt.fake.settings import FakeSettings
 
 _NODES = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
-
-_POWER: dict[Lifecycle, int] = {
-    "started": power_state.RUNNING,
-    "resumed": power_state.RUNNING,
-    "paused": power_state.PAUSED,
-    "stopped": power_state.SHUTDOWN,
-    "crashed": power_state.CRASHED,
-    "suspended": power_state.SUSPENDED,
-}
 
 _ERRORS: dict[str, type[MicronovaError]] = {
     "fail": DriverFailed,
@@ -63,7 +55,7 @@ class FakeDriver:
         *,
         settings: FakeSettings,
         store: GuestStore,
-        faults: FaultBook,
+        faults: FaultRules,
         cloud_id: str,
         clock: Clock,
     ) -> None:
@@ -80,7 +72,7 @@ class FakeDriver:
         self.nodes = [host] if count == 1 else [f"{host}-node-{number}" for number in range(1, count + 1)]
 
     async def init_host(self, events: DriverEvents) -> None:
-        """Remember whom to tell of events."""
+        """Remember the agent's callbacks."""
         self._events = events
 
     async def close(self) -> None:
@@ -89,19 +81,19 @@ class FakeDriver:
         await self._consoles.close()
 
     def capabilities(self) -> frozenset[str]:
-        """Everything that is implemented."""
+        """Return everything that is implemented."""
         return implemented(self)
 
     async def get_available_resources(self) -> list[NodeResources]:
-        """Describe the simulated nodes."""
+        """Return the simulated nodes."""
         return [self._node(node) for node in self.nodes]
 
     async def list_guests(self) -> list[Guest]:
-        """List this cloud's guests."""
+        """Return this cloud's guests."""
         return [_view(guest) for guest in self._store if guest.cloud == self._cloud_id]
 
     async def info(self, uuid: str) -> Guest | None:
-        """Describe a guest."""
+        """Return a guest, or None."""
         guest = self._find(uuid)
         return None if guest is None else _view(guest)
 
@@ -125,92 +117,92 @@ class FakeDriver:
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
             metadata=instance.metadata,
         )
-        # Kept before anything can go wrong, as a real hypervisor would have disks by now: undo must find it.
+        # Stored before a fault can occur, as a real hypervisor has disks by now: `destroy` must find it.
         self._store.put(guest)
-        crash = await self._pass("spawn", guest)
+        crash = await self._simulate("spawn", guest)
         await plan.plugged()
         self._boot(guest)
         if crash:
-            self._switch(guest, power_state.CRASHED, "crashed")
+            self._set_power(guest, power_state.CRASHED, "crashed")
 
     async def destroy(self, uuid: str) -> None:
         """Remove a guest."""
         guest = self._find(uuid)
         if guest is not None:
-            await self._pass("destroy", guest)
+            await self._simulate("destroy", guest)
             self._store.remove(uuid)
             self._consoles.end(uuid)
 
     async def power_on(self, plan: GuestPlan) -> None:
         """Boot a guest that does not run."""
         guest = self._known(plan.instance.uuid)
-        crash = await self._pass("power_on", guest)
+        crash = await self._simulate("power_on", guest)
         if guest.power_state != power_state.RUNNING:
             await plan.plugged()
             self._boot(guest)
         if crash:
-            self._switch(guest, power_state.CRASHED, "crashed")
+            self._set_power(guest, power_state.CRASHED, "crashed")
 
     async def power_off(self, uuid: str, timeout: float) -> None:
-        """Shut a guest down; one with a `shutdown` fault does not react and is switched off in the end."""
+        """Shut a guest down; one with a `shutdown` fault does not react and is stopped after the timeout."""
         guest = self._known(uuid)
-        await self._pass("power_off", guest)
+        await self._simulate("power_off", guest)
         if guest.power_state == power_state.SHUTDOWN:
             return
         if timeout > 0:
-            draw = self._faults.draw("shutdown", self.host, guest.name, guest.metadata)
-            wait = timeout if draw.kind else min(draw.delay, timeout)
+            fault = self._faults.draw("shutdown", self.host, guest.name, guest.metadata)
+            wait = timeout if fault.kind else min(fault.delay, timeout)
             if wait:
                 await self._clock.sleep(wait)
-        self._switch(guest, power_state.SHUTDOWN, "stopped")
+        self._set_power(guest, power_state.SHUTDOWN, "stopped")
 
     async def reboot(self, plan: GuestPlan, kind: RebootType) -> None:
         """Boot a guest again."""
         guest = self._known(plan.instance.uuid)
-        crash = await self._pass("reboot", guest)
+        crash = await self._simulate("reboot", guest)
         if kind == "HARD":
             await plan.plugged()
         self._boot(guest)
         if crash:
-            self._switch(guest, power_state.CRASHED, "crashed")
+            self._set_power(guest, power_state.CRASHED, "crashed")
 
     async def pause(self, uuid: str) -> None:
-        """Stop a guest where it is."""
+        """Pause a guest."""
         guest = self._known(uuid)
-        await self._pass("pause", guest)
+        await self._simulate("pause", guest)
         if guest.power_state != power_state.PAUSED:
             self._expect(guest, power_state.RUNNING, "paused")
-            self._switch(guest, power_state.PAUSED, "paused")
+            self._set_power(guest, power_state.PAUSED, "paused")
 
     async def unpause(self, uuid: str) -> None:
-        """Let a guest go on."""
+        """Let a paused guest run again."""
         guest = self._known(uuid)
-        await self._pass("unpause", guest)
+        await self._simulate("unpause", guest)
         if guest.power_state != power_state.RUNNING:
-            self._expect(guest, power_state.PAUSED, "let go on")
-            self._switch(guest, power_state.RUNNING, "resumed")
+            self._expect(guest, power_state.PAUSED, "unpaused")
+            self._set_power(guest, power_state.RUNNING, "resumed")
 
     async def suspend(self, uuid: str) -> None:
-        """Pretend to put a guest's memory away."""
+        """Suspend a guest."""
         guest = self._known(uuid)
-        await self._pass("suspend", guest)
+        await self._simulate("suspend", guest)
         if guest.power_state != power_state.SUSPENDED:
             self._expect(guest, power_state.RUNNING, "suspended")
-            self._switch(guest, power_state.SUSPENDED, "suspended")
+            self._set_power(guest, power_state.SUSPENDED, "suspended")
 
     async def resume(self, plan: GuestPlan) -> None:
-        """Let a guest go on where it was suspended."""
+        """Resume a suspended guest."""
         guest = self._known(plan.instance.uuid)
-        await self._pass("resume", guest)
+        await self._simulate("resume", guest)
         if guest.power_state != power_state.RUNNING:
             self._expect(guest, power_state.SUSPENDED, "resumed")
             await plan.plugged()
-            self._switch(guest, power_state.RUNNING, "resumed")
+            self._set_power(guest, power_state.RUNNING, "resumed")
 
     async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
-        """Plug an interface in; one that the network does not confirm is unplugged again."""
+        """Plug an interface; unplug it if the network does not confirm it."""
         guest = self._known(plan.instance.uuid)
-        await self._pass("attach_interface", guest)
+        await self._simulate("attach_interface", guest)
         self._plug(guest, vif.port_id, _interface(vif))
         try:
             await plan.plugged()
@@ -221,46 +213,46 @@ class FakeDriver:
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
         """Unplug an interface."""
         guest = self._known(uuid)
-        await self._pass("detach_interface", guest)
+        await self._simulate("detach_interface", guest)
         self._plug(guest, vif.port_id, None)
 
     async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
-        """Make up figures that grow with the guest's age."""
+        """Return invented statistics that grow with the guest's age."""
         guest = self._known(uuid)
-        await self._pass("diagnostics", guest)
+        await self._simulate("diagnostics", guest)
         return diagnose(guest, self._clock.now())
 
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
-        """Tell which guests have a `boot` fault, or take their time."""
+        """Return whether guests have begun to boot; those with a `boot` fault have not, or only after its delay."""
         now = self._clock.now()
         found = [guest for uuid in uuids if (guest := self._find(uuid)) is not None]
         return {guest.uuid: boot_sign(guest, now) for guest in found if guest.power_state == power_state.RUNNING}
 
     async def get_console_output(self, uuid: str, length: int | None) -> str:
-        """Make up a plausible log."""
+        """Return an invented console log."""
         guest = self._known(uuid)
-        await self._pass("console", guest)
+        await self._simulate("console", guest)
         return last_lines(console_text(guest), length)
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
-        """Show a picture that reacts to keys."""
+        """Return where a picture that reacts to keys is shown."""
         return await self._console("vnc", uuid)
 
     async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
-        """Let a small shell answer; there is one port."""
+        """Return where a small shell answers; there is one serial port."""
         if number:
             raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
         return await self._console("serial", uuid)
 
     async def get_host_uptime(self) -> str:
-        """Count from the start of the simulation."""
+        """Return the time since the driver was made."""
         minutes = int(self._clock.monotonic() - self._up_since) // 60
         hours, minutes = divmod(minutes, 60)
         days, hours = divmod(hours, 24)
         return f"up {days} days, {hours}:{minutes:02d}, 0 users, load average: 0.00, 0.00, 0.00"
 
     def fault_rules(self) -> list[dict[str, Any]]:
-        """List the rules, which all simulated hosts of the process share."""
+        """Return the rules, which all simulated hosts of the process share."""
         return self._faults.listed()
 
     def set_fault_rules(self, rules: list[dict[str, Any]]) -> None:
@@ -268,12 +260,12 @@ class FakeDriver:
         self._faults.replace(rules)
 
     def guest_stops(self, uuid: str, *, crashed: bool = False) -> None:
-        """Let a guest stop by itself, as if its owner had shut it down from inside."""
+        """Stop a guest as if its owner had shut it down from inside."""
         self.guest_becomes(uuid, "crashed" if crashed else "stopped")
 
     def guest_becomes(self, uuid: str, event: Lifecycle) -> None:
-        """Let something happen to a guest that no order brought about: somebody has switched it by hand."""
-        self._switch(self._known(uuid), _POWER[event], event)
+        """Change a guest's power state without an order, as somebody at the hypervisor could."""
+        self._set_power(self._known(uuid), POWER_AFTER[event], event)
 
     def _find(self, uuid: str) -> FakeGuest | None:
         guest = self._store.get(uuid)
@@ -296,21 +288,21 @@ class FakeDriver:
 
     async def _console(self, protocol: ConsoleProtocol, uuid: str) -> ConsoleEndpoint:
         guest = self._known(uuid)
-        await self._pass("console", guest)
+        await self._simulate("console", guest)
         if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
             raise Conflict(f"Instance {uuid} does not run: its consoles are there again when it does.")
         return await self._consoles.open(protocol, guest)
 
     def _boot(self, guest: FakeGuest) -> None:
-        draw = self._faults.draw("boot", self.host, guest.name, guest.metadata)
+        fault = self._faults.draw("boot", self.host, guest.name, guest.metadata)
         guest.boots += 1
         guest.booted_at = self._clock.now()
-        guest.silent_for = draw.delay
-        if draw.kind:
+        guest.silent_for = fault.delay
+        if fault.kind:
             guest.hung = (*guest.hung, guest.boots)
-        self._switch(guest, power_state.RUNNING, "started")
+        self._set_power(guest, power_state.RUNNING, "started")
 
-    def _switch(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:
+    def _set_power(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:
         guest.power_state = state
         self._store.put(guest)
         if state not in (power_state.RUNNING, power_state.PAUSED):
@@ -318,17 +310,17 @@ class FakeDriver:
         if self._events is not None:
             self._events.lifecycle(guest.uuid, event)
 
-    async def _pass(self, operation: str, guest: FakeGuest) -> bool:
-        """Take the time that an operation takes, suffer its faults; say whether the guest then crashes."""
-        draw = self._faults.draw(operation, self.host, guest.name, guest.metadata)
-        if draw.delay:
-            await self._clock.sleep(draw.delay)
-        if draw.kind == "hang":
+    async def _simulate(self, call: str, guest: FakeGuest) -> bool:
+        """Apply the delays and faults of a call; return whether the guest crashes after it."""
+        fault = self._faults.draw(call, self.host, guest.name, guest.metadata)
+        if fault.delay:
+            await self._clock.sleep(fault.delay)
+        if fault.kind == "hang":
             await asyncio.get_running_loop().create_future()
-        error = _ERRORS.get(draw.kind)
+        error = _ERRORS.get(fault.kind)
         if error is not None:
-            raise error(draw.message or f"Simulated fault {draw.kind!r} at {operation} on {self.host}.")
-        return draw.kind == "crash"
+            raise error(fault.message or f"Simulated fault {fault.kind!r} at {call} on {self.host}.")
+        return fault.kind == "crash"
 
     def _node(self, node: str) -> NodeResources:
         settings = self._settings

@@ -1,4 +1,4 @@
-"""Faults and latencies by rule: which operation on which guests goes wrong or takes long, and how often."""
+"""Rules for simulated faults and delays: which calls of the driver fail or take long, for which guests, how often."""
 
 import re
 from random import Random
@@ -8,7 +8,7 @@ import msgspec
 
 from micronova.objects.errors import Invalid
 
-Operation = Literal[
+DriverCall = Literal[
     "spawn",
     "boot",
     "destroy",
@@ -26,32 +26,32 @@ Operation = Literal[
     "diagnostics",
     "*",
 ]
-"""`boot` and `shutdown` are what the guest does when it is started and asked to stop; the others are what the manager
-orders. `*` is all but `boot`."""
+"""`boot` and `shutdown` are what the guest does when it is started and asked to stop; the others are the methods of the
+driver. `*` is all but `boot`."""
 
 Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]
-"""fail: the hypervisor fails, another host may not. abort: the guest cannot be built anywhere. no_resources:
-this host has no room after all. hang: no end until it is cancelled. crash: it works, and the guest crashes
-right after. delay: it works, later."""
+"""fail: the hypervisor fails; another host may succeed. abort: the guest cannot be built anywhere. no_resources:
+this host lacks resources after all. hang: the call does not end until it is cancelled. crash: it succeeds, and the
+guest crashes right after. delay: it succeeds, later."""
 
 
 class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rule; patterns are regular expressions that may match anywhere, an absent one matches all."""
+    """A rule. Patterns are regular expressions that may match anywhere; without a pattern everything matches."""
 
-    operation: Operation = "*"
+    operation: DriverCall = "*"
     kind: Kind = "fail"
     name: str | None = None  # of the instance
     metadata: dict[str, str] = {}  # key -> pattern of its value
     host: str | None = None
     probability: float = 1.0
     delay: float | tuple[float, float] = 0.0
-    """Seconds that pass before the fault shows, whatever its kind; a pair is a range to draw from."""
+    """Seconds before the fault, whatever its kind; of a pair, a random number in between."""
     count: int | None = None  # how many times it applies; for ever if absent
     message: str = ""
 
 
 class _Rule:
-    """A rule ready for use, with its count."""
+    """A rule with compiled patterns and the number of times that it applied."""
 
     __slots__ = ("_host", "_metadata", "_name", "hits", "rule")
 
@@ -67,10 +67,10 @@ class _Rule:
         self._host = _pattern(rule.host)
         self._metadata = {key: _pattern(pattern) for key, pattern in rule.metadata.items()}
 
-    def matches(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> bool:
+    def matches(self, call: str, host: str, name: str, metadata: dict[str, str]) -> bool:
         rule = self.rule
         return (
-            (rule.operation == operation or (rule.operation == "*" and operation != "boot"))
+            (rule.operation == call or (rule.operation == "*" and call != "boot"))
             and (rule.count is None or self.hits < rule.count)
             and (self._name is None or self._name.search(name) is not None)
             and (self._host is None or self._host.search(host) is not None)
@@ -81,26 +81,26 @@ class _Rule:
         )
 
 
-class Draw(NamedTuple):
-    """What befalls an operation."""
+class DrawnFault(NamedTuple):
+    """The delay and the fault of one call."""
 
     delay: float = 0.0
     kind: str = ""  # "" if nothing goes wrong
     message: str = ""
 
 
-NOTHING = Draw()
+NOTHING = DrawnFault()
 
 
-class FaultBook:
-    """The rules of all simulated hosts of a process; they share counts: "the first two builds fail"."""
+class FaultRules:
+    """The rules of all simulated hosts of a process. The hosts share the counts, as in "the first two builds fail"."""
 
     def __init__(self, random: Random, rules: tuple[FaultRule, ...] = ()) -> None:
         self._random = random
         self._rules = [_Rule(rule) for rule in rules]
 
-    def draw(self, operation: str, host: str, name: str, metadata: dict[str, str]) -> Draw:
-        """Give what befalls this operation, and count it: all delays that apply, the first other fault."""
+    def draw(self, call: str, host: str, name: str, metadata: dict[str, str]) -> DrawnFault:
+        """Return the delay of a call, the sum of all that apply, and its fault, the first that applies; count both."""
         if not self._rules:
             return NOTHING
         delay = 0.0
@@ -109,19 +109,19 @@ class FaultBook:
             rule = entry.rule
             if fault is not None and rule.kind != "delay":
                 continue
-            if entry.matches(operation, host, name, metadata) and self._happens(rule):
+            if entry.matches(call, host, name, metadata) and self._happens(rule):
                 entry.hits += 1
                 delay += self._random.uniform(*rule.delay) if isinstance(rule.delay, tuple) else rule.delay
                 if rule.kind != "delay":
                     fault = rule
-        return Draw(delay, fault.kind, fault.message) if fault is not None else Draw(delay)
+        return DrawnFault(delay, fault.kind, fault.message) if fault is not None else DrawnFault(delay)
 
     def listed(self) -> list[dict[str, Any]]:
-        """Give the rules as plain data, each with its hits."""
+        """Return the rules as plain data, each with its hits."""
         return [{**msgspec.to_builtins(rule.rule), "hits": rule.hits} for rule in self._rules]
 
     def replace(self, rules: list[dict[str, Any]]) -> None:
-        """Put other rules in force; `hits`, as listed, is ignored."""
+        """Replace the rules; `hits`, as listed, is ignored."""
         plain = [{key: value for key, value in rule.items() if key != "hits"} for rule in rules]
         try:
             wanted = msgspec.convert(plain, list[FaultRule])

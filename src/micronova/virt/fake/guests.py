@@ -1,8 +1,8 @@
-"""The guests of one simulated host, kept in a file so that they outlive the agent as real guests do.
+"""The guests of one simulated host, stored in a file so that they outlive the agent as real guests do.
 
-The file is a journal of JSON lines: each change of a guest appends the whole guest, each removal its uuid.
-Bytes that were written are the kernel's, so a killed process loses nothing; a half-written last line is a
-change that never happened. No fsync: a guest does not survive its machine either.
+The file is a journal of JSON lines: each change of a guest appends the whole guest, each removal its uuid. A killed
+process loses nothing that it has written. An incomplete last line is a change that did not happen. There is no fsync: a
+guest does not survive its machine either.
 """
 
 import os
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-from micronova.virt import power_state
+from micronova.objects import power_state
 
 COMPACT_ABOVE = 1_000
-"""Lines; below that a journal is not worth rewriting."""
+"""Lines; a shorter journal is not rewritten."""
 
 
 class FakeInterface(msgspec.Struct, kw_only=True, frozen=True):
@@ -43,12 +43,12 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     metadata: dict[str, str] = {}
     boots: int = 0
     booted_at: float = 0.0
-    silent_for: float = 0.0  # seconds after that until it shows that it boots
-    hung: tuple[int, ...] = ()  # which of its boots never come that far, counted from 1
+    silent_for: float = 0.0  # seconds after that until it begins to boot
+    hung: tuple[int, ...] = ()  # numbers, from 1, of those boots that hang
 
     @property
     def hangs(self) -> bool:
-        """Whether its last boot does not come to anything."""
+        """Whether its last boot hangs."""
         return self.boots in self.hung
 
 
@@ -62,7 +62,7 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class GuestStore:
-    """All guests of a host, whichever cloud they belong to; without a path they live in memory only."""
+    """All guests of a host, of any cloud; without a path they are in memory only."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -73,26 +73,26 @@ class GuestStore:
             self._load(path)
 
     def get(self, uuid: str) -> FakeGuest | None:
-        """Find a guest."""
+        """Return a guest, or None."""
         return self._guests.get(uuid)
 
     def __iter__(self) -> Iterator[FakeGuest]:
         return iter(self._guests.values())
 
     def put(self, guest: FakeGuest) -> None:
-        """Keep a guest as it is now."""
+        """Store a guest as it is now."""
         self._guests[guest.uuid] = guest
         self._append(_Line(guest=guest))
 
     def remove(self, uuid: str) -> None:
-        """Forget a guest."""
+        """Remove a guest."""
         if self._guests.pop(uuid, None) is not None:
             self._append(_Line(gone=uuid))
 
     def _append(self, line: _Line) -> None:
         if self._path is None:
             return
-        # Opened each time: thousands of hosts in one process would otherwise hold a descriptor each.
+        # Opened each time: thousands of hosts in one process would otherwise keep a descriptor each.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(descriptor, _encode(line) + b"\n")

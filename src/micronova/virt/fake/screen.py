@@ -1,4 +1,4 @@
-"""The screen of a simulated guest: a VNC server (RFB 3.3 to 3.8) whose picture gets a block for each key pressed."""
+"""The screen of a simulated guest: a VNC server (RFB 3.3 to 3.8) that draws a square for each key pressed."""
 
 import asyncio
 import struct
@@ -8,16 +8,16 @@ from micronova.virt.fake.guests import FakeGuest
 
 WIDTH: Final = 320
 HEIGHT: Final = 200
-BLOCK: Final = 16  # pixels of the square that a key leaves
+BLOCK: Final = 16  # pixels of a square's side
 _COLUMNS: Final = WIDTH // BLOCK
 _ROWS: Final = 5  # of squares, at the bottom
-_MOST_TEXT: Final = 65_536  # bytes that are taken of a clipboard
+_MOST_TEXT: Final = 65_536  # bytes of clipboard that are accepted
 
 # Bits per pixel, depth, big-endian, true colour; the greatest red, green and blue; their shifts; padding.
 _FORMAT: Final = struct.Struct(">BBBBHHHBBB3x")
 _RAW: Final = 0
 
-# What a client may say: the type, and how long the rest of a message is.
+# The types of messages from clients, and the length of the rest of each.
 _SET_FORMAT, _SET_ENCODINGS, _WANT_UPDATE, _KEY, _POINTER, _CUT_TEXT = 0, 2, 3, 4, 5, 6
 _LENGTHS: Final = {_SET_FORMAT: 19, _SET_ENCODINGS: 3, _WANT_UPDATE: 9, _KEY: 7, _POINTER: 5, _CUT_TEXT: 7}
 
@@ -34,7 +34,7 @@ class Picture:
         self._order = "<I"
 
     def set_format(self, data: bytes) -> None:
-        """Take the client's pixels; only those of 32 bits with 8 bits a colour."""
+        """Set the client's pixel format; only 32 bits with 8 bits per colour are supported."""
         bits, _, big, true_colour, red, green, blue, *shifts = _FORMAT.unpack(data)
         if bits != 32 or not true_colour or {red, green, blue} != {255} or len(set(shifts) & {0, 8, 16, 24}) != 3:
             raise EOFError("only true colours in 32 bits are shown")
@@ -42,13 +42,13 @@ class Picture:
         self._order = ">I" if big else "<I"
 
     def press(self, key: int) -> None:
-        """Leave the mark of a key; when there is no more room, the oldest row goes."""
+        """Add the square of a key; when the picture is full, remove the oldest row."""
         if len(self._keys) == _COLUMNS * _ROWS:
             del self._keys[:_COLUMNS]
         self._keys.append(key)
 
     def draw(self) -> bytes:
-        """Return one rectangle with everything."""
+        """Return the whole picture as one rectangle."""
         band = -(-HEIGHT // len(_SKY))
         lines = [self._line(y, self._pixel(_SKY[y // band])) for y in range(HEIGHT)]
         return struct.pack(">HHHHi", 0, 0, WIDTH, HEIGHT, _RAW) + b"".join(lines)
@@ -63,14 +63,14 @@ class Picture:
 
     def _pixel(self, colour: tuple[int, int, int]) -> bytes:
         red, green, blue = (value << shift for value, shift in zip(colour, self._shifts, strict=True))
-        # The byte that means nothing is set: noVNC 1.3 takes that of some pixels for their opacity.
+        # The unused byte is set: noVNC 1.3 takes it for the opacity of some pixels.
         rest = 0xFFFFFFFF ^ sum(255 << shift for shift in self._shifts)
         return struct.pack(self._order, rest | red | green | blue)
 
 
 async def show_screen(guest: FakeGuest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Show the picture to one viewer until the connection ends."""
-    await _shake_hands(reader, writer)
+    await _handshake(reader, writer)
     name = f"{guest.name} (simulated)".encode()
     writer.write(struct.pack(">HH", WIDTH, HEIGHT) + _FORMAT.pack(32, 24, 0, 1, 255, 255, 255, 16, 8, 0))
     writer.write(struct.pack(">I", len(name)) + name)
@@ -86,7 +86,7 @@ async def show_screen(guest: FakeGuest, reader: asyncio.StreamReader, writer: as
             picture.set_format(data[3:])
             changed = True
         elif kind == _SET_ENCODINGS:
-            await reader.readexactly(4 * struct.unpack(">xH", data)[0])  # raw pixels are always understood
+            await reader.readexactly(4 * struct.unpack(">xH", data)[0])  # clients always support raw pixels
         elif kind == _CUT_TEXT:
             size = struct.unpack(">3xI", data)[0]
             if size > _MOST_TEXT:
@@ -97,15 +97,15 @@ async def show_screen(guest: FakeGuest, reader: asyncio.StreamReader, writer: as
             changed = True
         elif kind == _WANT_UPDATE:
             wanted = True
-            changed = changed or not data[0]  # else only what has changed since is wanted
+            changed = changed or not data[0]  # otherwise it wants only changes
         if wanted and changed:
             writer.write(struct.pack(">BxH", 0, 1) + picture.draw())
             await writer.drain()
             changed = wanted = False
 
 
-async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Agree on a version and on no password: who may look is the console proxy's business."""
+async def _handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Agree on a version and on no password: the console proxy checks who may connect."""
     writer.write(b"RFB 003.008\n")
     version = await reader.readexactly(12)
     if version < b"RFB 003.007\n":
@@ -116,4 +116,4 @@ async def _shake_hands(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             raise EOFError("there is only the security type None")
         if version >= b"RFB 003.008\n":
             writer.write(struct.pack(">I", 0))
-    await reader.readexactly(1)  # whether others may look too: they may
+    await reader.readexactly(1)  # whether to share the screen: it is shared

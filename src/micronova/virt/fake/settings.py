@@ -1,4 +1,4 @@
-"""How the simulated hosts are to be."""
+"""The settings of simulated hosts."""
 
 import msgspec
 
@@ -9,10 +9,10 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The fake driver's section of the settings."""
 
     hosts: int = 1
-    first_host: int = 1  # several processes can share one series of names
+    first_host: int = 1  # so that several processes can share one series of names
     host_pattern: str = "fake-{}"
     nodes_per_host: int = 1
     vcpus: int = 64  # of each node
     memory_mb: int = 262_144
     local_gb: int = 4_096
-    rules: tuple[FaultRule, ...] = ()  # latencies too: rules of the kind "delay"
+    rules: tuple[FaultRule, ...] = ()  # also for latencies, by rules of the kind "delay"

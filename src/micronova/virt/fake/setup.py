@@ -1,4 +1,4 @@
-"""From settings to simulated hosts."""
+"""Making simulated hosts from settings."""
 
 from urllib.parse import quote
 
@@ -6,19 +6,19 @@ import msgspec
 
 from micronova.objects.errors import Invalid
 from micronova.virt.fake.driver import FakeDriver
-from micronova.virt.fake.faults import FaultBook
+from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import GuestStore
 from micronova.virt.fake.settings import FakeSettings
 from micronova.virt.loader import DriverSetup
 
 
 def create(setup: DriverSetup) -> dict[str, FakeDriver]:
-    """Make the simulated hosts of this process: one by the host's own name, or a numbered series."""
+    """Return the simulated hosts of this process: one with the host's own name, or a numbered series."""
     try:
         settings = msgspec.convert(dict(setup.options), FakeSettings)
     except msgspec.ValidationError as error:
         raise Invalid(f"The settings of the fake driver are wrong: {error}") from error
-    faults = FaultBook(setup.random, settings.rules)
+    faults = FaultRules(setup.random, settings.rules)
     drivers = {}
     for name in _names(settings, setup.host):
         path = None if setup.state_dir is None else setup.state_dir / "guests" / f"{quote(name, safe='')}.jsonl"

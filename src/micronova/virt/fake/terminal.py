@@ -1,4 +1,4 @@
-"""The serial port of a simulated guest: a log-in that lets everybody in, and a very small shell."""
+"""The serial port of a simulated guest: a login without a password, and a very small shell."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _COMMANDS: dict[str, Callable[[FakeGuest, list[str]], str]] = {
 
 
 async def run_terminal(guest: FakeGuest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Talk to one user until the connection ends."""
+    """Serve one user until the connection ends."""
     terminal = Terminal(guest)
     writer.write(terminal.greeting())
     while data := await reader.read(4096):
@@ -33,7 +33,7 @@ async def run_terminal(guest: FakeGuest, reader: asyncio.StreamReader, writer: a
 
 
 class Terminal:
-    """What a guest answers to what is typed: bytes in, bytes out."""
+    """Turns typed bytes into the bytes that the terminal shows."""
 
     def __init__(self, guest: FakeGuest) -> None:
         self._guest = guest
@@ -41,11 +41,11 @@ class Terminal:
         self._line = bytearray()
 
     def greeting(self) -> bytes:
-        """The first thing to be seen."""
+        """Return what is shown first."""
         return f"\r\nMicronova simulated guest, {self._guest.name}\r\n\r\n{self._prompt()}".encode()
 
     def typed(self, data: bytes) -> bytes:
-        """Take what was typed and return what appears."""
+        """Return what the terminal shows after some input."""
         shown = bytearray()
         for byte in data:
             if byte == _ENTER:

@@ -1,57 +1,65 @@
-"""The libvirt driver: real guests, under QEMU or whatever else libvirt runs.
+"""The libvirt driver: real guests, under QEMU or another hypervisor of libvirt's.
 
-What is on disk is the record of a guest (`layout`); what runs is libvirt's. A guest is made in this order, so that
-whatever point an agent dies at, `list_guests` finds it and `destroy` removes it:
+A guest is made in this order, so that `list_guests` finds it and `destroy` removes it wherever an agent dies:
 
     record → disks → config drive → definition → started, paused → network confirms → runs → record says complete
+
+The sub-packages, from the top (pyproject.toml holds the order):
+
+    daemon       the libvirtd that runs the guests: a private one, or an existing one
+    guests       finding, starting, watching and changing guests
+    definition   what a guest's definition contains, and its XML
+    storage      the guests' files: records, disks, image cache, config drive
+    client       the connection to libvirt, its events, and threads for calls that block
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.metadata.vendordata import VendorDataSource
+from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
+from micronova.objects.errors import Conflict
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
-from micronova.virt import power_state
 from micronova.virt.driver import (
     BootSign,
     DriverEvents,
     DriverFailed,
     GuestPlan,
-    Picture,
     RebootType,
     implemented,
 )
-from micronova.virt.libvirt import diagnostics, domains, hotplug, resources
-from micronova.virt.libvirt.boot_signs import boot_signs
-from micronova.virt.libvirt.compose import Workshop, domain_name
-from micronova.virt.libvirt.config_drive import make_config_drive
-from micronova.virt.libvirt.connection import Connection
-from micronova.virt.libvirt.console import forget_pool, from_files, pool_of, read_console, through_libvirt
-from micronova.virt.libvirt.disks import DiskMaker, plan_disks
-from micronova.virt.libvirt.events import GuestEvent, Watchers
-from micronova.virt.libvirt.guests import Guests
-from micronova.virt.libvirt.host import HostFacts, ask, cpu_flags
-from micronova.virt.libvirt.image_cache import ImageCache
-from micronova.virt.libvirt.launcher import SAVE_SECONDS_PER_GB, START_TIMEOUT, Launcher
-from micronova.virt.libvirt.layout import GuestRecord, GuestStore, Layout
-from micronova.virt.libvirt.observer import Observer
-from micronova.virt.libvirt.pool import Pool
-from micronova.virt.libvirt.power import Requests
-from micronova.virt.libvirt.private import PrivateLibvirtd
-from micronova.virt.libvirt.running import share_files, why_not
+from micronova.virt.libvirt import resources
+from micronova.virt.libvirt.client.binding import Connect
+from micronova.virt.libvirt.client.connection import Connection
+from micronova.virt.libvirt.client.events import EventQueues, GuestEvent
+from micronova.virt.libvirt.client.threads import ThreadPool
+from micronova.virt.libvirt.daemon.existing import explain_failure, share_files
+from micronova.virt.libvirt.daemon.private import PrivateLibvirtd
+from micronova.virt.libvirt.definition.compose import HostProfile, domain_name
+from micronova.virt.libvirt.guests import diagnostics, domains, hotplug
+from micronova.virt.libvirt.guests.access import GuestAccess
+from micronova.virt.libvirt.guests.boot_signs import boot_signs
+from micronova.virt.libvirt.guests.consoles import Consoles
+from micronova.virt.libvirt.guests.graceful import GracefulPower
+from micronova.virt.libvirt.guests.launcher import SAVE_SECONDS_PER_GB, START_TIMEOUT, Launcher
+from micronova.virt.libvirt.guests.lifecycle import LifecycleReporter
+from micronova.virt.libvirt.host import HostFacts, cpu_flags, read_facts
+from micronova.virt.libvirt.storage.config_drive import make_config_drive
+from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
+from micronova.virt.libvirt.storage.image_cache import ImageCache
+from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +67,7 @@ FILE_THREADS: Final = 4
 
 
 class LibvirtDriver:
-    """One host with libvirt."""
+    """The driver of one host."""
 
     def __init__(
         self,
@@ -80,92 +88,91 @@ class LibvirtDriver:
         self._daemon = daemon
         self._cloud = cloud_id
         self._clock = clock
-        self._files = Pool("libvirt-files", FILE_THREADS)
-        self._store = GuestStore(layout)
-        self._watchers = Watchers()
+        self._files = ThreadPool("libvirt-files", FILE_THREADS)
+        self._records = GuestRecords(layout)
+        self._queues = EventQueues()
         self._connection = Connection(
             uri,
             clock,
-            on_event=self._happened,
-            on_restored=self._restored,
-            prepare=self._prepare,
+            on_event=self._on_event,
+            on_restored=self._on_restored,
+            prepare=self._ensure_daemon,
             timeout=settings.call_timeout,
-            explain=why_not if daemon is None else None,
+            explain=explain_failure if daemon is None else None,
         )
-        self._guests = Guests(self._connection, self._store, self._files, host=host, cloud=cloud_id)
-        self._observer = Observer(self._guests)
-        self._requests = Requests(self._connection, self._watchers, clock, cloud_id)
-        self._images = ImageCache(layout, self._files, clock)
+        self._guests = GuestAccess(self._connection, self._records, self._files, host=host, cloud=cloud_id)
+        self._reporter = LifecycleReporter(self._guests)
+        self._graceful = GracefulPower(self._connection, self._queues, clock, cloud_id)
+        self._images = ImageCache(
+            layout,
+            self._files,
+            clock,
+            max_bytes=self._max_cache,
+            used_by_disks=self._backing_files,
+            evict=settings.remove_unused_base_images,
+        )
         self._disks = DiskMaker(layout, self._images, self._files)
         self._ready: tuple[HostFacts, Launcher] | None = None
-        self._ageing: asyncio.Task[None] | None = None
-        self._log_pool = pool_of(layout.root)
-        self._log_pool_used = False
-        self._log_lock = asyncio.Lock()
+        self._cleaning: asyncio.Task[None] | None = None
+        self._consoles = Consoles(self._guests, self._connection, layout, self._files, settings)
 
     # --- the host ---
 
     async def init_host(self, events: DriverEvents) -> None:
-        """Connect, learn what the host can do, and remove what was half done."""
+        """Connect, read what the host can do, and remove guests and images that were only partly made."""
         await self._connection.open()
         if self._daemon is None:
             capabilities = await self._connection.read(lambda connection: connection.getCapabilities())
             await self._files.run(share_files, self._layout, capabilities)
         await self._files.run(self._layout.prepare)
-        await self._files.run(self._images.sweep)
+        await self._files.run(self._images.remove_incomplete)
         flags = await self._files.run(cpu_flags)
         facts = await self._connection.read(
-            lambda connection: ask(
+            lambda connection: read_facts(
                 connection, self._settings, flags=flags, cgroups=self._daemon is None, folder=self._layout.base
             ),
             "tell what it can do",
             timeout=START_TIMEOUT,
         )
-        shop = Workshop(
+        profile = HostProfile(
             facts=facts,
             settings=self._settings,
             layout=self._layout,
-            vnc_on_socket=self._vnc_on_socket,
+            vnc_on_socket=self._consoles.vnc_on_socket,
             relabels=self._daemon is None and facts.is_qemu,
         )
-        launcher = Launcher(shop, self._connection, self._guests, self._store, self._files, self._cloud)
+        launcher = Launcher(profile, self._connection, self._guests, self._records, self._files, self._cloud)
         self._ready = facts, launcher
-        self._observer.start(events)
-        self._ageing = asyncio.get_running_loop().create_task(self._age_images())
+        self._reporter.start(events)
+        self._cleaning = asyncio.get_running_loop().create_task(self._remove_unused_images())
         log.info("host %s runs %s guests with libvirt at %s", self.host, facts.virt_type, self._connection.uri)
 
     async def close(self) -> None:
-        """Let go of libvirt; the guests run on, and so does a private libvirtd."""
-        if self._ageing is not None:
-            self._ageing.cancel()
-            await asyncio.gather(self._ageing, return_exceptions=True)
-        await self._observer.stop()
-        if self._log_pool_used:
-            try:
-                await self._connection.read(lambda connection: forget_pool(connection, self._log_pool), "let go")
-            except MicronovaError as error:
-                log.warning("the storage pool %s is left in libvirt: %s", self._log_pool, error)
+        """Disconnect from libvirt; the guests and a private libvirtd continue to run."""
+        if self._cleaning is not None:
+            self._cleaning.cancel()
+            await asyncio.gather(self._cleaning, return_exceptions=True)
+        await self._reporter.stop()
+        await self._consoles.close()
         await self._connection.close()
         await self._vendor_data.close()
         self._files.close()
 
     def capabilities(self) -> frozenset[str]:
-        """What is implemented and what this host can do."""
+        """Return what is implemented, without what this host cannot do."""
         found = implemented(self)
         if not self._settings.vnc_enabled:
             found -= {"vnc_console"}
         if not self._settings.spice_enabled:
             found -= {"spice_console"}
-        if not (self._settings.vnc_enabled or self._settings.spice_enabled):
-            found -= {"screenshot"}
         if self._ready is not None and not self._facts.is_qemu:
-            found -= {"serial_console", "console_log", "screenshot", "boot_signs"}
+            found -= {"serial_console", "console_log", "boot_signs"}
         return found
 
     async def get_available_resources(self) -> list[NodeResources]:
-        """Describe the host as one node."""
-        seen = await self._connection.read(domains.look_at_all, "list its guests")
-        running = {guest.uuid: (guest.vcpus, guest.memory_mb) for guest in seen if guest.active}
+        """Return the host as one node."""
+        defined = await self._connection.read(domains.describe_all, "list its guests")
+        running = {info.uuid: (info.vcpus, info.memory_mb) for info in defined if info.active}
         found = await self._files.run(
             lambda: resources.node_resources(
                 self.host,
@@ -173,36 +180,34 @@ class LibvirtDriver:
                 self._facts,
                 self._settings,
                 self._layout,
-                records=self._store,
+                records=self._records,
                 running=running,
             )
         )
         return [found]
 
     async def get_host_uptime(self) -> str:
-        """Ask the kernel."""
+        """Return the uptime of the machine."""
         return await self._files.run(resources.uptime)
 
-    # --- what there is ---
+    # --- guests ---
 
     async def list_guests(self) -> list[Guest]:
-        """List the guests that have a record or are known to libvirt as this cloud's."""
+        """Return the guests that have a record or are known to libvirt as this cloud's."""
         return await self._guests.all()
 
     async def info(self, uuid: str) -> Guest | None:
-        """Describe a guest."""
-        return await self._guests.one(uuid)
-
-    # --- coming and going ---
+        """Return a guest, or None."""
+        return await self._guests.get(uuid)
 
     async def spawn(self, plan: GuestPlan) -> None:
-        """Make a guest and let it run."""
+        """Make a guest and start it."""
         instance = plan.instance
         uuid = instance.uuid
-        async with self._observer.changing(uuid):
+        async with self._reporter.changing(uuid):
             if await self._connection.read(lambda connection: domains.find(connection, uuid), "find the guest"):
                 raise Conflict(f"A guest {uuid} exists already on {self.host}.")
-            # Whatever this host cannot give is refused before anything is made.
+            # `reserve` refuses what this host cannot give before anything is made.
             record = GuestRecord(
                 uuid=uuid,
                 cloud=self._cloud,
@@ -215,90 +220,90 @@ class LibvirtDriver:
                 local_gb=instance.flavor.resources().get("DISK_GB", 0),
                 disks=plan_disks(plan, self._settings),
             )
-            record = await self._launcher.admit(plan, record)
-            await self._disks.make(plan, record, lambda percent: self._observer.progress(uuid, percent))
+            record = await self._launcher.reserve(plan, record)
+            await self._disks.make(plan, record, lambda percent: self._reporter.progress(uuid, percent))
             if any(disk.role == "config" for disk in record.disks):
                 await make_config_drive(plan, self._vendor_data, self._layout, self._files)
             await self._launcher.launch(plan, record)
-            await self._files.run(self._store.save, msgspec.structs.replace(record, complete=True))
+            await self._files.run(self._records.save, msgspec.structs.replace(record, complete=True))
 
     async def destroy(self, uuid: str) -> None:
-        """Remove a guest, what libvirt knows of it, its disks and its logs."""
-        record = await self._files.run(self._store.load, uuid)
+        """Remove a guest with its definition, disks and logs."""
+        record = await self._files.run(self._records.load, uuid)
         if record is not None and not self._guests.owns(record):
-            log.warning("guest %s belongs to another cloud or host and is left alone", uuid)
+            log.warning("guest %s is not removed: its record names another cloud or host", uuid)
             return
 
-        def remove(connection: Any) -> None:
+        def remove(connection: Connect) -> None:
             domain = domains.find_ours(connection, uuid, self._cloud)
             if domain is not None:
                 domains.remove(domain)
 
-        async with self._observer.changing(uuid):
-            await self._connection.work(uuid, remove, "remove the guest", timeout=START_TIMEOUT)
-            # The record goes last: by it an agent that comes after us knows that there is something to remove.
+        async with self._reporter.changing(uuid):
+            await self._connection.change(uuid, remove, "remove the guest", timeout=START_TIMEOUT)
+            # The record is removed last: if this agent dies, the next one finds the guest by it.
             await self._files.run(self._remove_logs, uuid)
             if record is not None:
-                await self._files.run(self._store.remove, uuid)
-        self._observer.gone(uuid)
+                await self._files.run(self._records.remove, uuid)
+        self._reporter.forget(uuid)
 
     # --- power ---
 
     async def power_on(self, plan: GuestPlan) -> None:
-        """Let a guest run that does not."""
+        """Start a guest that does not run, or resume one that is paused."""
         uuid = plan.instance.uuid
-        async with self._observer.changing(uuid):
-            record, power = await self._guests.known(uuid)
+        async with self._reporter.changing(uuid):
+            record, power = await self._guests.require(uuid)
             if power == power_state.PAUSED:
-                # Perhaps an agent died while this guest waited for the network.
+                # An agent may have died while this guest waited for the network.
                 await plan.plugged()
-                await self._guests.change(uuid, domains.resume, "let the guest go on")
+                await self._guests.change(uuid, domains.resume, "resume the guest")
             elif power != power_state.RUNNING:
                 await self._launcher.relaunch(plan, record)
 
     async def power_off(self, uuid: str, timeout: float) -> None:
-        """Have a guest shut itself down, and cut its power when it does not."""
-        async with self._observer.changing(uuid):
-            _, power = await self._guests.known(uuid)
+        """Ask a guest to shut down, and stop it if it does not."""
+        async with self._reporter.changing(uuid):
+            _, power = await self._guests.require(uuid)
             if power == power_state.SHUTDOWN:
                 return
-            if power == power_state.RUNNING and timeout > 0 and await self._requests.shut_down(uuid, timeout):
+            if power == power_state.RUNNING and timeout > 0 and await self._graceful.shut_down(uuid, timeout):
                 return
             if power == power_state.RUNNING and timeout > 0:
-                log.info("guest %s did not shut down within %g s and is switched off", uuid, timeout)
-            await self._guests.change(uuid, domains.switch_off, "switch the guest off")
+                log.info("guest %s did not shut down within %g s and is stopped", uuid, timeout)
+            await self._guests.change(uuid, domains.power_off, "stop the guest")
 
     async def reboot(self, plan: GuestPlan, kind: RebootType) -> None:
-        """Restart a guest; one that does not react to a soft request is restarted the hard way."""
+        """Restart a guest; one that does not react to a soft reboot gets a hard one."""
         uuid = plan.instance.uuid
-        async with self._observer.changing(uuid):
-            record, power = await self._guests.known(uuid)
+        async with self._reporter.changing(uuid):
+            record, power = await self._guests.require(uuid)
             if kind == "SOFT" and power == power_state.RUNNING:
-                if await self._requests.restart(uuid, self._settings.wait_soft_reboot_seconds):
+                if await self._graceful.reboot(uuid, self._settings.wait_soft_reboot_seconds):
                     return
-                log.info("guest %s did not restart by itself", uuid)
+                log.info("guest %s did not react to a soft reboot and gets a hard one", uuid)
             await self._launcher.relaunch(plan, record)
 
     async def pause(self, uuid: str) -> None:
         """Stop the guest's CPUs."""
-        async with self._observer.changing(uuid):
-            _, power = await self._guests.known(uuid)
+        async with self._reporter.changing(uuid):
+            _, power = await self._guests.require(uuid)
             if power != power_state.PAUSED:
                 await self._guests.change(uuid, domains.pause, "pause the guest")
 
     async def unpause(self, uuid: str) -> None:
-        """Let the guest's CPUs go on."""
-        async with self._observer.changing(uuid):
-            _, power = await self._guests.known(uuid)
+        """Let the guest's CPUs run again."""
+        async with self._reporter.changing(uuid):
+            _, power = await self._guests.require(uuid)
             if power == power_state.PAUSED:
-                await self._guests.change(uuid, domains.resume, "let the guest go on")
+                await self._guests.change(uuid, domains.resume, "resume the guest")
             elif power != power_state.RUNNING:
-                raise Conflict(f"The guest {uuid} does not run: it cannot go on.")
+                raise Conflict(f"The guest {uuid} does not run: it cannot be resumed.")
 
     async def suspend(self, uuid: str) -> None:
-        """Put the guest's memory away on disk."""
-        async with self._observer.changing(uuid):
-            record, power = await self._guests.known(uuid)
+        """Save the guest's memory to disk and stop it."""
+        async with self._reporter.changing(uuid):
+            record, power = await self._guests.require(uuid)
             if power == power_state.SUSPENDED:
                 return
             if power not in (power_state.RUNNING, power_state.PAUSED):
@@ -307,109 +312,64 @@ class LibvirtDriver:
             await self._guests.change(uuid, domains.save, "suspend the guest", timeout=timeout)
 
     async def resume(self, plan: GuestPlan) -> None:
-        """Take the guest's memory back from disk; what was plugged when it was suspended is plugged again."""
+        """Restore the guest's memory from disk; it has the interfaces that it had when it was suspended."""
         uuid = plan.instance.uuid
-        async with self._observer.changing(uuid):
-            record, power = await self._guests.known(uuid)
+        async with self._reporter.changing(uuid):
+            record, power = await self._guests.require(uuid)
             if power == power_state.RUNNING:
                 return
             if power == power_state.PAUSED:
                 await plan.plugged()
-                await self._guests.change(uuid, domains.resume, "let the guest go on")
+                await self._guests.change(uuid, domains.resume, "resume the guest")
                 return
             await self._launcher.restore(plan, record)
 
     # --- interfaces ---
 
     async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
-        """Plug an interface in; nothing passes through it before the network has confirmed."""
+        """Plug an interface; it has no link before the network has confirmed it."""
         uuid = plan.instance.uuid
-        async with self._observer.changing(uuid):
-            await self._guests.known(uuid)
+        async with self._reporter.changing(uuid):
+            await self._guests.require(uuid)
             linked = self._settings.wire
             await hotplug.attach(self._connection, self._cloud, plan, vif, self._facts.virt_type, linked=linked)
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
-        """Pull an interface out."""
-        async with self._observer.changing(uuid):
-            await self._guests.known(uuid)
-            await hotplug.detach(self._connection, self._watchers, self._clock, self._cloud, uuid, vif.mac_address)
+        """Unplug an interface."""
+        async with self._reporter.changing(uuid):
+            await self._guests.require(uuid)
+            await hotplug.detach(self._connection, self._queues, self._clock, self._cloud, uuid, vif.mac_address)
 
-    # --- looking at a guest ---
+    # --- consoles and measurements ---
 
     async def get_console_output(self, uuid: str, length: int | None) -> str:
-        """Give what the guest wrote to its first serial port."""
-        await self._guests.known(uuid)
-        folder, name = self._layout.console, self._layout.console_log(uuid).name
-        try:
-            return await self._files.run(read_console, from_files(folder), name, length)
-        except PermissionError:
-            pass
-
-        def read(connection: Any) -> str:
-            return read_console(through_libvirt(connection, self._layout.seen(folder), self._log_pool), name, length)
-
-        async with self._log_lock:
-            self._log_pool_used = True
-            return await self._connection.read(read, "read the console log")
+        """Return what the guest wrote to its first serial port."""
+        return await self._consoles.output(uuid, length)
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
-        """Say where the guest's screen is."""
-        if not self._settings.vnc_enabled:
-            raise Conflict("This host shows no screens: its setting vnc_enabled is off.")
-        await self._guests.expect_running(uuid)
-        if self._vnc_on_socket:
-            return ConsoleEndpoint(path=str(self._layout.socket(uuid, "vnc")))
-        return await self._screen_port(uuid, "vnc")
+        """Return where the guest's VNC console is."""
+        return await self._consoles.vnc(uuid)
 
     async def get_spice_console(self, uuid: str) -> ConsoleEndpoint:
-        """Say where the guest's screen is shown by SPICE."""
-        if not self._settings.spice_enabled:
-            raise Conflict("This host shows no screens by SPICE: its setting spice_enabled is off.")
-        await self._guests.expect_running(uuid)
-        if not self._layout.private:
-            return await self._screen_port(uuid, "spice")
-        path = self._layout.socket(uuid, "spice")
-        if not await self._files.run(path.exists):
-            raise Conflict("The guest was started without SPICE: it has it once it is started anew.")
-        return ConsoleEndpoint(path=str(path))
+        """Return where the guest's SPICE console is."""
+        return await self._consoles.spice(uuid)
 
     async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
-        """Say where one of the guest's serial ports is."""
-        await self._guests.expect_running(uuid)
-        path = self._layout.socket(uuid, f"serial{number}")
-        if not await self._files.run(path.exists):
-            raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
-        if not await self._files.run(os.access, path, os.W_OK):
-            raise Conflict("This host's agent may not use its guests' serial ports: it has to be in their group.")
-        return ConsoleEndpoint(path=str(path))
-
-    async def get_screenshot(self, uuid: str) -> Picture:
-        """Take a picture of the guest's screen."""
-        await self._guests.expect_running(uuid)
-
-        def take(connection: Any) -> Picture:
-            return diagnostics.screenshot(connection, self._guests.find(connection, uuid))
-
-        return await self._connection.read(take, "take a picture of the guest's screen")
+        """Return where the console of one of the guest's serial ports is."""
+        return await self._consoles.serial(uuid, number)
 
     async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
-        """Give the guest's figures."""
+        """Return the guest's statistics."""
         hypervisor = self._facts.virt_type
-        return await self._guests.ask(
+        return await self._guests.read(
             uuid, lambda domain: diagnostics.diagnose(domain, hypervisor=hypervisor), "measure the guest"
         )
 
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
-        """Tell from their disks and networks which guests have begun to boot."""
-        return await boot_signs(self._connection, self._store, self._files, self._cloud, uuids)
+        """Return which guests have begun to boot, judged by their disks and networks."""
+        return await boot_signs(self._connection, self._records, self._files, self._cloud, uuids)
 
-    # --- what goes on behind ---
-
-    async def _screen_port(self, uuid: str, protocol: str) -> ConsoleEndpoint:
-        find = partial(hotplug.screen_address, protocol=protocol)
-        host, port = await self._guests.ask(uuid, find, "say where its screen is")
-        return ConsoleEndpoint(host=host, port=port)
+    # --- internal ---
 
     @property
     def _facts(self) -> HostFacts:
@@ -423,43 +383,44 @@ class LibvirtDriver:
             raise DriverFailed("The driver is not ready.")
         return self._ready[1]
 
-    @property
-    def _vnc_on_socket(self) -> bool:
-        # QEMU makes the socket itself, which it can only in directories that were made for it.
-        return self._layout.private and not self._settings.vnc_server_listen
-
-    async def _prepare(self) -> None:
+    async def _ensure_daemon(self) -> None:
         if self._daemon is not None:
             await self._files.run(self._daemon.ensure)
 
-    def _happened(self, event: GuestEvent) -> None:
-        self._watchers.tell(event)
-        self._observer.hint(event.uuid)
+    def _on_event(self, event: GuestEvent) -> None:
+        self._queues.put(event)
+        self._reporter.check_soon(event.uuid)
 
-    def _restored(self) -> None:
-        # The connection is back; what happened meanwhile nobody told us.
-        self._observer.hint_all()
+    def _on_restored(self) -> None:
+        # Events were lost while there was no connection.
+        self._reporter.check_all_soon()
 
     def _remove_logs(self, uuid: str) -> None:
-        """Remove QEMU's own log of a guest; that of a libvirt which is not ours is not ours either."""
+        """Remove QEMU's log of a guest; the logs of an existing libvirt are not ours."""
         if self._daemon is not None:
             for file in (self._daemon.directory / "log" / "qemu").glob(f"{domain_name(uuid)}.log*"):
                 file.unlink(missing_ok=True)
 
-    async def _age_images(self) -> None:
+    def _backing_files(self) -> set[str]:
+        """Return the names of the cached images that disks are based on. Blocks."""
+        return {disk.backing for record in self._records.all() for disk in record.disks if disk.backing}
+
+    def _max_cache(self) -> int:
+        """Return how many bytes the image cache may take. Blocks."""
+        numbers = os.statvfs(self._layout.base)
+        return numbers.f_blocks * numbers.f_frsize * self._settings.image_cache_max_percent // 100
+
+    async def _remove_unused_images(self) -> None:
         while True:
             await self._clock.sleep(self._settings.image_cache_manager_interval)
             if not self._settings.remove_unused_base_images:
                 continue
             try:
-                records = await self._files.run(self._store.all)
-                used = {disk.backing for record in records for disk in record.disks if disk.backing}
-                age = self._settings.remove_unused_original_minimum_age_seconds
-                await self._images.remove_unused(used, age)
+                await self._images.remove_unused(self._settings.remove_unused_original_minimum_age_seconds)
             except Exception:
-                log.exception("the image cache could not be looked through")
+                log.exception("unused images could not be removed from the cache; trying again later")
 
 
 def state_root(state_dir: Path, settings: LibvirtSettings) -> Path:
-    """Say where this host keeps its guests."""
+    """Return the directory of this host's guests."""
     return Path(settings.instances_path) if settings.instances_path else state_dir / "libvirt"

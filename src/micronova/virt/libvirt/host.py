@@ -1,17 +1,19 @@
-"""What this host and its hypervisor can do, asked once at start."""
+"""What this host and its hypervisor can do, read once at the start."""
 
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import NotSupported
-from micronova.virt.libvirt.library import LibvirtMissing
-from micronova.virt.libvirt.xmltree import Element, parse
+from micronova.virt.libvirt.client.binding import Connect
+from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.client.xmltree import Element, parse
 
 SECURE_MACHINE: Final = "q35"
-"""The only x86 machine whose firmware can keep its variables to itself."""
+"""The only x86 machine type with secure boot: its firmware can protect its variables from the guest."""
 HARDWARE_FLAGS: Final = frozenset({"vmx", "svm"})
 DEFAULT_URIS: Final = {"xen": "xen:///system", "parallels": "parallels:///system"}
 _OPEN_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -30,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What the driver decides by."""
+    """What the driver's decisions depend on."""
 
     virt_type: str  # kvm | qemu | xen | parallels
     hypervisor: str  # QEMU, Xen…
@@ -52,18 +54,20 @@ class HostFacts:
     uefi: bool = False
     secure_boot: bool = False
     cells: tuple[Cell, ...] = ()
-    supported: tuple[tuple[str, str, str], ...] = ()
+    supported: tuple[tuple[str, str, str], ...] = ()  # architecture, virt_type, type of operating system
     cgroups: bool = True  # whether shares and limits of CPU and disk can be set
-    direct_io: bool = True  # whether the file system can do without the page cache
+    direct_io: bool = True  # whether the file system of the disks supports O_DIRECT
 
     @property
     def is_qemu(self) -> bool:
-        """Whether QEMU runs the guests, with or without the help of the CPU."""
+        """Whether QEMU runs the guests, with or without KVM."""
         return self.virt_type in ("kvm", "qemu")
 
 
-def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cgroups: bool, folder: Path) -> HostFacts:
-    """Ask libvirt for everything. Blocks."""
+def read_facts(
+    connection: Connect, settings: LibvirtSettings, *, flags: frozenset[str], cgroups: bool, folder: Path
+) -> HostFacts:
+    """Read the facts from libvirt; `folder` is on the file system of the disks. Blocks."""
     capabilities = parse(connection.getCapabilities())
     arch = capabilities.findtext("./host/cpu/arch") or os.uname().machine
     offered = _domain_types(capabilities, arch)
@@ -72,11 +76,11 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
     machine = settings.hw_machine_type or ("pc" if arch in ("x86_64", "i686") else "virt")
     domain = secure = Element("domainCapabilities")
     if virt_type in ("kvm", "qemu"):
-        # Xen and the others know few of these questions, and their guests few of these choices.
+        # Other hypervisors report little of this, and their guests have few of these choices.
         domain = secure = parse(connection.getDomainCapabilities(None, arch, machine, virt_type))
         if arch == "x86_64":
             secure = parse(connection.getDomainCapabilities(None, arch, SECURE_MACHINE, virt_type))
-    found = facts(
+    found = parse_facts(
         capabilities,
         domain,
         secure,
@@ -93,7 +97,7 @@ def ask(connection: Any, settings: LibvirtSettings, *, flags: frozenset[str], cg
 
 
 def check_screens(found: HostFacts, settings: LibvirtSettings) -> None:
-    """Refuse a setting that this host cannot live up to, before any guest is promised it."""
+    """Raise LibvirtMissing if the settings ask for a kind of screen that this host's hypervisor lacks."""
     if settings.spice_enabled and "spice" not in found.graphics:
         raise LibvirtMissing(
             f"This host's {found.hypervisor} has no SPICE, which libvirt.spice_enabled wants: install a QEMU that has "
@@ -101,7 +105,7 @@ def check_screens(found: HostFacts, settings: LibvirtSettings) -> None:
         )
 
 
-def facts(
+def parse_facts(
     capabilities: Element,
     domain: Element,
     secure: Element,
@@ -114,7 +118,7 @@ def facts(
     cgroups: bool = True,
     direct_io: bool = True,
 ) -> HostFacts:
-    """Read the answers."""
+    """Return the facts from libvirt's capabilities, and its domain capabilities without and with secure boot."""
     cpu = capabilities.find("./host/cpu")
     cpu = Element("cpu") if cpu is None else cpu
     arch = cpu.findtext("arch") or os.uname().machine
@@ -156,10 +160,9 @@ def facts(
 
 
 def choose_virt_type(wanted: str, flags: frozenset[str], offered: frozenset[str]) -> str:
-    """Decide between the CPU's help and emulation.
+    """Return the type of guests to run: KVM if the CPU has the instructions, else emulation.
 
-    A device /dev/kvm that opens proves nothing: nested under some hypervisors it is there, and no guest ever boots.
-    What counts is that the CPU has the instructions.
+    That /dev/kvm opens proves nothing: nested under some hypervisors it exists, and no guest ever boots.
     """
     if wanted == "auto":
         if "kvm" in offered and flags & HARDWARE_FLAGS:
@@ -172,7 +175,7 @@ def choose_virt_type(wanted: str, flags: frozenset[str], offered: frozenset[str]
 
 
 def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Read what the CPU can do."""
+    """Return the CPU's feature flags."""
     try:
         for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")
@@ -184,7 +187,7 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def can_bypass_cache(folder: Path) -> bool:
-    """Say whether files here can be opened for direct I/O, which cache mode "none" needs."""
+    """Return whether files in a directory can be opened for direct I/O, which cache mode "none" needs."""
     if not _OPEN_DIRECT:
         return False
     file = folder / ".direct"
@@ -198,13 +201,13 @@ def can_bypass_cache(folder: Path) -> bool:
 
 
 def require(condition: bool, reason: str) -> None:
-    """Refuse early what this host cannot do."""
+    """Raise NotSupported with the reason unless the condition holds."""
     if not condition:
         raise NotSupported(f"This host cannot do that: {reason}.")
 
 
 def _domain_types(capabilities: Element, arch: str) -> dict[str, tuple[str, str]]:
-    """What kinds of guests there can be: kind -> type of operating system, emulator."""
+    """Return the types of guests that libvirt offers: virt_type -> type of operating system, emulator."""
     found: dict[str, tuple[str, str]] = {}
     for guest in capabilities.iterfind("guest"):
         os_type = guest.findtext("os_type") or "hvm"
@@ -240,23 +243,3 @@ def _cell(cell: Element) -> Cell:
         siblings=tuple(dict.fromkeys(parse_cpus(cpu.get("siblings", cpu.get("id", "0"))) for cpu in cpus)),
         pages={int(pages.get("size", "0")): int(pages.text or 0) for pages in cell.iterfind("pages")},
     )
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Read a set of CPUs such as "0-3,^2,8"."""
-    wanted: set[int] = set()
-    excluded: set[int] = set()
-    for part in text.replace(" ", "").split(","):
-        if not part:
-            continue
-        target = excluded if part.startswith("^") else wanted
-        first, _, last = part.removeprefix("^").partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
-            raise ValueError(f"{text!r} is not a set of CPUs such as 0-3,^2,8")
-        target.update(range(int(first), int(last or first) + 1))
-    return tuple(sorted(wanted - excluded))
-
-
-def format_cpus(cpus: tuple[int, ...]) -> str:
-    """Write a set of CPUs."""
-    return ",".join(str(cpu) for cpu in cpus)

@@ -1,20 +1,22 @@
-"""What this host has, and what is used of it.
+"""The resources of this host, and what is used of them.
 
 Memory comes from /proc/meminfo: libvirt adds up NUMA nodes, which some machines misreport. Disk is the file system that
-the guests' disks are on; what lies there besides guests counts as used.
+the guests' disks are on; other files on it count as used.
 """
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from uuid import UUID, uuid5
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
-from micronova.virt.libvirt.host import HostFacts, parse_cpus
-from micronova.virt.libvirt.layout import GuestRecord, Layout
+from micronova.virt.libvirt.host import HostFacts
+from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.records import GuestRecord
 
 GIB: Final = 1024**3
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
@@ -22,8 +24,8 @@ _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """A file system, in bytes."""
+class FileSystem:
+    """The size of a file system, in bytes."""
 
     total: int
     used: int
@@ -41,12 +43,12 @@ def node_resources(
     running: Mapping[str, tuple[int, int]],
     proc: Path = Path("/proc"),
 ) -> NodeResources:
-    """Describe the host; `running` has vCPUs and MiB of every guest that runs, whoever made it. Blocks."""
+    """Return the host's resources; `running` has vCPUs and MiB of every running guest, also of other clouds. Blocks."""
     records = list(records)
     ours = {record.uuid: record for record in records if record.cloud == cloud and record.host == host}
     foreign = [amounts for uuid, amounts in running.items() if uuid not in ours]
     disk = file_system(layout.root)
-    other = max(0, disk.used - sum(_taken(layout.guest(record.uuid)) for record in ours.values()))
+    other_files = max(0, disk.used - sum(_disk_usage(layout.guest(record.uuid)) for record in ours.values()))
     cpus = host_cpus(settings)
     return NodeResources(
         node=host,
@@ -58,7 +60,7 @@ def node_resources(
         local_gb=disk.total // GIB,
         vcpus_used=sum(record.vcpus for record in ours.values()) + sum(vcpus for vcpus, _ in foreign),
         memory_mb_used=sum(record.memory_mb for record in ours.values()) + sum(memory for _, memory in foreign),
-        local_gb_used=sum(record.local_gb for record in ours.values()) + -(-other // GIB),
+        local_gb_used=sum(record.local_gb for record in ours.values()) + -(-other_files // GIB),
         disk_available_gb=disk.free // GIB,
         running_vms=len(running),
         cpu_info=cpu_info(facts),
@@ -72,8 +74,8 @@ def node_resources(
 
 
 def cpu_info(facts: HostFacts) -> dict[str, object]:
-    """Describe the CPU in the terms that flavors and filters use."""
-    topology: dict[str, Any] = {"cells": max(1, len(facts.cells)), **facts.cpu_topology}
+    """Return the CPU in the form that flavors and filters use."""
+    topology = {"cells": max(1, len(facts.cells)), **facts.cpu_topology}
     return {
         "arch": facts.arch,
         "model": facts.cpu_model,
@@ -84,7 +86,7 @@ def cpu_info(facts: HostFacts) -> dict[str, object]:
 
 
 def host_cpus(settings: LibvirtSettings) -> tuple[int, ...]:
-    """Give the CPUs that guests may have."""
+    """Return the CPUs that guests may use."""
     chosen = (*parse_cpus(settings.cpu_shared_set), *parse_cpus(settings.cpu_dedicated_set))
     online = tuple(range(os.cpu_count() or 1))
     if not settings.cpu_shared_set and not settings.cpu_dedicated_set:
@@ -93,7 +95,7 @@ def host_cpus(settings: LibvirtSettings) -> tuple[int, ...]:
 
 
 def memory_mb(proc: Path = Path("/proc")) -> int:
-    """Give the machine's memory."""
+    """Return the machine's memory in MiB."""
     for line in (proc / "meminfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
@@ -101,11 +103,11 @@ def memory_mb(proc: Path = Path("/proc")) -> int:
     return 0
 
 
-def file_system(folder: Path) -> Disk:
-    """Measure the file system of a directory."""
+def file_system(folder: Path) -> FileSystem:
+    """Return the size of the file system that a directory is on."""
     numbers = os.statvfs(folder)
     size = numbers.f_frsize
-    return Disk(
+    return FileSystem(
         total=numbers.f_blocks * size,
         used=(numbers.f_blocks - numbers.f_bfree) * size,
         free=numbers.f_bavail * size,
@@ -113,7 +115,7 @@ def file_system(folder: Path) -> Disk:
 
 
 def uptime(proc: Path = Path("/proc")) -> str:
-    """Tell how long the host is up, as uptime(1) does."""
+    """Return how long the host is up, in the form of uptime(1)."""
     minutes = int(float((proc / "uptime").read_text().split()[0])) // 60
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -121,8 +123,8 @@ def uptime(proc: Path = Path("/proc")) -> str:
     return f"up {days} days, {hours}:{minutes:02d}, 0 users, load average: {load}"
 
 
-def _taken(folder: Path) -> int:
-    """Give what a directory really takes."""
+def _disk_usage(folder: Path) -> int:
+    """Return how many bytes the files of a directory occupy."""
     try:
         return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""From settings to a driver; and whether this machine can have one."""
+"""Making a driver from settings, and checking whether this machine can have one."""
 
 import os
 import shutil
@@ -10,29 +10,30 @@ from uuid import UUID, uuid5
 import msgspec
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
-from micronova.virt.libvirt.driver import LibvirtDriver, state_root
-from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags, parse_cpus
-from micronova.virt.libvirt.layout import Layout
-from micronova.virt.libvirt.library import LibvirtMissing, load
-from micronova.virt.libvirt.private import (
+from micronova.virt.libvirt.client.library import LibvirtMissing, load
+from micronova.virt.libvirt.daemon.private import (
     PROGRAMS,
     SEEN_AS,
     PrivateLibvirtd,
-    find_qemu_user,
     missing_directories,
 )
+from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
+from micronova.virt.libvirt.driver import LibvirtDriver, state_root
+from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags
+from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.loader import DriverSetup
 
 _HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")
-"""Namespace of the uuids by which libvirts tell each other apart."""
+"""Namespace of the host uuids of private libvirtds."""
 
 TOOLS = {"qemu-img": "qemu-utils", "genisoimage": "genisoimage", "prlimit": "util-linux", "setpriv": "util-linux"}
 EMULATORS = {"qemu-system-x86_64": "qemu-system-x86"}
 
 
 def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
-    """Make the driver of this host."""
+    """Return the driver of this host."""
     settings = _settings(setup.options)
     host = setup.host or os.uname().nodename
     if setup.state_dir is None:
@@ -43,7 +44,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         layout, daemon = Layout(root), None
     else:
         if settings.instances_path:
-            raise Invalid("libvirt.instances_path is for a libvirt that runs already: set libvirt.connection_uri too.")
+            raise Invalid("libvirt.instances_path is for an existing libvirt: set libvirt.connection_uri too.")
         daemon = private_libvirtd(setup.state_dir, setup.cloud_id, host, settings)
         if os.geteuid() != 0 and daemon.user.gid not in (os.getegid(), *os.getgroups()):
             raise LibvirtMissing(f"This process has to be in the group {daemon.user.group}, as the guests are.")
@@ -69,10 +70,10 @@ def private_libvirtd(
     settings: LibvirtSettings,
     client: tuple[int, int] | None = None,
 ) -> PrivateLibvirtd:
-    """Describe the private libvirtd of a cloud's host; nothing is started.
+    """Return the private libvirtd of a cloud's host; nothing is started.
 
-    An agent that is not root has it started by root beforehand, who names the agent's user and group as the client. The
-    agent then has to be in the group that guests run with, too (`user.gid`), to share files with them.
+    For an agent that is not root, root starts it before, with the agent's user and group as the client. The agent must
+    also be in the group of the guests (`user.gid`), to share files with them.
     """
     return PrivateLibvirtd(
         state_root(state_dir, settings).absolute(),
@@ -85,13 +86,15 @@ def private_libvirtd(
 
 
 def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> bool:
-    """End the private libvirtd of a directory and its guests, as switching a machine off would; say if there was one.
+    """Stop the private libvirtd of a directory and its guests, as switching the machine off would.
 
-    Disks stay. Blocks.
+    Return whether there was one. Disks stay. Blocks.
     """
     directory = state_root(state_dir, _settings(options or {})).absolute()
-    if not (directory / "run").is_dir():
+    if not directory.is_dir() or directory.is_symlink():
         return False
+    if os.geteuid() == 0 and directory.lstat().st_uid != 0:
+        return False  # the agent's own: it uses an existing libvirt
     daemon = PrivateLibvirtd(directory, host_uuid=str(UUID(int=0)), user=find_qemu_user())
     found = daemon.running() or daemon.has_guests()
     daemon.stop()
@@ -99,7 +102,7 @@ def teardown(state_dir: Path, options: Mapping[str, Any] | None = None) -> bool:
 
 
 def probe(options: Mapping[str, Any] | None = None) -> str | None:
-    """Say why this machine cannot run guests, and what to install; None when it can."""
+    """Return why this machine cannot run guests, and what to install; None if it can."""
     settings = _settings(options or {})
     packages = [package for program, package in TOOLS.items() if shutil.which(program) is None]
     packages += [package for program, package in EMULATORS.items() if shutil.which(program) is None]

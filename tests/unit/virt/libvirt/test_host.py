@@ -1,20 +1,19 @@
-"""Reading what libvirt says of its host, and deciding by it."""
+"""Reading the host's facts from libvirt, and deciding by them."""
 
 from pathlib import Path
 
 import pytest
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.client.xmltree import parse
 from micronova.virt.libvirt.host import (
     can_bypass_cache,
     check_screens,
     choose_virt_type,
     cpu_flags,
-    facts,
-    parse_cpus,
+    parse_facts,
 )
-from micronova.virt.libvirt.library import LibvirtMissing
-from micronova.virt.libvirt.xmltree import parse
 
 CAPABILITIES = """
 <capabilities>
@@ -60,8 +59,8 @@ DOMAIN = """
 """
 
 
-def test_facts() -> None:
-    found = facts(
+def test_parse_facts() -> None:
+    found = parse_facts(
         parse(CAPABILITIES), parse(DOMAIN), parse(DOMAIN), virt_type="qemu", hypervisor="QEMU", version=7_002_022
     )
     assert found.arch == "x86_64" and found.cpu_model == "EPYC" and found.cpu_features == ("aes", "avx2")
@@ -81,7 +80,7 @@ def test_facts() -> None:
 def test_spice_is_wanted_only_of_hosts_that_have_it() -> None:
     old = DOMAIN.replace("<value>spice</value>", "")
     for domain, able in ((DOMAIN, True), (old, False)):
-        found = facts(
+        found = parse_facts(
             parse(CAPABILITIES), parse(domain), parse(domain), virt_type="qemu", hypervisor="QEMU", version=7_002_022
         )
         check_screens(found, LibvirtSettings())
@@ -118,14 +117,6 @@ def test_cpu_flags(tmp_path: Path) -> None:
     file.write_text("processor\t: 0\nflags\t\t: fpu vme svm\n\nprocessor\t: 1\nflags\t\t: fpu\n")
     assert cpu_flags(file) == {"fpu", "vme", "svm"}
     assert cpu_flags(tmp_path / "none") == frozenset()
-
-
-def test_sets_of_cpus() -> None:
-    assert parse_cpus("0-3,^2,8") == (0, 1, 3, 8)
-    assert parse_cpus("") == ()
-    for wrong in ("a", "1-b", "-3"):
-        with pytest.raises(ValueError, match="not a set of CPUs"):
-            parse_cpus(wrong)
 
 
 def test_direct_io_leaves_nothing(tmp_path: Path) -> None:

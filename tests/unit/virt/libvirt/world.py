@@ -1,7 +1,9 @@
-"""Hosts, orders and records to try the libvirt driver's decisions on."""
+"""Hosts, orders and records for tests of the libvirt driver."""
 
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
@@ -10,13 +12,15 @@ from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF, FixedIP
 from micronova.objects.orders import InstanceSpec
 from micronova.virt.driver import GuestPlan
-from micronova.virt.libvirt.compose import Workshop, compose
-from micronova.virt.libvirt.definition import Definition
-from micronova.virt.libvirt.disks import plan_disks
+from micronova.virt.libvirt.definition.compose import HostProfile, compose
+from micronova.virt.libvirt.definition.types import Definition
 from micronova.virt.libvirt.host import Cell, HostFacts
-from micronova.virt.libvirt.layout import GuestRecord, Layout
+from micronova.virt.libvirt.storage.disks import plan_disks
+from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.records import GuestRecord
 
 UUID = "6b0c7f5e-9a63-4a0b-8f3c-5a7d0e1c2b3a"
+OTHER_UUID = "7c0c7f5e-9a63-4a0b-8f3c-5a7d0e1c2b3a"
 IMAGE = ImageMeta(id="0f6c3a8e-0000-4000-8000-000000000001", disk_format="qcow2", size=100, checksum="ab" * 16)
 MACHINES = frozenset({"pc", "q35", "pc-i440fx-7.2", "pc-q35-7.2"})
 CELLS = (
@@ -75,7 +79,6 @@ def flavor(**changes: Any) -> Flavor:
 def instance(**changes: Any) -> InstanceSpec:
     known: dict[str, Any] = {
         "uuid": UUID,
-        "epoch": 3,
         "project_id": "project-1",
         "user_id": "user-1",
         "name": "server-1",
@@ -118,7 +121,7 @@ def composed(
     record: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Definition:
-    """Decide about a guest as the driver does."""
+    """Return the definition of a guest as the driver composes it."""
     settings = settings or LibvirtSettings()
     image = ImageMeta(id=IMAGE.id, disk_format="qcow2", size=100, checksum=IMAGE.checksum, properties=properties or {})
     a_plan = plan(
@@ -133,7 +136,14 @@ def composed(
         "disks": plan_disks(a_plan, settings),
     }
     layout = layout or Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"), gid=1)
-    shop = Workshop(
+    profile = HostProfile(
         facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket, relabels=relabels
     )
-    return compose(shop, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
+    return compose(profile, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
+
+
+def guest_record(uuid: str = UUID, **changes: object) -> GuestRecord:
+    made = GuestRecord(
+        uuid=uuid, cloud="cloud-1", host="host-1", node="host-1", epoch=3, vcpus=2, memory_mb=512, local_gb=4
+    )
+    return msgspec.structs.replace(made, **changes)

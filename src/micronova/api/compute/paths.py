@@ -1,0 +1,33 @@
+"""The paths under which clients reach the compute API."""
+
+from collections.abc import Sequence
+
+from micronova.http.asgi import App, Receive, Scope, Send
+from micronova.http.service import Route
+
+
+def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
+    """Return the application that is mounted at /compute.
+
+    The API's resources are below /v2.1, /v2.1/PROJECT, /v2 and /v2/PROJECT. /v2 has the same resources with relaxed
+    validation and without microversions. A first segment that begins no route is taken for a project; the request's
+    authentication compares it with the token's. All other paths go to the version documents.
+    """
+    resources = frozenset(route.path.split("/")[1] for route in routes)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        version, _, rest = scope["path"].lstrip("/").partition("/")
+        if version not in ("v2", "v2.1") or not rest:
+            await version_documents(scope, receive, send)
+            return
+        inner = dict(scope)
+        if version == "v2":
+            inner["micronova.is_v2"] = True
+        first, _, more = rest.partition("/")
+        if first not in resources and more:
+            inner["micronova.project"] = first
+            rest = more
+        inner["path"] = f"/v2.1/{rest}"
+        await api(inner, receive, send)
+
+    return app

@@ -1,0 +1,43 @@
+"""The addresses of servers, by network."""
+
+from functools import partial
+from typing import Any
+
+from micronova.api import inputs
+from micronova.api.compute.server_lookup import authorized_server
+from micronova.api.compute.server_views import addresses
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.objects.errors import NotFound
+from micronova.objects.instance import InstanceRow
+
+
+def routes(database: Database) -> list[Route]:
+    """Declare the routes of addresses."""
+
+    async def index(request: Request, id: str) -> dict[str, Any]:
+        """List a server's addresses."""
+        return {"addresses": _addresses(await authorized_server(database, request, id))}
+
+    async def show(request: Request, id: str, label: str) -> dict[str, Any]:
+        """List a server's addresses in one network."""
+        found = _addresses(await authorized_server(database, request, id))
+        if label not in found:
+            raise NotFound(f"Instance is not a member of network {label[:64]}")
+        return {label: found[label]}
+
+    path, rule = "/servers/{id}/ips", "os_compute_api:ips"
+    route = partial(Route, method="GET", checks_policy=True, query=inputs.NoQuery, strict_query=inputs.STRICT)
+    return [
+        route(path=path, handler=index, policy=f"{rule}:index"),
+        route(path=f"{path}/{{label}}", handler=show, policy=f"{rule}:show"),
+    ]
+
+
+def _addresses(row: InstanceRow) -> dict[str, list[dict[str, Any]]]:
+    """Return the addresses as this old resource shows them: only version and address."""
+    return {
+        label: [{"version": each["version"], "addr": each["addr"]} for each in listed]
+        for label, listed in addresses(row).items()
+    }

@@ -1,0 +1,53 @@
+"""Finding the server that a request is about."""
+
+import sqlalchemy as sa
+
+from micronova.db import instances
+from micronova.db.engine import Database
+from micronova.http.request import Request
+from micronova.objects import states
+from micronova.objects.errors import Conflict, InstanceNotFound
+from micronova.objects.instance import InstanceRow
+
+# In these states a server's metadata and tags can be changed.
+_CHANGEABLE = frozenset(
+    {
+        states.ACTIVE,
+        states.PAUSED,
+        states.SUSPENDED,
+        states.STOPPED,
+        states.ERROR,
+        states.BUILDING,
+        states.RESCUED,
+        states.RESIZED,
+        states.SHELVED,
+        states.SHELVED_OFFLOADED,
+    }
+)
+
+
+async def authorized_server(database: Database, request: Request, id: str, *, deleted: bool = False) -> InstanceRow:
+    """Return the server's row, after policy allowed the request's rule on it.
+
+    Raise InstanceNotFound for a server of another project, so that nobody learns which ids exist. `deleted` finds
+    deleted servers too.
+    """
+    project = None if request.context.is_admin else request.context.project_id
+    row = await database.read(instances.get, id, project)
+    if row is None and deleted:
+        row = await database.read(instances.get_deleted, id)
+        if row is not None and project is not None and row["project_id"] != project:
+            row = None
+    if row is None:
+        raise InstanceNotFound(f"Instance {id[:64]} could not be found.")
+    request.authorize({"project_id": row["project_id"], "user_id": row["user_id"]})
+    return row
+
+
+def lock_changeable(conn: sa.Connection, id: str, verb: str) -> InstanceRow:
+    """Return a server's row, locked until the transaction ends; raise Conflict if its state does not allow `verb`."""
+    row = instances.lock_existing(conn, id)
+    if row["task_state"] == states.DELETING or row["vm_state"] not in _CHANGEABLE:
+        shown = row["task_state"] or row["vm_state"]
+        raise Conflict(f"Cannot '{verb}' instance {id} while it is in {shown}")
+    return row

@@ -1,0 +1,59 @@
+"""`micronova audit`: compare the records with what the hypervisors and the network service hold."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from micronova.cli.state import StateDirectory, ask, default_directory
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+    from micronova.conductor.audit import Progress
+
+MANY_HOSTS = 500
+"""With more hosts than these, the audit shows its progress."""
+
+
+def audit(directory: Path | None, config: Path | None, as_json: bool) -> int:
+    """Print the findings; return 0 only if there are none."""
+    if config is None:
+        findings = ask(StateDirectory(directory or default_directory()).control, "/audit")
+    else:
+        from micronova.cli.wiring import run_connected
+
+        findings = run_connected(config, directory, partial(run_audit, progress=_show_progress))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(findings), indent=2).decode())
+    elif not findings:
+        click.echo("nothing is wrong")
+    else:
+        for found in findings:
+            click.echo(f"{found['kind']:<12} {found['subject']}  {found['message']}")
+    return 1 if findings else 0
+
+
+def _show_progress(done: int, hosts: int) -> None:
+    if hosts > MANY_HOSTS:
+        click.echo(f"{done} of {hosts} hosts have answered", err=True)
+
+
+async def run_audit(process: "Process", progress: "Progress | None" = None) -> list[dict[str, Any]]:
+    """Return the findings, as plain data, of an audit over the database and the bus of a process."""
+    from micronova.compute.rpcapi import ComputeAPI
+    from micronova.conductor.audit import audit as compare
+    from micronova.conductor.audit import no_progress
+
+    assert process.database is not None and process.bus is not None
+    findings = await compare(
+        process.database,
+        ComputeAPI(process.bus),
+        process.clock,
+        service_down_time=process.settings.default.service_down_time,
+        ports=process.clients.networks(),
+        progress=progress or no_progress,
+    )
+    builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)
+    return builtins

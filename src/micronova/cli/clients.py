@@ -1,0 +1,285 @@
+"""How this process reaches the other OpenStack services: inside the process, by URL, by the catalog, or not at all."""
+
+import functools
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from micronova.clients.identity.catalog import Catalog, CatalogTransport
+from micronova.clients.identity.client import IdentityClient, ServiceToken
+from micronova.clients.identity.feed import RevocationFeed
+from micronova.conductor.rpcapi import HostKeysAPI
+from micronova.conf.settings import SettingsError
+from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
+from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport, raise_for
+from micronova.http.host_keys import HeldKeys, HostKeyring
+from micronova.http.service import Authenticator
+from micronova.http.tickets import Tickets
+from micronova.http.tokens import Revocations, TokenVerifier
+from micronova.objects.errors import Unavailable
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+    from micronova.clients.image.client import ImageClient
+    from micronova.clients.network.client import NetworkClient
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = {
+    "identity": "/identity/v3",
+    "compute": "/compute/v2.1",
+    "image": "/image",
+    "network": "/network",
+}
+
+
+class Clients:
+    """Makes the clients of the OpenStack services that the settings name, and what checks tokens and host keys."""
+
+    def __init__(self, process: "Process") -> None:
+        self._process = process
+        self._transports: list[Transport] = []
+        self._token: ServiceToken | None = None
+        self._catalog: Catalog | None = None
+        self._networks: NetworkClient | None = None
+        self._feeds: list[RevocationFeed] = []  # revoked tokens, from an identity service in another process
+
+    @property
+    def _noauth(self) -> bool:
+        return self._process.settings.api.auth_strategy == "noauth2"
+
+    async def start(self) -> None:
+        """Fetch the catalog if it is needed, and start to follow the tokens that other processes revoke."""
+        if self._catalog is not None:
+            await self._catalog.start()
+        for feed in self._feeds:
+            await feed.start()
+
+    async def close(self) -> None:
+        """Stop what follows the identity service, and close all connections."""
+        if self._catalog is not None:
+            await self._catalog.stop()
+        for feed in self._feeds:
+            await feed.stop()
+        self._feeds.clear()
+        for transport in self._transports:
+            await transport.close()
+        self._transports.clear()
+
+    # --- identity --------------------------------------------------------------------------------------------
+
+    def authenticator(self) -> Authenticator:
+        """Return what checks tokens: by signature where the key is known, otherwise by asking the identity service."""
+        process = self._process
+        if self._noauth:
+            return NoAuth2()
+        identity = process.embedded.get("identity")
+        if identity is not None:
+            return SignedTokens(identity.verifier, process.clock.now)
+        asking = KeystoneTokens(
+            self._identity(), process.clock.now, remember=process.settings.identity.token_cache_time
+        )
+        keys = process.settings.identity.public_key.split()
+        if not keys:
+            return asking
+        revocations = Revocations()
+        verifier = TokenVerifier([bytes.fromhex(key) for key in keys], revocations)
+        self._feeds.append(RevocationFeed(self._identity(), revocations, process.clock))
+        return EitherTokens(SignedTokens(verifier, process.clock.now), asking)
+
+    def _identity(self) -> IdentityClient:
+        return IdentityClient(self._transport("identity", self._process.settings.identity.auth_url), self.token())
+
+    def token(self) -> ServiceToken:
+        """Return the service user's token, which all clients share."""
+        if self._token is None:
+            process = self._process
+            settings = process.settings.identity
+            self._token = ServiceToken(
+                self._transport("identity", settings.auth_url),
+                username=settings.username,
+                password=settings.password or process.keys.service_password,
+                project_name=settings.project_name,
+                user_domain_name=settings.user_domain_name,
+                project_domain_name=settings.project_domain_name,
+                now=process.clock.now,
+            )
+        return self._token
+
+    def catalog(self) -> Catalog:
+        """Return the identity service's catalog, where services are found that have no URL in the settings."""
+        if self._catalog is None:
+            settings = self._process.settings.identity
+            tls_only = settings.auth_url.lower().startswith("https://")
+            self._catalog = Catalog(self.token(), self._process.clock, region=settings.region_name, tls_only=tls_only)
+        return self._catalog
+
+    async def project_exists(self, project_id: str) -> bool:
+        """Ask the identity service whether a project exists; with noauth2 every project does."""
+        if self._noauth:
+            return True
+        return await self._identity().project_exists(project_id)
+
+    # --- image and network -----------------------------------------------------------------------------------
+
+    def images(self) -> "ImageClient | None":
+        """Return the image client; None when there is no image service."""
+        from micronova.clients.image.client import ImageClient
+
+        process = self._process
+        override = process.settings.glance.endpoint_override
+        if not self._has("image", override):
+            return None
+        url: str | Callable[[], str] = override or f"{process.url}/image"
+        if self._in_catalog("image", override):
+            url = functools.partial(self.catalog().known_endpoint, "image")
+        key = process.settings.glance.ticket_key or ("image" in process.roles and process.keys.ticket_key)
+        return ImageClient(
+            self._client("image", override),
+            url=url,
+            tickets=Tickets(bytes.fromhex(key)) if key else None,
+            now=process.clock.now,
+        )
+
+    def networks(self) -> "NetworkClient | None":
+        """Return the network client; None when there is no network service."""
+        from micronova.clients.network.client import NetworkClient
+
+        override = self._process.settings.neutron.endpoint_override
+        if self._networks is None and self._has("network", override):
+            self._networks = NetworkClient(self._client("network", override))
+        return self._networks
+
+    def network_service(self, keys: HeldKeys) -> ServiceClient:
+        """Return the client that the network agent uses: it identifies itself by the keys of its host."""
+        transport = self._transport("network", self._process.settings.neutron.endpoint_override)
+        return ServiceClient(transport, keys.ticket, renew=keys.forget)
+
+    def questions(self) -> Iterator[tuple[str, Callable[[], Awaitable[object]], str]]:
+        """Yield each other service that the settings name, a request that changes nothing, and what that leaves open.
+
+        Without a service user (compute hosts have none) the request is for the list of versions, which needs no token.
+        """
+        settings = self._process.settings
+        with_user = self._noauth or bool(settings.identity.auth_url)
+        if settings.identity.auth_url and not self._noauth:
+            yield "identity", self.token().get, ""
+        for name, override, path in (
+            ("image", settings.glance.endpoint_override, "/v2/schemas/image"),
+            ("network", settings.neutron.endpoint_override, "/v2.0/networks?limit=1&fields=id"),
+        ):
+            if self._has(name, override) and with_user:
+                yield name, functools.partial(self._client(name, override).request, "GET", path), ""
+            elif override:
+                left_open = "it answers, but without a service user (identity.auth_url) nothing more can be asked of it"
+                yield name, functools.partial(_versions, self._transport(name, override)), left_open
+
+    # --- compute hosts ---------------------------------------------------------------------------------------
+
+    def keyring(self) -> HostKeyring:
+        """Return what derives the keys of hosts; its users share neutron.ticket_key, or DIR."""
+        given = self._process.settings.neutron.ticket_key
+        if given:
+            return HostKeyring(bytes.fromhex(given))
+        own = bytes.fromhex(self._process.keys.ticket_key)
+        return HostKeyring(hmac.digest(own, b"compute hosts", "sha256"))
+
+    def host_keys(self) -> HeldKeys:
+        """Return the keys of this host, which it fetches from a conductor."""
+        process = self._process
+        assert process.bus is not None
+        return HeldKeys(process.host, HostKeysAPI(process.bus, process.host).fetch, process.clock.now)
+
+    def compute(self) -> ServiceClient | None:
+        """Return the client with which the network service sends events to compute; the API may start after it."""
+        url = self._process.settings.nova.endpoint_override
+        if not self._has("compute", url):
+            log.warning("compute gets no events of ports, and builds wait for them: set nova.endpoint_override")
+            return None
+        return self._client("compute", url)
+
+    # --- metadata --------------------------------------------------------------------------------------------
+
+    def metadata(self) -> Transport:
+        """Return the transport to the metadata service for the agent's proxies; the service may start after them."""
+        url = self._process.settings.neutron.metadata_url
+        if url or "metadata" in self._process.roles:
+            return self._transport("metadata", url)
+        return NoService("There is no metadata service here: run the role metadata, or set neutron.metadata_url.")
+
+    def _has(self, name: str, override: str) -> bool:
+        return bool(override) or self._is_embedded(name) or self._in_catalog(name, override)
+
+    def _is_embedded(self, name: str) -> bool:
+        return ("api" if name == "compute" else name) in self._process.roles
+
+    def _in_catalog(self, name: str, override: str) -> bool:
+        """Return whether a service is looked up in the catalog: it has no URL in the settings and is not embedded."""
+        if override or self._is_embedded(name) or self._noauth:
+            return False
+        return bool(self._process.settings.identity.auth_url)
+
+    def _client(self, name: str, override: str) -> ServiceClient:
+        prefix = "" if name != "compute" else "/v2.1"
+        if self._noauth:
+            return ServiceClient(self._transport(name, override), _noauth_token, prefix=prefix)
+        token = self.token()
+        if self._in_catalog(name, override):
+            transport: Transport = CatalogTransport(self.catalog(), name)
+            self._transports.append(transport)
+        else:
+            transport = self._transport(name, override)
+        return ServiceClient(transport, token.get, prefix=prefix, renew=token.forget)
+
+    def _transport(self, name: str, url: str) -> Transport:
+        if url:
+            base = url.rstrip("/")
+            base = base.removesuffix({"identity": "/v3", "compute": "/v2.1"}.get(name, ""))
+            made: Transport = HTTPTransport(base)
+            self._transports.append(made)
+            return made
+        if not self._is_embedded(name):
+            section = {
+                "identity": "identity.auth_url",
+                "image": "glance.endpoint_override",
+                "network": "neutron.endpoint_override",
+            }[name]
+            raise SettingsError(f"The {name} service has no URL: set {section}, or run its role in this process.")
+        return ASGITransport(_MountedApp(self._process, f"/{name}"))
+
+
+async def _versions(transport: Transport) -> None:
+    """Ask a service for its versions; raise an error if it does not list them."""
+    answer = await transport.request("GET", "/", {"accept": "application/json"}, None)
+    raise_for(answer, "GET", "/")
+
+
+class _MountedApp:
+    """A service of this process by its mount path. It is looked up at each call, because it may start later."""
+
+    def __init__(self, process: "Process", mount: str) -> None:
+        self._process = process
+        self._mount = mount
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Call the service."""
+        await self._process.apps[self._mount](scope, receive, send)
+
+
+class NoService:
+    """The transport to a service that this cloud does not have: every request fails with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Raise Unavailable."""
+        raise Unavailable(self._reason)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def _noauth_token() -> str:
+    return "admin:admin"

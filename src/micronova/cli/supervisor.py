@@ -1,0 +1,315 @@
+"""Root's process on a machine with real guests: it starts and supervises what the cloud may not do itself.
+
+    root: micronova up ──┬── privileged helper (namespaces, bridges, firewall, DHCP)
+                         ├── private libvirtd, in the cloud's network namespace; its guests
+                         └── the cloud: every role, as a user who is not root
+
+Root's process holds no data and listens nowhere. It starts the other processes and restarts those that die. When the
+cloud is told to stop, guests are powered off, and everything but files in DIR is removed; disks stay.
+
+The cloud can use an existing libvirt (libvirt.connection_uri) instead of a private one. That libvirt is neither
+started nor stopped. The cloud's guests on it are powered off alike, and the helper moves their taps into the cloud's
+network namespace.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from micronova.cli import root_records
+from micronova.cli.service_user import (
+    ServiceUser,
+    become,
+    claim,
+    end_with,
+    hand_over,
+    keep_private,
+    let_through,
+    service_user,
+)
+from micronova.cli.state import StateDirectory
+from micronova.conf.settings import Settings
+from micronova.objects.errors import MicronovaError
+from micronova.privileged.client import HelperProcess, runtime_directory
+from micronova.privileged.names import prefix_of
+from micronova.privileged.verbs import EnsureNamespace
+
+if TYPE_CHECKING:
+    from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
+
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL = 5.0  # seconds between checks that the helper and libvirtd run
+
+
+def helper_socket(place: StateDirectory) -> Path:
+    """Return the socket that the privileged helper of a cloud listens on."""
+    return place.path / "privileged.sock"
+
+
+def probe(settings: Settings) -> str | None:
+    """Return why this machine cannot run real guests, in one line with what to do; None if it can."""
+    from micronova.privileged.kernel import missing_programs
+    from micronova.virt.libvirt.daemon.existing import obstacle
+    from micronova.virt.libvirt.setup import probe as libvirt
+
+    uri = settings.libvirt.connection_uri
+    if os.geteuid() != 0 and not uri:
+        return "Real guests and their networks need root: run as root (sudo micronova up)."
+    packages = missing_programs()
+    if packages and runs_network_agent(settings):
+        return f"Packages are missing: apt-get install --no-install-recommends {' '.join(packages)}"
+    lacks = libvirt(msgspec.to_builtins(settings.libvirt))
+    return obstacle(uri, _above_guests(settings)) if lacks is None and uri else lacks
+
+
+def runs_qemu(settings: Settings) -> bool:
+    """Return whether guests need root's process: guests of QEMU do, on a private libvirtd or an existing one."""
+    uri = settings.libvirt.connection_uri
+    return settings.compute.compute_driver == "libvirt" and (not uri or uri.startswith("qemu"))
+
+
+def runs_network_agent(settings: Settings) -> bool:
+    """Return whether a network agent connects the guests of this machine to their networks, by root's helper."""
+    if not runs_qemu(settings):
+        return False
+    uri = settings.libvirt.connection_uri
+    return not uri or (os.geteuid() == 0 and not settings.neutron.endpoint_override)
+
+
+def without_links(settings: Settings) -> tuple[Settings, str]:
+    """Return the settings without links of guests if no network agent would connect them, and a notice of that."""
+    connected = runs_network_agent(settings) or bool(settings.neutron.endpoint_override)
+    if settings.compute.compute_driver != "libvirt" or connected:
+        return settings, ""
+    settings = msgspec.structs.replace(settings, libvirt=msgspec.structs.replace(settings.libvirt, wire=False))
+    lack = "Guests get addresses but no network: their interfaces have no link."
+    if runs_qemu(settings):
+        return settings, f"{lack} Root connects them: sudo micronova up."
+    return settings, f"{lack} The embedded network service connects QEMU's guests only."
+
+
+def _above_guests(settings: Settings) -> Path:
+    """Return the parent of the directory of guests' files; its permissions are not changed."""
+    if settings.libvirt.instances_path:
+        return Path(settings.libvirt.instances_path).absolute().parent
+    directory = Path(settings.default.state_path).absolute()
+    return directory.parent if os.geteuid() == 0 else directory
+
+
+class HostProcesses:
+    """The privileged helper of one cloud on this machine, and the libvirt of its guests. Methods block."""
+
+    def __init__(self, settings: Settings, place: StateDirectory, user: ServiceUser) -> None:
+        from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
+        from micronova.virt.libvirt.driver import state_root
+        from micronova.virt.libvirt.setup import private_libvirtd
+
+        cloud_id = root_records.cloud_id(place)
+        self._user = user
+        self.libvirtd = self.running = None
+        guests = None
+        if runs_qemu(settings) and settings.libvirt.connection_uri:
+            guests = state_root(place.path, settings.libvirt).absolute()
+            self.running = ExistingLibvirt(settings.libvirt.connection_uri, cloud_id, guests)
+        elif runs_qemu(settings):
+            host = settings.default.host or os.uname().nodename
+            self.libvirtd = private_libvirtd(place.path, cloud_id, host, settings.libvirt, client=(user.uid, user.gid))
+        self.helper = HelperProcess(prefix_of(cloud_id), helper_socket(place), uid=user.uid, guests=guests)
+        self._guests = guests
+        self._elsewhere = guests if settings.libvirt.instances_path else None
+        self._passing_group: int | None = None  # an existing libvirt's guests, which pass through DIR to their files
+        self.groups: list[int] = []  # more groups of the service user, to share files with guests
+
+    def start(self) -> None:
+        """Start the helper and libvirtd unless they run."""
+        if self.running is not None and not self.groups:
+            guests_user = self.running.user()
+            self.groups = self.running.groups(guests_user)
+            self._passing_group = None if self._elsewhere else guests_user.gid
+            self._make_folder()
+        if not self.helper.running():
+            self.helper.start()
+            self.helper.do(EnsureNamespace(namespace=self.helper.prefix))
+            if self.running is not None:
+                _note_of(self.helper.prefix).write_text(f"{self.running.uri}\n{self._guests}\n")
+        if self.libvirtd is not None:
+            self.libvirtd.ensure()
+            self.groups = [self.libvirtd.user.gid]
+
+    def _make_folder(self) -> None:
+        """Make the directory of guests' files if it is outside of DIR; in DIR the service user makes it."""
+        if self._elsewhere is not None and not self._elsewhere.exists():
+            self._elsewhere.mkdir()
+            self._elsewhere.chmod(0o711)  # whatever the umask is
+            os.chown(self._elsewhere, self._user.uid, self._user.gid, follow_symlinks=False)
+
+    def open(self, place: StateDirectory) -> None:
+        """Let the guests' group pass through DIR if it must, and nobody else; for DIR's owner."""
+        if self._passing_group is not None:
+            let_through(place, self._passing_group)
+        else:
+            place.path.chmod(0o700)  # an earlier start may have opened it for the guests of another libvirt
+
+    def detach(self) -> None:
+        """Forget root's means, in the child that becomes the service user."""
+        self.helper.detach()
+        if self.libvirtd is not None:
+            self.libvirtd.detach()
+
+    def restart_dead(self) -> None:
+        """Start the helper or libvirtd again if it died."""
+        try:
+            if not self.helper.running():
+                log.warning("the privileged helper of this cloud ended and is started again")
+            if self.libvirtd is not None and not self.libvirtd.running():
+                log.warning("libvirtd of this cloud ended and is started again; its guests continue to run")
+            self.start()
+        except MicronovaError as error:
+            log.error("%s", error)
+
+    def has_guests(self) -> bool:
+        """Return whether a guest runs; True if that is not known."""
+        if self.running is not None:
+            try:
+                return self.running.has_guests()
+            except MicronovaError as error:
+                log.warning("%s", error)
+                return True
+        return self.libvirtd is not None and self.libvirtd.has_guests()
+
+    def stop(self) -> None:
+        """Power off all guests and remove everything but files in DIR."""
+        if self.libvirtd is not None:
+            self.libvirtd.stop()
+        if self.running is not None:
+            _power_off(self.running)
+            _note_of(self.helper.prefix).unlink(missing_ok=True)
+        self.helper.stop(cleanup=True)
+
+
+def _note_of(prefix: str) -> Path:
+    """Return root's note of which libvirt has a cloud's guests, and where their files are. It is outside of DIR."""
+    return runtime_directory(prefix) / "libvirt"
+
+
+def _power_off(running: "ExistingLibvirt") -> None:
+    try:
+        running.stop()
+    except MicronovaError as error:
+        log.error("guests may still run: %s", error)
+
+
+def in_agent_namespace(settings: Settings, place: StateDirectory) -> Settings:
+    """Return the settings with the private libvirtd in the network agent's namespace."""
+    if settings.libvirt.network_namespace or settings.libvirt.connection_uri:
+        return settings
+    namespace = prefix_of(root_records.cloud_id(place))
+    return msgspec.structs.replace(
+        settings, libvirt=msgspec.structs.replace(settings.libvirt, network_namespace=namespace)
+    )
+
+
+def clean_up(place: StateDirectory) -> bool:
+    """Remove what a cloud that crashed left on the machine; return whether there was anything. For root."""
+    from micronova.privileged.devices import namespaces
+    from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
+    from micronova.virt.libvirt.setup import teardown
+
+    cloud_id = root_records.cloud_id(place)
+    prefix = prefix_of(cloud_id)
+    left = teardown(place.path)
+    note = _note_of(prefix)
+    if note.exists():
+        uri, guests = note.read_text().splitlines()
+        _power_off(ExistingLibvirt(uri, cloud_id, Path(guests)))
+        note.unlink()
+        left = True
+    if namespaces(prefix):
+        HelperProcess(prefix, helper_socket(place)).stop(cleanup=True)
+        left = True
+    return left
+
+
+def supervise(processes: HostProcesses, user: ServiceUser, place: StateDirectory, main: Callable[[], None]) -> None:
+    """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop."""
+    asked = False
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def woken(number: int, _frame: Any) -> None:
+        nonlocal asked
+        if number != signal.SIGCHLD:
+            asked = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGTERM)
+
+    hand_over(place, user)
+    processes.start()
+    root = os.getpid()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the handlers are there
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+        os.close(reader)
+        os.close(writer)
+        processes.detach()
+        become(user, place, processes.groups)
+        processes.open(place)
+        end_with(root, signal.SIGTERM)
+        main()
+        return
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in signals:
+        signal.signal(number, woken)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    status = 0
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        if select.select([reader], [], [], CHECK_INTERVAL)[0]:
+            os.read(reader, 512)  # a child ended, or a signal told us to stop
+        if not asked:
+            processes.restart_dead()
+    code = os.waitstatus_to_exitcode(status)
+    # Guests of a cloud that crashed keep running: the next start finds them.
+    if code == 0 or asked or not processes.has_guests():
+        processes.stop()
+    if code != 0:
+        raise SystemExit(code if code > 0 else 128 - code)
+
+
+def run_as_service(
+    settings: Settings, place: StateDirectory, main: Callable[[Settings], None], *, needs_root: bool
+) -> None:
+    """Run `main` as the service user. If it needs root and this is root, root's process supervises it."""
+    user = service_user(settings.default.user)
+    if user is None:
+        existing = needs_root and runs_qemu(settings) and bool(settings.libvirt.connection_uri)
+        keep_private(place, passable=existing)  # the guests of an existing libvirt may pass through DIR to their files
+        main(settings)
+        if existing:
+            from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
+            from micronova.virt.libvirt.driver import state_root
+
+            guests = state_root(place.path, settings.libvirt).absolute()
+            _power_off(ExistingLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id, guests))
+    elif needs_root:
+        new = not place.has_keys()
+        claim(place, user)
+        root_records.cloud_id(place, new=new)
+        settings = in_agent_namespace(settings, place)
+        supervise(HostProcesses(settings, place, user), user, place, lambda: main(settings))
+    else:
+        hand_over(place, user)
+        become(user, place)
+        main(settings)

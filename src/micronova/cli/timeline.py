@@ -1,0 +1,100 @@
+"""`micronova timeline`: a server's actions, read from the database and drawn as a chart."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.cli.state import StateDirectory, ask, default_directory
+from micronova.objects.errors import NotFound
+
+if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
+
+
+def timeline(server: str, directory: Path | None, config: Path | None) -> None:
+    """Draw the actions of a server, which is given by its id or name."""
+    if config is None:
+        from urllib.parse import quote
+
+        found = ask(StateDirectory(directory or default_directory()).control, f"/timeline?server={quote(server)}")
+    else:
+
+        async def read(process: "Process") -> Any:
+            assert process.database is not None
+            return await process.database.read(find_timeline, server)
+
+        from micronova.cli.wiring import run_connected
+
+        found = run_connected(config, directory, read)
+    from micronova.cli.timeline_chart import draw
+
+    draw(found)
+
+
+def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
+    """Return a server's actions with their events and the steps of their operations."""
+    from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, instances, operations
+
+    row = None
+    for table in (instances, deleted_instances):
+        query = sa.select(table).where(sa.or_(table.c.uuid == server, table.c.display_name == server))
+        row = row or conn.execute(query.order_by(table.c.created_at.desc())).mappings().first()
+    if row is None:
+        raise NotFound(f"There is no server {server}.")
+    actions = conn.execute(
+        sa.select(instance_actions)
+        .where(instance_actions.c.instance_uuid == row["uuid"])
+        .order_by(instance_actions.c.start_time)
+    ).mappings()
+    events = conn.execute(
+        sa.select(instance_action_events)
+        .where(instance_action_events.c.instance_uuid == row["uuid"])
+        .order_by(instance_action_events.c.start_time)
+    ).mappings()
+    return {
+        "server": {
+            "uuid": row["uuid"],
+            "name": row["display_name"],
+            "created_at": row["created_at"],
+            "launched_at": row["launched_at"],
+            "host": row["host"],
+            "fault": row["fault"],
+        },
+        "actions": [dict(each) for each in actions],
+        "events": [dict(each) for each in events],
+        "operations": [
+            _operation(conn, each)
+            for each in conn.execute(
+                sa.select(operations).where(operations.c.instance_uuid == row["uuid"]).order_by(operations.c.created_at)
+            ).mappings()
+        ],
+    }
+
+
+def _explanation(conn: sa.Connection, own: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return how the scheduler decided; the filters may be stored with another operation of the request."""
+    from micronova.db.tables import operations
+
+    if own is None or "same_as" not in own:
+        return own
+    query = sa.select(operations.c.explanation).where(operations.c.id == own["same_as"])
+    return {**(conn.execute(query).scalar() or {}), **own}
+
+
+def _operation(conn: sa.Connection, row: sa.RowMapping) -> dict[str, Any]:
+    """Return the parts of an operation that the chart shows."""
+    from micronova.objects.context import Context
+    from micronova.objects.operations import BuildPayload
+
+    build = msgspec.msgpack.decode(row["payload"], type=BuildPayload) if row["kind"] == "build" else None
+    return {
+        "request_id": msgspec.msgpack.decode(row["context"], type=Context).request_id,
+        "kind": row["kind"],
+        "created_at": row["created_at"],
+        "finished_at": row["finished_at"],
+        "result": row["result"],
+        "attempts": [msgspec.structs.asdict(attempt) for attempt in build.builds] if build is not None else [],
+        "explanation": _explanation(conn, row["explanation"]),
+    }

@@ -1,0 +1,175 @@
+"""The actions of a server, drawn in the terminal: one line for each step, with a bar that shows when it ran."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+WIDEST, NARROWEST = 40, 8  # characters of the bars; they get what the words leave of the line
+HOST_WIDTH = 16
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One step; times are microseconds since 1970 (UTC). A step without `finish` still runs."""
+
+    name: str
+    start: int
+    finish: int | None
+    host: str = ""
+    result: str = ""
+    details: str = ""
+
+
+def draw(found: Found, console: Console | None = None) -> None:
+    """Print each action of a server and the scheduler's decision."""
+    console = console or Console()
+    server = found["server"]
+    if not found["actions"]:
+        console.print(f"Server {server['name']} has no recorded actions.")
+    for action in found["actions"]:
+        request = action["request_id"]
+        events = [event for event in found["events"] if event["request_id"] == request]
+        operation = next((each for each in found["operations"] if each["request_id"] == request), None)
+        title = f"{server['name']} ({server['uuid']}): [bold]{action['action']}[/bold], {_outcome(action, operation)}"
+        console.print(title, highlight=False)
+        _draw_bars(console, bars_of(action, events, operation))
+        for line in explain(operation):
+            console.print(line, highlight=False)
+    if server["fault"]:
+        console.print(f"fault: {server['fault']['message']}", highlight=False)
+
+
+def _outcome(action: Found, operation: Found | None) -> str:
+    if action["finish_time"] is None:
+        return "still runs"
+    # Any event that failed marks its action as failed, even if a later attempt succeeded.
+    failed = action["message"] if operation is None or operation["result"] is None else operation["result"] == "error"
+    return f"{'failed' if failed else 'done'} after {_duration(action['finish_time'] - action['start_time'])}"
+
+
+def bars_of(action: Found, events: list[Found], operation: Found | None) -> list[Bar]:
+    """Return the steps of an action. While the operation of a build is kept, each attempt is shown in detail."""
+    since = action["start_time"]
+    bars: list[Bar] = []
+    left = list(events)
+    for attempt in operation["attempts"] if operation else ():
+        event = next((each for each in left if each["host"] == attempt["host"]), None)
+        if event is not None:
+            left.remove(event)
+        bars += _attempt_bars(since, attempt, event)
+        since = bars[-1].finish or bars[-1].start
+    for event in left:
+        start, finish = event["start_time"], event["finish_time"]
+        if not bars and start > since:
+            if start == finish:
+                start = since  # only its end was recorded
+            else:
+                bars.append(Bar("wait for a conductor", since, start))
+        bars.append(Bar(event["event"], start, finish, event["host"] or "", *_result(event)))
+    return bars or [Bar(action["action"], since, action["finish_time"])]
+
+
+def _attempt_bars(since: int, attempt: Found, event: Found | None) -> list[Bar]:
+    """Return the steps of one attempt. Times of the host's clock are limited to those of the conductor's."""
+    host = attempt["host"]
+    bars = [
+        Bar("wait for a conductor", since, attempt["begun"]),
+        Bar("schedule and claim", attempt["begun"], attempt["placed"]),
+    ]
+    ready = attempt["placed"]
+    if attempt["networked"]:
+        bars.append(Bar("bind ports", ready, attempt["networked"]))
+        ready = attempt["networked"]
+    sent = attempt["dispatched"]
+    bars.append(Bar("send to the host", ready, sent))
+    end = event["finish_time"] if event is not None else None
+    if not attempt["started"] or end is None:
+        bars.append(Bar("image, plug, spawn", sent, end, host, *_result(event)))
+        return bars
+    started = min(max(attempt["started"], sent), end)
+    finished = min(max(attempt["finished"], started), end)
+    return [
+        *bars,
+        Bar("wait for the host", sent, started, host),
+        Bar("image, plug, spawn", started, finished, host),
+        Bar("report", finished, end, host, *_result(event)),
+    ]
+
+
+def _result(event: Found | None) -> tuple[str, str]:
+    if event is None or event["result"] is None:
+        return "", ""
+    return str(event["result"]), event["details"] or ""
+
+
+def explain(operation: Found | None) -> list[str]:
+    """Return how the scheduler decided: how many hosts each filter removed, and the weights of the chosen host."""
+    decision = operation["explanation"] if operation else None
+    if not decision:
+        return []
+    if decision.get("forced"):
+        return ["scheduler: an admin named the host; no filter was asked"]
+    lines = [f"scheduler: {_count(decision['hosts'], 'host')}"]
+    silent = 0
+    for step in decision.get("filters", ()):
+        if step.get("error"):
+            lines.append(f"  {step['name']} failed and was skipped: {step['error']}")
+        elif step["removed"]:
+            lines.append(f"  {step['name']} removed {step['removed']}, left {step['remaining']}")
+        else:
+            silent += 1
+    if silent:
+        lines.append(f"  {_count(silent, 'filter')} removed none")
+    chosen = {attempt["host"] for attempt in operation["attempts"]} if operation else set()
+    for winner in decision.get("winners", ()):
+        if winner["host"] in chosen:
+            parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())
+            lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts or 'no weigher'})")
+            break
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _draw_bars(console: Console, bars: list[Bar]) -> None:
+    begin = min(bar.start for bar in bars)
+    end = max([bar.finish or bar.start for bar in bars] + [begin + 1])
+    starts = max(len("starts"), *(len(_duration(bar.start - begin)) for bar in bars))
+    takes = max(len("takes"), *(len(_takes(bar)) for bar in bars))
+    hosts = min(HOST_WIDTH, max(len("host"), *(len(bar.host) for bar in bars)))
+    results = max(len("result"), *(len(bar.result) for bar in bars)) if any(bar.result for bar in bars) else 0
+    numbers = hosts + starts + takes + results + 2 * 5
+    names = min(max(len(bar.name) for bar in bars), max(20, console.width - numbers - NARROWEST))
+    width = max(NARROWEST, min(WIDEST, console.width - numbers - names))
+
+    def line(name: str, host: str, start: str, length: str, drawn: str, result: str) -> None:
+        words = f"{_fit(name, names)}  {_fit(host, hosts)}  {start:>{starts}}  {length:>{takes}}"
+        text = f"{words}  {drawn:<{width}}  {result}".rstrip()
+        console.print(text, highlight=False, markup=False, no_wrap=True, overflow="crop")
+
+    line("step", "host", "starts", "takes", "", "result" if results else "")
+    for bar in bars:
+        left = min(width - 1, int((bar.start - begin) / (end - begin) * width))
+        filled = max(1, round(((bar.finish or end) - bar.start) / (end - begin) * width))
+        drawn = " " * left + ("█" if bar.finish else "░") * min(filled, width - left)
+        line(bar.name, bar.host, _duration(bar.start - begin), _takes(bar), drawn, bar.result)
+    for bar in bars:
+        if bar.details:
+            console.print(f"{bar.name}: {bar.details}", highlight=False, markup=False)
+
+
+def _takes(bar: Bar) -> str:
+    return _duration(bar.finish - bar.start) if bar.finish else "still runs"
+
+
+def _fit(text: str, width: int) -> str:
+    return f"{text:<{width}}" if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _duration(micros: int) -> str:
+    return f"{micros / 1000:.1f} ms" if micros < 10_000_000 else f"{micros / 1_000_000:.1f} s"

@@ -1,0 +1,163 @@
+"""The calls of the network API that compute makes, with a short cache of networks and extensions."""
+
+import asyncio
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from micronova.clients.network.cache import ExpiringCache
+from micronova.http.client import ServiceClient
+from micronova.objects.errors import Conflict, Invalid, MicronovaError, NotFound, PortLimitExceeded
+
+MARK = "micronova"  # our key in binding:profile; its value names the server, the device tag and who created the port
+CACHE_TIME = 5.0  # seconds for which networks and subnets are cached
+PAGE = 1000
+
+
+class PortChanged(Conflict):
+    """The port has another revision than the one that the change is based on."""
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """The attributes of a network and its subnets that servers need."""
+
+    id: str
+    name: str = ""
+    project_id: str = ""
+    mtu: int | None = None
+    shared: bool = False
+    external: bool = False
+    port_security: bool = True
+    subnets: tuple[dict[str, Any], ...] = ()
+
+
+class Calls:
+    """Calls the network API of Neutron or of the embedded service; without a token, as the service user."""
+
+    def __init__(self, client: ServiceClient) -> None:
+        self._client = client
+        self._networks = ExpiringCache(CACHE_TIME)  # by id, as the service user sees them
+        self._extensions = ExpiringCache(600.0)
+
+    async def get(self, path: str, query: Iterable[tuple[str, str]] = (), *, token: str | None = None) -> Any:
+        """Return the document at a path."""
+        text = urllib.parse.urlencode(list(query))
+        return await self._client.request("GET", f"/v2.0{path}" + (f"?{text}" if text else ""), token=token)
+
+    async def all_of(self, collection: str, *query: tuple[str, str], token: str | None = None) -> list[dict[str, Any]]:
+        """Return the resources of a collection that match a query, of all its pages."""
+        path = collection.replace("_", "-")
+        found: list[dict[str, Any]] = []
+        while True:
+            document = await self.get(f"/{path}", query, token=token)
+            found += document[collection]
+            links = document.get(f"{collection}_links", ()) if document[collection] else ()
+            following = next((link["href"] for link in links if link["rel"] == "next"), None)
+            if following is None:
+                return found
+            query = tuple(urllib.parse.parse_qsl(urllib.parse.urlsplit(following).query, keep_blank_values=True))
+
+    async def networks_seen_by(self, ids: Sequence[str], token: str) -> dict[str, Network]:
+        """Return those of the networks that a user may see, with their subnets' ids only."""
+        found = await self.all_of("networks", *(("id", id) for id in dict.fromkeys(ids)), token=token)
+        return {each["id"]: network_of(each, ()) for each in found}
+
+    async def networks(self, ids: Iterable[str]) -> dict[str, Network]:
+        """Return networks with their subnets, from the cache if it has them."""
+        wanted = list(dict.fromkeys(ids))
+        known = {id: self._networks.peek(id) for id in wanted}
+        missing = tuple(sorted(id for id, network in known.items() if network is None))
+        if missing:
+            fetched = await self._networks.get(missing, lambda: self._fetch(missing))
+            for id, network in fetched.items():
+                self._networks.put(id, network)
+                known[id] = network
+        return {id: network for id, network in known.items() if network is not None}
+
+    async def _fetch(self, ids: Sequence[str]) -> dict[str, Network]:
+        networks, subnets = await asyncio.gather(
+            self.all_of("networks", *(("id", id) for id in ids)),
+            self.all_of("subnets", *(("network_id", id) for id in ids)),
+        )
+        below: dict[str, list[dict[str, Any]]] = {}
+        for subnet in subnets:
+            below.setdefault(subnet["network_id"], []).append(subnet)
+        return {each["id"]: network_of(each, below.get(each["id"], ())) for each in networks}
+
+    async def has_extension(self, alias: str) -> bool:
+        """Return whether the service has an extension; the list is cached."""
+        found = await self._extensions.get("all", lambda: self.get("/extensions"))
+        return any(each["alias"] == alias for each in found["extensions"])
+
+    async def port(self, id: str) -> dict[str, Any]:
+        """Return a port; raise NotFound if it does not exist."""
+        return dict((await self.get(f"/ports/{id}"))["port"])
+
+    async def ports_of(self, device_id: str, *fields: str) -> list[dict[str, Any]]:
+        """Return the ports of a server, with all or only some fields."""
+        query = [("device_id", device_id), *(("fields", field) for field in fields)]
+        return [port for port in await self.all_of("ports", *query) if mark_of(port).get("server") == device_id]
+
+    async def create_ports(
+        self, ports: Sequence[Mapping[str, Any]], *, token: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Create all ports or none, in one request."""
+        try:
+            if len(ports) == 1:
+                return [(await self._client.request("POST", "/v2.0/ports", {"port": ports[0]}, token=token))["port"]]
+            return list((await self._client.request("POST", "/v2.0/ports", {"ports": ports}, token=token))["ports"])
+        except Conflict as error:
+            if error.details.get("type") == "OverQuota":
+                raise PortLimitExceeded("Maximum number of ports exceeded") from None
+            if error.details.get("type") == "IpAddressGenerationFailure":
+                raise Invalid(f"No fixed IP addresses available: {error.message}") from None
+            raise
+
+    async def update_port(self, id: str, changes: Mapping[str, Any], *, revision: int | None = None) -> dict[str, Any]:
+        """Change a port; with a revision, raise PortChanged if the port has another revision by now."""
+        headers = {} if revision is None else {"if-match": f"revision_number={revision}"}
+        try:
+            answer = await self._client.request("PUT", f"/v2.0/ports/{id}", {"port": changes}, headers=headers)
+        except MicronovaError as error:
+            if error.details.get("status") == 412:
+                raise PortChanged(f"Port {id} was changed by another request meanwhile.") from None
+            raise
+        return dict(answer["port"])
+
+    async def delete_port(self, id: str) -> None:
+        """Delete a port, if it exists."""
+        try:
+            await self._client.request("DELETE", f"/v2.0/ports/{id}")
+        except NotFound:
+            pass
+
+    async def all_ports(self, *query: tuple[str, str]) -> list[dict[str, Any]]:
+        """Return every port, page by page."""
+        return await self.all_of("ports", *query, ("limit", str(PAGE)))
+
+
+def mark_of(port: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our entry in a port's binding:profile; empty if the port was never a server's.
+
+    Users may write any server's id into the device_id of their ports, but only services may write binding:profile.
+    So only this entry says which ports a server has.
+    """
+    mark = (port.get("binding:profile") or {}).get(MARK)
+    return mark if isinstance(mark, dict) else {}
+
+
+def network_of(document: Mapping[str, Any], subnets: Iterable[dict[str, Any]]) -> Network:
+    """Return the attributes of a network document that servers need."""
+    below = tuple(subnets) or tuple({"id": id} for id in document.get("subnets", ()))
+    return Network(
+        id=document["id"],
+        name=document.get("name", ""),
+        project_id=document.get("project_id") or document.get("tenant_id") or "",
+        mtu=document.get("mtu"),
+        shared=document.get("shared", False),
+        external=document.get("router:external", False),
+        port_security=document.get("port_security_enabled", True),
+        subnets=below,
+    )

@@ -1,0 +1,382 @@
+"""The client of the network service, over the API that Neutron and the embedded service share.
+
+The API role checks requested networks with the user's token and makes a plan (`planner`). The conductor then creates
+and binds the ports as the service user (`allocate`), and deletes them (`deallocate`). An existing server gets another
+port (`attach`) or loses some (`release`). All of these may be repeated: a port's device_id and our entry in its
+binding:profile say what was done before.
+
+A conductor may lose its operation without noticing, for example while it stands still. So each change of a port that
+exists is made in three steps: read the port, let the caller check that the operation is still its own (`check`), and
+change the port on condition of the revision that was read. A later attempt changes each port that it takes over, so
+the condition of an earlier attempt fails from then on. Neutron deletes without a condition; a port that a later attempt
+might take over is therefore marked as released first, and no attempt takes a released port.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from micronova.clients.network.calls import Calls, PortChanged, mark_of
+from micronova.clients.network.plan import Planner
+from micronova.clients.network.security_groups import SecurityGroups
+from micronova.clients.network.vifs import marked, remarked, unmarked, vif_of
+from micronova.http.client import ServiceClient
+from micronova.objects.errors import Conflict, Forbidden, NotFound, Stale, Unavailable
+from micronova.objects.network import VIF, PlannedPort, PlannedPorts
+
+T = TypeVar("T")
+
+Check = Callable[[], Awaitable[None]]
+"""Raises Stale if the operation of the caller has got another owner."""
+
+TRIES = 10  # how often a change is repeated because others change the port, too
+BINDINGS = "attempt"  # the key in our entry of how often a port was bound; absent until the second time
+
+
+class NetworkClient:
+    """Creates, binds and deletes the ports of servers."""
+
+    def __init__(self, client: ServiceClient) -> None:
+        self.calls = Calls(client)
+        self.planner = Planner(self.calls)
+        self.security_groups = SecurityGroups(self.calls, self.planner)
+
+    async def allocate(
+        self,
+        *,
+        instance_uuid: str,
+        project_id: str,
+        host: str,
+        zone: str | None,
+        ports: PlannedPorts,
+        security_groups: Sequence[str] = (),
+        hostname: str = "",
+        fresh: bool = False,
+        check: Check,
+    ) -> tuple[VIF, ...]:
+        """Create the server's ports, or take the user's, and bind them to the host; in the order of the plan.
+
+        `fresh` says that this is the first attempt, so existing ports are not looked for. Raise what `check` raises.
+        """
+        wanted = await self._wanted(ports, project_id)
+        if not wanted:
+            return ()
+        existing = [] if fresh else await self.calls.ports_of(instance_uuid)
+        groups = await self._security_group_ids(wanted, security_groups, project_id, ports == "auto")
+        found: list[dict[str, Any] | None] = [_take_matching(existing, port) for port in wanted]
+        common = await self._common(instance_uuid, host, zone, hostname)
+        work: list[Awaitable[Any]] = [
+            self._bind_existing(port, common, index, found, check) for index, port in enumerate(wanted)
+        ]
+        # A port that is not in the plan was left by an attempt with another plan.
+        work += [self._discard(port, check) for port in existing if mark_of(port).get("created")]
+        await _all(work)
+        # Ports are created last: an attempt that is overtaken notices it before, if it has ports to bind.
+        new = [index for index, port in enumerate(found) if port is None]
+        if new:
+            bodies = [_body(wanted[index], project_id, common, groups[index]) for index in new]
+            for index, port in zip(new, await self.calls.create_ports(bodies), strict=True):
+                found[index] = port
+        return await self._vifs([port for port in found if port is not None])
+
+    async def withdraw(self, port_ids: Sequence[str], *, check: Check) -> None:
+        """Delete ports that an attempt created and nobody uses, because another attempt overtook it.
+
+        `check` raises Stale if the ports are in use. A port that another attempt has taken over stays.
+        """
+
+        for id in port_ids:
+            with contextlib.suppress(NotFound, Stale):
+                await self._withdraw(id, check)
+
+    async def _withdraw(self, id: str, check: Check) -> None:
+        for _ in range(TRIES):
+            port = await self.calls.port(id)
+            if BINDINGS in mark_of(port):
+                return  # another attempt has bound it again
+            await check()
+            try:
+                released = {"binding:profile": remarked(port, released=True)}
+                await self.calls.update_port(id, released, revision=port.get("revision_number"))
+            except PortChanged:
+                continue
+            await self.calls.delete_port(id)
+            return
+
+    async def deallocate(self, instance_uuid: str, *, check: Check) -> None:
+        """Delete the ports that we created for a server, and unbind the user's own."""
+        await self._remove(instance_uuid, await self.calls.ports_of(instance_uuid, *_REMOVAL), check)
+
+    async def attach(
+        self,
+        *,
+        instance_uuid: str,
+        project_id: str,
+        host: str,
+        zone: str | None,
+        port: PlannedPort,
+        hostname: str = "",
+        operation: str,
+        check: Check,
+    ) -> VIF:
+        """Create a port for a server, or take the user's own; a repeated call finds the port by `operation`."""
+        common = await self._common(instance_uuid, host, zone, hostname)
+        known = await self.calls.ports_of(instance_uuid)
+        bound: dict[str, Any] | None = None
+        for each in known:
+            if bound is None and mark_of(each).get("operation") == operation:
+                bound = await self._bind(each, instance_uuid, host, check)
+        if bound is None and port.port_id is not None:
+            bound = await self._bind_user_port(port, common, check, operation)
+        elif bound is None:
+            body = _body(port, project_id, common, port.security_groups, operation)
+            [bound] = await self.calls.create_ports([body])
+        [vif] = await self._vifs([bound])
+        return vif
+
+    async def release(
+        self, *, instance_uuid: str, port_id: str | None = None, operation: str | None = None, check: Check
+    ) -> None:
+        """Remove one port from a server, or the port that an operation attached; ports that we created are deleted."""
+        ports = [
+            port
+            for port in await self.calls.ports_of(instance_uuid, *_REMOVAL)
+            if port["id"] == port_id or (operation is not None and mark_of(port).get("operation") == operation)
+        ]
+        await self._remove(instance_uuid, ports, check)
+
+    async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
+        """Return a server's interfaces as they are now, floating IPs included."""
+        return await self._vifs(await self.calls.ports_of(instance_uuid), floating=True)
+
+    async def plugged_ports(self, instance_uuid: str, host: str) -> frozenset[str]:
+        """Return the ports of a server that are bound to a host and plugged there."""
+        ports = await self.calls.ports_of(instance_uuid, "id", "status", "binding:host_id", "binding:profile")
+        return frozenset(port["id"] for port in ports if port["status"] == "ACTIVE" and port["binding:host_id"] == host)
+
+    async def list_server_ports(self) -> list[dict[str, Any]]:
+        """Return the id and the device_id of every port that a server has."""
+        fields = (("fields", "id"), ("fields", "binding:profile"))
+        servers = {port["id"]: mark_of(port).get("server") for port in await self.calls.all_ports(*fields)}
+        return [{"id": id, "device_id": server} for id, server in servers.items() if server]
+
+    async def list_network_agents(self) -> list[dict[str, Any]]:
+        """Return host, alive and configurations of each of Micronova's own network agents that is enabled."""
+        query = (("binary", "micronova-network-agent"), ("admin_state_up", "true"))
+        fields = (("fields", "host"), ("fields", "alive"), ("fields", "configurations"))
+        try:
+            return await self.calls.all_of("agents", *query, *fields)
+        except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
+            return []
+
+    # --- steps ---
+
+    async def _common(self, instance_uuid: str, host: str, zone: str | None, hostname: str) -> dict[str, Any]:
+        """Return the attributes that all ports of a server share."""
+        common: dict[str, Any] = {
+            "device_id": instance_uuid,
+            "device_owner": f"compute:{zone or 'nova'}",
+            "binding:host_id": host,
+        }
+        if hostname and await self.calls.has_extension("dns-integration"):
+            common["dns_name"] = hostname
+        return common
+
+    async def _remove(self, instance_uuid: str, ports: Sequence[dict[str, Any]], check: Check) -> None:
+        """Delete the ports that we created, and unbind the user's own. Raise what `check` raises.
+
+        `ports` is read before the check. So if the check passes, the list has no port of a later operation, and the
+        server needs none of these ports any more. A port that we created is never another server's.
+        """
+        if any(mark_of(port).get("created") for port in ports):
+            await check()
+        await _all(
+            [
+                self.calls.delete_port(port["id"])
+                if mark_of(port).get("created")
+                else self._unbind(port, instance_uuid, check)
+                for port in ports
+            ]
+        )
+
+    async def _change(
+        self, port: dict[str, Any], server: str, changes: Callable[[Mapping[str, Any]], dict[str, Any]], check: Check
+    ) -> dict[str, Any] | None:
+        """Change a port of a server; return None if it is not the server's any more. Raise what `check` raises."""
+        for _ in range(TRIES):
+            if mark_of(port).get("server") != server:
+                return None
+            await check()
+            try:
+                return await self.calls.update_port(port["id"], changes(port), revision=port.get("revision_number"))
+            except NotFound:
+                return None
+            except PortChanged:
+                pass
+            try:
+                port = await self.calls.port(port["id"])
+            except NotFound:
+                return None
+        raise Unavailable(f"Port {port['id']} is being changed by many requests.")
+
+    async def _bind(self, port: dict[str, Any], server: str, host: str, check: Check) -> dict[str, Any] | None:
+        """Bind a port of a server to a host; return None if the port is gone or released.
+
+        The port is changed even if it is bound to that host: then no earlier attempt can change it any more.
+        """
+
+        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
+            mark = {BINDINGS: mark_of(known).get(BINDINGS, 1) + 1}
+            return {"binding:host_id": host, "binding:profile": remarked(known, **mark)}
+
+        bound = None if mark_of(port).get("released") else await self._change(port, server, changes, check)
+        return None if bound is None or mark_of(bound).get("released") else bound
+
+    async def _discard(self, port: dict[str, Any], check: Check) -> None:
+        """Delete a port that we created, unless another attempt takes it over."""
+
+        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
+            return {"binding:profile": remarked(known, released=True)}
+
+        server = mark_of(port).get("server", "")
+        if await self._change(port, server, changes, check) is not None:
+            await self.calls.delete_port(port["id"])
+
+    async def _wanted(self, ports: PlannedPorts, project_id: str) -> list[PlannedPort]:
+        if ports == "none":
+            return []
+        if ports == "auto":
+            # The service user creates it, because the user's token is not stored.
+            made = await self.calls.get(f"/auto-allocated-topology/{project_id}")
+            return [PlannedPort(network_id=made["auto_allocated_topology"]["id"])]
+        return ports
+
+    async def _security_group_ids(
+        self, wanted: Sequence[PlannedPort], names: Sequence[str], project_id: str, automatic: bool
+    ) -> list[tuple[str, ...] | None]:
+        """Return the security groups of each port; those of a network that is created now are found by name."""
+        if not automatic or not names or list(names) == ["default"]:
+            return [port.security_groups for port in wanted]
+        ids, _ = await self.planner.find_security_groups(names, project_id)
+        return [ids for _ in wanted]
+
+    async def _bind_existing(
+        self,
+        wanted: PlannedPort,
+        common: dict[str, Any],
+        index: int,
+        found: list[dict[str, Any] | None],
+        check: Check,
+    ) -> None:
+        """Bind a port if it exists: the user's own, or one that an earlier attempt created."""
+        port = found[index]
+        if port is not None:
+            found[index] = await self._bind(port, common["device_id"], common["binding:host_id"], check)
+        if found[index] is None and wanted.port_id is not None:
+            found[index] = await self._bind_user_port(wanted, common, check)
+
+    async def _bind_user_port(
+        self, wanted: PlannedPort, common: dict[str, Any], check: Check, operation: str | None = None
+    ) -> dict[str, Any]:
+        """Bind a user's port; raise Conflict if another server has it."""
+        assert wanted.port_id is not None
+        for _ in range(TRIES):
+            port = await self.calls.port(wanted.port_id)
+            if port["device_id"] not in ("", common["device_id"]):
+                raise Conflict(f"Port {wanted.port_id} is still in use.")
+            await check()
+            mark = marked(port, common["device_id"], False, wanted.tag, operation)
+            changes = {**common, "binding:profile": mark}
+            try:
+                return await self.calls.update_port(port["id"], changes, revision=port.get("revision_number"))
+            except PortChanged:
+                pass
+        raise Unavailable(f"Port {wanted.port_id} is being changed by many requests.")
+
+    async def _unbind(self, port: dict[str, Any], server: str, check: Check) -> None:
+        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
+            values = {
+                "device_id": "",
+                "device_owner": "",
+                "binding:host_id": None,
+                "binding:profile": unmarked(known),
+            }
+            if known.get("dns_name"):
+                values["dns_name"] = ""
+            return values
+
+        await self._change(port, server, changes, check)
+
+    async def _vifs(self, ports: Sequence[dict[str, Any]], floating: bool = False) -> tuple[VIF, ...]:
+        if not ports:
+            return ()
+        networks, addresses = await asyncio.gather(
+            self.calls.networks(port["network_id"] for port in ports),
+            self._floating([port["id"] for port in ports if floating or not mark_of(port).get("created")]),
+        )
+        return tuple(vif_of(port, networks.get(port["network_id"]), addresses.get(port["id"])) for port in ports)
+
+    async def _floating(self, port_ids: Iterable[str]) -> dict[str, dict[str, list[str]]]:
+        """Return the floating IPs of ports, by port and fixed address."""
+        query = [("port_id", id) for id in port_ids]
+        if not query:
+            return {}
+        found: dict[str, dict[str, list[str]]] = {}
+        for each in await self.calls.all_of("floatingips", *query):
+            of_port = found.setdefault(each["port_id"], {})
+            of_port.setdefault(each["fixed_ip_address"], []).append(each["floating_ip_address"])
+        return found
+
+
+_REMOVAL = ("id", "binding:profile", "dns_name", "revision_number")
+
+
+def _take_matching(existing: list[dict[str, Any]], wanted: PlannedPort) -> dict[str, Any] | None:
+    """Remove from `existing`, and return, the port that an earlier attempt created for this planned port."""
+    for port in existing:
+        if mark_of(port).get("released"):
+            continue
+        if wanted.port_id is not None:
+            fits = port["id"] == wanted.port_id
+        else:
+            addresses = {fixed["ip_address"] for fixed in port["fixed_ips"]}
+            fits = (
+                bool(mark_of(port).get("created"))
+                and port["network_id"] == wanted.network_id
+                and (wanted.fixed_ip is None or wanted.fixed_ip in addresses)
+            )
+        if fits:
+            existing.remove(port)
+            return port
+    return None
+
+
+def _body(
+    wanted: PlannedPort,
+    project_id: str,
+    common: dict[str, Any],
+    groups: tuple[str, ...] | None,
+    operation: str | None = None,
+) -> dict[str, Any]:
+    body = {
+        "network_id": wanted.network_id,
+        "project_id": project_id,
+        "admin_state_up": True,
+        "binding:profile": marked({}, common["device_id"], True, wanted.tag, operation),
+        **common,
+    }
+    if wanted.fixed_ip is not None:
+        body["fixed_ips"] = [{"ip_address": wanted.fixed_ip}]
+    if groups is not None:
+        body["security_groups"] = list(groups)
+    return body
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """Run all concurrently and wait for all, even if one fails: a failure is reported when nothing runs any more."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    for each in done:
+        if isinstance(each, BaseException):
+            raise each
+    return done  # type: ignore[return-value]

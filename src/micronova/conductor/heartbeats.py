@@ -1,0 +1,369 @@
+"""Heartbeats of compute hosts: what they report of themselves, and what they get in return.
+
+A heartbeat renews the leases of the operations that the host works on. The reply has the orders that the host should
+have and does not, the operations that it should drop, the guests that it should destroy, and the time until the next
+heartbeat.
+
+The heartbeats that arrive within `WINDOW` share one transaction, whose number of statements does not depend on the
+number of hosts. The first one after a pause does not wait. A sender whose heartbeat was refused shares no transaction
+for `REFUSED_ALONE`, and its heartbeats wait behind those of the others.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor import boots, power_changes
+from micronova.conductor.operations.base import Dependencies, HostKind
+from micronova.conductor.operations.engine import Operation
+from micronova.db import instances, nodes, services
+from micronova.db import operations as operation_rows
+from micronova.objects import states
+from micronova.objects.clock import micros
+from micronova.objects.errors import Invalid, Unavailable
+from micronova.objects.operations import OperationRow
+from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, PowerChange, WorkOrder
+from micronova.objects.service_names import COMPUTE
+
+log = logging.getLogger(__name__)
+
+JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
+WINDOW = 0.1  # seconds between two transactions
+MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
+REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
+MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
+BEATS_PER_SECOND = 500  # of all hosts together; a larger fleet sends heartbeats less often
+
+
+def interval_of(hosts: int, *, report_interval: float, longest: float) -> float:
+    """Return the seconds between the heartbeats of a host in a fleet of so many hosts."""
+    return max(report_interval, min(hosts / BEATS_PER_SECOND, longest))
+
+
+_Key = tuple[str, tuple[str, ...]]
+"""The broker user that sent a heartbeat, and the hosts that the heartbeat is of.
+
+A host with a broker user of its own has one key. Agents that share a broker user are told apart by their hosts.
+"""
+
+
+class _Waiting:
+    """A heartbeat whose sender waits for the reply."""
+
+    __slots__ = ("beat", "hosts", "key", "reply")
+
+    def __init__(self, sender: str, beat: Heartbeat) -> None:
+        self.beat = beat
+        self.hosts = frozenset(each.host for each in beat.hosts)
+        if not beat.hosts or len(self.hosts) < len(beat.hosts):
+            raise Invalid("A heartbeat names at least one host, and each host once.")
+        self.key: _Key = (sender, tuple(sorted(self.hosts)))
+        self.reply: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            self.reply.exception()  # marks it as retrieved: the sender may have given up
+
+
+class Heartbeats:
+    """Handles heartbeats."""
+
+    def __init__(self, dependencies: Dependencies, kinds: dict[str, HostKind], ratios: dict[str, float]) -> None:
+        """`ratios` are the allocation ratios of hosts that report none, by resource class."""
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self._kinds = kinds
+        self._ratios = ratios
+        self.interval = 0.0  # seconds until the next heartbeat, for the replies; 0: as the agents are set
+        self._waiting: dict[_Key, _Waiting] = {}
+        self._worker: asyncio.Task[None] | None = None
+        self._applied_at = float("-inf")
+        self._begun_at: float | None = None  # the transaction that runs
+        self._refused: dict[_Key, float] = {}  # until when their heartbeats share no transaction, soonest first
+
+    async def handle(self, sender: str, beat: Heartbeat) -> HeartbeatReply:
+        """Apply a heartbeat of a broker user and return the reply.
+
+        Raise Unavailable if the database does not answer, and Invalid if the heartbeat names no host or one twice.
+        """
+        waiting = _Waiting(sender, beat)
+        older = self._waiting.get(waiting.key)
+        if older is not None and older.beat == beat:  # the message was delivered twice
+            return await asyncio.shield(older.reply)
+        if older is not None:
+            # A host sends one heartbeat at a time: nobody waits for the older one, or the host sends too many.
+            older.fail(Unavailable("A newer heartbeat of the same hosts has replaced this one."))
+        self._waiting[waiting.key] = waiting
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work(), name="conductor-heartbeats")
+        return await asyncio.shield(waiting.reply)
+
+    @property
+    def oldest_wait(self) -> float:
+        """The seconds for which the transaction that runs has kept heartbeats waiting; 0 if none runs."""
+        return 0.0 if self._begun_at is None else self._engine.clock.monotonic() - self._begun_at
+
+    async def stop(self) -> None:
+        """Stop; heartbeats that wait get no reply, and their hosts send them again."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+        for waiting in self._waiting.values():
+            waiting.fail(Unavailable("The conductor stops."))
+        self._waiting.clear()
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                pause = self._applied_at + WINDOW - self._engine.clock.monotonic()
+                if pause > 0:
+                    await self._engine.clock.sleep(pause)
+                self._applied_at = self._engine.clock.monotonic()
+                self._forgive()
+                apart = [key for key in self._waiting if key in self._refused]
+                if batch := self._next_batch():
+                    await self._take(batch)
+                # The others wait for those that were refused at most until their next transaction is due.
+                for key in apart:
+                    await self._take([self._waiting.pop(key)])
+                    if self._engine.clock.monotonic() >= self._applied_at + WINDOW:
+                        break
+        finally:
+            self._worker = None
+
+    async def _take(self, batch: Sequence[_Waiting]) -> None:
+        self._begun_at = self._engine.clock.monotonic()
+        try:
+            await self._apply_together(batch)
+        finally:
+            self._begun_at = None
+            for waiting in batch:
+                waiting.fail(Unavailable("The heartbeat could not be applied."))
+
+    def _next_batch(self) -> list[_Waiting]:
+        """Take heartbeats that can share a transaction."""
+        batch: list[_Waiting] = []
+        names: set[str] = set()
+        for key, waiting in list(self._waiting.items()):
+            if key in self._refused:
+                continue
+            if batch and (len(names) + len(waiting.hosts) > MOST_HOSTS or not names.isdisjoint(waiting.hosts)):
+                continue
+            names |= waiting.hosts
+            batch.append(self._waiting.pop(key))
+        return batch
+
+    def _refuse(self, waiting: _Waiting, error: Exception) -> None:
+        self._refused.pop(waiting.key, None)
+        self._refused[waiting.key] = self._engine.clock.monotonic() + REFUSED_ALONE
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        waiting.fail(error)
+
+    def _forgive(self) -> None:
+        """Let senders share transactions again whose last refused heartbeat was long ago."""
+        while self._refused:
+            key, until = next(iter(self._refused.items()))
+            if until > self._engine.clock.monotonic():
+                return
+            del self._refused[key]
+
+    async def _apply_together(self, batch: Sequence[_Waiting]) -> None:
+        now = self._engine.clock.now()  # before the transaction reads: orders issued earlier are in the reply
+        hosts = [each for waiting in batch for each in waiting.beat.hosts]
+        try:
+            replies, continued = await self._engine.write(self._apply, hosts)
+        except Unavailable as error:
+            for waiting in batch:
+                waiting.fail(error)
+            return
+        except Exception as error:
+            if len(batch) > 1:  # one of them is wrong, such as a host that reports the node of another one
+                half = len(batch) // 2
+                await self._apply_together(batch[:half])
+                await self._apply_together(batch[half:])
+                return
+            self._refuse(batch[0], error)
+            return
+        for operation in continued:
+            self._engine.committed(operation.kind, operation.step)
+            self._engine.run([operation])
+        by_host = {reply.host: reply for reply in replies}
+        for waiting in batch:
+            if not waiting.reply.done():
+                own = tuple(by_host[each.host] for each in waiting.beat.hosts)
+                waiting.reply.set_result(HeartbeatReply(hosts=own, now=now, interval=self.interval))
+
+    def _apply(self, conn: sa.Connection, beats: Sequence[HostBeat]) -> tuple[list[HostReply], list[Operation]]:
+        """Return the replies, and the operations that this conductor continues without hosts that are stopping.
+
+        It locks in the order of all transactions: instances, operations, inventories, services.
+        """
+        now, until = self._engine.now(), self._engine.until()
+        names = [each.host for each in beats]
+        power = _power_changes(conn, ((each.host, change) for each in beats for change in each.power_changes))
+        owned: dict[str, list[OperationRow]] = {name: [] for name in names}
+        owners = {operation_rows.host_owner(name): name for name in names}
+        for row in operation_rows.owned(conn, owners):
+            owned[owners[row["owner"] or ""]].append(row)
+        _lock(conn, beats, owned, power)
+        for uuid, power_state in power:
+            power_changes.record(conn, uuid, power_state, now)
+        repeat_verdicts = boots.apply(conn, beats, now)
+        running = [each for each in beats if not each.stopping]
+        renewed = [row["id"] for each in running for row in owned[each.host]]
+        operation_rows.renew_of_hosts(
+            conn, renewed, [operation_rows.host_owner(each.host) for each in running], now, until
+        )
+        operation_rows.delete_departures(
+            conn, [(each.host, gone.instance_uuid, gone.epoch) for each in beats for gone in each.removed_guests]
+        )
+        departures: dict[str, list[Departure]] = {name: [] for name in names}
+        for departure in operation_rows.departures_of(conn, names):
+            departures[departure["host"]].append(Departure(departure["instance_uuid"], departure["epoch"]))
+        void = self._void(conn, beats, owned)
+        again = self._orders_again(conn, running, owned)
+        replies = [
+            HostReply(host=each.host)
+            if each.stopping
+            else _reply(each, owned[each.host], again, departures[each.host], void, repeat_verdicts.get(each.host, ()))
+            for each in beats
+        ]
+        continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
+        with_nodes = nodes.hosts_with_nodes(conn, names)
+        nodes.upsert_all(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        services.heartbeat(conn, COMPUTE, names, now)
+        # A host that is stopping counts as down at once.
+        stopping = [each.host for each in beats if each.stopping]
+        services.heartbeat(conn, COMPUTE, stopping, now - micros(self._dependencies.service_down_time) - 1)
+        asked = {each.host for each in running if not each.nodes} - with_nodes
+        return [
+            msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies
+        ], continued
+
+    def _void(
+        self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
+    ) -> set[tuple[str, int]]:
+        """Return which of the orders that hosts work on they should drop: purged, overtaken, cancelled, or failed."""
+        unknown = set()
+        for beat in beats:
+            known = {row["id"] for row in owned[beat.host]}
+            unknown |= {
+                (each.operation_id, each.epoch) for each in beat.running_orders if each.operation_id not in known
+            }
+        if not unknown:
+            return set()
+        found = operation_rows.get_many(conn, [id for id, _ in unknown])
+        return {
+            (id, epoch)
+            for id, epoch in unknown
+            if (row := found.get(id)) is None or row["epoch"] != epoch or row["result"] in ("cancelled", "error")
+        }
+
+    def _orders_again(
+        self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
+    ) -> dict[str, WorkOrder]:
+        """Return by operation the orders that hosts should have and do not, unless they are late or were just sent."""
+        missing = []
+        for beat in beats:
+            reported = {each.operation_id: each.epoch for each in beat.running_orders}
+            missing += [Operation.of(row) for row in owned[beat.host] if reported.get(row["id"]) != row["epoch"]]
+        if not missing:
+            return {}
+        found = instances.get_many(conn, [operation.instance_uuid for operation in missing])
+        orders = {}
+        for operation in missing:
+            instance, now = found.get(operation.instance_uuid), self._engine.now()
+            if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
+                continue
+            if operation.deadline < now or instance["updated_at"] > now - JUST_SENT:
+                continue
+            try:
+                orders[operation.id] = self._kinds[operation.kind].order(conn, operation, instance)
+            except Unavailable as error:  # the image service is not known yet: the next heartbeat asks again
+                log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
+        return orders
+
+    def _continue_without(self, conn: sa.Connection, owned: list[OperationRow]) -> list[Operation]:
+        """Take the operations of stopping hosts that can continue elsewhere; the hosts get the others again later."""
+        taken = []
+        for row in owned:
+            kind = self._kinds.get(row["kind"])
+            if kind is not None and row["version"] <= kind.version:
+                result = kind.host_stops(conn, Operation.of(row))
+                if result is not None:
+                    taken.append(result.operation)
+        return taken
+
+
+def _reply(
+    beat: HostBeat,
+    owned: list[OperationRow],
+    again: dict[str, WorkOrder],
+    departures: list[Departure],
+    void: set[tuple[str, int]],
+    repeat_verdicts: tuple[str, ...],
+) -> HostReply:
+    operations = {row["id"] for row in owned}
+    acknowledged = {(gone.instance_uuid, gone.epoch) for gone in beat.removed_guests}
+    return HostReply(
+        host=beat.host,
+        orders=tuple(again[row["id"]] for row in owned if row["id"] in again),
+        drop=tuple(
+            each.operation_id
+            for each in beat.running_orders
+            if each.operation_id not in operations and (each.operation_id, each.epoch) in void
+        ),
+        departures=tuple(each for each in departures if (each.instance_uuid, each.epoch) not in acknowledged),
+        repeat_verdicts=repeat_verdicts,
+    )
+
+
+def _lock(
+    conn: sa.Connection,
+    beats: Sequence[HostBeat],
+    owned: Mapping[str, Sequence[OperationRow]],
+    power: Sequence[tuple[str, int]],
+) -> None:
+    """Lock the instances and the operations that heartbeats change."""
+    uuids = {uuid for uuid, _ in power}
+    for beat in beats:
+        uuids |= {verdict.instance_uuid for verdict in beat.boots}
+        uuids |= {gone.instance_uuid for gone in beat.removed_guests}
+        if beat.stopping:
+            uuids |= {row["instance_uuid"] for row in owned[beat.host]}
+    if uuids:
+        instances.lock_many(conn, uuids)
+    if ids := [row["id"] for each in owned.values() for row in each]:
+        operation_rows.lock_many(conn, ids)
+
+
+def apply_power_change(conn: sa.Connection, host: str, change: PowerChange, now: int) -> None:
+    """Record the power state of a guest that changed by itself, unless an operation changes the server."""
+    for uuid, power_state in _power_changes(conn, [(host, change)]):
+        instances.lock(conn, uuid)
+        power_changes.record(conn, uuid, power_state, now)
+
+
+def _power_changes(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> list[tuple[str, int]]:
+    """Return the instances whose guests, by host, have other power states than they, and these states.
+
+    One query however many there are: the first heartbeat of a host names all its guests.
+    """
+    # By host too: a host that names the guest of another one must not hide what that one says.
+    told = {(host, change.instance_uuid): change for host, change in changes}
+    found: list[tuple[str, int]] = []
+    if not told:
+        return found
+    for row in instances.states_of(conn, {uuid for _, uuid in told}):
+        change = None if row.host is None else told.get((row.host, row.uuid))
+        if change is None or row.epoch < change.epoch or row.power_state == change.power_state:
+            continue
+        if row.task_state is not None and row.task_state not in states.CHANGES_INTERFACES:
+            continue
+        found.append((row.uuid, change.power_state))
+    return found

@@ -1,0 +1,143 @@
+"""What the kinds of operations share: their dependencies, and the contract of a kind whose work a host does."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.operations.engine import Engine, Kind, Operation
+from micronova.db import instances
+from micronova.db import operations as operation_rows
+from micronova.db.secrets import SecretBox
+from micronova.notifications.notifier import Notifier
+from micronova.objects.errors import BuildAborted, MicronovaError
+from micronova.objects.instance import Fault, InstanceRow
+from micronova.objects.orders import Report, WorkOrder
+from micronova.plugins.hooks import Hooks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Dependencies:
+    """The dependencies of the kinds."""
+
+    engine: Engine
+    compute: ComputeAPI
+    secrets: SecretBox
+    network_client: NetworkClient | None
+    images: ImageClient | None
+    notifier: Notifier
+    service_down_time: float
+    action_timeout: float  # seconds after which an action that has not ended fails
+    hooks: Hooks = field(default_factory=Hooks)
+    access_network: str | None = None
+
+
+Notification = tuple[str, InstanceRow, Fault | None]
+"""A notification to send: its name, the instance, the fault."""
+
+
+class Continue(msgspec.Struct):
+    """The result of a report: this conductor continues the operation and sends these notifications."""
+
+    operation: Operation
+    notifications: Sequence[Notification] = ()
+
+
+class NoMoreWork(msgspec.Struct):
+    """The result of a report: this conductor only sends these notifications.
+
+    The operation has ended, continues later, or has another owner.
+    """
+
+    accepted: bool = True
+    destroy: bool = False  # the instance is not on the reporting host: that host destroys its guest
+    built: bool = False  # a server became ACTIVE: the hooks that follow a build run
+    notifications: Sequence[Notification] = ()
+
+
+ReportResult = Continue | NoMoreWork
+
+
+class HostKind(Kind):
+    """A kind of operation whose work a host does: an order starts it, the host's report ends it."""
+
+    action_event: str  # the name of the event in the instance action
+
+    @abstractmethod
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order, made from the database alone: a heartbeat may ask for it again."""
+
+    @abstractmethod
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Apply a host's report, in the transaction that ends or continues the operation."""
+
+    def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
+        """Continue without a host that is being stopped, or return None to leave the operation to the host.
+
+        The host gets the order again when it returns. If it does not return, its lease expires.
+        """
+        return None
+
+
+Applied = tuple[HostKind, Operation, ReportResult]
+
+
+def apply_report(conn: sa.Connection, kinds: Mapping[str, HostKind], report: Report) -> Applied | None:
+    """Apply a report unless it is stale; return None if there is no such operation.
+
+    The instance's row is locked before the operation's. A host may report only on the instance of its own operation:
+    its report could name any other.
+    """
+    row = instances.lock(conn, report.instance_uuid)
+    found = operation_rows.get(conn, report.operation_id, lock=True)
+    if found is None:  # it was purged, or it belongs to another cloud
+        return None
+    kind, operation = kinds[found["kind"]], Operation.of(found)
+    if found["instance_uuid"] != report.instance_uuid:
+        log.warning(
+            "host %s reported on instance %s with an operation of instance %s: the report is refused",
+            report.host,
+            report.instance_uuid,
+            found["instance_uuid"],
+        )
+        return kind, operation, NoMoreWork(accepted=False)
+    if (
+        row is not None
+        and row["host"] == report.host
+        and found["finished_at"] is None
+        and found["epoch"] == report.epoch
+        and found["owner"] == operation_rows.host_owner(report.host)
+    ):
+        return kind, operation, kind.reported(conn, operation, row, report)
+    repeated = found["epoch"] == report.epoch and found["result"] == "success"
+    # A build that ended too late: the host destroys the guest only if the instance is not on this host.
+    here = row is not None and row["host"] == report.host
+    return kind, operation, NoMoreWork(accepted=repeated, destroy=not here and kind.name == "build")
+
+
+def fault_of(error: BaseException | str, now: int, code: int = 500) -> Fault:
+    """Return the fault that users see on the server. The text of an unexpected error is for admins only."""
+    if isinstance(error, MicronovaError):
+        details = "; ".join(f"{key}: {value}" for key, value in error.details.items())
+        return {"code": code, "message": error.message[:255], "details": details[:4000], "created": now}
+    if isinstance(error, str):
+        return {"code": code, "message": error[:255], "details": "", "created": now}
+    return {
+        "code": code,
+        "message": "An unexpected error happened; the log has the reason under the request id of this action.",
+        "details": f"{type(error).__name__}: {error}"[:1000],
+        "created": now,
+    }
+
+
+def abort_error(report: Report) -> MicronovaError:
+    """Return a host's failure as an error with the host's message."""
+    return BuildAborted(report.message or "The host could not carry out the order.", details=report.details or "")

@@ -1,0 +1,371 @@
+"""Building servers: place them, prepare their networks, order the host; then reschedule or give up if it fails.
+
+Steps: `schedule` (place and prepare; only the claim is persisted, and a second attempt replaces it) → `dispatched` (a
+host builds) → done, or back to `schedule` for the next host, or `cleanup` (the server is in ERROR, its ports are
+still to be deleted). `build_outcomes` has the transactions that end an attempt.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.base import Continue, Dependencies, HostKind, NoMoreWork, ReportResult, abort_error
+from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.placing import Candidate, Placer, load, request_of
+from micronova.conductor.operations.transitions import Transitions
+from micronova.db import instances, nodes, services
+from micronova.db import operations as operation_rows
+from micronova.objects import states
+from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.network import VIF, PlannedPorts
+from micronova.objects.operations import Attempt, BuildPayload
+from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.service_names import COMPUTE
+from micronova.scheduler.rpcapi import SchedulerAPI
+from micronova.telemetry.spans import span
+
+log = logging.getLogger(__name__)
+
+LOOKS_AT_PORTS = 4  # how often the ports of a server are read again because it changed before it got a host
+
+
+@dataclass(slots=True)
+class _Dispatched:
+    """The builds of one transaction: dispatched with their orders, overtaken, or to prepare again."""
+
+    orders: list[tuple[Candidate, WorkOrder]] = field(default_factory=list)
+    overtaken: list[Candidate] = field(default_factory=list)
+    changed: list[tuple[Candidate, InstanceRow]] = field(default_factory=list)  # with the present row
+
+
+class Build(HostKind):
+    """The operation behind POST /servers."""
+
+    name = "build"
+    action_event = "compute__do_build_and_run_instance"
+
+    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self._transitions = Transitions(dependencies, self.action_event)
+        self._outcomes = BuildOutcomes(dependencies, self._transitions, self.action_event)
+        self._max_attempts = max_attempts
+        self._placer = Placer(dependencies.engine, scheduler)
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Continue from the persisted step; operations of one request in the same step come together."""
+        step = operations[0].step
+        if step == "schedule":
+            await self._schedule(operations)
+        elif step == "cleanup":
+            for operation in operations:
+                await self._clean_up(operation)
+        else:
+            for operation in operations:
+                await self._check_host(operation)
+
+    # --- schedule --------------------------------------------------------------------------------------------
+
+    async def _schedule(self, operations: list[Operation]) -> None:
+        candidates = []
+        begun = self._engine.now()
+        for operation, row, spec, ports in await self._engine.database.read(load, operations):
+            if row is None or spec is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
+                await self._overtaken(operation)
+                continue
+            payload = BuildPayload.decode(operation.payload)
+            if payload.tried:
+                log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
+            candidates.append(Candidate(operation, payload, row, spec, ports, Attempt(begun)))
+        # Each server has its own list of hosts that failed; servers with the same list are placed together.
+        alike: dict[tuple[str, ...], list[Candidate]] = {}
+        for candidate in candidates:
+            alike.setdefault(tuple(sorted(candidate.payload.tried)), []).append(candidate)
+        for group in alike.values():
+            await self._schedule_together(group)
+
+    async def _schedule_together(self, candidates: list[Candidate]) -> None:
+        try:
+            with span("schedule", instances=len(candidates)):
+                await self._placer.place(candidates)
+        except Stale:  # one of them was deleted meanwhile: load again and place the others
+            await self._schedule([candidate.operation for candidate in candidates])
+            return
+        except (NoValidHost, BuildAborted) as error:
+            if isinstance(error, NoValidHost) and await self._transitions.heartbeats_may_be_missing(error):
+                raise Unavailable("Hosts that could not be heard for a while may have room.") from error
+            await self._fail_together(candidates, error)
+            return
+        placed = self._engine.now()
+        for candidate in candidates:
+            candidate.attempt.placed = placed
+            self._dependencies.hooks.pre("build_instance", candidate.operation.context, candidate.row)
+            self._transitions.notify("create.start", candidate.operation, candidate.row)
+        await self._dispatch(await self._prepare_all(candidates))
+
+    async def _prepare_all(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates whose ports are allocated and bound."""
+        # All of them end before an error is raised: none may allocate ports after the operations were put back.
+        prepared = await asyncio.gather(*(self._prepare(candidate) for candidate in candidates), return_exceptions=True)
+        for result in prepared:
+            if isinstance(result, BaseException):
+                raise result
+        return [candidate for candidate in prepared if isinstance(candidate, Candidate)]
+
+    async def _prepare(self, candidate: Candidate) -> Candidate | None:
+        """Allocate the server's ports and bind them to its host; return None if the build cannot continue now."""
+        network_client = self._dependencies.network_client
+        if candidate.ports == "none" or network_client is None:
+            return candidate
+        if await self._engine.database.read(_is_continued_elsewhere, candidate.operation):
+            return None  # placing took longer than the lease
+        chosen = candidate.chosen
+        try:
+            with span("network", instance=candidate.row["uuid"]):
+                candidate.vifs = await network_client.allocate(
+                    instance_uuid=candidate.row["uuid"],
+                    project_id=candidate.row["project_id"],
+                    host=chosen.host,
+                    zone=chosen.zone,
+                    ports=candidate.ports,
+                    security_groups=candidate.row["security_groups"],
+                    hostname=candidate.row["hostname"],
+                    fresh=candidate.operation.leases == 1 and not candidate.payload.tried and not candidate.vifs,
+                    check=functools.partial(self._transitions.check_owner, candidate.operation),
+                )
+        except Stale:
+            return None  # another conductor continues
+        except Unavailable as error:
+            # Only this server waits. Its next attempt replaces the claim.
+            await self._engine.later([candidate.operation], error)
+            return None
+        except MicronovaError as error:
+            await self.fail(candidate.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
+            return None
+        candidate.attempt.networked = self._engine.now()
+        candidate.payload.wait_for_plugs = [vif.port_id for vif in candidate.vifs if vif.status != "ACTIVE"]
+        return candidate
+
+    async def _dispatch(self, candidates: Sequence[Candidate], looks: int = LOOKS_AT_PORTS) -> None:
+        """Make the hosts the owners of all these builds in one transaction, then send the orders.
+
+        A server that changed since it was loaded is prepared again: an event may have told of its ports.
+        """
+        if not candidates:
+            return
+        with span("dispatch", instances=len(candidates)):
+            result = await self._engine.database.write(self._dispatch_all, candidates, looks > 0)
+            self._engine.committed(self.name, "dispatched")
+            await asyncio.gather(
+                *(self._transitions.send(candidate.operation, order) for candidate, order in result.orders)
+            )
+            for candidate in result.overtaken:
+                await self._overtaken(candidate.operation, candidate.ports, candidate.vifs)
+        for candidate, row in result.changed:
+            candidate.row = row
+        await self._dispatch(await self._prepare_all([candidate for candidate, _ in result.changed]), looks - 1)
+
+    def _dispatch_all(self, conn: sa.Connection, candidates: Sequence[Candidate], unchanged_only: bool) -> _Dispatched:
+        """Dispatch the builds; with `unchanged_only`, not those of servers with ports that changed since."""
+        result = _Dispatched()
+        explained: dict[int, str] = {}  # by decision: the operation that has its filters
+        if len(candidates) > 1:
+            instances.lock_many(conn, [candidate.row["uuid"] for candidate in candidates])
+            operation_rows.lock_many(conn, [candidate.operation.id for candidate in candidates])
+        for candidate in candidates:
+            if unchanged_only and candidate.vifs:
+                known = instances.lock(conn, candidate.row["uuid"])
+                if (
+                    known is not None
+                    and known["epoch"] == candidate.operation.epoch
+                    and known["updated_at"] != candidate.row["updated_at"]
+                ):
+                    result.changed.append((candidate, known))
+                    continue
+            chosen = candidate.chosen
+            payload = msgspec.structs.replace(
+                candidate.payload,
+                tried=[*candidate.payload.tried, chosen.host],
+                builds=[
+                    *candidate.payload.builds,
+                    msgspec.structs.replace(candidate.attempt, dispatched=self._engine.now(), host=chosen.host),
+                ],
+            )
+            changes: InstanceChanges = {
+                "host": chosen.host,
+                "node": chosen.node,
+                "node_uuid": chosen.node_uuid,
+                "availability_zone": chosen.zone,
+                "task_state": states.SPAWNING,
+                "epoch": candidate.operation.epoch + 1,
+                "network_info": msgspec.to_builtins(candidate.vifs),
+            }
+            dispatched = self._transitions.dispatch(conn, candidate.operation, chosen.host, changes, payload.encode())
+            if dispatched is None:
+                result.overtaken.append(candidate)
+                continue
+            if candidate.explanation is not None:
+                first = explained.setdefault(id(candidate.explanation), candidate.operation.id)
+                same_as = first if first != candidate.operation.id else ""
+                own = candidate.explanation.of_one(chosen.host, chosen.node, same_as)
+                operation_rows.explain(conn, candidate.operation.id, own)
+            order = self.order(conn, dispatched, changed(candidate.row, changes))
+            result.orders.append((candidate, order))
+        return result
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to build the guest."""
+        payload = BuildPayload.decode(operation.payload)
+        image = row["image_ref"]
+        return work_order(
+            conn,
+            operation,
+            row,
+            kind=self.name,
+            now=self._engine.now(),
+            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            image_ticket=self._dependencies.images.ticket_url(image) if image and self._dependencies.images else None,
+            wait_for_plugs=tuple(payload.wait_for_plugs),
+        )
+
+    # --- the host's report, and its absence ------------------------------------------------------------------
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Apply a report: the server is built, is rescheduled if another host may succeed, or goes to ERROR."""
+        if report.outcome == "done":
+            return self._outcomes.built(conn, operation, row, report)
+        payload = timed(operation, report)
+        error = abort_error(report)
+        if report.outcome == "reschedule":
+            nodes.note_failed_build(conn, row["node_uuid"], self._engine.now())
+            spec = request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
+            if not spec.forced and len(payload.tried) < self._max_attempts:
+                return self._outcomes.reschedule(conn, operation, row, payload, error.message, report.left_behind)
+            error = exhausted(row["uuid"], payload.tried, error.message)
+        return self._outcomes.failed(conn, operation, row, error)
+
+    def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
+        """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
+            return None
+        payload = BuildPayload.decode(operation.payload)
+        spec = request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
+        if (
+            spec.forced
+            or len(payload.tried) >= self._max_attempts
+            or not services.any_up(
+                conn,
+                COMPUTE,
+                self._engine.now(),
+                self._dependencies.service_down_time,
+                besides=payload.tried,
+            )
+        ):
+            return None
+        # The record of the departure lets the host remove, when it is back, what it could not undo in time.
+        return self._outcomes.reschedule(conn, operation, row, payload, "The host was stopped.", left_behind=True)
+
+    def _host_died(self, conn: sa.Connection, operation: Operation, report: Report) -> ReportResult:
+        """Take the build from a host that is down, as if the host had reported a failure."""
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
+            return NoMoreWork()
+        operation_rows.record_departure(conn, report.host, row["uuid"], operation.epoch, self._engine.now())
+        return self.reported(conn, operation, row, report)
+
+    async def _check_host(self, operation: Operation) -> None:
+        """Take the build from a host whose lease expired if the host is down; else return it to the host."""
+        row = await self._engine.database.read(instances.get, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            await self._overtaken(operation)
+        elif await self._transitions.host_is_down(row["host"]):
+            report = Report(
+                operation_id=operation.id,
+                epoch=operation.epoch,
+                instance_uuid=operation.instance_uuid,
+                host=row["host"],
+                outcome="reschedule",
+                error_code="host_down",
+                message="The host does not answer any more.",
+            )
+            result = await self._engine.database.write(self._host_died, operation, report)
+            self._engine.committed(self.name, "rescheduled")
+            await self._continue(operation, result)
+        else:
+            await self._engine.database.write(self._transitions.return_to_host, operation, row["host"])
+
+    # --- failures --------------------------------------------------------------------------------------------
+
+    async def _overtaken(
+        self, operation: Operation, ports: PlannedPorts | None = None, vifs: Sequence[VIF] = ()
+    ) -> None:
+        """Cancel the build of a server that is being deleted, unless another conductor continues the build.
+
+        In that case only the ports are deleted that this attempt (`vifs`) created too late.
+        """
+        if await self._engine.database.read(_is_continued_elsewhere, operation):
+            await self._transitions.withdraw(operation, vifs)
+            return
+        if self._dependencies.network_client is not None and ports != "none":
+            await self._dependencies.network_client.deallocate(
+                operation.instance_uuid, check=functools.partial(self._transitions.check_release, operation)
+            )
+        await self._transitions.cancel(operation, self._outcomes.release_claim)
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: the server goes to ERROR with a fault, and its claim and ports are released."""
+        result = await self._engine.database.write(self._outcomes.give_up, operation, error)
+        self._engine.committed(self.name, "given up")
+        await self._continue(operation, result)
+
+    async def _fail_together(self, candidates: Sequence[Candidate], error: MicronovaError) -> None:
+        """Give up all of these builds in one transaction.
+
+        Else a conductor that dies in between would leave fewer servers, for which there might be hosts.
+        """
+        failed = [(candidate.operation, _final_error(candidate, error)) for candidate in candidates]
+        results = await self._engine.database.write(self._outcomes.give_up_all, failed)
+        self._engine.committed(self.name, "given up")
+        for candidate, result in zip(candidates, results, strict=True):
+            await self._continue(candidate.operation, result)
+
+    async def _continue(self, operation: Operation, result: ReportResult) -> None:
+        self._transitions.notify_all(operation, result.notifications)
+        if isinstance(result, Continue):
+            await self.run([result.operation])
+
+    async def _clean_up(self, operation: Operation) -> None:
+        """Delete the ports of a failed build; deleting the server does the same, so this may run twice."""
+        if self._dependencies.network_client is not None:
+            await self._dependencies.network_client.deallocate(
+                operation.instance_uuid, check=functools.partial(self._transitions.check_release, operation)
+            )
+        waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
+        if waiting:
+            await self._engine.lease_and_run(waiting)
+
+
+def _final_error(candidate: Candidate, error: MicronovaError) -> MicronovaError:
+    """Return the error that users see: why the last host failed, if there was one."""
+    if not candidate.payload.tried:
+        return error
+    last = candidate.payload.last_error or error.message
+    return exhausted(candidate.row["uuid"], candidate.payload.tried, last, **error.details)
+
+
+def _is_continued_elsewhere(conn: sa.Connection, operation: Operation) -> bool:
+    """Return True if another conductor or a host continues this build; False if it is ours or is being deleted."""
+    found = operation_rows.get(conn, operation.id)
+    if found is not None and found["owner"] == operation.owner and found["epoch"] == operation.epoch:
+        return False
+    instance = instances.get(conn, operation.instance_uuid)
+    return instance is not None and instance["task_state"] != states.DELETING

@@ -1,0 +1,318 @@
+"""Durable operations: which conductor or host works on which operation, from which step, until when.
+
+An operation is a row (`db.operations`). A conductor *leases* rows, runs the kind's step that the row names, and
+persists each step together with the change that the step made. When a lease expires, another conductor continues from
+the persisted step; every step may therefore run twice and must tolerate it. While a host works on an order, the host
+is the owner and its heartbeat renews the lease.
+
+A message that announces new operations is only a hint: the sweep finds operations whose message was lost.
+
+To add an operation, write a `HostKind` (`conductor/operations/power.py` is the smallest), list it in
+`conductor/manager.py` and in `objects.operations.VERSIONS`, and declare its states in `objects/states.py`.
+CONTRIBUTING.md has the checklist.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.health import Health
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import Context
+from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
+from micronova.objects.operations import VERSIONS, OperationRow
+
+log = logging.getLogger(__name__)
+
+SWEEP_BATCH = 200
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    """Raised by the `after_commit` of a test to stop the work on an operation as a crash would."""
+
+
+class Operation(msgspec.Struct, kw_only=True):
+    """An operation that a conductor has leased."""
+
+    id: str
+    kind: str
+    version: int
+    instance_uuid: str
+    group_id: str
+    step: str
+    owner: str
+    epoch: int
+    deadline: int
+    leases: int  # how often a conductor has leased it; the column is `attempts`
+    payload: bytes
+    secrets: bytes | None
+    context: Context
+    created_at: int
+
+    @classmethod
+    def of(cls, row: OperationRow) -> "Operation":
+        """Return the operation of a row that has an owner."""
+        return cls(
+            id=row["id"],
+            kind=row["kind"],
+            version=row["version"],
+            instance_uuid=row["instance_uuid"],
+            group_id=row["group_id"],
+            step=row["step"],
+            owner=row["owner"] or "",
+            epoch=row["epoch"],
+            deadline=row["deadline"],
+            leases=row["attempts"],
+            payload=row["payload"],
+            secrets=row["secrets"],
+            context=msgspec.msgpack.decode(row["context"], type=Context),
+            created_at=row["created_at"],
+        )
+
+
+def retry_pause(operation: Operation) -> float:
+    """Return the seconds until an operation is tried again; they grow with its leases."""
+    return min(30.0, 0.5 * float(2 ** min(operation.leases, 6)))
+
+
+class Kind(ABC):
+    """One kind of operation: what its steps do."""
+
+    name: str
+
+    @property
+    def version(self) -> int:
+        """The newest version of such operations that this conductor runs."""
+        return VERSIONS[self.name]
+
+    @abstractmethod
+    async def run(self, operations: list[Operation]) -> None:
+        """Run operations of one request from their persisted steps until each is finished or owned by a host."""
+
+    @abstractmethod
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: set the instance to the state that the failure of this kind means."""
+
+
+class Observer(Protocol):
+    """What telemetry observes of operations."""
+
+    def running(self, operation: Operation) -> AbstractContextManager[None]:
+        """Return a context that is entered while a conductor works on an operation."""
+
+    def ended(self, kind: str, result: str, seconds: float) -> None:
+        """Count an operation that has ended, and the time since it was accepted."""
+
+
+class _NoObserver:
+    def running(self, operation: Operation) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def ended(self, kind: str, result: str, seconds: float) -> None:
+        pass
+
+
+class Engine:
+    """Leases operations, runs their kinds, and sweeps for operations without a valid lease."""
+
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        owner: str,
+        lease: float,
+        sweep_interval: float,
+        concurrency: int,
+        proof_valid: float,
+        after_commit: Callable[[str, str], None] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.owner = owner
+        self.lease = lease
+        self._sweep_interval = sweep_interval
+        self._kinds: Mapping[str, Kind] = {}
+        self._known: operation_rows.Known = ()
+        self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._limit = asyncio.Semaphore(concurrency)
+        self._after_commit = after_commit
+        self._observer = observer or _NoObserver()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self.health = Health(clock, settle=lease, proof_valid=proof_valid)
+
+    def set_kinds(self, kinds: Mapping[str, Kind]) -> None:
+        """Take the kinds of operations to run, by name."""
+        self._kinds = kinds
+        # Newer versions and other kinds are left to conductors that know them.
+        self._known = tuple(sorted((each.name, each.version) for each in kinds.values()))
+
+    async def start(self) -> None:
+        """Start the loops that renew leases and sweep."""
+        self.health.outage_noticed()
+        self._loops = [
+            asyncio.create_task(self._forever(self._sweep, self._sweep_interval), name="operations-sweep"),
+            asyncio.create_task(self._forever(self.renew, self.lease / 4), name="operations-renew"),
+        ]
+
+    async def stop(self, grace: float = 2.0) -> None:
+        """Let running steps end, then release all leases so that other conductors continue at once."""
+        self._stopping = True
+        for task in self._loops:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=grace)
+        for work in self._tasks:
+            work.cancel()
+        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
+        try:
+            await self.database.write(operation_rows.release_leases, self.owner)
+        except Exception as error:
+            log.warning("leases could not be released: %s; they expire in %.0f s", error, self.lease)
+
+    def until(self, seconds: float | None = None) -> int:
+        """Return the time at which a lease taken now expires."""
+        return micros(self.clock.now() + (self.lease if seconds is None else seconds))
+
+    def now(self) -> int:
+        """Return the time as the database keeps it."""
+        return micros(self.clock.now())
+
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a transaction on behalf of a host; note it if the database does not answer."""
+        try:
+            return await self.database.write(fn, *args, **kwargs)
+        except Unavailable:
+            self.health.outage_noticed()
+            raise
+
+    def committed(self, kind: str, change: str) -> None:
+        """Note that a change is committed, by the name of its step or by another one; tests crash here."""
+        if self._after_commit is not None:
+            self._after_commit(kind, change)
+
+    def ended(self, operation: Operation, result: str) -> None:
+        """Note that the end of an operation is persisted."""
+        self._observer.ended(operation.kind, result, (self.now() - operation.created_at) / 1e6)
+
+    async def lease_and_run(self, ids: Sequence[str]) -> None:
+        """Lease these operations and start to run those that were free."""
+        if self._stopping:
+            return
+        taken = await self.database.write(operation_rows.lease, ids, self.owner, self.now(), self.until(), self._known)
+        groups: dict[tuple[str, str, str], list[Operation]] = {}
+        for row in taken:
+            operation = Operation.of(row)
+            groups.setdefault((operation.group_id, operation.kind, operation.step), []).append(operation)
+        for group in groups.values():
+            self.run(group)
+
+    def run(self, group: list[Operation]) -> None:
+        """Run operations that this conductor has leased."""
+        for operation in group:
+            self._leased[operation.id] = operation
+        task = asyncio.create_task(self._run(group), name=f"{group[0].kind}-{group[0].group_id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, group: list[Operation]) -> None:
+        with self._observer.running(group[0]):
+            await self._work(group)
+
+    async def _work(self, group: list[Operation]) -> None:
+        kind = self._kinds[group[0].kind]
+        timely: list[Operation] = []
+        try:
+            async with self._limit:
+                now = self.now()
+                late = [operation for operation in group if operation.deadline < now]
+                await self._give_up(kind, late, MicronovaError(f"{kind.name} did not end in time."))
+                if timely := [operation for operation in group if operation.deadline >= now]:
+                    await kind.run(timely)
+        except Crash as crash:
+            log.info("the work stops as in a crash after %s", crash)
+        except Unavailable as error:
+            await self.later(timely, error)
+        except Stale as error:
+            # Another owner continues one of them, which `later` does not change.
+            await self.later(timely, Unavailable(f"Another conductor has taken over: {error}"))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            lack = resource_exhausted(error)
+            if lack is not None:
+                await self.later(timely, lack)
+            else:
+                log.exception("operation %s (%s) failed", timely[0].id, kind.name)
+                await self._give_up(kind, timely, error)
+        finally:
+            for operation in group:
+                self._leased.pop(operation.id, None)
+
+    async def later(self, group: list[Operation], error: Unavailable) -> None:
+        """Try again after a pause that grows with the attempts: a service or the database does not answer.
+
+        The lease of all of them expires at the same time, so that the sweep takes them together.
+        """
+        pause = retry_pause(group[0])
+        log.warning(
+            "%s of instance %s is tried again in %.1f s: %s", group[0].kind, group[0].instance_uuid, pause, error
+        )
+        try:
+            leased = [(operation.id, operation.epoch) for operation in group]
+            await self.database.write(operation_rows.postpone, leased, self.owner, self.until(pause))
+        except Unavailable:
+            self.health.outage_noticed()  # the lease expires
+
+    async def _give_up(self, kind: Kind, group: list[Operation], error: Exception) -> None:
+        for operation in group:
+            try:
+                await kind.fail(operation, error)
+            except Unavailable as unavailable:
+                await self.later([operation], unavailable)
+            except Exception:
+                log.exception("operation %s could not be ended; it runs again when its lease expires", operation.id)
+
+    async def _forever(self, work: Callable[[], Awaitable[None]], interval: float) -> None:
+        while True:
+            try:
+                await work()
+            except Exception as error:
+                self.health.outage_noticed()
+                log.warning(
+                    "operations: %s failed and is repeated: %s", getattr(work, "__name__", "loop").strip("_"), error
+                )
+            await self.clock.sleep(interval)
+
+    async def _sweep(self) -> None:
+        with_hosts = self.health.healthy()
+        found = await self.database.read(
+            operation_rows.expired, self.now(), SWEEP_BATCH, self._known, with_hosts=with_hosts
+        )
+        if found:
+            log.debug("sweep takes %d operations", len(found))
+            await self.lease_and_run(found)
+
+    async def renew(self) -> None:
+        ids = [id for id, operation in self._leased.items() if operation.owner == self.owner]
+        if ids:
+            await self.database.write(operation_rows.renew, ids, self.owner, self.until())
+
+    async def idle(self) -> None:
+        """Wait until no operation is running."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))

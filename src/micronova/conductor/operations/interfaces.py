@@ -1,0 +1,303 @@
+"""Attaching an interface to a server, and detaching one.
+
+Attaching: `new` (a port is created, or the user's is taken, and bound) → `dispatched` (the host plugs it) → done, or
+`cleanup` (it failed: the port is released). Detaching: `new` → `dispatched` (the host unplugs it) → `cleanup` (the
+port is deleted, or unbound if it is the user's) → done. A port carries the id of the operation that attached it, so
+that a step that runs twice finds it. The server's list of interfaces has it from `dispatched` to the end of `cleanup`.
+"""
+
+import functools
+from abc import abstractmethod
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.base import (
+    Continue,
+    Dependencies,
+    HostKind,
+    NoMoreWork,
+    Notification,
+    ReportResult,
+    abort_error,
+    fault_of,
+)
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import Transitions
+from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.errors import BuildAborted, MicronovaError, Stale, Unavailable
+from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed
+from micronova.objects.network import VIF
+from micronova.objects.operations import InterfacePayload
+from micronova.objects.orders import Report, WorkOrder
+
+
+class InterfaceKind(HostKind):
+    """What attaching and detaching share."""
+
+    notification: str
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self._transitions = Transitions(dependencies, self.action_event)
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order; the list of interfaces in it describes the port."""
+        payload = _payload(operation)
+        return work_order(
+            conn,
+            operation,
+            row,
+            kind=self.name,
+            now=self._engine.now(),
+            wait_for_plugs=tuple(payload.wait_for_plugs),
+            parameters={"port_id": payload.port_id or ""},
+        )
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Continue from the persisted step."""
+        for operation in operations:
+            if operation.step == "cleanup":
+                await self.clean_up(operation)
+                continue
+            row = await self._engine.database.read(instances.get, operation.instance_uuid)
+            if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+                await self.overtaken(operation)
+            elif await self._transitions.host_is_down(row["host"]):
+                raise Unavailable(f"Host {row['host']} does not answer.")
+            else:
+                await self.order_host(operation, row)
+
+    @abstractmethod
+    async def order_host(self, operation: Operation, row: InstanceRow) -> None:
+        """Send the order to the server's host."""
+
+    @abstractmethod
+    async def overtaken(self, operation: Operation) -> None:
+        """Cancel this operation, which a later request has overtaken, and release what it holds."""
+
+    @abstractmethod
+    async def clean_up(self, operation: Operation) -> None:
+        """Release the port and end the operation."""
+
+    async def send(self, operation: Operation, row: InstanceRow, vif: VIF | None, payload: bytes) -> None:
+        """Make the host the owner, add the interface to the server's list, and send the order."""
+        order = await self._engine.database.write(self._dispatch, operation, vif, payload)
+        self._engine.committed(self.name, "dispatched")
+        if order is None:
+            try:
+                await self._transitions.check_release(operation)
+            except Stale:  # another conductor continues it, or has ended it
+                await self._transitions.withdraw(operation, [vif] if vif is not None else [])
+            else:
+                await self.overtaken(operation)
+            return
+        self._transitions.notify(f"{self.notification}.start", operation, row)
+        await self._transitions.send(operation, order)
+
+    def _dispatch(self, conn: sa.Connection, operation: Operation, vif: VIF | None, payload: bytes) -> WorkOrder | None:
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["host"] is None:
+            return None
+        values: InstanceChanges = {}
+        if vif is not None:
+            values["network_info"] = [*_without(row, vif.port_id), msgspec.to_builtins(vif)]
+        dispatched = self._transitions.dispatch(conn, operation, row["host"], values, payload=payload)
+        return None if dispatched is None else self.order(conn, dispatched, changed(row, values))
+
+    def to_clean_up(self, conn: sa.Connection, operation: Operation, payload: InterfacePayload) -> Continue:
+        """Persist that only the port is left to release, by this conductor."""
+        encoded = msgspec.msgpack.encode(payload)
+        self._transitions.persist(conn, operation, "cleanup", payload=encoded)
+        return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup", payload=encoded))
+
+    async def finish(self, operation: Operation) -> None:
+        """End the operation as its payload says and record the security groups of the ports that are left."""
+        values: InstanceChanges = {}
+        if self._dependencies.network_client is not None:
+            values["security_groups"] = await self._dependencies.network_client.security_groups.names_of(
+                operation.instance_uuid
+            )
+        notifications = await self._engine.database.write(self._finished, operation, values)
+        if notifications is None:
+            await self._transitions.cancel(operation)
+            return
+        self._transitions.notify_all(operation, notifications)
+
+    def _finished(
+        self, conn: sa.Connection, operation: Operation, values: InstanceChanges
+    ) -> list[Notification] | None:
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch:
+            return None
+        payload = _payload(operation)
+        values = {**values, "network_info": _without(row, payload.port_id)}
+        return self.ended_with(conn, operation, row, payload, values)
+
+    def ended_with(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        payload: InterfacePayload,
+        values: InstanceChanges | None = None,
+    ) -> list[Notification]:
+        """End the operation, with the payload's error if it has one; return the notifications to send."""
+        now = self._engine.now()
+        fault = fault_of(BuildAborted(payload.error), now) if payload.error else None
+        vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
+        changes: InstanceChanges = {"task_state": None, "vm_state": vm_state, **(values or {})}
+        encoded = msgspec.msgpack.encode(payload)
+        result = "error" if fault else "success"
+        if not self._transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
+            return []
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        return [(f"{self.notification}.{'error' if fault else 'end'}", changed(row, changes), fault)]
+
+
+class AttachInterface(InterfaceKind):
+    """The operation behind POST /servers/{id}/os-interface."""
+
+    name = "attach_interface"
+    action_event = "compute_attach_interface"
+    notification = "interface_attach"
+
+    async def order_host(self, operation: Operation, row: InstanceRow) -> None:
+        """Create or take the port and order the host to plug it."""
+        payload = _payload(operation)
+        if payload.port_id is not None:  # the order was sent before, and the host has not reported
+            await self.send(operation, row, None, operation.payload)
+            return
+        assert self._dependencies.network_client is not None and row["host"] is not None  # or the API had refused it
+        assert payload.request is not None
+        try:
+            vif = await self._dependencies.network_client.attach(
+                instance_uuid=row["uuid"],
+                project_id=row["project_id"],
+                host=row["host"],
+                zone=row["availability_zone"],
+                port=payload.request,
+                hostname=row["hostname"],
+                operation=operation.id,
+                check=functools.partial(self._transitions.check_owner, operation),
+            )
+        except (Stale, Unavailable):
+            raise
+        except MicronovaError as error:
+            await self.fail(operation, error)
+            return
+        payload.port_id = vif.port_id
+        payload.wait_for_plugs = [] if vif.status == "ACTIVE" else [vif.port_id]
+        await self.send(operation, row, vif, msgspec.msgpack.encode(payload))
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """End the operation if the interface is plugged; else release its port."""
+        payload = _payload(operation)
+        if report.outcome == "done":
+            return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
+        payload.error_code, payload.error = report.error_code, abort_error(report).message
+        return self.to_clean_up(conn, operation, payload)
+
+    async def overtaken(self, operation: Operation) -> None:
+        """Release the port that this operation may have created, and cancel."""
+        await self._release(operation)
+        await self._transitions.cancel(operation)
+
+    async def clean_up(self, operation: Operation) -> None:
+        """Release the port and end the operation."""
+        await self._release(operation)
+        await self.finish(operation)
+
+    async def _release(self, operation: Operation) -> None:
+        if self._dependencies.network_client is not None:
+            await self._dependencies.network_client.release(
+                instance_uuid=operation.instance_uuid,
+                operation=operation.id,
+                check=functools.partial(self._transitions.check_release, operation),
+            )
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: release the port; the server is as before."""
+        if operation.step != "cleanup":
+            result = await self._engine.database.write(self._give_up, operation, error)
+            if result is None:
+                return
+            self._engine.committed(self.name, "cleanup")
+            operation = result.operation
+        await self.clean_up(operation)
+
+    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
+        instances.lock(conn, operation.instance_uuid)
+        if not self._transitions.owns(conn, operation):
+            return None
+        payload = _payload(operation)
+        payload.error_code = error.code if isinstance(error, MicronovaError) else MicronovaError.code
+        payload.error = fault_of(error, self._engine.now())["message"]
+        return self.to_clean_up(conn, operation, payload)
+
+
+class DetachInterface(InterfaceKind):
+    """The operation behind DELETE /servers/{id}/os-interface/{port_id}, also of a port that was deleted."""
+
+    name = "detach_interface"
+    action_event = "compute_detach_interface"
+    notification = "interface_detach"
+
+    async def order_host(self, operation: Operation, row: InstanceRow) -> None:
+        """Order the host to unplug the interface."""
+        await self.send(operation, row, None, operation.payload)
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Release the port if the interface is unplugged; else the server keeps it."""
+        payload = _payload(operation)
+        if report.outcome == "done":
+            return self.to_clean_up(conn, operation, payload)
+        payload.error_code, payload.error = report.error_code, abort_error(report).message
+        return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
+
+    async def overtaken(self, operation: Operation) -> None:
+        """Cancel; the server keeps the port."""
+        await self._transitions.cancel(operation)
+
+    async def clean_up(self, operation: Operation) -> None:
+        """Release the port and end the operation."""
+        if self._dependencies.network_client is not None:
+            port = _payload(operation).port_id
+            await self._dependencies.network_client.release(
+                instance_uuid=operation.instance_uuid,
+                port_id=port,
+                check=functools.partial(self._transitions.check_release, operation),
+            )
+        await self.finish(operation)
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: the server keeps the interface, unless it is unplugged already; then its port is released."""
+        if operation.step == "cleanup":
+            await self.clean_up(operation)
+            return
+        notifications = await self._engine.database.write(self._give_up, operation, error)
+        if notifications is None:
+            await self._transitions.cancel(operation)
+            return
+        self._transitions.notify_all(operation, notifications)
+
+    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
+        row = instances.lock(conn, operation.instance_uuid)
+        if not self._transitions.owns(conn, operation):
+            return []
+        if row is None or row["epoch"] != operation.epoch:
+            return None
+        payload = _payload(operation)
+        payload.error = fault_of(error, self._engine.now())["message"]
+        return self.ended_with(conn, operation, row, payload)
+
+
+def _payload(operation: Operation) -> InterfacePayload:
+    return msgspec.msgpack.decode(operation.payload, type=InterfacePayload)
+
+
+def _without(row: InstanceRow, port_id: str | None) -> list[VIFData]:
+    return [vif for vif in row["network_info"] if vif["port_id"] != port_id]

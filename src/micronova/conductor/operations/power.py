@@ -1,0 +1,114 @@
+"""Start, stop, reboot, pause and suspend: one order to the host, its report, a new state."""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.base import (
+    Dependencies,
+    HostKind,
+    NoMoreWork,
+    Notification,
+    ReportResult,
+    abort_error,
+    fault_of,
+)
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import Transitions
+from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.errors import Unavailable
+from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed
+from micronova.objects.operations import PowerPayload
+from micronova.objects.orders import Report, WorkOrder
+
+
+class Power(HostKind):
+    """One kind per power action; `objects/states.py` has their states."""
+
+    def __init__(self, dependencies: Dependencies, kind: str, event: str) -> None:
+        self.name = kind
+        self.action_event = event
+        self._notification = {"stop": "power_off", "start": "power_on"}.get(kind, kind)
+        self._engine = dependencies.engine
+        self._transitions = Transitions(dependencies, event)
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Send the order to the server's host; send it again if the host's lease has expired."""
+        for operation in operations:
+            row = await self._engine.database.read(instances.get, operation.instance_uuid)
+            if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+                await self._transitions.cancel(operation)
+                continue
+            if operation.step == "dispatched" and await self._transitions.host_is_down(row["host"]):
+                raise Unavailable(f"Host {row['host']} does not answer.")
+            order = await self._engine.database.write(self._dispatch, operation, row, row["host"])
+            self._engine.committed(self.name, "dispatched")
+            if order is None:
+                await self._transitions.cancel(operation)
+                continue
+            self._transitions.notify(f"{self._notification}.start", operation, row)
+            await self._transitions.send(operation, order)
+
+    def _dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        dispatched = self._transitions.dispatch(conn, operation, host, {})
+        return None if dispatched is None else self.order(conn, dispatched, row)
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order."""
+        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
+        return work_order(conn, operation, row, kind=self.name, now=self._engine.now(), parameters=payload.parameters)
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Set the state that the action ends in, or record the host's failure."""
+        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
+        action = states.ACTIONS[payload.action]
+        now = self._engine.now()
+        changes: InstanceChanges = {"task_state": None}
+        if report.power_state is not None:
+            changes["power_state"] = report.power_state
+        if report.outcome != "done":
+            fault = fault_of(abort_error(report), now)
+            return NoMoreWork(notifications=[self._failed(conn, operation, row, action, fault, changes)])
+        changes["vm_state"] = states.state_after(action, row["vm_state"])
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self._transitions.end(conn, operation, "success", host=report.host)
+        return NoMoreWork(notifications=[(f"{self._notification}.end", changed(row, changes), None)])
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Give up: the server gets the state that its action has for a failure."""
+        notifications = await self._engine.database.write(self._give_up, operation, error)
+        if notifications is None:
+            await self._transitions.cancel(operation)
+            return
+        self._transitions.notify_all(operation, notifications)
+
+    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
+        """Return the notifications to send, or None if a later request has overtaken the operation."""
+        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
+        row = instances.lock(conn, operation.instance_uuid)
+        if not self._transitions.owns(conn, operation):
+            return []
+        if row is None or row["epoch"] != operation.epoch:
+            return None
+        fault = fault_of(error, self._engine.now())
+        return [self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})]
+
+    def _failed(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        action: states.Action,
+        fault: Fault,
+        changes: InstanceChanges,
+    ) -> Notification:
+        """Record the fault, end the operation and return the notification to send."""
+        changes = {
+            **changes,
+            "fault": fault,
+            "vm_state": states.state_after(action, row["vm_state"], failed=True),
+        }
+        instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
+        self._transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        return f"{self._notification}.error", changed(row, changes), fault

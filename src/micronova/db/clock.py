@@ -1,0 +1,83 @@
+"""The database's clock, for processes on several machines whose own clocks differ.
+
+Leases and heartbeats are times in rows that one process writes and another compares with its own time. On PostgreSQL
+all processes use the time of the database server instead of their own. They do not ask for it each time: they measure
+how far it is from a clock of this machine that never jumps. A measurement is as exact as half its round trip.
+"""
+
+import asyncio
+import logging
+
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.objects.clock import Clock
+
+log = logging.getLogger(__name__)
+
+INTERVAL = 10.0  # seconds between measurements
+SAMPLES = 5  # of the first measurement; the best one counts
+NOTEWORTHY = 1.0  # seconds; a larger difference between two measurements is logged
+
+_NOW = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+
+
+def _now(conn: sa.Connection) -> float:
+    return float(conn.execute(_NOW).scalar_one())
+
+
+class DatabaseClock:
+    """A clock that tells the time of a PostgreSQL server; `start` measures it for the first time."""
+
+    def __init__(self, inner: Clock, database: Database) -> None:
+        self._inner = inner
+        self._database = database
+        self._offset = inner.now() - inner.monotonic()
+        self._bound = float("inf")  # by how much the offset may be wrong
+        self._task: asyncio.Task[None] | None = None
+
+    def now(self) -> float:
+        """Return the database's time in seconds since the epoch (UTC)."""
+        return self._inner.monotonic() + self._offset
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back, to measure durations."""
+        return self._inner.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for a number of seconds."""
+        await self._inner.sleep(seconds)
+
+    async def start(self) -> None:
+        """Measure, and go on measuring until `stop`."""
+        for _ in range(SAMPLES):
+            await self.measure()
+        self._task = asyncio.create_task(self._run(), name="database-clock")
+
+    async def stop(self) -> None:
+        """Stop measuring."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def measure(self) -> None:
+        """Measure once; the result counts if it is more exact than the last one, or shows that it is wrong."""
+        begin = self._inner.monotonic()
+        told = await self._database.read(_now)
+        end = self._inner.monotonic()
+        offset, bound = told - (begin + end) / 2, (end - begin) / 2
+        change = abs(offset - self._offset)
+        if bound > self._bound and change <= bound + self._bound:
+            return
+        if change > NOTEWORTHY and self._bound != float("inf"):
+            log.warning("the database's clock was set by %.1f s; times in the database follow it", change)
+        self._offset, self._bound = offset, bound
+
+    async def _run(self) -> None:
+        while True:
+            await self._inner.sleep(INTERVAL)
+            try:
+                await self.measure()
+            except Exception as error:  # noqa: BLE001 - an unreachable database is reported by those who need it
+                log.debug("the database's clock could not be measured: %s", error)

@@ -1,0 +1,57 @@
+"""Conditions over lists of any length.
+
+`column IN (…)` has a parameter per value: another number of values is another statement to prepare, and drivers limit
+their number (asyncpg: 32,767). `one_of` has one parameter for all values.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class Texts(sa.TypeDecorator[list[str]]):
+    """A list of strings as one parameter: an array on PostgreSQL, JSON on SQLite."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
+        """Return the type of the parameter on this database."""
+        own = postgresql.ARRAY(sa.Text()) if dialect.name == "postgresql" else sa.JSON()
+        return dialect.type_descriptor(own)
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        """Return the values as a list."""
+        return list(value or ())
+
+
+class OneOf(FunctionElement[bool]):
+    """The condition that a column has one of the values of a list parameter; `one_of` makes it."""
+
+    type = sa.Boolean()
+    inherit_cache = True
+
+    def self_group(self, against: Any = None) -> Any:
+        """Return the condition as it is: SQLAlchemy would compare a function with 1 where it wants a boolean."""
+        return self
+
+
+def one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bool]:
+    """Return the condition that a column of strings has one of the values of the list parameter with this name."""
+    return OneOf(column, sa.bindparam(parameter, type_=Texts()))
+
+
+@compiles(OneOf, "postgresql")
+def _array(element: OneOf, compiler: SQLCompiler, **kwargs: Any) -> str:
+    column, values = (compiler.process(each, **kwargs) for each in element.clauses)
+    return f"{column} = ANY ({values})"
+
+
+@compiles(OneOf, "sqlite")
+def _json(element: OneOf, compiler: SQLCompiler, **kwargs: Any) -> str:
+    column, values = (compiler.process(each, **kwargs) for each in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - SQLAlchemy wrote both

@@ -1,0 +1,17 @@
+"""Locks on several rows of a table, taken in the order of their keys: so no two transactions wait for each other.
+
+PostgreSQL locks the rows of an UPDATE or DELETE in the order in which it finds them. SQLite has one writer at a time.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+
+def in_order(key: sa.Column[Any], *conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return the condition that a row is among those that meet the conditions; they are locked first, ordered by key.
+
+    An UPDATE repeats conditions on columns that others change, because it sees the rows as they were at its start.
+    """
+    locked = sa.select(key).where(*conditions).order_by(key).with_for_update().correlate(None)
+    return key.in_(locked)

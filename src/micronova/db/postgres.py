@@ -1,0 +1,205 @@
+"""PostgreSQL: asyncpg under SQLAlchemy; every function runs in a greenlet of this event loop.
+
+A connection that is lost while it commits leaves the transaction in doubt. If the function were run again after a
+commit that happened, a request would be done twice, or end in a conflict with itself. So each write transaction knows
+its id before it commits, and PostgreSQL is asked for the fate of that id (`pg_xact_status`). The id costs no round
+trip: the message that says BEGIN also puts it into `application_name`, a parameter whose changes the server reports.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import asyncpg
+import sqlalchemy as sa
+from sqlalchemy.engine import URL
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from micronova.db.engine import JSON, Database
+from micronova.objects.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RETRIES = 12
+DOUBT = 30.0  # seconds for which we ask what became of a transaction
+ANSWER = 5.0  # seconds for which we wait for the answer to BEGIN, to COMMIT, or to that question
+IDLE = 10.0  # seconds after which the server ends a transaction whose client is silent: it stands still or is gone
+LOCK_WAIT = 5.0  # seconds for which a statement waits for a lock before its transaction is run again
+
+_REPORT_ID = " SELECT set_config('application_name', 'micronova ' || pg_current_xact_id(), true);"
+_STATUS = sa.text("SELECT pg_xact_status(CAST(CAST(:id AS text) AS xid8))")
+# Its client is gone, and nobody else can end it: it would keep its locks until TCP gives up.
+_END = sa.text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE backend_xid = xid(CAST(CAST(:id AS text) AS xid8)) AND pid <> pg_backend_pid()"
+)
+
+
+_UNFIT = ("25006", "55000")  # read-only, or not ready: the server is a standby now, and another one may be writable
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """A connection that knows the id of its transaction."""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:
+        report = _REPORT_ID if query.startswith("BEGIN") and "READ ONLY" not in query else ""
+        # These take a moment: a connection that went silent is noticed by them, and not after `command_timeout`.
+        if timeout is None and query.startswith(("BEGIN", "COMMIT", "ROLLBACK")):
+            timeout = ANSWER
+        status: str = await super().execute(query + report, *args, timeout=timeout)
+        return status
+
+    @property
+    def transaction_id(self) -> str:
+        """The id of the transaction that runs; "" outside of one."""
+        name: str = self.get_settings().application_name
+        return name.partition("micronova ")[2]
+
+
+class PostgresDatabase(Database):
+    """A pool of connections; transactions that fail for a moment's reason are run again."""
+
+    dialect = "postgresql"
+
+    def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
+        super().__init__()
+        options: dict[str, Any] = {"timeout": 10, "command_timeout": 60, "connection_class": _Connection}
+        options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
+        self._engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=pool_size,
+            pool_timeout=pool_timeout,
+            max_overflow=0,
+            pool_pre_ping=False,  # a broken connection is retried below, which costs nothing while all is well
+            connect_args=options,
+            **JSON,
+        )
+        # What became of a commit is asked on a new connection: those of the pool may be dead as well.
+        self._asking = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            poolclass=sa.NullPool,
+            isolation_level="AUTOCOMMIT",
+            connect_args=options | {"timeout": ANSWER, "command_timeout": ANSWER},
+        )
+        # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        self._random = random.Random()  # spreads retries; nothing that a simulation needs to repeat
+
+    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.statistics.count("reads", fn.__qualname__)
+        return await self._run(self._reading, lambda conn: fn(conn, *args, **kwargs))
+
+    async def snapshot(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.statistics.count("reads", fn.__qualname__)
+        return await self._run(self._snapshots, lambda conn: fn(conn, *args, **kwargs))
+
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.statistics.count("writes", fn.__qualname__)
+        # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
+        work = self._run(self._engine, lambda conn: fn(conn, *args, **kwargs))
+        return await asyncio.shield(asyncio.ensure_future(work))
+
+    async def _run(self, engine: AsyncEngine, fn: Callable[[sa.Connection], R]) -> R:
+        for attempt in range(RETRIES):
+            committing = ""  # the id of the transaction, once its commit may have happened
+            try:
+                async with engine.connect() as conn:
+                    try:
+                        result = await conn.run_sync(fn)
+                        committing = await _transaction_id(conn)
+                        await conn.commit()
+                    except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+                        if _state(error) in _UNFIT or not isinstance(error, sa.exc.DBAPIError):
+                            await self._replace_connections(conn)
+                        raise
+                return result
+            except sa.exc.TimeoutError as error:  # every connection of the pool is in use
+                raise Unavailable("The database is busy: all connections are in use. Try again later.") from error
+            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+                lost = not isinstance(error, sa.exc.DBAPIError) or error.connection_invalidated
+                if not (lost or _temporary(error)):
+                    raise
+                if committing and not _rolled_back(error) and await self._committed(committing):
+                    return result
+                if attempt == RETRIES - 1:
+                    raise Unavailable("The database does not answer.") from error
+                self.statistics.retries += 1
+                await self._pause(attempt)
+        raise AssertionError("unreachable")
+
+    async def _replace_connections(self, conn: AsyncConnection) -> None:
+        """Let the pool replace its connections when it hands them out: they are as old as this one, and as unfit."""
+        self._engine.pool._invalidate(None)  # type: ignore[arg-type]  # of all connections, whichever failed
+        if not conn.invalidated:
+            await conn.invalidate()
+
+    async def _committed(self, id: str) -> bool:
+        """Return whether a transaction whose answer to COMMIT was lost has happened; raise Unavailable if unknown."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DOUBT
+        attempt = 0
+        while loop.time() < deadline:
+            try:
+                async with self._asking.connect() as conn:
+                    status = (await conn.execute(_STATUS, {"id": id})).scalar()
+                    if status in ("committed", "aborted"):
+                        log.warning("the answer to COMMIT of transaction %s was lost; it is %s", id, status)
+                        return bool(status == "committed")
+                    if status == "in progress":
+                        await conn.execute(_END, {"id": id})
+            except (sa.exc.DBAPIError, OSError, TimeoutError) as error:
+                if _state(error) == "22023":  # an id of the future: the server was set back to a time before it
+                    return False
+                if not _temporary(error) and isinstance(error, sa.exc.DBAPIError) and not error.connection_invalidated:
+                    raise
+            await self._pause(attempt)
+            attempt += 1
+        raise Unavailable("The database does not answer. It is not known whether the change was made.")
+
+    async def _pause(self, attempt: int) -> None:
+        await asyncio.sleep(self._random.random() * min(1.0, 0.005 * 2**attempt))
+
+    async def close(self) -> None:
+        await self._engine.dispose()
+
+
+def _session_settings() -> dict[str, str]:
+    """Return the settings by which the server ends what a lost or halted client left, so that its locks are free."""
+    return {
+        "idle_in_transaction_session_timeout": str(round(IDLE * 1000)),
+        "lock_timeout": str(round(LOCK_WAIT * 1000)),
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": "20000",
+    }
+
+
+async def _transaction_id(conn: AsyncConnection) -> str:
+    raw = (await conn.get_raw_connection()).driver_connection
+    assert isinstance(raw, _Connection)
+    return raw.transaction_id
+
+
+def _state(error: BaseException) -> str:
+    """Return the SQLSTATE of an error, "" if it has none."""
+    original = getattr(error, "orig", None)
+    return str(getattr(original, "sqlstate", None) or getattr(original, "pgcode", None) or "")
+
+
+def _rolled_back(error: BaseException) -> bool:
+    """Return whether the error itself says that the transaction did not happen: serialisation failures, deadlocks."""
+    return _state(error) in ("40001", "40P01")
+
+
+def _temporary(error: BaseException) -> bool:
+    # 57P0x shutdown or start, 08xxx connection, 53xxx full disk, out of memory or too many clients,
+    # 55P03 lock not available, 25P03 the session was ended because its transaction was idle, 57014 statement timeout
+    later = ("57P0", "08", "53", "55P03", "25P03", "57014", *_UNFIT)
+    return _rolled_back(error) or _state(error).startswith(later)

@@ -1,0 +1,57 @@
+"""Changes of rows that count their revisions: one request never overwrites what another has changed meanwhile.
+
+A handler reads a row, decides, and writes only if the row still has the revision that it read. If not, the write
+raises Changed and `retry` runs the handler again.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from micronova.objects.errors import Unavailable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ATTEMPTS = 30
+
+
+class Changed(Exception):
+    """Another request has changed or deleted what this one read: read again."""
+
+
+class Contended(Unavailable):
+    """Other requests changed the same object at each attempt."""
+
+
+async def retry(fn: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a handler that reads, decides and writes until no other request comes between; raise Contended."""
+    for _ in range(ATTEMPTS):
+        try:
+            return await fn(*args, **kwargs)
+        except (Changed, sa.exc.IntegrityError) as error:
+            reason = error
+    raise Contended("Too many requests change the same thing at once: try again.") from reason
+
+
+def update(
+    conn: sa.Connection, revision: sa.Column[int], id: str, read: int, values: Mapping[str, Any], now: int
+) -> None:
+    """Write values to the row with this id and count its revision up; raise Changed if it is not `read` any more."""
+    counted = {**values, revision.key: read + 1, "updated_at": now}
+    _require_one(conn.execute(revision.table.update().where(*_still(revision, id, read)).values(counted)))
+
+
+def delete(conn: sa.Connection, revision: sa.Column[int], id: str, read: int) -> None:
+    """Delete the row with this id; raise Changed if its revision is not `read` any more."""
+    _require_one(conn.execute(revision.table.delete().where(*_still(revision, id, read))))
+
+
+def _still(revision: sa.Column[int], id: str, read: int) -> tuple[sa.ColumnElement[bool], ...]:
+    return revision.table.c.id == id, revision == read
+
+
+def _require_one(done: sa.CursorResult[Any]) -> None:
+    if done.rowcount != 1:
+        raise Changed

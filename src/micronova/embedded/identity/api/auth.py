@@ -1,0 +1,134 @@
+"""/v3/auth: issue, show, check and revoke tokens; the catalog and the scopes that the caller can use."""
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.identity import catalog, tokens
+from micronova.embedded.identity.api import views
+from micronova.embedded.identity.api.common import V3, collection, public_url, self_link
+from micronova.embedded.identity.authentication import Auth, AuthBody, authenticate
+from micronova.embedded.identity.core import Core
+from micronova.embedded.identity.store import assignments, domains, projects, revocations
+from micronova.embedded.identity.store.kinds import DomainRow, ProjectRow
+from micronova.embedded.identity.store.rows import Page, flag
+from micronova.http.request import Request, Response
+from micronova.http.service import Route
+from micronova.http.tokens import Claims
+from micronova.objects.clock import micros
+from micronova.objects.errors import Forbidden, NotFound, Unauthorized
+
+
+class AuthAPI:
+    """Tokens."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        path = f"{V3}/auth/tokens"
+        return [
+            Route(method="POST", path=path, handler=self.issue, policy=None, status=201, body=AuthBody),
+            Route(method="GET", path=path, handler=self.show, policy="identity:validate_token", checks_policy=True),
+            Route(method="HEAD", path=path, handler=self.check, policy="identity:check_token", checks_policy=True),
+            Route(
+                method="DELETE", path=path, handler=self.revoke, policy="identity:revoke_token", checks_policy=True,
+                status=204,
+            ),
+            Route(method="GET", path=f"{V3}/auth/catalog", handler=self.catalog, policy="identity:get_auth_catalog"),
+            Route(method="GET", path=f"{V3}/auth/projects", handler=self.projects, policy="identity:get_auth_projects"),
+            Route(method="GET", path=f"{V3}/auth/domains", handler=self.domains, policy="identity:get_auth_domains"),
+            Route(method="GET", path=f"{V3}/auth/system", handler=self.system, policy="identity:get_auth_system"),
+        ]  # fmt: skip
+
+    async def issue(self, request: Request) -> Response:
+        """Issue a token to a caller that authenticates."""
+        auth: Auth = request.body.auth
+        with_catalog = not flag(request.raw_query, "nocatalog")
+        issued_at = self._core.timestamps.next()
+        authenticated = await authenticate(self._core, auth.identity, request.context.remote_address)
+        token, claims, details = await tokens.issue(self._core, authenticated, auth.scope, with_catalog, issued_at)
+        return self._describe(request, token, claims, details, with_catalog)
+
+    def _describe(
+        self, request: Request, token: str, claims: Claims, details: tokens.Details, with_catalog: bool
+    ) -> Response:
+        body = tokens.body(claims, details, with_catalog, public_url(request))
+        return Response(body={"token": body}, headers={"x-subject-token": token, "vary": "X-Auth-Token"})
+
+    def _subject(self, request: Request) -> tuple[str, Claims | None]:
+        token = request.header("x-subject-token")
+        if not token:
+            return "", None
+        try:
+            return token, self._core.verifier.verify(token, self._core.clock.now())
+        except Unauthorized:
+            return token, None
+
+    def _authorized_subject(self, request: Request) -> tuple[str, Claims]:
+        token, claims = self._subject(request)
+        request.authorize({"user_id": claims.user_id if claims else None})
+        if claims is None:
+            raise NotFound("The token in X-Subject-Token is missing, not valid, expired or revoked.")
+        return token, claims
+
+    async def show(self, request: Request) -> Response:
+        """Show what a token contains."""
+        token, claims = self._authorized_subject(request)
+        with_catalog = not flag(request.raw_query, "nocatalog")
+        details = await self._core.database.read(tokens.read_details, claims, with_catalog)
+        return self._describe(request, token, claims, details, with_catalog)
+
+    async def check(self, request: Request) -> Response:
+        """Answer 200 if a token is valid, 404 if not."""
+        token, _ = self._authorized_subject(request)
+        return Response(headers={"x-subject-token": token, "vary": "X-Auth-Token"})
+
+    async def revoke(self, request: Request) -> None:
+        """Revoke a token."""
+        _, claims = self._authorized_subject(request)
+        audit_id = claims.audit_ids[0]
+        time = self._core.revocation_time()
+        await self._core.write(revocations.revoke_token, time, audit_id, micros(claims.expires_at) + 1)
+        self._core.revocations.revoke(audit_id, claims.expires_at)
+
+    async def catalog(self, request: Request) -> dict[str, Any]:
+        """Return the catalog of the caller's token."""
+        claims = self._core.verifier.verify(request.context.token, self._core.clock.now())
+        if not tokens.is_scoped(claims):
+            raise Forbidden(
+                "A token without a scope has no catalog: ask for one with a project, a domain or the system."
+            )
+        details = await self._core.database.read(tokens.read_details, claims, True)
+        shown = catalog.view(details.catalog, public_url(request), claims)
+        return {"catalog": shown, "links": {"self": self_link(request)}}
+
+    async def projects(self, request: Request) -> dict[str, Any]:
+        """List the projects that the caller can get a token for."""
+        rows, tags = await self._core.database.read(projects_of, request.context.user_id, True)
+        return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
+
+    async def domains(self, request: Request) -> dict[str, Any]:
+        """List the domains that the caller can get a token for."""
+        rows, tags = await self._core.database.read(_domains_of, request.context.user_id)
+        return collection(request, "domains", [views.domain(request, row, tags[row["id"]]) for row in rows])
+
+    async def system(self, request: Request) -> dict[str, Any]:
+        """Show whether the caller can get a token for the system."""
+        allowed = await self._core.database.read(assignments.on_system, request.context.user_id)
+        return {"system": [{"all": True}] if allowed else [], "links": {"self": self_link(request)}}
+
+
+def projects_of(
+    conn: sa.Connection, user_id: str, enabled: bool = False
+) -> tuple[list[ProjectRow], dict[str, list[str]]]:
+    """Return the projects that a user has a role on, with their tags."""
+    query = {"enabled": ["true"]} if enabled else {}
+    listed, tags = projects.listing(conn, query, None, Page(), assignments.projects_of(conn, user_id))
+    return listed.rows, tags
+
+
+def _domains_of(conn: sa.Connection, user_id: str) -> tuple[list[DomainRow], dict[str, list[str]]]:
+    rows = [row for row in assignments.domains_of(conn, user_id) if row["enabled"]]
+    return rows, domains.tags_of(conn, [row["id"] for row in rows])

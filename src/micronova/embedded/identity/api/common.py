@@ -1,0 +1,66 @@
+"""What the handlers of all identity resources share: routes, pages, links, policy targets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from micronova.embedded.common.query import last
+from micronova.embedded.identity.store.rows import QUERY, Listed, Page
+from micronova.http.paging import next_link
+from micronova.http.request import Request
+from micronova.http.service import Route
+
+V3 = "/v3"
+MAX_LIMIT = 1000  # rows in a page that has a limit
+
+
+def checked_route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+    """Return a route whose handler checks policy itself, after it has loaded the policy target."""
+    return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", checks_policy=True, **more)
+
+
+def page(request: Request) -> Page:
+    """Return what the query string says about paging; raise Invalid."""
+    query = request.raw_query
+    return Page(QUERY.limit(query, least=1, most=MAX_LIMIT), last(query, "marker"))
+
+
+def link(request: Request, *parts: str) -> str:
+    """Return the URL of a resource."""
+    return "/".join((request.base_url + V3, *parts))
+
+
+def self_link(request: Request) -> str:
+    """Return the URL of the request itself."""
+    query = request.falcon.query_string
+    return request.base_url + request.falcon.path + (f"?{query}" if query else "")
+
+
+def collection(request: Request, name: str, items: Sequence[Any], listed: Listed[Any] | None = None) -> dict[str, Any]:
+    """Return the body of a list, with a link to the next page if there is one."""
+    links: dict[str, str | None] = {"next": None, "self": self_link(request), "previous": None}
+    body: dict[str, Any] = {name: items, "links": links}
+    if listed is not None and listed.more:
+        url = request.base_url + request.falcon.path
+        links["next"] = next_link(url, request.raw_query, listed.rows[-1]["id"])
+        body["truncated"] = True
+    return body
+
+
+def public_url(request: Request) -> str:
+    """Return scheme, host and port of this cloud as the client sees them."""
+    return request.base_url.removesuffix(request.service.mount)
+
+
+def token_domain(request: Request) -> str | None:
+    """Return the domain that a domain-scoped token limits lists to; None for other tokens."""
+    return request.context.domain_id
+
+
+def default_domain(request: Request) -> str:
+    """Return the domain in which a resource is created when the body names none."""
+    return request.context.domain_id or request.context.project_domain_id or request.context.user_domain_id
+
+
+def domain_target(row: Mapping[str, object] | None, **more: Any) -> dict[str, Any]:
+    """Return the policy target for a resource of a domain; a resource that does not exist has no domain."""
+    return {"domain_id": row["domain_id"] if row else None, **more}

@@ -1,0 +1,56 @@
+"""GET /v3/OS-REVOKE/events: revocations, for services that verify tokens by signature."""
+
+from typing import Any
+
+from micronova.embedded.common.query import last
+from micronova.embedded.identity.api.common import V3, self_link
+from micronova.embedded.identity.core import Core
+from micronova.embedded.identity.store import revocations
+from micronova.embedded.identity.store.revocations import Revocation
+from micronova.embedded.identity.store.rows import QUERY
+from micronova.embedded.identity.tokens import iso_time
+from micronova.http.request import Request
+from micronova.http.service import Route
+
+_KEYS = {"user": "user_id", "project": "project_id", "domain": "domain_id", "audit": "audit_chain_id"}
+
+
+class RevocationsAPI:
+    """Revocations."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the route."""
+        return [
+            Route(
+                method="GET",
+                path=f"{V3}/OS-REVOKE/events",
+                handler=self.index,
+                policy="identity:list_revoke_events",
+            )
+        ]
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List the revocations since a time that still concern unexpired tokens."""
+        since = last(request.raw_query, "since")
+        at = 0 if since is None else QUERY.time("since", since)
+        found = await self._core.database.read(revocations.since, at, self._core.now())
+        return {"events": [_view(each) for each in found], "links": {"self": self_link(request)}}
+
+
+def _view(each: Revocation) -> dict[str, Any]:
+    """Return an event. Our own services read `subject`; the other attributes are Keystone's."""
+    kind, _, key = each.subject.partition(":")
+    at = iso_time(each.at / 1_000_000)
+    view = {
+        "subject": each.subject,
+        "issued_before": at,
+        "revoked_at": at,
+        "expires_at": iso_time(each.expires_at / 1_000_000),
+    }
+    if kind == "grant":
+        user_id, _, scope = key.partition(":")
+        return {**view, "user_id": user_id, "project_id": scope}
+    return {**view, _KEYS[kind]: key} if kind in _KEYS else view

@@ -1,0 +1,95 @@
+"""What all parts of the identity service share: its database, clock, keys and the set of revocations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Concatenate, ParamSpec, TypeVar
+
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.embedded.identity.lockout import Lockout
+from micronova.embedded.identity.passwords import Passwords
+from micronova.embedded.identity.store.revocations import RevocationTime
+from micronova.http.tokens import Revocations, TokenSigner, TokenVerifier
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import Conflict
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_DOMAIN = "default"
+COMMIT_ALLOWANCE = 200_000  # microseconds within which a transaction commits
+
+
+class Timestamps:
+    """Times in microseconds that strictly increase and are later than every revocation that we know of.
+
+    A revocation concerns the tokens that were issued at or before its time. So no two of these times may be equal,
+    even when the clock is set back, and a token that is issued after a revocation must have a later time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = 0
+
+    def next(self) -> int:
+        """Return the time, or the time after the last one that was returned."""
+        self._last = max(micros(self._clock.now()), self._last + 1)
+        return self._last
+
+    def advance_past(self, time: int) -> None:
+        """Make all further times later than this one."""
+        self._last = max(self._last, time)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Core:
+    """What the service's constructor gives to every API class and function."""
+
+    database: Database
+    clock: Clock
+    timestamps: Timestamps
+    new_id: Callable[[], str]
+    passwords: Passwords
+    lockout: Lockout
+    signer: TokenSigner
+    verifier: TokenVerifier
+    revocations: Revocations
+    token_lifetime: float
+
+    def now(self) -> int:
+        """Return the time in microseconds."""
+        return micros(self.clock.now())
+
+    def revocation_time(self) -> RevocationTime:
+        """Return the time of a revocation that a transaction is about to make.
+
+        It is later than the commit. An authentication that still reads what the transaction changes begins before it,
+        and so gets a token that is revoked.
+        """
+        at = self.timestamps.next() + COMMIT_ALLOWANCE
+        return RevocationTime(at, at + micros(self.token_lifetime))
+
+    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a transaction that writes; raise Conflict if it breaks a constraint because of a concurrent one."""
+        try:
+            return await self.database.write(fn, *args, **kwargs)
+        except sa.exc.IntegrityError:
+            raise Conflict("The resource was changed by another request at the same moment: try again.") from None
+
+    async def write_revoking(
+        self,
+        fn: Callable[Concatenate[sa.Connection, RevocationTime, P], tuple[R, list[str]]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run a transaction that writes and may revoke tokens; revoke them in memory after the commit.
+
+        `fn` returns its result and the subjects whose tokens it revoked in the database.
+        """
+        time = self.revocation_time()
+        result, subjects = await self.write(fn, time, *args, **kwargs)
+        self.timestamps.advance_past(time.at)
+        for subject in subjects:
+            self.revocations.revoke_all(subject, time.at / 1_000_000, time.forget_at / 1_000_000)
+        return result

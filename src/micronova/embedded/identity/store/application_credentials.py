@@ -1,0 +1,71 @@
+"""Application credentials: with their secret a program acts for a user in one project, with some of its roles."""
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+
+from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, ApplicationCredentialRow
+from micronova.embedded.identity.store.revocations import RevocationTime, revoke
+from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import application_credentials
+from micronova.objects.errors import NotFound
+
+
+def get(conn: sa.Connection, user_id: str, credential_id: str) -> ApplicationCredentialRow:
+    """Return a user's credential; raise NotFound."""
+    row = APPLICATION_CREDENTIALS.find(conn, credential_id)
+    if row is None or row["user_id"] != user_id:
+        raise NotFound(f"Could not find application credential: {credential_id[:64]}.")
+    return row
+
+
+def by_name(conn: sa.Connection, user_id: str, name: str) -> ApplicationCredentialRow | None:
+    """Return a user's credential with this name, or None."""
+    table = application_credentials
+    return APPLICATION_CREDENTIALS.first(conn, table.c.user_id == user_id, table.c.name == name)
+
+
+def listing(
+    conn: sa.Connection, user_id: str, query: Mapping[str, list[str]], page: Page
+) -> Listed[ApplicationCredentialRow]:
+    """Return a page of a user's credentials."""
+    conditions = APPLICATION_CREDENTIALS.filters(query, ("name",))
+    conditions.append(application_credentials.c.user_id == user_id)
+    return APPLICATION_CREDENTIALS.page(conn, conditions, page)
+
+
+def create(
+    conn: sa.Connection,
+    credential_id: str,
+    *,
+    user_id: str,
+    project_id: str,
+    name: str,
+    description: str | None,
+    secret_hash: str,
+    role_ids: Sequence[str],
+    unrestricted: bool,
+    expires_at: int | None,
+    now: int,
+) -> ApplicationCredentialRow:
+    """Create a credential."""
+    row: ApplicationCredentialRow = {
+        "id": credential_id,
+        "user_id": user_id,
+        "project_id": project_id,
+        "name": name,
+        "description": description,
+        "secret_hash": secret_hash,
+        "role_ids": list(role_ids),
+        "unrestricted": unrestricted,
+        "expires_at": expires_at,
+        "created_at": now,
+    }
+    return APPLICATION_CREDENTIALS.insert(conn, row, f"There is an application credential named {name} already.")
+
+
+def delete(conn: sa.Connection, time: RevocationTime, user_id: str, credential_id: str) -> tuple[None, list[str]]:
+    """Delete a credential and revoke the tokens that were issued for it."""
+    get(conn, user_id, credential_id)
+    conn.execute(application_credentials.delete().where(application_credentials.c.id == credential_id))
+    return None, revoke(conn, time, [f"credential:{credential_id}"])

@@ -1,0 +1,148 @@
+"""Domains, and the tags of domains and projects."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.embedded.common.chunks import chunks
+from micronova.embedded.identity.attributes import (
+    DomainAttributes,
+    DomainChanges,
+    ResourceOptions,
+    given,
+    merged_options,
+    unique_tags,
+)
+from micronova.embedded.identity.store.kinds import DOMAINS, DomainRow, ProjectRow, RoleRow
+from micronova.embedded.identity.store.revocations import RevocationTime, revoke
+from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import (
+    application_credentials,
+    assignments,
+    domains,
+    groups,
+    implied_roles,
+    memberships,
+    projects,
+    roles,
+    tags,
+    users,
+)
+from micronova.objects.errors import Forbidden
+
+FILTERS = ("name", "enabled")
+
+
+def listing(conn: sa.Connection, query: Mapping[str, list[str]], only: str | None, page: Page) -> Listed[DomainRow]:
+    """Return a page of domains; with `only`, at most the domain with this id."""
+    conditions = DOMAINS.filters(query, FILTERS)
+    if only is not None:
+        conditions.append(domains.c.id == only)
+    return DOMAINS.page(conn, conditions, page)
+
+
+def create(
+    conn: sa.Connection, domain_id: str, wanted: DomainAttributes, extra: Mapping[str, Any], now: int
+) -> DomainRow:
+    """Create a domain."""
+    row: DomainRow = {
+        "id": domain_id,
+        "name": wanted.name,
+        "description": wanted.description,
+        "enabled": wanted.enabled,
+        "options": merged_options({}, wanted.options),
+        "extra": dict(extra),
+        "created_at": now,
+    }
+    DOMAINS.insert(conn, row, f"There is a domain named {wanted.name} already.")
+    set_tags(conn, domain_id, wanted.tags)
+    return row
+
+
+def change(
+    conn: sa.Connection, time: RevocationTime, domain_id: str, wanted: DomainChanges, extra: Mapping[str, Any]
+) -> tuple[DomainRow, list[str]]:
+    """Change a domain; disabling it revokes the tokens of its users and for its projects."""
+    row = DOMAINS.get(conn, domain_id)
+    refuse_immutable("domain", row, wanted.options)
+    values = given(wanted, "name", "description", "enabled")
+    values["options"] = merged_options(row["options"], wanted.options)
+    values["extra"] = {**row["extra"], **extra}
+    changed = DOMAINS.update(conn, row, values, f"There is a domain named {wanted.name} already.")
+    if isinstance(wanted.tags, list):
+        set_tags(conn, domain_id, wanted.tags)
+    subjects = [f"domain:{domain_id}"] if row["enabled"] and not changed["enabled"] else []
+    return changed, revoke(conn, time, subjects)
+
+
+def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[None, list[str]]:
+    """Delete a disabled domain with everything in it."""
+    row = DOMAINS.get(conn, domain_id)
+    refuse_immutable("domain", row)
+    if row["enabled"]:
+        raise Forbidden("Cannot delete a domain that is enabled: disable it first.")
+    inside = {table: sa.select(table.c.id).where(table.c.domain_id == domain_id) for table in (projects, users, groups)}
+    own_roles = sa.select(roles.c.id).where(roles.c.domain_id == domain_id)
+    for condition in (
+        assignments.c.target_id == domain_id,
+        assignments.c.target_id.in_(inside[projects]),
+        assignments.c.actor_id.in_(inside[users]),
+        assignments.c.actor_id.in_(inside[groups]),
+        assignments.c.role_id.in_(own_roles),
+    ):
+        conn.execute(assignments.delete().where(condition))
+    conn.execute(
+        application_credentials.delete().where(
+            application_credentials.c.user_id.in_(inside[users])
+            | application_credentials.c.project_id.in_(inside[projects])
+        )
+    )
+    conn.execute(
+        memberships.delete().where(
+            memberships.c.user_id.in_(inside[users]) | memberships.c.group_id.in_(inside[groups])
+        )
+    )
+    conn.execute(tags.delete().where((tags.c.owner_id == domain_id) | tags.c.owner_id.in_(inside[projects])))
+    for table in (projects, users, groups):
+        conn.execute(table.delete().where(table.c.domain_id == domain_id))
+    conn.execute(
+        implied_roles.delete().where(
+            implied_roles.c.prior_id.in_(own_roles) | implied_roles.c.implied_id.in_(own_roles)
+        )
+    )
+    conn.execute(roles.delete().where(roles.c.domain_id == domain_id))
+    conn.execute(domains.delete().where(domains.c.id == domain_id))
+    return None, revoke(conn, time, [f"domain:{domain_id}"])
+
+
+def names(conn: sa.Connection, ids: Iterable[str | None]) -> dict[str, str]:
+    """Return the names of domains by id."""
+    return {key: row["name"] for key, row in DOMAINS.by_ids(conn, ids).items()}
+
+
+def tags_of(conn: sa.Connection, owners: Iterable[str]) -> dict[str, list[str]]:
+    """Return the tags of projects or domains by id."""
+    found: dict[str, list[str]] = {owner: [] for owner in owners}
+    for part in chunks(found):
+        for row in conn.execute(tags.select().where(tags.c.owner_id.in_(part)).order_by(tags.c.tag)):
+            found[row.owner_id].append(row.tag)
+    return found
+
+
+def set_tags(conn: sa.Connection, owner_id: str, wanted: Iterable[str]) -> None:
+    """Replace all tags of a project or domain."""
+    found = unique_tags(wanted)
+    conn.execute(tags.delete().where(tags.c.owner_id == owner_id))
+    if found:
+        conn.execute(tags.insert(), [{"owner_id": owner_id, "tag": tag} for tag in found])
+
+
+def refuse_immutable(
+    noun: str, row: DomainRow | ProjectRow | RoleRow, options: ResourceOptions | UnsetType = UNSET
+) -> None:
+    """Raise Forbidden if a resource is immutable, unless the new options end that."""
+    ended = isinstance(options, ResourceOptions) and options.immutable in (False, None)
+    if row["options"].get("immutable") and not ended:
+        raise Forbidden(f"The {noun} {row['id']} is immutable: set its option immutable to false first.")

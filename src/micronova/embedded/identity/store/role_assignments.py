@@ -1,0 +1,184 @@
+"""The list of role assignments: as they were granted, or (`effective`) what they mean for each user and target."""
+
+from collections.abc import Iterable, Mapping
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from micronova.embedded.identity.store import projects as projects_store
+from micronova.embedded.identity.store import roles as roles_store
+from micronova.embedded.identity.store.assignments import SYSTEM, Grant, grants
+from micronova.embedded.identity.store.kinds import (
+    DOMAINS,
+    GROUPS,
+    PROJECTS,
+    ROLES,
+    USERS,
+    DomainRow,
+    GroupRow,
+    ProjectRow,
+    RoleRow,
+    UserRow,
+)
+from micronova.embedded.identity.tables import (
+    assignments,
+    memberships,
+    projects,
+)
+
+Named = UserRow | GroupRow | ProjectRow | DomainRow | RoleRow  # rows that have a name
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """The role assignments that are wanted."""
+
+    user_id: str | None = None
+    group_id: str | None = None
+    role_id: str | None = None
+    project_id: str | None = None
+    domain_id: str | None = None
+    system: bool = False
+    inherited: bool | None = None
+    effective: bool = False
+    subtree: bool = False  # of the project
+    within_domain: str | None = None  # only the domain and its projects: for its own managers
+
+
+class Assigned(Struct, frozen=True):
+    """A role assignment, with the grant that it follows from."""
+
+    grant: Grant
+    source: Grant
+    group_id: str | None = None  # through membership in this group
+    prior_role_id: str | None = None  # because this role implies it
+
+
+class Names(Struct):
+    """The rows of all users, groups, projects, domains and roles of a list, by id."""
+
+    users: dict[str, UserRow]
+    groups: dict[str, GroupRow]
+    projects: dict[str, ProjectRow]
+    domains: dict[str, DomainRow]
+    roles: dict[str, RoleRow]
+
+
+def listing(conn: sa.Connection, wanted: Filter) -> list[Assigned]:
+    """Return the role assignments that match."""
+    found = [Assigned(grant, grant) for grant in _granted(conn, wanted)]
+    if wanted.effective:
+        found = _effective(conn, found)
+    targets = _targets(conn, wanted)
+    found = [each for each in found if _matches(each, wanted, targets)]
+    if wanted.within_domain is not None:
+        inside = _inside(conn, wanted.within_domain)
+        found = [each for each in found if each.grant.target_id in inside]
+    return found
+
+
+def names(conn: sa.Connection, found: Iterable[Assigned]) -> Names:
+    """Return the rows that include_names shows."""
+    found = list(found)
+    result = Names(
+        users=USERS.by_ids(conn, (each.grant.actor_id for each in found if each.grant.actor == "user")),
+        groups=GROUPS.by_ids(conn, (each.grant.actor_id for each in found if each.grant.actor == "group")),
+        projects=PROJECTS.by_ids(conn, (each.grant.target_id for each in found if each.grant.target == "project")),
+        domains={},
+        roles=ROLES.by_ids(conn, (each.grant.role_id for each in found)),
+    )
+    concerned = [
+        row["domain_id"]
+        for kind in (result.users, result.groups, result.projects, result.roles)
+        for row in kind.values()
+    ]
+    concerned += [each.grant.target_id for each in found if each.grant.target == "domain"]
+    result.domains = DOMAINS.by_ids(conn, concerned)
+    return result
+
+
+def _granted(conn: sa.Connection, wanted: Filter) -> list[Grant]:
+    """Return the grants from which matching assignments can follow."""
+    conditions: list[sa.ColumnElement[bool]] = []
+    if wanted.user_id is not None:
+        actors = [wanted.user_id]
+        if wanted.effective:
+            chosen = sa.select(memberships.c.group_id).where(memberships.c.user_id == wanted.user_id)
+            actors += conn.execute(chosen).scalars()
+        conditions.append(assignments.c.actor_id.in_(actors))
+    if wanted.group_id is not None:
+        conditions.append(assignments.c.actor_id == wanted.group_id)
+    if not wanted.effective and wanted.role_id is not None:
+        conditions.append(assignments.c.role_id == wanted.role_id)
+    return grants(conn, *conditions)
+
+
+def _targets(conn: sa.Connection, wanted: Filter) -> set[str] | None:
+    if wanted.project_id is not None:
+        below = projects_store.descendants(conn, wanted.project_id) if wanted.subtree else []
+        return {wanted.project_id, *(row["id"] for row in below)}
+    if wanted.domain_id is not None:
+        return {wanted.domain_id}
+    return {SYSTEM} if wanted.system else None
+
+
+def _matches(each: Assigned, wanted: Filter, targets: set[str] | None) -> bool:
+    grant = each.grant
+    return (
+        (wanted.user_id is None or (grant.actor == "user" and grant.actor_id == wanted.user_id))
+        and (wanted.group_id is None or (grant.actor == "group" and grant.actor_id == wanted.group_id))
+        and (wanted.role_id is None or grant.role_id == wanted.role_id)
+        and (targets is None or grant.target_id in targets)
+        and (wanted.inherited is None or each.source.inherited == wanted.inherited)
+    )
+
+
+def _effective(conn: sa.Connection, found: list[Assigned]) -> list[Assigned]:
+    """Replace groups by their members and inherited grants by grants on the projects; add the implied roles."""
+    members: dict[str, list[str]] = {}
+    for row in conn.execute(memberships.select()):
+        members.setdefault(row.group_id, []).append(row.user_id)
+    below: dict[str, list[str]] = {}
+    implied = roles_store.implications(conn)
+    result: list[Assigned] = []
+    for each in found:
+        source = each.source
+        if source.actor == "group":
+            holders: list[tuple[str, str | None]] = [
+                (user, source.actor_id) for user in members.get(source.actor_id, ())
+            ]
+        else:
+            holders = [(source.actor_id, None)]
+        places = [(source.target, source.target_id)]
+        if source.inherited:
+            if source.target_id not in below:
+                below[source.target_id] = _below(conn, source)
+            places = [("project", project_id) for project_id in below[source.target_id]]
+        for user_id, group_id in holders:
+            for target, target_id in places:
+                for role_id, prior in _with_implied(implied, source.role_id):
+                    grant = Grant("user", user_id, target, target_id, role_id, source.inherited)
+                    result.append(Assigned(grant, source, group_id, prior))
+    return result
+
+
+def _with_implied(implied: Mapping[str, list[str]], role_id: str) -> list[tuple[str, str | None]]:
+    found: list[tuple[str, str | None]] = [(role_id, None)]
+    seen = {role_id}
+    for prior, _ in found:  # grows while we walk it
+        for each in implied.get(prior, ()):
+            if each not in seen:
+                seen.add(each)
+                found.append((each, prior))
+    return found
+
+
+def _below(conn: sa.Connection, source: Grant) -> list[str]:
+    if source.target == "project":
+        return [row["id"] for row in projects_store.descendants(conn, source.target_id)]
+    chosen = sa.select(projects.c.id).where(projects.c.domain_id == source.target_id)
+    return list(conn.execute(chosen).scalars())
+
+
+def _inside(conn: sa.Connection, domain_id: str) -> set[str]:
+    chosen = sa.select(projects.c.id).where(projects.c.domain_id == domain_id)
+    return {domain_id, *conn.execute(chosen).scalars()}

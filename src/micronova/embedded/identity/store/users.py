@@ -1,0 +1,112 @@
+"""Users, and the groups that they are members of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.identity.attributes import UserAttributes, UserChanges, given, merged_options
+from micronova.embedded.identity.store.kinds import DOMAINS, USERS, UserRow
+from micronova.embedded.identity.store.revocations import RevocationTime, revoke
+from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import (
+    application_credentials,
+    assignments,
+    memberships,
+    users,
+)
+from micronova.objects.errors import Invalid, NotFound
+
+FILTERS = ("name", "domain_id", "enabled")
+
+
+def by_name(conn: sa.Connection, domain_id: str, name: str) -> UserRow | None:
+    """Return the user with this name in a domain, or None."""
+    return USERS.first(conn, users.c.domain_id == domain_id, users.c.name == name)
+
+
+def listing(
+    conn: sa.Connection,
+    query: Mapping[str, list[str]],
+    domain_id: str | None,
+    page: Page,
+    group_id: str | None = None,
+) -> Listed[UserRow]:
+    """Return a page of users: all, those of a domain, or the members of a group."""
+    conditions = USERS.filters(query, FILTERS)
+    if domain_id is not None:
+        conditions.append(users.c.domain_id == domain_id)
+    if group_id is not None:
+        members = sa.select(memberships.c.user_id).where(memberships.c.group_id == group_id)
+        conditions.append(users.c.id.in_(members))
+    return USERS.page(conn, conditions, page)
+
+
+def create(
+    conn: sa.Connection,
+    user_id: str,
+    wanted: UserAttributes,
+    password_hash: str | None,
+    extra: Mapping[str, Any],
+    now: int,
+) -> UserRow:
+    """Create a user in the domain `wanted.domain_id`, which must be set."""
+    assert wanted.domain_id is not None
+    if DOMAINS.find(conn, wanted.domain_id) is None:
+        raise NotFound(f"Could not find domain: {wanted.domain_id}.")
+    row: UserRow = {
+        "id": user_id,
+        "domain_id": wanted.domain_id,
+        "name": wanted.name,
+        "enabled": wanted.enabled,
+        "default_project_id": wanted.default_project_id,
+        "password_hash": password_hash,
+        "options": merged_options({}, wanted.options),
+        "extra": dict(extra),
+        "created_at": now,
+    }
+    return USERS.insert(conn, row, f"There is a user named {wanted.name} in the domain already.")
+
+
+def change(
+    conn: sa.Connection,
+    time: RevocationTime,
+    user_id: str,
+    wanted: UserChanges,
+    password_hash: str | None,
+    extra: Mapping[str, Any],
+) -> tuple[UserRow, list[str]]:
+    """Change a user; a new password, or disabling the user, revokes the user's tokens."""
+    row = USERS.get(conn, user_id)
+    if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
+        raise Invalid("Invalid input for field/attribute user.domain_id: a user stays in its domain.")
+    values = given(wanted, "name", "enabled", "default_project_id")
+    values["options"] = merged_options(row["options"], wanted.options)
+    values["extra"] = {**row["extra"], **extra}
+    new_password = "password" in given(wanted, "password")
+    if new_password:
+        values["password_hash"] = password_hash
+    changed = USERS.update(conn, row, values, f"There is a user named {wanted.name} in the domain already.")
+    disabled = row["enabled"] and not changed["enabled"]
+    return changed, revoke(conn, time, [f"user:{user_id}"] if new_password or disabled else [])
+
+
+def set_password(
+    conn: sa.Connection, time: RevocationTime, user_id: str, old_hash: str | None, new_hash: str
+) -> tuple[bool, list[str]]:
+    """Replace a password and revoke the user's tokens; return False if the hash is no longer `old_hash`."""
+    done = conn.execute(
+        users.update().where(users.c.id == user_id, users.c.password_hash == old_hash).values(password_hash=new_hash)
+    )
+    changed = done.rowcount > 0
+    return changed, revoke(conn, time, [f"user:{user_id}"] if changed else [])
+
+
+def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[None, list[str]]:
+    """Delete a user with its assignments, memberships and application credentials."""
+    USERS.get(conn, user_id)
+    conn.execute(assignments.delete().where(assignments.c.actor_id == user_id))
+    conn.execute(memberships.delete().where(memberships.c.user_id == user_id))
+    conn.execute(application_credentials.delete().where(application_credentials.c.user_id == user_id))
+    conn.execute(users.delete().where(users.c.id == user_id))
+    return None, revoke(conn, time, [f"user:{user_id}"])

@@ -1,0 +1,345 @@
+"""The queries of the image service. Every function runs in one transaction; see `micronova.db.engine`."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db import keyset
+from micronova.db.keyset import SortKey
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
+from micronova.embedded.image.listing import SECOND, Listing, Period
+from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, UPLOADING, DataSummary, Image, UploadState
+from micronova.embedded.image.tables import deleted_images, images, members, properties, reservations, tags, usage
+from micronova.objects.errors import Conflict, TooLarge
+
+_COLUMNS = [column.key for column in images.columns]
+
+
+@cache
+def _select(dialect: str) -> sa.Select[Any]:
+    """Return the select of images with their tags and properties as JSON, in one statement."""
+    as_object, as_array = (
+        (sa.func.json_object_agg, sa.func.json_agg)
+        if dialect == "postgresql"
+        else (sa.func.json_group_object, sa.func.json_group_array)
+    )
+    own_properties = sa.select(as_object(properties.c.name, properties.c.value)).where(
+        properties.c.image_id == images.c.id
+    )
+    own_tags = sa.select(as_array(tags.c.tag)).where(tags.c.image_id == images.c.id)
+    return sa.select(
+        *(column.label(column.key) for column in images.columns),
+        sa.type_coerce(own_properties.scalar_subquery(), sa.JSON).label("properties"),
+        sa.type_coerce(own_tags.scalar_subquery(), sa.JSON).label("tags"),
+        _membership(sa.bindparam("caller"), None).label("shared_with_caller"),
+    )
+
+
+@cache
+def _by_id(dialect: str) -> sa.Select[Any]:
+    return _select(dialect).where(images.c.id == sa.bindparam("image_id"))
+
+
+def _membership(project: Any, status: str | None) -> sa.ColumnElement[bool]:
+    found = sa.exists().where(members.c.image_id == images.c.id, members.c.member == project)
+    return found.where(members.c.status == status) if status else found
+
+
+def _image(row: Any) -> Image:
+    values = dict(row._mapping)
+    values["properties"] = values["properties"] or {}
+    values["tags"] = tuple(sorted(values["tags"] or ()))
+    values["shared_with_caller"] = bool(values["shared_with_caller"])
+    return Image(**values)
+
+
+def get(conn: sa.Connection, image_id: str, caller: str) -> Image | None:
+    """Return an image, with whether it is shared with the caller's project; None if there is none."""
+    row = conn.execute(_by_id(conn.dialect.name), {"image_id": image_id, "caller": caller}).one_or_none()
+    return _image(row) if row is not None else None
+
+
+def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bool) -> tuple[list[Image], bool] | None:
+    """Return a page of images that the caller may see, and whether more follow; None if the marker is none of them."""
+    statement = _select(conn.dialect.name).where(*_visible(listing, caller, is_admin), *_conditions(listing))
+    after = None
+    if listing.marker is not None:
+        mark = get(conn, listing.marker, caller)
+        if mark is None or not mark.is_visible_to(caller, is_admin):
+            return None
+        after = [getattr(mark, name) for name, _ in listing.order]
+    keys = [SortKey(images.c[name], descending) for name, descending in listing.order]
+    rows, more = keyset.fetch(conn, statement, keys, after, listing.limit, {"caller": caller})
+    return [_image(row) for row in rows], more
+
+
+def _visible(listing: Listing, caller: str, is_admin: bool) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions for what the caller may see; community images of others only if the query asks for them."""
+    own = images.c.owner == caller if caller else sa.false()
+    visible: list[sa.ColumnElement[bool]] = []
+    if not is_admin:
+        status = None if listing.member_status == "all" else listing.member_status
+        invited = sa.and_(images.c.visibility == "shared", _membership(caller, status)) if caller else sa.false()
+        visible.append(sa.or_(images.c.visibility.in_(("public", "community")), own, invited))
+    if listing.visibility is None:
+        visible.append(sa.or_(images.c.visibility != "community", own))
+    elif listing.visibility != "all":
+        visible.append(images.c.visibility == listing.visibility)
+    return visible
+
+
+def _conditions(listing: Listing) -> list[sa.ColumnElement[bool]]:
+    found = [images.c[name] == value for name, value in listing.equal.items()]
+    found += [images.c[name].in_(values) for name, values in listing.one_of.items()]
+    if listing.size_min is not None:
+        found.append(images.c.size >= listing.size_min)
+    if listing.size_max is not None:
+        found.append(images.c.size <= listing.size_max)
+    found += [_in_period(period) for period in listing.times]
+    for tag in listing.tags:
+        found.append(sa.exists().where(tags.c.image_id == images.c.id, tags.c.tag == tag))
+    for name, value in listing.properties.items():
+        mine = sa.and_(properties.c.image_id == images.c.id, properties.c.name == name, properties.c.value == value)
+        found.append(sa.exists().where(mine))
+    return found
+
+
+def _in_period(period: Period) -> sa.ColumnElement[bool]:
+    column, begin, end = images.c[period.column], period.second, period.second + SECOND
+    conditions: dict[str, sa.ColumnElement[bool]] = {
+        "gt": column >= end,
+        "gte": column >= begin,
+        "lt": column < begin,
+        "lte": column < end,
+        "eq": sa.and_(column >= begin, column < end),
+        "neq": sa.or_(column < begin, column >= end),
+    }
+    return conditions[period.op]
+
+
+def create(conn: sa.Connection, image: Image) -> None:
+    """Insert an image; raise Conflict if its id is or was in use."""
+    used = conn.execute(
+        sa.select(images.c.id)
+        .where(images.c.id == image.id)
+        .union_all(sa.select(deleted_images.c.id).where(deleted_images.c.id == image.id))
+    ).first()
+    values = {name: getattr(image, name) for name in _COLUMNS}
+    if used or not insert_if_absent(conn, images, values):
+        raise Conflict(f"Image id {image.id} is in use, or was: choose another.")
+    _write_properties(conn, image.id, {}, image.properties)
+    _write_tags(conn, image.id, (), image.tags)
+
+
+def replace(conn: sa.Connection, old: Image, new: Image, now: int) -> None:
+    """Write what differs between two revisions of an image; raise Changed if the row is not `old` any more."""
+    changed = {name: getattr(new, name) for name in _COLUMNS if getattr(new, name) != getattr(old, name)}
+    revisions.update(conn, images.c.revision, old.id, old.revision, changed, now)
+    _write_properties(conn, old.id, old.properties, new.properties)
+    _write_tags(conn, old.id, old.tags, new.tags)
+    if new.owner != old.owner and old.size:
+        _release(conn, old.owner, old.size)
+        _charge(conn, new.owner, old.size, None)
+
+
+def delete(conn: sa.Connection, image: Image, now: int) -> None:
+    """Delete an image, keep its id and reduce the usage of its owner; raise Changed."""
+    revisions.delete(conn, images.c.revision, image.id, image.revision)
+    conn.execute(deleted_images.insert(), {"id": image.id, "deleted_at": now})
+    if image.size:
+        _release(conn, image.owner, image.size)
+
+
+def _write_properties(
+    conn: sa.Connection, image_id: str, old: dict[str, str | None], new: dict[str, str | None]
+) -> None:
+    stale = [name for name in old if name not in new or new[name] != old[name]]
+    if stale:
+        conn.execute(properties.delete().where(properties.c.image_id == image_id, properties.c.name.in_(stale)))
+    fresh = [
+        {"image_id": image_id, "name": name, "value": value}
+        for name, value in new.items()
+        if name not in old or old[name] != value
+    ]
+    if fresh:
+        conn.execute(properties.insert(), fresh)
+
+
+def _write_tags(conn: sa.Connection, image_id: str, old: Sequence[str], new: Sequence[str]) -> None:
+    stale, fresh = set(old) - set(new), set(new) - set(old)
+    if stale:
+        conn.execute(tags.delete().where(tags.c.image_id == image_id, tags.c.tag.in_(sorted(stale))))
+    if fresh:
+        conn.execute(tags.insert(), [{"image_id": image_id, "tag": tag} for tag in sorted(fresh)])
+
+
+# --- uploads ---
+
+
+def begin_upload(
+    conn: sa.Connection,
+    image_id: str,
+    upload_id: str,
+    status: str,
+    now: int,
+    *,
+    owner: str | None = None,
+    most: int | None = None,
+    size: int = 0,
+    limit: int | None = None,
+) -> bool:
+    """Set the status and the upload of a queued image; return False if it is not queued.
+
+    Raise TooLarge if the owner has `most` uploads under way, or if `limit` bytes leave no room for `size` more. With a
+    limit the upload reserves that size.
+    """
+    if most is not None:
+        _check_uploads(conn, owner, most)
+    if limit is not None and size > _room(conn, owner or "", limit):
+        raise _no_room(limit, size)
+    statement = images.update().where(images.c.id == image_id, images.c.status == QUEUED)
+    values = {"status": status, "upload_id": upload_id, "revision": images.c.revision + 1, "updated_at": now}
+    begun = bool(conn.execute(statement.values(values)).rowcount)
+    if begun and limit is not None:
+        reserved = {"upload_id": upload_id, "image_id": image_id, "project_id": owner or "", "bytes": size}
+        conn.execute(reservations.insert(), reserved)
+    return begun
+
+
+def reserve(conn: sa.Connection, upload_id: str, size: int, wanted: int, limit: int) -> int | None:
+    """Reserve what an upload writes: at least `size` bytes in all, `wanted` if there is room; return how many.
+
+    Return None if the upload is not under way any more, raise TooLarge if `limit` leaves no room for `size`.
+    """
+    mine = reservations.c.upload_id == upload_id
+    row = conn.execute(sa.select(reservations.c.project_id, reservations.c.bytes).where(mine)).one_or_none()
+    if row is None:
+        return None
+    if row.bytes >= size:
+        return int(row.bytes)
+    most = row.bytes + _room(conn, row.project_id, limit)
+    if size > most:
+        raise _no_room(limit, size)
+    granted = min(wanted, most)
+    done = conn.execute(reservations.update().where(mine).values(bytes=granted))
+    return granted if done.rowcount else None
+
+
+def _room(conn: sa.Connection, project: str, limit: int) -> int:
+    """Return how many bytes of a limit are neither used nor reserved; others wait until this transaction ends."""
+    used = _lock_usage(conn, project)
+    reserved = sa.select(sa.func.sum(reservations.c.bytes)).where(reservations.c.project_id == project)
+    return limit - used - int(conn.execute(reserved).scalar() or 0)
+
+
+def _lock_usage(conn: sa.Connection, project: str) -> int:
+    """Lock the usage of a project and return it: of two transactions the second waits, and then sees the first."""
+    insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
+    found = sa.select(usage.c.bytes).where(usage.c.project_id == project).with_for_update()
+    return int(conn.execute(found).scalar_one())
+
+
+def _end_reservation(conn: sa.Connection, upload_id: str) -> None:
+    conn.execute(reservations.delete().where(reservations.c.upload_id == upload_id))
+
+
+def _check_uploads(conn: sa.Connection, owner: str | None, most: int) -> None:
+    _lock_usage(conn, owner or "")
+    under_way = sa.select(sa.func.count()).where(images.c.owner == owner, images.c.upload_id.is_not(None))
+    if conn.execute(under_way).scalar_one() >= most:
+        raise TooLarge(f"The project may have {most} uploads under way: wait until one has ended.")
+
+
+def _is_upload_of(image_id: str, upload_id: str) -> sa.ColumnElement[bool]:
+    return sa.and_(images.c.id == image_id, images.c.upload_id == upload_id)
+
+
+def finish_upload(
+    conn: sa.Connection, image_id: str, upload_id: str, status: str, summary: DataSummary, limit: int | None, now: int
+) -> bool:
+    """Set the data of an image and add it to the usage of its owner; return False if the image is gone.
+
+    Raise TooLarge if the owner would exceed its limit.
+    """
+    mine = _is_upload_of(image_id, upload_id)
+    values = {**msgspec.structs.asdict(summary), "status": status, "upload_id": None, "updated_at": now}
+    statement = images.update().where(mine).values(**values, revision=images.c.revision + 1)
+    row = conn.execute(statement.returning(images.c.owner)).one_or_none()
+    if row is None:
+        return False
+    _end_reservation(conn, upload_id)
+    _charge(conn, row.owner, summary.size, limit)
+    return True
+
+
+def abort_upload(conn: sa.Connection, image_id: str, upload_id: str, now: int) -> bool:
+    """Set an image back to queued; return False if this is not its upload any more."""
+    _end_reservation(conn, upload_id)
+    mine = _is_upload_of(image_id, upload_id)
+    values = {"status": QUEUED, "upload_id": None, "revision": images.c.revision + 1, "updated_at": now}
+    return bool(conn.execute(images.update().where(mine).values(values)).rowcount)
+
+
+def take_over_upload(conn: sa.Connection, image_id: str, upload_id: str, by: str) -> bool:
+    """Replace the dead upload of an image by another; return False if it is not its upload any more."""
+    mine = _is_upload_of(image_id, upload_id)
+    taken = bool(conn.execute(images.update().where(mine).values(upload_id=by)).rowcount)
+    if taken:
+        _end_reservation(conn, upload_id)
+    return taken
+
+
+def upload_state(conn: sa.Connection, image_id: str, upload_id: str) -> UploadState:
+    """Return what the row of an image says about an upload of it.
+
+    Run it with `write`: it waits for the lock of the row, and so for a commit whose outcome is unknown.
+    """
+    found = sa.select(images.c.upload_id).where(images.c.id == image_id).with_for_update()
+    row = conn.execute(found).one_or_none()
+    if row is None:
+        return UploadState.IMAGE_DELETED
+    return UploadState.RUNNING if row.upload_id == upload_id else UploadState.ENDED
+
+
+def uploads(conn: sa.Connection) -> list[tuple[str, str]]:
+    """Return the image id and the upload id of every upload."""
+    found = sa.select(images.c.id, images.c.upload_id).where(images.c.upload_id.is_not(None))
+    return [(row.id, row.upload_id) for row in conn.execute(found)]
+
+
+def with_data(conn: sa.Connection) -> set[str]:
+    """Return the ids of all images that have a file."""
+    staged = sa.and_(images.c.status == UPLOADING, images.c.upload_id.is_(None))
+    found = sa.select(images.c.id).where(sa.or_(images.c.status.in_((ACTIVE, DEACTIVATED)), staged))
+    return set(conn.execute(found).scalars())
+
+
+# --- usage of projects ---
+
+
+def used(conn: sa.Connection, project_id: str | None) -> int:
+    """Return how many bytes of image data a project has."""
+    return conn.execute(sa.select(usage.c.bytes).where(usage.c.project_id == (project_id or ""))).scalar() or 0
+
+
+def _charge(conn: sa.Connection, project_id: str | None, size: int, limit: int | None) -> None:
+    project = project_id or ""
+    insert_if_absent(conn, usage, {"project_id": project, "bytes": 0})
+    more = usage.update().where(usage.c.project_id == project).values(bytes=usage.c.bytes + size)
+    if limit is not None:
+        more = more.where(usage.c.bytes + size <= limit)
+    if not conn.execute(more).rowcount:
+        raise _no_room(limit, size)
+
+
+def _no_room(limit: int | None, size: int) -> TooLarge:
+    return TooLarge(f"The project may keep {limit} bytes of images: there is no room for {size} more.")
+
+
+def _release(conn: sa.Connection, project_id: str | None, size: int) -> None:
+    mine = usage.update().where(usage.c.project_id == (project_id or ""))
+    conn.execute(mine.values(bytes=usage.c.bytes - size))

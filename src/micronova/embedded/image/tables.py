@@ -1,0 +1,95 @@
+"""The schema of the image service's own database.
+
+Times are in microseconds. Rows of deleted images are removed. `deleted_images` keeps their ids, so that nobody can
+create an image with an id that others still refer to.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy import BigInteger, Boolean, Column, ForeignKey, Index, Integer, String, Text
+
+metadata = sa.MetaData()
+
+images = sa.Table(
+    "images",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("name", String(255)),
+    Column("status", String(16), nullable=False),
+    Column("visibility", String(16), nullable=False),
+    Column("owner", String(255)),
+    Column("disk_format", String(20)),
+    Column("container_format", String(20)),
+    Column("size", BigInteger),  # set if there is data; counted in the usage of the owner
+    Column("virtual_size", BigInteger),
+    Column("checksum", String(32)),
+    Column("os_hash_algo", String(64)),
+    Column("os_hash_value", String(128)),
+    Column("min_disk", Integer, nullable=False),
+    Column("min_ram", Integer, nullable=False),
+    Column("protected", Boolean, nullable=False),
+    Column("os_hidden", Boolean, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    # Counted up by every change. A change names the revision that it has read; see embedded.common.revisions.
+    Column("version", Integer, nullable=False, key="revision"),
+    # The upload that runs, whose id is also in the name of its temporary file; NULL if there is none.
+    Column("upload_id", String(36)),
+    Index("images_by_created", "created_at", "id"),
+    Index("images_by_owner", "owner", "created_at", "id"),
+    Index("images_by_name", "name"),
+)
+
+# Without an index on values, which may be longer than an index entry.
+properties = sa.Table(
+    "image_properties",
+    metadata,
+    Column("image_id", String(36), ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(255), primary_key=True),
+    Column("value", Text),
+)
+
+tags = sa.Table(
+    "image_tags",
+    metadata,
+    Column("image_id", String(36), ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
+    Column("tag", String(255), primary_key=True),
+    Index("image_tags_by_tag", "tag"),
+)
+
+members = sa.Table(
+    "image_members",
+    metadata,
+    Column("image_id", String(36), ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
+    Column("member", String(255), primary_key=True),
+    Column("status", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("image_members_by_member", "member", "status"),
+)
+
+deleted_images = sa.Table(
+    "deleted_images",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("deleted_at", BigInteger, nullable=False),
+)
+
+# The bytes of image data of each project, updated in the transaction of each change.
+usage = sa.Table(
+    "project_usage",
+    metadata,
+    Column("project_id", String(255), primary_key=True),
+    Column("bytes", BigInteger, nullable=False),
+)
+
+# The bytes that each running upload may write, if projects have a limit. They count until the upload has ended.
+reservations = sa.Table(
+    "upload_reservations",
+    metadata,
+    Column("upload_id", String(36), primary_key=True),
+    Column("image_id", String(36), ForeignKey("images.id", ondelete="CASCADE"), nullable=False),
+    Column("project_id", String(255), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Index("upload_reservations_by_image", "image_id"),
+    Index("upload_reservations_by_project", "project_id"),
+)

@@ -1,0 +1,104 @@
+"""The firewall of a host from its ports and security groups: pure functions of the desired state."""
+
+import contextlib
+import ipaddress
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from micronova.embedded.network.agent.state import HostState, Port, Rule
+from micronova.privileged import verbs as v
+from micronova.privileged.checks import Refused, check_port
+from micronova.privileged.names import bridge_name, outer_name, tap_name
+
+
+@dataclass
+class Firewall:
+    """The verb that loads the firewall, and what it leaves out."""
+
+    verb: v.LoadFirewall
+    closed: dict[str, str]  # taps whose rules are not valid, and the reason
+    oversized: dict[str, int]  # remote security groups with too many addresses; the rules that name them are left out
+
+
+def firewall(state: HostState, zones: Mapping[str, int], connections: int = 0) -> Firewall:
+    """Return the firewall between all ports of a host; `connections` limits those of each port."""
+    guarded, plain = [], []
+    closed: dict[str, str] = {}
+    groups = {id: tuple(sorted(_valid(members))) for id, members in state.members.items()}
+    for port in state.ports:
+        zone, tap = zones[port.network_id], tap_name(port.id)
+        if not port.is_guest:
+            plain.append(v.Plain(device=outer_name(port.id), zone=zone))
+        elif not port.admin_state_up:
+            guarded.append(v.Guarded(tap=tap, zone=zone))  # without rules nothing passes
+        elif port.port_security_enabled:
+            try:
+                guarded.append(_guarded(port, zone, state, groups))
+            except (ValueError, Refused) as error:  # the other ports keep their rules
+                guarded.append(v.Guarded(tap=tap, zone=zone))
+                closed[tap] = str(error)
+        else:
+            plain.append(v.Plain(device=tap, zone=zone))
+    plain += [v.Plain(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]
+    named = sorted({r.remote_group for each in guarded for r in each.rules if r.remote_group})
+    remotes = tuple(v.Group(id=id, addresses=groups[id]) for id in named)
+    verb = v.LoadFirewall(guarded=tuple(guarded), plain=tuple(plain), groups=remotes, connections=connections)
+    return Firewall(verb, closed, state.oversized)
+
+
+def _guarded(port: Port, zone: int, state: HostState, groups: Container[str]) -> v.Guarded:
+    """Return a port with its rules; raise ValueError or Refused if the helper would refuse them."""
+    pairs, rules = tuple(_pairs(port)), tuple(_rules(port, state))
+    made = v.Guarded(tap=tap_name(port.id), zone=zone, stateful=port.stateful, pairs=pairs, rules=rules)
+    check_port(msgspec.convert(msgspec.to_builtins(made), v.Guarded), groups)
+    return made
+
+
+def _valid(members: Iterable[str]) -> set[str]:
+    """Return the addresses of a security group as ranges, without those that are none."""
+    found = set()
+    for each in members:
+        with contextlib.suppress(ValueError):
+            found.add(_prefix(each))
+    return found
+
+
+def link_local(mac: str) -> str:
+    """Return the IPv6 link-local address that is derived from a MAC address."""
+    octets = [int(part, 16) for part in mac.split(":")]
+    octets[0] ^= 2
+    identifier = bytes([*octets[:3], 0xFF, 0xFE, *octets[3:]])
+    return str(ipaddress.IPv6Address(b"\xfe\x80" + bytes(6) + identifier))
+
+
+def _prefix(text: str) -> str:
+    return str(ipaddress.ip_network(text, strict=False))
+
+
+def _pairs(port: Port) -> Iterator[v.Pair]:
+    given = [(port.mac_address, each.ip_address) for each in port.fixed_ips]
+    given += [(pair.mac_address or port.mac_address, pair.ip_address) for pair in port.allowed_address_pairs]
+    given += [(mac, link_local(mac)) for mac in {port.mac_address, *(mac for mac, _ in given)}]
+    for mac, prefix in sorted({(mac, _prefix(address)) for mac, address in given}):
+        yield v.Pair(mac=mac, prefix=prefix)
+
+
+def _rules(port: Port, state: HostState) -> Iterator[v.FilterRule]:
+    for group in port.security_groups:
+        for rule in state.rules.get(group, ()):
+            if rule.remote_group_id not in state.oversized:  # what only such a rule allows does not pass
+                yield _rule(rule)
+
+
+def _rule(rule: Rule) -> v.FilterRule:
+    return v.FilterRule(
+        ingress=rule.direction == "ingress",
+        version=6 if rule.ethertype == "IPv6" else 4,
+        protocol=rule.protocol,
+        low=rule.port_range_min,
+        high=rule.port_range_max,
+        remote=_prefix(rule.remote_ip_prefix) if rule.remote_ip_prefix else None,
+        remote_group=rule.remote_group_id,
+    )

@@ -1,0 +1,107 @@
+"""What all handlers of the network service share: database, clock, random source, settings and notifier."""
+
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.embedded.network.notifier import Event, Notifier
+from micronova.objects.clock import Clock, micros
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# -1 is no limit. The numbers are those that Neutron ships with.
+QUOTAS: Mapping[str, int] = {
+    "floatingip": 50,
+    "network": 100,
+    "port": 500,
+    "rbac_policy": 10,
+    "router": 10,
+    "security_group": 10,
+    "security_group_rule": 100,
+    "subnet": 100,
+    "subnetpool": -1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of the network service."""
+
+    quotas: Mapping[str, int] = field(default_factory=lambda: dict(QUOTAS))
+    mac_prefix: str = "fa:16:3e"
+    tenant_network_type: str = "vxlan"
+    mtu: int = 1500  # of the physical network; overlay networks have less by the headers of their tunnel
+    availability_zone: str = "nova"
+    dns_domain: str = "openstacklocal."
+    agent_down_after: float = 75.0  # seconds without a heartbeat
+    max_limit: int | None = None  # resources in one page of a list
+
+
+class AddressHints:
+    """The address of each subnet at which the search for a free one begins.
+
+    The database decides who gets an address. With hints, concurrent requests begin at different addresses, and an
+    address that was just released is not allocated again at once.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def take(self, subnet_id: str, first: int) -> int:
+        """Return an address at which no other request of this process begins; `first` for the first request."""
+        found = self._next.get(subnet_id, first)
+        self._next[subnet_id] = found + 1
+        return found
+
+    def learn(self, subnet_id: str, hint: int | None, number: int) -> None:
+        """Let the next search begin after an address that was found elsewhere than hinted."""
+        if number == hint:
+            return
+        if len(self._next) > 10_000:
+            self._next.clear()
+        self._next[subnet_id] = number + 1
+
+
+class Core:
+    """The shared objects of all handlers."""
+
+    def __init__(
+        self, database: Database, clock: Clock, random_source: random.Random, settings: Settings, notifier: Notifier
+    ) -> None:
+        self.database = database
+        self.clock = clock
+        self.random_source = random_source
+        self.settings = settings
+        self.notifier = notifier
+        self.hints = AddressHints()
+
+    def now(self) -> int:
+        """Return the time in microseconds, as the database stores it."""
+        return micros(self.clock.now())
+
+    def new_id(self) -> str:
+        """Return a new id."""
+        return str(uuid.UUID(int=self.random_source.getrandbits(128), version=4))
+
+    async def write_with_events(
+        self, fn: Callable[Concatenate[sa.Connection, P], tuple[R, list[Event]]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run a transaction that may return events for compute; they are written with it and sent afterwards."""
+        result, events = await self.database.write(_with_events, fn, self.notifier, args, kwargs)
+        self.notifier.hand_over(events)
+        return cast(R, result)
+
+
+def _with_events(
+    conn: sa.Connection, fn: Callable[..., tuple[Any, list[Event]]], notifier: Notifier, args: Any, kwargs: Any
+) -> tuple[Any, list[Event]]:
+    result, events = fn(conn, *args, **kwargs)
+    if events:
+        notifier.put(conn, events)
+    return result, events

@@ -1,0 +1,396 @@
+"""The network API, and the segments of networks."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common import revisions
+from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network.collection import (
+    Creatable,
+    Deletable,
+    Resource,
+    Updatable,
+    set_tags,
+    standard_values,
+    tags_of,
+)
+from micronova.embedded.network.core import Settings
+from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.listing import Attributes, Clause
+from micronova.embedded.network.qos_use import check_use, default_policy
+from micronova.embedded.network.quotas import charge_all, release_all
+from micronova.embedded.network.rows import NewNetwork, locked, new_row
+from micronova.embedded.network.tables import (
+    NetworkAccessRow,
+    NetworkOfRow,
+    NetworkRow,
+    addresses,
+    floatingips,
+    networks,
+    ports,
+    routers,
+    subnets,
+    tags,
+    topologies,
+)
+from micronova.embedded.network.wire import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Number,
+    Optional,
+    Project,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    project_of,
+)
+from micronova.http.request import Request
+
+SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1), "vlan": (1, 4094)}
+OVERHEAD = {"vxlan": 50, "geneve": 58, "gre": 42}
+AUTOMATIC_OWNERS = ("network:dhcp",)  # ports that do not keep a network from being deleted
+
+NetworkType = Literal["flat", "geneve", "gre", "local", "vlan", "vxlan"]
+
+_RENAME = {
+    "router_external": "router:external",
+    "provider_network_type": "provider:network_type",
+    "provider_physical_network": "provider:physical_network",
+    "provider_segmentation_id": "provider:segmentation_id",
+}
+_FLAGS = ("admin_state_up", "shared", "router:external", "is_default", "port_security_enabled", "vlan_transparent")
+
+
+class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
+    """The attributes that an update may set."""
+
+    description: Name | Optional = UNSET
+    name: Name | Optional = UNSET
+    admin_state_up: Flag | Optional = UNSET
+    shared: Flag | Optional = UNSET
+    router_external: Flag | Optional = UNSET
+    is_default: Flag | Optional = UNSET
+    port_security_enabled: Flag | Optional = UNSET
+    mtu: Number | Optional = UNSET
+    dns_domain: Name | Optional = UNSET
+    qos_policy_id: Identifier | None | Optional = UNSET
+
+
+class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
+    """The attributes that a create may set."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    vlan_transparent: Flag | Optional = UNSET
+    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
+    provider_network_type: NetworkType | Optional = UNSET
+    provider_physical_network: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
+    provider_segmentation_id: Number | None | Optional = UNSET
+
+
+def target(row: NetworkAccessRow) -> dict[str, Any]:
+    """Return the policy target of a network."""
+    return {"project_id": row.project_id, "shared": row.shared, "router:external": row.external}
+
+
+def on_network(row: NetworkOfRow) -> dict[str, Any]:
+    """Return the part of a policy target that describes the network of a row with `network_*` labels."""
+    return network_part(row.network_project, row.network_shared, row.network_external)
+
+
+def network_part(project_id: str, shared: bool, external: bool) -> dict[str, Any]:
+    """Return the part of a policy target that describes the network of what is on it."""
+    return {"network:project_id": project_id, "network:shared": shared, "network:router:external": external}
+
+
+NETWORK_LABELS = (
+    networks.c.project_id.label("network_project"),
+    networks.c.shared.label("network_shared"),
+    networks.c.external.label("network_external"),
+    networks.c.qos_policy_id.label("network_qos_policy"),
+)
+
+
+class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRow]):
+    """The network API."""
+
+    singular = "network"
+    plural = "networks"
+    slug = "networks"
+    attributes = Attributes.standard(
+        networks,
+        *("name", "status", "mtu", "admin_state_up", "shared", "is_default", "dns_domain"),
+        *("port_security_enabled", "qos_policy_id"),
+        renamed={
+            "router:external": networks.c.external,
+            "provider:network_type": networks.c.network_type,
+            "provider:physical_network": networks.c.physical_network,
+            "provider:segmentation_id": networks.c.segmentation_id,
+        },
+        special={
+            "subnets": lambda values: networks.c.id.in_(
+                sa.select(subnets.c.network_id).where(subnets.c.id.in_(values))
+            ),
+            "availability_zone": lambda values: sa.true(),
+        },
+    )
+    create_body = body_of_one_or_many("network", "networks", NetworkCreate)
+    update_body = body_of_one("network", NetworkUpdate)
+    defaults = {"shared": False, "router:external": False, "is_default": False, "port_security_enabled": True}
+
+    def scope(self, request: Request) -> Clause | None:
+        """Limit callers to their own, shared and external networks."""
+        if self.crosses_projects(request):
+            return None
+        return sa.or_(networks.c.project_id == request.context.project_id, networks.c.shared, networks.c.external)
+
+    def resources(self, conn: sa.Connection, rows: Sequence[NetworkRow]) -> list[Resource]:
+        """Return networks with the ids of their subnets."""
+        ids = [row.id for row in rows]
+        tagged = tags_of(conn, ids)
+        below: dict[str, list[str]] = {}
+        statement = sa.select(subnets.c.id, subnets.c.network_id).order_by(subnets.c.created_at, subnets.c.id)
+        # A list of all is cheaper to read completely than by long IN lists.
+        if len(ids) <= 100:
+            statement = statement.where(subnets.c.network_id.in_(ids))
+        for row in conn.execute(statement):
+            below.setdefault(row.network_id, []).append(row.id)
+        return [Resource(_values(row, below.get(row.id, []), tagged), target(row)) for row in rows]
+
+    async def create_now(self, request: Request) -> dict[str, Any]:
+        """Create networks, each on its own segment."""
+        wanted = []
+        for given in self.given(request):
+            convert_text(given, _FLAGS, ("mtu", "provider:segmentation_id"))
+            project = project_of(given, request.context, self.crosses_projects(request))
+            asked = {
+                "project_id": project,
+                "shared": given.get("shared", False),
+                "router:external": given.get("router:external", False),
+            }
+            request.authorize(asked)
+            self.check_fields(request, "create", given, asked)
+            await self.core.database.read(check_use, request, given)
+            wanted.append((self.row(project, given), given))
+        return self.answer(request, await self.core.database.write(self.insert, wanted))
+
+    def row(self, project: str, given: dict[str, Any]) -> NewNetwork:
+        """Return the row of a new network."""
+        settings = self.core.settings
+        kind, wire, segment = _segment(given, settings)
+        return {
+            **new_row(self.core, project, given, revision=1),
+            "name": given.get("name", ""),
+            "admin_state_up": given.get("admin_state_up", True),
+            "status": "ACTIVE",
+            "shared": given.get("shared", False),
+            "external": given.get("router:external", False),
+            "is_default": given.get("is_default", False),
+            "port_security_enabled": given.get("port_security_enabled", True),
+            "mtu": _mtu(given, kind, settings),
+            "dns_domain": given.get("dns_domain", ""),
+            "network_type": kind,
+            "physical_network": wire,
+            "segmentation_id": segment,
+            "availability_zone_hints": given.get("availability_zone_hints", []),
+            "qos_policy_id": given.get("qos_policy_id"),
+        }
+
+    def insert(self, conn: sa.Connection, wanted: list[tuple[NewNetwork, dict[str, Any]]]) -> list[Resource]:
+        """Insert networks."""
+        for row, given in wanted:
+            if row["is_default"]:
+                _only_default(conn, row["id"], row["external"])
+            if "qos_policy_id" not in given:
+                row["qos_policy_id"] = default_policy(conn, row["project_id"])
+            _take_segment(conn, row)
+            if given.get("tags"):
+                set_tags(conn, row["id"], given["tags"])
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "network", self.core.settings.quotas)
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
+
+    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+        """Update a network."""
+        resource = await self.find_to(request, "update", id)
+        [given] = self.given(request)
+        convert_text(given, _FLAGS, ("mtu",))
+        self.check_fields(request, "update", given, resource.target)
+        if "mtu" in given:
+            _mtu(given, resource.values["provider:network_type"], self.core.settings)
+        await self.core.database.read(check_use, request, given, resource.values["qos_policy_id"])
+        revision = resource.values["revision_number"]
+        changed = await self.core.database.write(self._change, id, revision, given, self.core.now())
+        return {self.singular: self.view(request, changed)}
+
+    def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int) -> Resource:
+        names = {"router:external": "external"}
+        values = {names.get(k, k): v for k, v in given.items()}
+        row = conn.execute(sa.select(networks).where(networks.c.id == id)).first()
+        if row is None or row.revision != revision:
+            raise Changed
+        if row.shared and values.get("shared") is False:
+            _check_unshared(conn, row)
+        if row.external and values.get("external") is False:
+            _check_not_external(conn, row)
+        if values.get("is_default"):
+            _only_default(conn, id, values.get("external", row.external))
+        revisions.update(conn, networks.c.revision, id, revision, values, now)
+        return self.reload(conn, id)
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a network that no port uses."""
+        await self.find_to(request, "delete", id)
+        await self.core.database.write(self.remove, id)
+
+    def remove(self, conn: sa.Connection, id: str) -> None:
+        """Delete a network with its subnets, unless a port uses it."""
+        # The lock keeps new ports and subnets out.
+        row: NetworkRow = locked(conn, networks, id)
+        # Floating IPs without a port are deleted with the network; those with one conflict below.
+        f = floatingips.c
+        idle = conn.execute(
+            floatingips.delete()
+            .where(f.floating_network_id == id, f.port_id.is_(None))
+            .returning(f.id, f.project_id, f.floating_port_id)
+        ).all()
+        used = sa.select(ports.c.id).where(
+            ports.c.network_id == id,
+            ports.c.device_owner.not_in(AUTOMATIC_OWNERS),
+            ports.c.id.not_in([each.floating_port_id for each in idle]),
+        )
+        if conn.execute(used.limit(1)).first() is not None:
+            raise conflict(
+                f"Unable to complete operation on network {id}. There are one or more ports still in use on the "
+                f"network.",
+                "NetworkInUse",
+            )
+        gone = list(conn.execute(sa.select(ports.c.id, ports.c.project_id).where(ports.c.network_id == id)))
+        below = list(conn.execute(sa.select(subnets.c.id, subnets.c.project_id).where(subnets.c.network_id == id)))
+        conn.execute(topologies.delete().where(topologies.c.network_id == id))
+        if gone:
+            ids = [each.id for each in gone]
+            conn.execute(addresses.delete().where(addresses.c.port_id.in_(ids)))
+            conn.execute(ports.delete().where(ports.c.id.in_(ids)))
+        conn.execute(subnets.delete().where(subnets.c.network_id == id))
+        conn.execute(networks.delete().where(networks.c.id == id))
+        conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
+        freed = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
+        release_all(conn, ((each.project_id, kind) for kind, all_ in freed.items() for each in all_))
+
+
+def _values(row: NetworkRow, below: list[str], tagged: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **standard_values(row, tagged),
+        "name": row.name,
+        "admin_state_up": row.admin_state_up,
+        "status": row.status,
+        "subnets": below,
+        "shared": row.shared,
+        "router:external": row.external,
+        "is_default": row.is_default,
+        "port_security_enabled": row.port_security_enabled,
+        "mtu": row.mtu,
+        "dns_domain": row.dns_domain,
+        "vlan_transparent": None,
+        "qos_policy_id": row.qos_policy_id,
+        "ipv4_address_scope": None,
+        "ipv6_address_scope": None,
+        "availability_zone_hints": row.availability_zone_hints,
+        "availability_zones": [],
+        "provider:network_type": row.network_type,
+        "provider:physical_network": row.physical_network or None,
+        "provider:segmentation_id": row.segmentation_id or None,
+    }
+
+
+def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int | None]:
+    """Return type, physical network and segment of a network; the segment is None if one has to be chosen."""
+    kind = given.get("provider:network_type")
+    wire = given.get("provider:physical_network") or ""
+    segment = given.get("provider:segmentation_id")
+    if kind is None:
+        if wire or segment is not None:
+            raise invalid("provider:network_type is required when another provider attribute is given.")
+        return settings.tenant_network_type, "", None
+    if kind in ("flat", "vlan") and not wire:
+        raise invalid(f"provider:physical_network is required for a {kind} network.")
+    if kind not in ("flat", "vlan") and wire:
+        raise invalid(f"provider:physical_network cannot be given for a {kind} network.")
+    if kind in ("flat", "local"):
+        if segment is not None:
+            raise invalid(f"provider:segmentation_id cannot be given for a {kind} network.")
+        return kind, wire, 0 if kind == "flat" else None
+    least, most = SEGMENTS[kind]
+    if segment is not None and not least <= segment <= most:
+        raise invalid(f"provider:segmentation_id must be between {least} and {most} for a {kind} network.")
+    return kind, wire, segment
+
+
+def _take_segment(conn: sa.Connection, row: NewNetwork) -> None:
+    """Insert a network on the requested segment, or on a free one.
+
+    The row stays as it is, because a transaction that runs again has to choose again.
+    """
+    kind = row["network_type"]
+    if kind not in SEGMENTS or row["segmentation_id"] is not None:
+        if not insert_if_absent(conn, networks, row):
+            type_ = {"flat": "FlatNetworkInUse", "vlan": "VlanIdInUse"}.get(kind, "TunnelIdInUse")
+            raise conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
+        return
+    same = sa.and_(networks.c.network_type == kind, networks.c.physical_network == row["physical_network"])
+    least, most = SEGMENTS[kind]
+    highest = conn.execute(sa.select(sa.func.max(networks.c.segmentation_id)).where(same)).scalar()
+    start = least if highest is None or highest >= most else highest + 1
+    # Concurrent creates may choose the same number: a unique index decides, and the other tries the next number.
+    for number in range(start, min(start + 64, most + 1)):
+        if insert_if_absent(conn, networks, {**row, "segmentation_id": number}):
+            return
+    taken = set(conn.execute(sa.select(networks.c.segmentation_id).where(same)).scalars())
+    for number in range(least, most + 1):
+        if number not in taken and insert_if_absent(conn, networks, {**row, "segmentation_id": number}):
+            return
+    raise conflict("Unable to create the network. No segment is available.", "NoNetworkAvailable")
+
+
+def _mtu(given: dict[str, Any], kind: str, settings: Settings) -> int:
+    most = settings.mtu - OVERHEAD.get(kind, 0)
+    mtu = given.get("mtu") or most
+    if not 68 <= mtu <= most:
+        raise invalid(f"Invalid input for mtu: {mtu} is not between 68 and {most}, what the wire carries.")
+    return int(mtu)
+
+
+def _only_default(conn: sa.Connection, id: str, external: bool) -> None:
+    if not external:
+        return
+    found = conn.execute(
+        sa.select(networks.c.id).where(networks.c.is_default, networks.c.external, networks.c.id != id)
+    ).scalar()
+    if found:
+        raise conflict(f"A default external network already exists: {found}.", "DefaultExternalNetworkExists")
+
+
+def _check_unshared(conn: sa.Connection, row: NetworkRow) -> None:
+    others = sa.select(ports.c.id).where(ports.c.network_id == row.id, ports.c.project_id.not_in([row.project_id, ""]))
+    if conn.execute(others.limit(1)).first() is not None:
+        raise conflict(
+            f"Unable to reconfigure sharing settings for network {row.id}. Multiple tenants are using it.",
+            "InvalidSharedSetting",
+        )
+
+
+def _check_not_external(conn: sa.Connection, row: NetworkRow) -> None:
+    if conn.execute(sa.select(routers.c.id).where(routers.c.external_network_id == row.id).limit(1)).first():
+        raise conflict(
+            f"External network {row.id} cannot be updated to be made non-external, since it has existing gateway "
+            f"ports.",
+            "ExternalNetworkInUse",
+        )

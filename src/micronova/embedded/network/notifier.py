@@ -1,0 +1,214 @@
+"""Events for compute: an outbox in the database, sent in batches as `os-server-external-events`.
+
+A change and its events are one transaction. The process that wrote the events sends them within milliseconds, many in
+one request, and then deletes the rows. If compute did not answer, or the process died, the next sweep of any process
+takes the rows: a row belongs to the process that moved its `not_before` into the future.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.embedded.network.tables import events
+from micronova.http.client import ServiceClient
+from micronova.objects.clock import Clock, micros
+from micronova.objects.errors import MicronovaError
+
+log = logging.getLogger(__name__)
+
+BATCH = 200  # events in one request
+WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
+HOLD = 10.0  # seconds after which a sweep takes the rows of a sender that has not finished
+SWEEP = 2.0  # seconds between sweeps
+GIVE_UP = 600.0  # seconds after which an event is dropped; by then compute has asked for the state itself
+STOP_TIMEOUT = 5.0  # seconds that a stop waits for a request under way
+MAX_RETRY_DELAY = 30.0  # seconds between two attempts
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """An event about a server's port."""
+
+    id: str
+    name: str
+    server_id: str
+    tag: str
+    created_at: int
+    attempts: int = 0
+
+
+class Notifier:
+    """Sends the events of the outbox; without a client of compute it writes and sends nothing."""
+
+    def __init__(
+        self, database: Database, clock: Clock, compute: ServiceClient | None, *, window: float = WINDOW
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._compute = compute
+        self._window = window
+        self._queue: list[Event] = []
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.sent = 0  # events that compute accepted
+        self.requests = 0
+
+    def put(self, conn: sa.Connection, new: Sequence[Event]) -> None:
+        """Write events into the outbox, in the transaction of the change."""
+        if self._compute is None:
+            return
+        conn.execute(
+            events.insert(),
+            [
+                {
+                    "id": event.id,
+                    "name": event.name,
+                    "server_id": event.server_id,
+                    "tag": event.tag,
+                    "created_at": event.created_at,
+                    "not_before": event.created_at + micros(HOLD),
+                    "attempts": 0,
+                }
+                for event in new
+            ],
+        )
+
+    def hand_over(self, committed: Sequence[Event]) -> None:
+        """Queue events of the outbox for sending."""
+        if self._compute is not None and committed:
+            self._queue.extend(committed)
+            self._wake.set()
+
+    async def start(self) -> None:
+        """Start to send, and to sweep what earlier processes left."""
+        if self._compute is not None:
+            self._tasks = [asyncio.create_task(self._send_forever()), asyncio.create_task(self._sweep_forever())]
+
+    async def stop(self) -> None:
+        """Stop; events that are not sent stay in the outbox."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks = []
+
+    async def _send_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            if len(self._queue) < BATCH:
+                await self._clock.sleep(self._window)
+            self._wake.clear()
+            while self._queue:
+                batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
+                try:
+                    await _finish(self._deliver(batch))
+                except Exception:  # the rows are still there, and a sweep takes them
+                    log.exception(
+                        "cannot record the result of sending %d events to compute; they are sent again", len(batch)
+                    )
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            try:
+                await _finish(self._sweep())
+            except MicronovaError as error:
+                log.warning("cannot read the outbox of events for compute: %s", error)
+            except Exception:
+                log.exception("cannot read the outbox of events for compute")
+            await self._clock.sleep(SWEEP)
+
+    async def _sweep(self) -> None:
+        now = micros(self._clock.now())
+        if await self._database.read(any_due, now):  # without a write if there are none
+            self.hand_over(await self._database.write(claim_due, now, micros(HOLD)))
+
+    async def _deliver(self, batch: list[Event]) -> None:
+        assert self._compute is not None
+        body = {
+            "events": [
+                {"name": event.name, "server_uuid": event.server_id, "status": "completed", "tag": event.tag}
+                if event.name in _WITH_STATUS
+                else {"name": event.name, "server_uuid": event.server_id, "tag": event.tag}
+                for event in batch
+            ]
+        }
+        self.requests += 1
+        try:
+            answer = await self._compute.request("POST", "/os-server-external-events", body, ok=(404,))
+        except MicronovaError as error:
+            log.warning("cannot send %d events to compute, they are sent again: %s", len(batch), error)
+            retry, done = batch, []
+        else:
+            early = _too_early(answer)
+            retry = [event for event in batch if (event.name, event.server_id, event.tag) in early]
+            done = [event for event in batch if event not in retry]
+        self.sent += len(done)
+        now = micros(self._clock.now())
+        old = [event for event in retry if now - event.created_at > micros(GIVE_UP)]
+        if old:
+            log.error("gave up sending %d events to compute, the first: %s", len(old), old[0])
+        again = [event for event in retry if event not in old]
+        await self._database.write(settle, [event.id for event in (*done, *old)], again, now)
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Finish a piece of work even if this task is cancelled, so that it need not be repeated."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(task, STOP_TIMEOUT)
+        raise
+
+
+# Neutron sends network-changed without a status.
+_WITH_STATUS = frozenset({"network-vif-plugged", "network-vif-unplugged", "network-vif-deleted"})
+
+
+def _too_early(answer: object) -> set[tuple[str, str, str]]:
+    """Return the events that compute could not use yet, because the server has no host."""
+    listed = answer.get("events", ()) if isinstance(answer, dict) else ()
+    return {
+        (str(each.get("name")), str(each.get("server_uuid")), str(each.get("tag")))
+        for each in listed
+        if isinstance(each, dict) and each.get("code") == 422
+    }
+
+
+def any_due(conn: sa.Connection, now: int) -> bool:
+    """Return whether there are events that no process is sending."""
+    return conn.execute(sa.select(events.c.id).where(events.c.not_before <= now).limit(1)).first() is not None
+
+
+def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
+    """Take events that no process is sending, and return them."""
+    due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
+    if conn.dialect.name == "postgresql":
+        due = due.with_for_update(skip_locked=True)
+    rows = conn.execute(
+        events.update()
+        .where(events.c.id.in_(due.scalar_subquery()), events.c.not_before <= now)
+        .values(not_before=now + hold, attempts=events.c.attempts + 1)
+        .returning(events.c.id, events.c.name, events.c.server_id, events.c.tag, events.c.created_at, events.c.attempts)
+    ).all()
+    return [
+        Event(id=r.id, name=r.name, server_id=r.server_id, tag=r.tag, created_at=r.created_at, attempts=r.attempts)
+        for r in rows
+    ]
+
+
+def settle(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
+    """Delete events that compute has accepted, and schedule the next attempt for the others."""
+    if done:
+        conn.execute(events.delete().where(events.c.id.in_(done)))
+    for attempts in sorted({event.attempts for event in again}):
+        wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(attempts, 10))
+        ids = [event.id for event in again if event.attempts == attempts]
+        conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))

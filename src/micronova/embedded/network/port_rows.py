@@ -1,0 +1,261 @@
+"""Rows of ports: those of users, and those that the service creates for routers, floating IPs and DHCP."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import sqlalchemy as sa
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network.addresses import AddressRequest, AllocationSubnet, allocation_subnets, take
+from micronova.embedded.network.core import Core
+from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.quotas import release
+from micronova.embedded.network.rows import new_row
+from micronova.embedded.network.security_groups import default_groups
+from micronova.embedded.network.tables import (
+    PortNetworkRow,
+    PortRow,
+    agents,
+    floatingips,
+    networks,
+    port_security_groups,
+    ports,
+    router_interfaces,
+    routers,
+    security_groups,
+    tags,
+)
+from micronova.objects.clock import micros
+from micronova.objects.errors import Unavailable
+
+MACS = 4  # MAC addresses that are tried for a new port; a unique index decides
+
+
+@dataclass
+class PortPlan:
+    """A port to create."""
+
+    row: PortRow
+    macs: list[str]
+    address_requests: list[AddressRequest]
+    groups: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    own_mac: bool = False  # the user named the MAC address
+
+
+@dataclass
+class CreatedPort:
+    """A port that was created, with its addresses."""
+
+    row: PortRow
+    fixed_ips: list[dict[str, str]]
+    groups: list[str]
+    tags: list[str]
+    taken: list[tuple[str, int | None, int]]  # subnet, hint and number, for the next search
+
+
+@dataclass
+class PortFacts:
+    """What has to be known to create or change the ports of a request."""
+
+    networks: dict[str, PortNetworkRow]
+    subnets: dict[str, list[AllocationSubnet]]
+    defaults: dict[str, str]  # project -> its default security group
+    groups: dict[str, str]  # security group -> its project
+    agent_hosts: set[str]  # hosts with a live network agent
+
+
+def read_port_facts(
+    conn: sa.Connection,
+    network_ids: Sequence[str],
+    projects: Sequence[str],
+    group_ids: Sequence[str],
+    hosts: Sequence[str],
+    since: int,
+) -> PortFacts:
+    """Read what has to be known about the ports of a request."""
+    rows = conn.execute(_NETWORKS, {"ids": network_ids})
+    groups: dict[str, str] = {}
+    if group_ids:
+        statement = sa.select(security_groups.c.id, security_groups.c.project_id)
+        groups = {r.id: r.project_id for r in conn.execute(statement.where(security_groups.c.id.in_(group_ids)))}
+    return PortFacts(
+        networks={row.id: row for row in rows},
+        subnets=allocation_subnets(conn, network_ids),
+        defaults=default_groups(conn, projects) if projects else {},
+        groups=groups,
+        agent_hosts=hosts_with_agents(conn, hosts, since) if hosts else set(),
+    )
+
+
+def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[str]:
+    """Return the hosts whose network agent has sent a heartbeat since a time."""
+    return set(conn.execute(_HOSTS_WITH_AGENTS, {"hosts": hosts, "since": since}).scalars())
+
+
+_NETWORKS = sa.select(
+    *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled", "qos_policy_id"))
+).where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
+_HOSTS_WITH_AGENTS = sa.select(agents.c.host).where(
+    agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
+)
+
+
+def alive_since(core: Core) -> int:
+    """Return the time since which a live agent must have sent a heartbeat."""
+    return core.now() - micros(core.settings.agent_down_after)
+
+
+def new_port_row(core: Core, project_id: str, network_id: str) -> PortRow:
+    """Return the row of a new port with default values."""
+    return {
+        **new_row(core, project_id, {}, revision=1),
+        "name": "",
+        "network_id": network_id,
+        "mac_address": "",
+        "admin_state_up": True,
+        "status": "DOWN",
+        "device_id": "",
+        "device_owner": "",
+        "host": "",
+        "vif_type": "unbound",
+        "vif_details": {},
+        "vnic_type": "normal",
+        "profile": {},
+        "port_security_enabled": True,
+        "allowed_address_pairs": [],
+        "extra_dhcp_opts": [],
+        "dns_name": "",
+        "dns_domain": "",
+        "qos_policy_id": None,
+    }
+
+
+def random_macs(core: Core) -> list[str]:
+    """Return candidates for a new port's MAC address."""
+    prefix = core.settings.mac_prefix
+    missing = 6 - len(prefix.split(":"))
+    found = []
+    for _ in range(MACS):
+        tail = core.random_source.getrandbits(8 * missing).to_bytes(missing, "big")
+        found.append(prefix + "".join(f":{byte:02x}" for byte in tail))
+    return found
+
+
+def with_hints(core: Core, address_requests: list[AddressRequest]) -> list[AddressRequest]:
+    """Return the requests with the addresses at which their searches begin."""
+    return [
+        request
+        if request.address is not None
+        else replace(
+            request,
+            hints={r.id: core.hints.take(r.id, r.pools[0][0]) for r in request.choices[:1] if r.pools},
+        )
+        for request in address_requests
+    ]
+
+
+def remember_addresses(core: Core, made: Sequence[CreatedPort]) -> None:
+    """Let later searches begin after the allocated addresses."""
+    for each in made:
+        for subnet_id, hint, number in each.taken:
+            core.hints.learn(subnet_id, hint, number)
+
+
+def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
+    """Insert a port with MAC address, addresses and security groups; the caller charges the quota afterwards."""
+    row = plan.row
+    pairs = row["allowed_address_pairs"]
+    for mac in plan.macs:
+        row["mac_address"] = mac
+        row["allowed_address_pairs"] = [{**pair, "mac_address": pair["mac_address"] or mac} for pair in pairs]
+        if insert_if_absent(conn, ports, row):
+            break
+    else:
+        if plan.own_mac:
+            raise mac_in_use(row["network_id"], row["mac_address"])
+        raise Unavailable("No free MAC address was found on the network: try again.")
+    fixed, taken = take_all(conn, plan.address_requests, row["id"], row["mac_address"])
+    if plan.groups:
+        rows = [{"port_id": row["id"], "security_group_id": group} for group in plan.groups]
+        conn.execute(port_security_groups.insert(), rows)
+    if plan.tags:
+        conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])
+    return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
+
+
+def take_all(
+    conn: sa.Connection, address_requests: Sequence[AddressRequest], port_id: str, mac: str, start: int = 0
+) -> tuple[list[dict[str, str]], list[tuple[str, int | None, int]]]:
+    """Allocate all addresses of a port; return them, and what `remember_addresses` needs."""
+    fixed, taken = [], []
+    for position, request in enumerate(address_requests, start):
+        subnet, address = take(conn, request, port_id, position, mac)
+        fixed.append({"subnet_id": subnet.id, "ip_address": str(address)})
+        if request.address is None and not subnet.slaac:
+            taken.append((subnet.id, (request.hints or {}).get(subnet.id), int(address)))
+    return fixed, taken
+
+
+def mac_in_use(network_id: str, mac: str) -> Exception:
+    """Return the error for a MAC address that another port of the network has."""
+    return conflict(
+        f"Unable to complete operation for network {network_id}. The mac address {mac} is in use.", "MacAddressInUse"
+    )
+
+
+def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = False) -> PortRow:
+    """Delete a port with its addresses, tags and associations, and return its last row.
+
+    A port of a router or a floating IP can only be deleted with its owner (`of_service`).
+    """
+    row = conn.execute(LOCK, {"id": id}).mappings().first()
+    if row is None:
+        raise Changed
+    gone = cast(PortRow, dict(row))
+    if not of_service:
+        _check_free(conn, gone)
+    conn.execute(_DISASSOCIATE, {"port": id, "now": now})
+    conn.execute(_UNTAG, {"id": id})
+    conn.execute(_DELETE, {"id": id})  # the database deletes its addresses and memberships, too
+    release(conn, gone["project_id"], "port")
+    return gone
+
+
+LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
+_DELETE = ports.delete().where(ports.c.id == sa.bindparam("id"))
+_UNTAG = tags.delete().where(tags.c.resource_id == sa.bindparam("id"))
+_DISASSOCIATE = (
+    floatingips.update()
+    .where(floatingips.c.port_id == sa.bindparam("port"))
+    .values(
+        port_id=None,
+        fixed_ip_address=None,
+        router_id=None,
+        status="DOWN",
+        revision=floatingips.c.revision + 1,
+        updated_at=sa.bindparam("now"),
+    )
+)
+
+
+def _check_free(conn: sa.Connection, row: PortRow) -> None:
+    if not row["device_owner"].startswith("network:"):
+        return  # only these can belong to a router or a floating IP
+    if belongs_to_service(conn, row["id"]):
+        raise conflict(
+            f"Port {row['id']} cannot be deleted directly via the port API: it has device owner {row['device_owner']}.",
+            "ServicePortInUse",
+        )
+
+
+def belongs_to_service(conn: sa.Connection, id: str) -> bool:
+    """Return whether a port belongs to a router or a floating IP."""
+    used = sa.select(
+        sa.exists().where(router_interfaces.c.port_id == id)
+        | sa.exists().where(routers.c.gateway_port_id == id)
+        | sa.exists().where(floatingips.c.floating_port_id == id)
+    )
+    return bool(conn.execute(used).scalar())

@@ -1,0 +1,379 @@
+"""The ports of routers (gateways on external networks, interfaces on subnets), and extra routes."""
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network.addresses import ROUTER_INTERFACE as INTERFACE
+from micronova.embedded.network.addresses import (
+    AddressRequest,
+    AllocationSubnet,
+    address_requests,
+    addresses_of,
+    allocation_subnet,
+)
+from micronova.embedded.network.core import Core
+from micronova.embedded.network.errors import conflict, invalid, not_found
+from micronova.embedded.network.networks import NETWORK_LABELS, on_network
+from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.port_rows import (
+    CreatedPort,
+    PortPlan,
+    alive_since,
+    insert_port,
+    new_port_row,
+    random_macs,
+    read_port_facts,
+    remove_port,
+    with_hints,
+)
+from micronova.embedded.network.quotas import charge
+from micronova.embedded.network.tables import (
+    RouterRow,
+    SubnetOnNetworkRow,
+    addresses,
+    floatingips,
+    networks,
+    port_with,
+    ports,
+    router_interfaces,
+    routers,
+    subnets,
+)
+from micronova.embedded.network.wire import ip_address, ip_network
+from micronova.http.request import Request
+from micronova.objects.errors import Conflict, NotFound
+
+GATEWAY = "network:router_gateway"
+
+
+@dataclass
+class GatewayPlan:
+    """A gateway to set."""
+
+    network_id: str
+    enable_snat: bool
+    explicit: bool  # the request names addresses
+    port: PortPlan
+    made: list[CreatedPort] = field(default_factory=list)
+
+
+@dataclass
+class InterfacePlan:
+    """An interface to add, with a new port or the user's own."""
+
+    subnets: list[AllocationSubnet]
+    port: PortPlan | None
+    port_id: str | None
+
+
+async def plan_gateway(core: Core, request: Request, router_id: str, gateway: dict[str, Any]) -> GatewayPlan:
+    """Check the requested external network and plan the router's port on it."""
+    network_id = gateway["network_id"]
+    facts = await core.database.read(read_port_facts, [network_id], [], [], [], alive_since(core))
+    network = facts.networks.get(network_id)
+    if network is None or not request.allows("get_network", network_target(network)):
+        raise not_found("network", network_id)
+    if not network.external:
+        raise invalid(f"Bad router request: Network {network_id} is not an external network.", "BadRequest")
+    return gateway_on(core, router_id, facts.subnets.get(network_id, []), gateway)
+
+
+def gateway_on(core: Core, router_id: str, candidates: list[AllocationSubnet], gateway: dict[str, Any]) -> GatewayPlan:
+    """Plan a router's port on an external network."""
+    network_id = gateway["network_id"]
+    asked = gateway.get("external_fixed_ips") or None
+    wanted = address_requests(network_id, candidates, asked, GATEWAY)
+    return GatewayPlan(
+        network_id=network_id,
+        enable_snat=gateway.get("enable_snat", True),
+        explicit=asked is not None,
+        port=service_port(core, "", network_id, router_id, GATEWAY, wanted),
+    )
+
+
+def service_port(
+    core: Core,
+    project: str,
+    network_id: str,
+    device_id: str,
+    device_owner: str,
+    wanted: list[AddressRequest],
+    status: str = "ACTIVE",
+) -> PortPlan:
+    """Plan a port that the service creates: without security groups, and in a quota only if it has a project."""
+    row = new_port_row(core, project, network_id)
+    row = port_with(
+        row, {"device_id": device_id, "device_owner": device_owner, "status": status, "port_security_enabled": False}
+    )
+    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, wanted))
+
+
+def set_gateway(conn: sa.Connection, core: Core, router_id: str, plan: GatewayPlan) -> None:
+    """Create a router's gateway port."""
+    try:
+        plan.made = [insert_port(conn, plan.port)]
+    except Conflict as error:
+        if error.details.get("type") == "IpAddressGenerationFailure":
+            raise invalid(
+                f"Unable to find any IP address on external network {plan.network_id}.", "ExternalIpAddressExhausted"
+            ) from None
+        raise
+    conn.execute(
+        routers.update()
+        .where(routers.c.id == router_id)
+        .values(
+            external_network_id=plan.network_id,
+            gateway_port_id=plan.port.row["id"],
+            enable_snat=plan.enable_snat,
+        )
+    )
+
+
+def clear_gateway(conn: sa.Connection, core: Core, row: RouterRow, moving_within: str | None = None) -> None:
+    """Remove a router's gateway; raise Conflict if a floating IP uses it."""
+    if row.gateway_port_id is None:
+        return
+    if moving_within != row.external_network_id:
+        used = sa.select(floatingips.c.id).where(floatingips.c.router_id == row.id).limit(1)
+        if conn.execute(used).first() is not None:
+            raise conflict(
+                f"Gateway cannot be updated for router {row.id}, since a gateway to external network "
+                f"{row.external_network_id} is required by one or more floating IPs.",
+                "RouterExternalGatewayInUseByFloatingIp",
+            )
+    conn.execute(
+        routers.update()
+        .where(routers.c.id == row.id)
+        .values(external_network_id=None, gateway_port_id=None, enable_snat=True)
+    )
+    remove_port(conn, row.gateway_port_id, core.now(), of_service=True)
+
+
+# --- interfaces ---
+
+
+async def plan_interface(
+    core: Core, request: Request, router: dict[str, Any], subnet_id: str | None, port_id: str | None
+) -> InterfacePlan:
+    """Check the subnet or port to add to a router, and plan the interface."""
+    if subnet_id is not None and port_id is not None:
+        raise invalid("Bad router request: Cannot specify both subnet-id and port-id.", "BadRequest")
+    if port_id is not None:
+        return await core.database.read(_plan_by_port, request, port_id)
+    assert subnet_id is not None
+    row = await core.database.read(_subnet, subnet_id)
+    if row is None or not request.allows("get_subnet", {"project_id": row.project_id, **on_network(row)}):
+        raise not_found("subnet", subnet_id)
+    mine = request.context.project_id in (row.project_id, row.network_project)
+    if not (mine or row.network_shared or request.context.is_admin):
+        raise invalid(
+            f"Bad router request: Cannot add interface to router because subnet {subnet_id} is not owned by project "
+            f"making the request.",
+            "BadRequest",
+        )
+    if row.gateway_ip is None:
+        raise invalid("Bad router request: Subnet for router interface must have a gateway IP.", "BadRequest")
+    return interface_on(core, router["project_id"], router["id"], allocation_subnet(row))
+
+
+def interface_on(core: Core, project: str, router_id: str, subnet: AllocationSubnet) -> InterfacePlan:
+    """Plan a router's port at the gateway address of a subnet."""
+    wanted = AddressRequest((subnet,), ip_address(subnet.gateway or "", "gateway_ip"))
+    return InterfacePlan([subnet], service_port(core, project, subnet.network_id, router_id, INTERFACE, [wanted]), None)
+
+
+def _plan_by_port(conn: sa.Connection, request: Request, port_id: str) -> InterfacePlan:
+    row = conn.execute(
+        sa.select(ports, networks.c.project_id.label("network_project"))
+        .join(networks, networks.c.id == ports.c.network_id)
+        .where(ports.c.id == port_id)
+    ).first()
+    target = {} if row is None else {"project_id": row.project_id, "network:project_id": row.network_project}
+    # This changes the port, so it is not enough that the caller may see it.
+    if row is None or not request.allows("update_port", target):
+        raise not_found("port", port_id)
+    fixed = addresses_of(conn, [port_id]).get(port_id, [])
+    if not fixed:
+        raise invalid("Bad router request: Router port must have at least one fixed IP.", "BadRequest")
+    ids = [each["subnet_id"] for each in fixed]
+    joined = [allocation_subnet(each) for each in conn.execute(sa.select(subnets).where(subnets.c.id.in_(ids)))]
+    if sum(1 for each in joined if each.version == 4) > 1:
+        raise invalid("Bad router request: Cannot have multiple IPv4 subnets on router port.", "BadRequest")
+    return InterfacePlan(joined, None, port_id)
+
+
+def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan) -> dict[str, Any]:
+    """Add a planned interface to a router."""
+    locked = conn.execute(
+        sa.select(routers.c.id).where(routers.c.id == router_id).with_for_update(key_share=True)
+    ).first()
+    if locked is None:
+        raise Changed
+    for joined in interface_subnets(conn, router_id):
+        for new in plan.subnets:
+            if joined.id == new.id:
+                raise invalid(f"Bad router request: Router already has a port on subnet {new.id}.", "BadRequest")
+            if joined.version == new.version and joined.cidr.overlaps(new.cidr):
+                raise invalid(
+                    f"Bad router request: Cidr {new.cidr} of subnet {new.id} overlaps with cidr {joined.cidr} of "
+                    f"subnet {joined.id}.",
+                    "BadRequest",
+                )
+    if plan.port is not None:
+        port_id = insert_port(conn, plan.port).row["id"]
+    else:
+        assert plan.port_id is not None
+        port_id = plan.port_id
+        _adopt(conn, core, router_id, port_id)
+    rows = [{"port_id": port_id, "router_id": router_id, "subnet_id": each.id} for each in plan.subnets]
+    conn.execute(router_interfaces.insert(), rows)
+    if plan.port is not None:
+        charge(conn, plan.port.row["project_id"], "port", core.settings.quotas)
+    return _described(port_id, plan.subnets)
+
+
+def _adopt(conn: sa.Connection, core: Core, router_id: str, port_id: str) -> None:
+    """Turn a user's port into a router interface."""
+    row = conn.execute(sa.select(ports).where(ports.c.id == port_id).with_for_update()).first()
+    if row is None:
+        raise Changed
+    if row.device_id:
+        raise conflict(
+            f"Unable to complete operation on port {port_id} for network {row.network_id}. Port already has an "
+            f"attached device {row.device_id}.",
+            "PortInUse",
+        )
+    conn.execute(
+        ports.update()
+        .where(ports.c.id == port_id)
+        .values(
+            device_id=router_id,
+            device_owner=INTERFACE,
+            status="ACTIVE",
+            revision=ports.c.revision + 1,
+            updated_at=core.now(),
+        )
+    )
+
+
+def disconnect(
+    conn: sa.Connection, core: Core, router_id: str, subnet_id: str | None, port_id: str | None
+) -> dict[str, Any]:
+    """Remove the interface of a subnet or a port from a router."""
+    i = router_interfaces.c
+    statement = sa.select(i.port_id, i.subnet_id).where(i.router_id == router_id)
+    if port_id is not None:
+        statement = statement.where(i.port_id == port_id)
+    else:
+        mine = sa.select(i.port_id).where(i.router_id == router_id, i.subnet_id == subnet_id)
+        statement = statement.where(i.port_id.in_(mine))
+    rows = list(conn.execute(statement))
+    if not rows:
+        if port_id is not None:
+            raise NotFound(
+                f"Router {router_id} does not have an interface with id {port_id}.", type="RouterInterfaceNotFound"
+            )
+        raise NotFound(
+            f"Router {router_id} has no interface on subnet {subnet_id}.", type="RouterInterfaceNotFoundForSubnet"
+        )
+    held = [row.subnet_id for row in rows]
+    if subnet_id is not None and subnet_id not in held:
+        raise invalid(
+            f"Subnet on port {port_id} does not match the requested subnet {subnet_id}.", "SubnetMismatchForPort"
+        )
+    for each in held:
+        _check_no_floating(conn, router_id, each)
+    gone = rows[0].port_id
+    joined = [allocation_subnet(row) for row in conn.execute(sa.select(subnets).where(subnets.c.id.in_(held)))]
+    conn.execute(router_interfaces.delete().where(i.port_id == gone))
+    remove_port(conn, gone, core.now(), of_service=True)
+    _drop_dead_routes(conn, router_id)
+    return _described(gone, joined)
+
+
+def _check_no_floating(conn: sa.Connection, router_id: str, subnet_id: str) -> None:
+    used = (
+        sa.select(floatingips.c.id)
+        .join(
+            addresses,
+            sa.and_(
+                addresses.c.port_id == floatingips.c.port_id,
+                addresses.c.address == floatingips.c.fixed_ip_address,
+            ),
+        )
+        .where(floatingips.c.router_id == router_id, addresses.c.subnet_id == subnet_id)
+    )
+    if conn.execute(used.limit(1)).first() is not None:
+        raise conflict(
+            f"Router interface for subnet {subnet_id} on router {router_id} cannot be deleted, as it is required by "
+            f"one or more floating IPs.",
+            "RouterInterfaceInUseByFloatingIP",
+        )
+
+
+def interface_subnets(conn: sa.Connection, router_id: str) -> list[AllocationSubnet]:
+    """Return the subnets of a router's interfaces."""
+    rows = conn.execute(
+        sa.select(subnets)
+        .join(router_interfaces, router_interfaces.c.subnet_id == subnets.c.id)
+        .where(router_interfaces.c.router_id == router_id)
+    )
+    return [allocation_subnet(row) for row in rows]
+
+
+def _reachable(conn: sa.Connection, router_id: str) -> list[AllocationSubnet]:
+    beyond = conn.execute(
+        sa.select(subnets)
+        .join(routers, routers.c.external_network_id == subnets.c.network_id)
+        .where(routers.c.id == router_id)
+    )
+    return interface_subnets(conn, router_id) + [allocation_subnet(row) for row in beyond]
+
+
+def check_routes(conn: sa.Connection, router_id: str, given: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Return extra routes in canonical form; the next hop of each must be on a subnet of the router."""
+    around = _reachable(conn, router_id)
+    found = []
+    for route in given:
+        destination = ip_network(route["destination"], "routes")
+        hop = ip_address(route["nexthop"], "routes")
+        if destination.version != hop.version:
+            raise invalid(f"Invalid format for routes: {destination} via {hop} mixes IP versions.", "InvalidRoutes")
+        if not any(hop in each.cidr for each in around):
+            raise invalid(
+                f"Invalid format for routes: the nexthop {hop} is not connected with router.", "InvalidRoutes"
+            )
+        found.append({"destination": str(destination), "nexthop": str(hop)})
+    if len({(r["destination"], r["nexthop"]) for r in found}) != len(found):
+        raise invalid("Invalid format for routes: duplicate routes.", "InvalidRoutes")
+    return found
+
+
+def _drop_dead_routes(conn: sa.Connection, router_id: str) -> None:
+    """Delete routes whose next hop is no longer on a subnet of the router."""
+    routes = conn.execute(sa.select(routers.c.routes).where(routers.c.id == router_id)).scalar_one()
+    if not routes:
+        return
+    around = _reachable(conn, router_id)
+    alive = [r for r in routes if any(ipaddress.ip_address(r["nexthop"]) in each.cidr for each in around)]
+    conn.execute(routers.update().where(routers.c.id == router_id).values(routes=alive))
+
+
+def _described(port_id: str, joined: list[AllocationSubnet]) -> dict[str, Any]:
+    return {
+        "port_id": port_id,
+        "network_id": joined[0].network_id,
+        "subnet_ids": [each.id for each in joined],
+    }
+
+
+def _subnet(conn: sa.Connection, id: str) -> SubnetOnNetworkRow | None:
+    return conn.execute(
+        sa.select(subnets, *NETWORK_LABELS)
+        .join(networks, networks.c.id == subnets.c.network_id)
+        .where(subnets.c.id == id)
+    ).first()

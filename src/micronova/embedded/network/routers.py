@@ -1,0 +1,369 @@
+"""The router API. It stores the data; the network agent of the host with the routers applies it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.embedded.common import revisions
+from micronova.embedded.common.revisions import retry
+from micronova.embedded.network.addresses import addresses_of
+from micronova.embedded.network.collection import (
+    Creatable,
+    Deletable,
+    Resource,
+    Updatable,
+    set_tags,
+    standard_values,
+    tags_of,
+)
+from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.listing import Attributes, flags, only_empty
+from micronova.embedded.network.port_rows import remember_addresses
+from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.router_ports import (
+    GatewayPlan,
+    check_routes,
+    clear_gateway,
+    connect,
+    disconnect,
+    plan_gateway,
+    plan_interface,
+    set_gateway,
+)
+from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
+from micronova.embedded.network.tables import RouterRow, router_interfaces, routers, topologies
+from micronova.embedded.network.wire import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Optional,
+    Project,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    project_of,
+)
+from micronova.http.request import Request
+from micronova.http.service import Route
+
+Text = Annotated[str, Meta(max_length=64)]
+
+
+class ExternalIPBody(Body, kw_only=True):
+    """An address of the router on its external network."""
+
+    subnet_id: Identifier | Optional = UNSET
+    ip_address: Text | Optional = UNSET
+
+
+class GatewayBody(Body, kw_only=True):
+    """The external network of a router."""
+
+    network_id: Identifier | None | Optional = UNSET  # missing: no external network
+    enable_snat: Flag | Optional = UNSET
+    external_fixed_ips: Annotated[list[ExternalIPBody], Meta(max_length=10)] | Optional = UNSET
+    qos_policy_id: None | Optional = UNSET
+
+
+class ExtraRouteBody(Body, kw_only=True):
+    """An extra route of a router."""
+
+    destination: Text
+    nexthop: Text
+
+
+ExtraRoutes = Annotated[list[ExtraRouteBody], Meta(max_length=30)]
+
+
+class RouterUpdate(Body, kw_only=True):
+    """The attributes that an update may set."""
+
+    name: Name | Optional = UNSET
+    description: Name | Optional = UNSET
+    admin_state_up: Flag | Optional = UNSET
+    external_gateway_info: GatewayBody | None | Optional = UNSET
+    routes: ExtraRoutes | None | Optional = UNSET
+    distributed: Flag | None | Optional = UNSET
+    ha: Flag | None | Optional = UNSET
+
+
+class RouterCreate(RouterUpdate, kw_only=True):
+    """The attributes that a create may set."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
+    flavor_id: None | Optional = UNSET
+
+
+class InterfaceBody(Body, kw_only=True):
+    """The interface to add or remove: a subnet, at its gateway address, or a port."""
+
+    subnet_id: Identifier | Optional = UNSET
+    port_id: Identifier | Optional = UNSET
+
+
+class RoutesOnly(Body, kw_only=True):
+    """Routes to add or to remove."""
+
+    routes: ExtraRoutes
+
+
+class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
+    """The router API."""
+
+    singular = "router"
+    plural = "routers"
+    slug = "routers"
+    attributes = Attributes.standard(
+        routers,
+        *("name", "status", "admin_state_up"),
+        special={**flags(distributed=sa.false(), ha=sa.false()), "flavor_id": only_empty},
+    )
+    create_body = body_of_one_or_many("router", "routers", RouterCreate)
+    update_body = body_of_one("router", RouterUpdate)
+    defaults = {"distributed": None, "ha": None, "external_gateway_info": None}
+
+    def routes(self) -> list[Route]:
+        """Return the routes, with those for interfaces and extra routes."""
+        one_ = f"{self.path}/{{id}}"
+        extra = body_of_one("router", RoutesOnly)
+        return [
+            *super().routes(),
+            self.route(
+                "PUT", f"{one_}/add_router_interface", self.add_interface, "add_router_interface", body=InterfaceBody
+            ),
+            self.route(
+                "PUT",
+                f"{one_}/remove_router_interface",
+                self.remove_interface,
+                "remove_router_interface",
+                body=InterfaceBody,
+            ),
+            self.route("PUT", f"{one_}/add_extraroutes", self.add_routes, "add_extraroutes", body=extra),
+            self.route("PUT", f"{one_}/remove_extraroutes", self.remove_routes, "remove_extraroutes", body=extra),
+        ]
+
+    def resources(self, conn: sa.Connection, rows: Sequence[RouterRow]) -> list[Resource]:
+        """Return routers with the addresses of their gateways."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        fixed = addresses_of(conn, [row.gateway_port_id for row in rows if row.gateway_port_id])
+        return [
+            Resource(_values(row, fixed.get(row.gateway_port_id or "", []), tagged), {"project_id": row.project_id})
+            for row in rows
+        ]
+
+    async def create_now(self, request: Request) -> dict[str, Any]:
+        """Create routers."""
+        wanted = []
+        for given in self.given(request):
+            convert_text(given, ("admin_state_up", "distributed", "ha"))
+            _settle_gateway(given)
+            project = project_of(given, request.context, self.crosses_projects(request))
+            target = {"project_id": project}
+            request.authorize(target)
+            self.check_fields(request, "create", given, target)
+            _refuse_modes(given)
+            row = self.row(project, given)
+            gateway = given.get("external_gateway_info")
+            plan = await plan_gateway(self.core, request, row["id"], gateway) if gateway else None
+            wanted.append((row, given, plan))
+        made = await self.core.database.write(self.insert, wanted)
+        for _, _, plan in wanted:
+            if plan is not None:
+                remember_addresses(self.core, plan.made)
+        return self.answer(request, made)
+
+    def row(self, project: str, given: dict[str, Any]) -> NewRouter:
+        """Return the row of a new router, without its gateway."""
+        return {
+            **new_row(self.core, project, given, revision=1),
+            "name": given.get("name", ""),
+            "admin_state_up": given.get("admin_state_up", True),
+            "status": "ACTIVE",
+            "external_network_id": None,
+            "gateway_port_id": None,
+            "enable_snat": True,
+            "routes": [],
+            "availability_zone_hints": given.get("availability_zone_hints", []),
+        }
+
+    def insert(
+        self, conn: sa.Connection, wanted: Sequence[tuple[NewRouter, dict[str, Any], GatewayPlan | None]]
+    ) -> list[Resource]:
+        """Insert routers with their gateways and routes."""
+        found = []
+        for row, given, plan in wanted:
+            conn.execute(routers.insert(), row)
+            if plan is not None:
+                set_gateway(conn, self.core, row["id"], plan)
+            if given.get("routes"):
+                checked = check_routes(conn, row["id"], given["routes"])
+                conn.execute(routers.update().where(routers.c.id == row["id"]).values(routes=checked))
+            if given.get("tags"):
+                set_tags(conn, row["id"], given["tags"])
+            found.append(self.reload(conn, row["id"]))
+        charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
+        return found
+
+    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+        """Update a router, including its gateway."""
+        resource = await self.find_to(request, "update", id)
+        [given] = self.given(request)
+        convert_text(given, ("admin_state_up", "distributed", "ha"))
+        _settle_gateway(given)
+        self.check_fields(request, "update", given, resource.target)
+        _refuse_modes(given)
+        gateway = given.get("external_gateway_info")
+        plan = await plan_gateway(self.core, request, id, gateway) if gateway else None
+        changed = await self.core.database.write(self._change, id, resource.values["revision_number"], given, plan)
+        if plan is not None:
+            remember_addresses(self.core, plan.made)
+        return {self.singular: self.view(request, changed)}
+
+    def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], plan: Any) -> Resource:
+        plain = ("name", "description", "admin_state_up")
+        values: dict[str, Any] = {name: given[name] for name in plain if name in given}
+        revisions.update(conn, routers.c.revision, id, revision, values, self.core.now())
+        if "external_gateway_info" in given:
+            row = conn.execute(sa.select(routers).where(routers.c.id == id)).one()
+            if plan is None:
+                clear_gateway(conn, self.core, row)
+            elif plan.network_id == row.external_network_id and not plan.explicit:
+                conn.execute(routers.update().where(routers.c.id == id).values(enable_snat=plan.enable_snat))
+            else:
+                clear_gateway(conn, self.core, row, moving_within=plan.network_id)
+                set_gateway(conn, self.core, id, plan)
+        if "routes" in given:
+            checked = check_routes(conn, id, given["routes"] or [])
+            conn.execute(routers.update().where(routers.c.id == id).values(routes=checked))
+        return self.reload(conn, id)
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a router without interfaces."""
+        await self.find_to(request, "delete", id)
+        await self.core.database.write(self.remove, id)
+
+    def remove(self, conn: sa.Connection, id: str) -> None:
+        """Delete a router; raise Conflict if it has interfaces."""
+        row: RouterRow = locked(conn, routers, id)
+        if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.router_id == id)).first():
+            raise conflict(f"Router {id} still has ports", "RouterInUse")
+        clear_gateway(conn, self.core, row)
+        conn.execute(topologies.update().where(topologies.c.router_id == id).values(router_id=None))
+        erase(conn, routers, id)
+        release(conn, row.project_id, "router")
+
+    # --- interfaces and routes ---
+
+    async def add_interface(self, request: Request, id: str) -> Any:
+        """PUT add_router_interface: add a subnet or a port."""
+        return await retry(self._add_interface, request, id)
+
+    async def _add_interface(self, request: Request, id: str) -> Any:
+        resource = await self.find(request, id, "add_router_interface")
+        subnet_id, port_id = _interface(request)
+        plan = await plan_interface(self.core, request, resource.values, subnet_id, port_id)
+        joined = await self.core.database.write(connect, self.core, id, plan)
+        return _joined(resource, joined)
+
+    async def remove_interface(self, request: Request, id: str) -> Any:
+        """PUT remove_router_interface: remove a subnet or a port."""
+        return await retry(self._remove_interface, request, id)
+
+    async def _remove_interface(self, request: Request, id: str) -> Any:
+        resource = await self.find(request, id, "remove_router_interface")
+        subnet_id, port_id = _interface(request)
+        parted = await self.core.database.write(disconnect, self.core, id, subnet_id, port_id)
+        return _joined(resource, parted)
+
+    async def add_routes(self, request: Request, id: str) -> Any:
+        """PUT add_extraroutes: add routes."""
+        return await retry(self._change_routes, request, id, "add_extraroutes")
+
+    async def remove_routes(self, request: Request, id: str) -> Any:
+        """PUT remove_extraroutes: remove routes."""
+        return await retry(self._change_routes, request, id, "remove_extraroutes")
+
+    async def _change_routes(self, request: Request, id: str, rule: str) -> Any:
+        resource = await self.find(request, id, rule)
+        [given] = self.given(request)
+        current = {(r["destination"], r["nexthop"]): r for r in resource.values["routes"]}
+        asked = {(r["destination"], r["nexthop"]): r for r in given["routes"]}
+        merged = (
+            {**current, **asked}
+            if rule == "add_extraroutes"
+            else {key: route for key, route in current.items() if key not in asked}
+        )
+        changes = {"routes": list(merged.values())}
+        changed = await self.core.database.write(self._change, id, resource.values["revision_number"], changes, None)
+        return {self.singular: self.view(request, changed)}
+
+
+def _values(row: RouterRow, fixed: list[dict[str, str]], tagged: dict[str, list[str]]) -> dict[str, Any]:
+    gateway = None
+    if row.external_network_id is not None:
+        gateway = {
+            "network_id": row.external_network_id,
+            "enable_snat": row.enable_snat,
+            "external_fixed_ips": fixed,
+        }
+    return {
+        **standard_values(row, tagged),
+        "name": row.name,
+        "admin_state_up": row.admin_state_up,
+        "status": row.status,
+        "external_gateway_info": gateway,
+        "external_gateways": [gateway] if gateway else [],
+        "routes": row.routes,
+        "distributed": False,
+        "ha": False,
+        "flavor_id": None,
+        "availability_zone_hints": row.availability_zone_hints,
+        "availability_zones": [],
+    }
+
+
+def _settle_gateway(given: dict[str, Any]) -> None:
+    """Check `external_gateway_info`; null, {} and a gateway without a network mean none."""
+    gateway = given.get("external_gateway_info")
+    if gateway is None:
+        return
+    if not gateway.get("network_id"):
+        if any(value for value in gateway.values()):
+            raise invalid("Invalid input for external_gateway_info: network_id is required.", "HTTPBadRequest")
+        given["external_gateway_info"] = None
+        return
+    convert_text(gateway, ("enable_snat",))
+
+
+def _refuse_modes(given: dict[str, Any]) -> None:
+    if given.get("distributed") or given.get("ha"):
+        raise invalid("Distributed and highly available routers are not supported here.", "BadRequest")
+
+
+def _interface(request: Request) -> tuple[str | None, str | None]:
+    subnet_id, port_id = request.body.subnet_id, request.body.port_id
+    subnet_id = None if subnet_id is UNSET else subnet_id
+    port_id = None if port_id is UNSET else port_id
+    if subnet_id is None and port_id is None:
+        raise invalid("Bad router request: Either subnet_id or port_id must be specified.", "BadRequest")
+    return subnet_id, port_id
+
+
+def _joined(resource: Resource, port: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": resource.id,
+        "project_id": resource.values["project_id"],
+        "tenant_id": resource.values["project_id"],
+        "port_id": port["port_id"],
+        "network_id": port["network_id"],
+        "subnet_id": port["subnet_ids"][0],
+        "subnet_ids": port["subnet_ids"],
+        "tags": resource.values["tags"],
+    }

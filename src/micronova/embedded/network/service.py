@@ -1,0 +1,149 @@
+"""The network role: OpenStack's network API v2.0 over a database of its own."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import falcon.asgi
+
+from micronova.db.engine import Database
+from micronova.db.schema import upgrade
+from micronova.embedded.network.agent_api import AgentRoutes, Changes, WakingDatabase
+from micronova.embedded.network.collection import Collection
+from micronova.embedded.network.core import QUOTAS, Core, Settings
+from micronova.embedded.network.documents import Agents, Availability, Documents
+from micronova.embedded.network.errors import fault_body
+from micronova.embedded.network.floatingips import FloatingIPs
+from micronova.embedded.network.networks import Networks
+from micronova.embedded.network.notifier import Notifier
+from micronova.embedded.network.ports import Ports
+from micronova.embedded.network.qos_policies import Policies
+from micronova.embedded.network.qos_rules import BandwidthRules, RuleTypes
+from micronova.embedded.network.quotas import Quotas
+from micronova.embedded.network.routers import Routers
+from micronova.embedded.network.rules import Rules
+from micronova.embedded.network.security_groups import SecurityGroups
+from micronova.embedded.network.subnetpools import SubnetPools
+from micronova.embedded.network.subnets import Subnets
+from micronova.embedded.network.tables import metadata
+from micronova.embedded.network.tags import TagRoutes
+from micronova.embedded.network.topology import Builder, Topologies
+from micronova.http.client import ServiceClient
+from micronova.http.service import Authenticator, Observer, Policy, Route, Service
+from micronova.objects.clock import Clock
+from micronova.policies.network import NAMES
+
+MIGRATIONS = "micronova.embedded.network.migrations"
+PRIVATE_CIDR = "10.0.0.0/20"  # about four thousand addresses
+PUBLIC_CIDR = "203.0.113.0/24"
+POOL_PREFIX = "10.64.0.0/12"  # ranges of auto-allocated networks come from here
+
+COLLECTIONS: tuple[type[Collection[Any]], ...] = (
+    Networks,
+    Subnets,
+    SubnetPools,
+    Ports,
+    SecurityGroups,
+    Rules,
+    Routers,
+    FloatingIPs,
+    Policies,
+    Agents,
+    Availability,
+)
+
+
+class NetworkService:
+    """The network role."""
+
+    def __init__(
+        self,
+        database: Database,
+        policy: Policy,
+        authenticator: Authenticator,
+        clock: Clock,
+        compute: ServiceClient | None = None,
+        *,
+        schema: str | None = None,
+        random_source: random.Random | None = None,
+        quotas: Mapping[str, int] | None = None,
+        public_url: str | None = None,
+        mount: str = "/network",
+        observer: Observer | None = None,
+        **settings: Any,
+    ) -> None:
+        """`compute` receives events of ports; `schema` is for PostgreSQL; `settings` are those of `core.Settings`."""
+        self.database = database
+        self._schema = schema
+        self.notifier = Notifier(database, clock, compute)
+        changes = Changes()
+        self.core = Core(
+            WakingDatabase(database, changes),
+            clock,
+            random_source or random.Random(),  # ids need not be secret
+            Settings(quotas={**QUOTAS, **(quotas or {})}, **settings),
+            self.notifier,
+        )
+        self.service = Service(
+            "network",
+            routes(self.core) + AgentRoutes(self.core, changes).routes(),
+            policy=policy,
+            authenticator=authenticator,
+            fault_body=fault_body,
+            mount=mount,
+            public_url=public_url,
+            observer=observer,
+            max_body=1 << 20,  # for bulk creates of hundreds of ports
+        )
+        self.service.app.add_middleware(_Suffix())
+
+    async def start(self) -> None:
+        """Bring the schema up to date and start to send events to compute."""
+        await upgrade(self.database, metadata, MIGRATIONS, schema=self._schema)
+        await self.notifier.start()
+
+    async def stop(self) -> None:
+        """Stop sending events; those that are not sent stay in the outbox."""
+        await self.notifier.stop()
+
+    async def bootstrap(
+        self,
+        project_id: str = "",
+        *,
+        private_cidr: str = PRIVATE_CIDR,
+        public_cidr: str = PUBLIC_CIDR,
+        pool_prefix: str = POOL_PREFIX,
+        dns_nameservers: tuple[str, ...] = (),
+    ) -> bool:
+        """Create the first networks of a new cloud, once; return whether they were created now.
+
+        Without a project everybody may use them, only admins may change them, and no quota counts them.
+        """
+        plan = {
+            "private_cidr": private_cidr,
+            "public_cidr": public_cidr,
+            "pool_prefix": pool_prefix,
+            "dns_nameservers": dns_nameservers,
+        }
+        return await self.database.write(Builder(self.core).first_networks, project_id, plan)
+
+
+def routes(core: Core) -> list[Route]:
+    """Return the routes of the service."""
+    found = Documents(core).routes()
+    for kind in COLLECTIONS:
+        collection = kind(core)
+        found += collection.routes()
+        if collection.taggable:
+            found += [each for each in TagRoutes(collection).routes() if each.policy in NAMES]
+    found += BandwidthRules(core).routes() + RuleTypes().routes()
+    return found + Quotas(core).routes() + Topologies(core).routes()
+
+
+class _Suffix:
+    """Middleware for old clients, which request `/v2.0/networks.json`."""
+
+    async def process_request(self, http: falcon.asgi.Request, answer: falcon.asgi.Response) -> None:
+        """Remove the suffix from the path."""
+        if http.path.endswith(".json"):
+            http.path = http.path[:-5]

@@ -1,0 +1,74 @@
+"""Addresses that guests derive by SLAAC: they follow the subnets of the network and the MAC address of the port."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network.addresses import ROUTER_INTERFACE, AllocationSubnet, allocation_subnet, serves
+from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
+from micronova.embedded.network.cidrs import eui64, number_of
+from micronova.embedded.network.core import Core
+from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.tables import addresses, ports, subnets
+
+
+def give_to_ports(conn: sa.Connection, core: Core, subnet: AllocationSubnet) -> list[Event]:
+    """Give every port of a network the address that its guest derives on a new subnet."""
+    if not subnet.slaac:
+        return []
+    p, a = ports.c, addresses.c
+    there = conn.execute(sa.select(ports).where(p.network_id == subnet.network_id, p.device_owner != ROUTER_INTERFACE))
+    chosen = [row for row in there.mappings() if serves(subnet, row["device_owner"])]
+    last: dict[str, int] = {}
+    for part in chunks([row["id"] for row in chosen]):
+        counted = sa.select(a.port_id, sa.func.max(a.position).label("last")).where(a.port_id.in_(part))
+        last |= {row.port_id: row.last for row in conn.execute(counted.group_by(a.port_id))}
+    for row in chosen:
+        _take(conn, subnet, row["mac_address"], row["id"], last.get(row["id"], -1) + 1)
+    return _changed(conn, core, chosen)
+
+
+def take_from_ports(conn: sa.Connection, core: Core, subnet_id: str) -> list[Event]:
+    """Remove the addresses of a subnet that is deleted from all ports."""
+    on_it = sa.select(addresses.c.port_id).where(addresses.c.subnet_id == subnet_id)
+    rows = conn.execute(sa.select(ports).where(ports.c.id.in_(on_it))).mappings().all()
+    conn.execute(addresses.delete().where(addresses.c.subnet_id == subnet_id))
+    return _changed(conn, core, rows)
+
+
+def follow_mac(conn: sa.Connection, port_id: str, old: str, new: str) -> bool:
+    """Replace the addresses that were derived from a port's old MAC address; return whether there were any."""
+    a = addresses.c
+    held = conn.execute(
+        sa.select(a.address, a.position, subnets).join(subnets, subnets.c.id == a.subnet_id).where(a.port_id == port_id)
+    ).all()
+    found = False
+    for row in held:
+        subnet = allocation_subnet(row)
+        if subnet.slaac and row.address == str(eui64(subnet.cidr, old)):
+            conn.execute(addresses.delete().where(a.subnet_id == subnet.id, a.address == row.address))
+            _take(conn, subnet, new, port_id, row.position)
+            found = True
+    return found
+
+
+def _take(conn: sa.Connection, subnet: AllocationSubnet, mac: str, port_id: str, position: int) -> None:
+    own = eui64(subnet.cidr, mac)
+    row = {
+        "subnet_id": subnet.id, "number": number_of(own), "address": str(own), "port_id": port_id,
+        "position": position,
+    }  # fmt: skip
+    if not insert_if_absent(conn, addresses, row):
+        raise conflict(f"The IP address {own} is in use.", "IpAddressInUse")
+
+
+def _changed(conn: sa.Connection, core: Core, rows: Sequence[Any]) -> list[Event]:
+    """Increase the revision of each port; return the events for compute."""
+    for part in chunks([row["id"] for row in rows]):
+        counted = {"revision": ports.c.revision + 1, "updated_at": core.now()}
+        conn.execute(ports.update().where(ports.c.id.in_(part)).values(**counted))
+    return [event(core, CHANGED, row) for row in rows if belongs_to_server(row)]

@@ -1,0 +1,275 @@
+"""The subnet pool API: prefixes from which the ranges of subnets are allocated."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.embedded.common import revisions
+from micronova.embedded.network.cidrs import Network, free_prefix
+from micronova.embedded.network.collection import (
+    Creatable,
+    Deletable,
+    Resource,
+    Updatable,
+    set_tags,
+    standard_values,
+    tags_of,
+)
+from micronova.embedded.network.errors import invalid, not_found
+from micronova.embedded.network.listing import Attributes, Clause, only_empty
+from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
+from micronova.embedded.network.tables import SubnetPoolRow, subnetpools, subnets
+from micronova.embedded.network.wire import (
+    Body,
+    Flag,
+    Name,
+    Number,
+    Optional,
+    Project,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    ip_network,
+    project_of,
+)
+from micronova.http.request import Request
+
+Prefixes = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=100)]
+_NUMBERS = ("min_prefixlen", "max_prefixlen", "default_prefixlen", "default_quota")
+
+
+class SubnetPoolUpdate(Body, kw_only=True):
+    """The attributes that an update may set."""
+
+    name: Name | Optional = UNSET
+    description: Name | Optional = UNSET
+    prefixes: Prefixes | Optional = UNSET
+    min_prefixlen: Number | Optional = UNSET
+    max_prefixlen: Number | Optional = UNSET
+    default_prefixlen: Number | Optional = UNSET
+    default_quota: Number | None | Optional = UNSET
+    is_default: Flag | Optional = UNSET
+    address_scope_id: None | Optional = UNSET
+
+
+class SubnetPoolCreate(SubnetPoolUpdate, kw_only=True):
+    """The attributes that a create may set."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    shared: Flag | Optional = UNSET
+
+
+class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[SubnetPoolRow]):
+    """The subnet pool API."""
+
+    singular = "subnetpool"
+    plural = "subnetpools"
+    slug = "subnetpools"
+    attributes = Attributes.standard(
+        subnetpools,
+        *("name", "ip_version", "shared", "is_default", *_NUMBERS),
+        special={"address_scope_id": only_empty},
+    )
+    create_body = body_of_one_or_many("subnetpool", "subnetpools", SubnetPoolCreate)
+    update_body = body_of_one("subnetpool", SubnetPoolUpdate)
+    defaults = {"shared": False, "is_default": False}
+
+    def scope(self, request: Request) -> Clause | None:
+        """Limit callers to their own and shared pools."""
+        if request.context.is_admin:
+            return None
+        return sa.or_(subnetpools.c.project_id == request.context.project_id, subnetpools.c.shared)
+
+    def resources(self, conn: sa.Connection, rows: Sequence[SubnetPoolRow]) -> list[Resource]:
+        """Return subnet pools."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        return [Resource(_values(row, tagged), {"project_id": row.project_id, "shared": row.shared}) for row in rows]
+
+    async def create_now(self, request: Request) -> dict[str, Any]:
+        """Create subnet pools."""
+        wanted = []
+        for given in self.given(request):
+            convert_text(given, ("shared", "is_default"), _NUMBERS)
+            project = project_of(given, request.context, self.crosses_projects(request))
+            target = {"project_id": project, "shared": given.get("shared", False)}
+            request.authorize(target)
+            self.check_fields(request, "create", given, target)
+            if not given.get("name"):
+                raise invalid("Invalid input for name: a subnet pool needs a name.", "HTTPBadRequest")
+            row: NewSubnetPool = {
+                **new_row(self.core, project, given),
+                "name": given["name"],
+                "shared": given.get("shared", False),
+                "is_default": given.get("is_default", False),
+                "default_quota": given.get("default_quota"),
+                **_sizes(given),
+            }
+            wanted.append((row, given.get("tags", [])))
+        return self.answer(request, await self.core.database.write(self._insert, wanted))
+
+    def _insert(self, conn: sa.Connection, wanted: list[tuple[NewSubnetPool, list[str]]]) -> list[Resource]:
+        for row, tagged in wanted:
+            if row["is_default"]:
+                _check_only_default(conn, row["ip_version"], row["id"])
+            conn.execute(subnetpools.insert(), row)
+            if tagged:
+                set_tags(conn, row["id"], tagged)
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "subnetpool", self.core.settings.quotas)
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
+
+    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+        """Update a subnet pool; prefixes can only be added."""
+        resource = await self.find_to(request, "update", id)
+        [given] = self.given(request)
+        convert_text(given, ("is_default",), _NUMBERS)
+        self.check_fields(request, "update", given, resource.target)
+        old = resource.values
+        sizes = _sizes({**{name: old[name] for name in ("prefixes", *_NUMBERS[:3])}, **given})
+        if sizes["ip_version"] != old["ip_version"]:
+            raise invalid("Cannot mix IPv4 and IPv6 prefixes in a subnet pool.", "PrefixVersionMismatch")
+        for prefix in old["prefixes"]:
+            inner = ipaddress.ip_network(prefix)
+            if not any(inner.subnet_of(ipaddress.ip_network(p)) for p in sizes["prefixes"]):  # type: ignore[arg-type]
+                raise invalid(
+                    "Illegal update to prefixes: Existing prefixes must be a subset of the new prefixes.",
+                    "IllegalSubnetPoolPrefixUpdate",
+                )
+        values = {k: v for k, v in given.items() if k != "address_scope_id"} | sizes
+        changed = await self.core.database.write(self._change, id, old["revision_number"], values, self.core.now())
+        return {self.singular: self.view(request, changed)}
+
+    def _change(self, conn: sa.Connection, id: str, revision: int, values: dict[str, Any], now: int) -> Resource:
+        if values.get("is_default"):
+            _check_only_default(conn, values["ip_version"], id)
+        revisions.update(conn, subnetpools.c.revision, id, revision, values, now)
+        return self.reload(conn, id)
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a subnet pool that no subnet uses."""
+        await self.find_to(request, "delete", id)
+        await self.core.database.write(self.remove, id)
+
+    def remove(self, conn: sa.Connection, id: str) -> None:
+        """Delete a subnet pool; raise Conflict if a subnet uses it."""
+        row: SubnetPoolRow = locked(conn, subnetpools, id)
+        if conn.execute(sa.select(subnets.c.id).where(subnets.c.subnetpool_id == id).limit(1)).first() is not None:
+            raise invalid(
+                "Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError"
+            )
+        erase(conn, subnetpools, id)
+        release(conn, row.project_id, "subnetpool")
+
+
+def take_prefix(
+    conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool
+) -> tuple[str, Network]:
+    """Allocate the range of a new subnet from its pool; concurrent allocations wait for the lock."""
+    pool = _choose(conn, given, version, caller, may_all)
+    held = list(conn.execute(sa.select(subnets.c.cidr).where(subnets.c.subnetpool_id == pool.id)).scalars())
+    taken = [ipaddress.ip_network(cidr) for cidr in held]
+    if given.get("cidr"):
+        cidr = ip_network(given["cidr"], "cidr")
+        inside = any(
+            cidr.version == pool.ip_version and cidr.subnet_of(ipaddress.ip_network(prefix))  # type: ignore[arg-type]
+            for prefix in pool.prefixes
+        )
+        if not inside or any(each.overlaps(cidr) for each in taken):
+            raise invalid(
+                "Failed to allocate subnet: Cannot allocate requested subnet from the available set of prefixes.",
+                "SubnetAllocationError",
+            )
+        length = cidr.prefixlen
+    else:
+        length = given.get("prefixlen", pool.default_prefixlen)
+        cidr = None
+    if length < pool.min_prefixlen:
+        raise invalid(
+            f"Unable to allocate subnet with prefix length {length}, minimum allowed prefix is {pool.min_prefixlen}.",
+            "MinPrefixSubnetAllocationError",
+        )
+    if length > pool.max_prefixlen:
+        raise invalid(
+            f"Unable to allocate subnet with prefix length {length}, maximum allowed prefix is {pool.max_prefixlen}.",
+            "MaxPrefixSubnetAllocationError",
+        )
+    found = cidr or free_prefix(pool.prefixes, taken, length)
+    if found is None:
+        raise invalid(
+            f"Failed to allocate subnet: Insufficient prefix space to allocate subnet size /{length}.",
+            "SubnetAllocationError",
+        )
+    return pool.id, found
+
+
+def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: str, may_all: bool) -> Any:
+    statement = sa.select(subnetpools).with_for_update()
+    if given.get("subnetpool_id"):
+        pool = conn.execute(statement.where(subnetpools.c.id == given["subnetpool_id"])).first()
+        if pool is None or not (may_all or pool.shared or pool.project_id == caller):
+            raise not_found("subnetpool", given["subnetpool_id"])
+    else:
+        default = statement.where(subnetpools.c.is_default, subnetpools.c.ip_version == version)
+        pool = conn.execute(default).first()
+        if pool is None:
+            raise invalid(f"No default subnetpool found for IPv{version}.")
+    if "ip_version" in given and pool.ip_version != version:
+        raise invalid(f"Cannot allocate IPv{version} subnet from an IPv{pool.ip_version} subnet pool.", "BadRequest")
+    return pool
+
+
+def _values(row: SubnetPoolRow, tagged: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **standard_values(row, tagged),
+        "name": row.name,
+        "prefixes": row.prefixes,
+        "ip_version": row.ip_version,
+        "min_prefixlen": row.min_prefixlen,
+        "max_prefixlen": row.max_prefixlen,
+        "default_prefixlen": row.default_prefixlen,
+        "default_quota": row.default_quota,
+        "shared": row.shared,
+        "is_default": row.is_default,
+        "address_scope_id": None,
+    }
+
+
+def _sizes(given: dict[str, Any]) -> PoolSizes:
+    """Check the prefixes of a pool, and the minimum and maximum length of its ranges."""
+    prefixes = [ip_network(text, "prefixes") for text in given.get("prefixes", ())]
+    if not prefixes:
+        raise invalid("Empty subnet pool prefix list.", "EmptySubnetPoolPrefixList")
+    version = prefixes[0].version
+    if any(prefix.version != version for prefix in prefixes):
+        raise invalid("Cannot mix IPv4 and IPv6 prefixes in a subnet pool.", "PrefixVersionMismatch")
+    most = 32 if version == 4 else 128
+    least = given.get("min_prefixlen", 8 if version == 4 else 64)
+    largest = given.get("max_prefixlen", most)
+    default = given.get("default_prefixlen", least)
+    if not 0 < least <= largest <= most or not least <= default <= largest:
+        raise invalid(
+            f"Illegal prefix bounds: min_prefixlen={least}, default_prefixlen={default}, max_prefixlen={largest}.",
+            "IllegalSubnetPoolPrefixBounds",
+        )
+    return {
+        "prefixes": [str(prefix) for prefix in ipaddress.collapse_addresses(prefixes)],  # type: ignore[type-var]
+        "ip_version": version,
+        "min_prefixlen": least,
+        "max_prefixlen": largest,
+        "default_prefixlen": default,
+    }
+
+
+def _check_only_default(conn: sa.Connection, version: int, id: str) -> None:
+    other = sa.select(subnetpools.c.id).where(
+        subnetpools.c.is_default, subnetpools.c.ip_version == version, subnetpools.c.id != id
+    )
+    found = conn.execute(other).scalar()
+    if found:
+        raise invalid(f"A default subnetpool for this IP family has already been set: {found}.")

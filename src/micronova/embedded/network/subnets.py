@@ -1,0 +1,413 @@
+"""The subnet API. The subnets of a network never overlap."""
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import sqlalchemy as sa
+from msgspec import UNSET, Meta
+
+from micronova.embedded.common import revisions
+from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network.addresses import allocation_subnet
+from micronova.embedded.network.cidrs import (
+    SLAAC_MODES,
+    Network,
+    check_gateway,
+    check_pools,
+    default_gateway,
+    default_pools,
+)
+from micronova.embedded.network.collection import (
+    Creatable,
+    Deletable,
+    Resource,
+    Updatable,
+    set_tags,
+    standard_values,
+    tags_of,
+)
+from micronova.embedded.network.core import Core
+from micronova.embedded.network.errors import conflict, invalid, not_found
+from micronova.embedded.network.listing import QUERY, Attributes, Clause, only_empty
+from micronova.embedded.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, on_network
+from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
+from micronova.embedded.network.slaac import give_to_ports, take_from_ports
+from micronova.embedded.network.subnetpools import take_prefix
+from micronova.embedded.network.tables import (
+    SubnetOnNetworkRow,
+    SubnetRow,
+    addresses,
+    networks,
+    ports,
+    router_interfaces,
+    subnets,
+)
+from micronova.embedded.network.wire import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Number,
+    Optional,
+    Project,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    ip_address,
+    ip_network,
+    project_of,
+)
+from micronova.http.request import Request
+
+Text = Annotated[str, Meta(max_length=64)]
+V6Mode = Literal["slaac", "dhcpv6-stateful", "dhcpv6-stateless"]
+_FLAGS = ("enable_dhcp", "use_default_subnetpool", "dns_publish_fixed_ip")
+
+
+class PoolBody(Body, kw_only=True):
+    """An allocation pool."""
+
+    start: Text
+    end: Text
+
+
+class RouteBody(Body, kw_only=True):
+    """A host route, which DHCP sends to guests."""
+
+    destination: Text
+    nexthop: Text
+
+
+class SubnetUpdate(Body, kw_only=True):
+    """The attributes that an update may set."""
+
+    name: Name | Optional = UNSET
+    description: Name | Optional = UNSET
+    gateway_ip: Text | None | Optional = UNSET
+    enable_dhcp: Flag | Optional = UNSET
+    allocation_pools: Annotated[list[PoolBody], Meta(max_length=100)] | None | Optional = UNSET
+    dns_nameservers: Annotated[list[Text], Meta(max_length=5)] | None | Optional = UNSET
+    host_routes: Annotated[list[RouteBody], Meta(max_length=20)] | None | Optional = UNSET
+    service_types: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
+    dns_publish_fixed_ip: Flag | Optional = UNSET
+    segment_id: None | Optional = UNSET
+
+
+class SubnetCreate(SubnetUpdate, kw_only=True):
+    """The attributes that a create may set."""
+
+    project_id: Project | Optional = UNSET
+    tenant_id: Project | Optional = UNSET
+    tags: Tags | Optional = UNSET
+    network_id: Identifier
+    ip_version: Number | Optional = UNSET
+    cidr: Text | None | Optional = UNSET
+    prefixlen: Number | Optional = UNSET
+    subnetpool_id: Identifier | None | Optional = UNSET
+    use_default_subnetpool: Flag | Optional = UNSET
+    ipv6_ra_mode: V6Mode | None | Optional = UNSET
+    ipv6_address_mode: V6Mode | None | Optional = UNSET
+
+
+class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Deletable[SubnetOnNetworkRow]):
+    """The subnet API."""
+
+    singular = "subnet"
+    plural = "subnets"
+    slug = "subnets"
+    attributes = Attributes.standard(
+        subnets,
+        *("name", "network_id", "cidr", "ip_version", "gateway_ip", "enable_dhcp", "subnetpool_id"),
+        *("ipv6_ra_mode", "ipv6_address_mode"),
+        special={
+            "shared": lambda values: QUERY.matches(networks.c.shared, "shared", values),
+            "router:external": lambda values: QUERY.matches(networks.c.external, "router:external", values),
+            "segment_id": only_empty,
+        },
+    )
+    create_body = body_of_one_or_many("subnet", "subnets", SubnetCreate)
+    update_body = body_of_one("subnet", SubnetUpdate)
+    defaults = {"service_types": []}
+
+    def select(self) -> sa.Select[Any]:
+        """Select subnets with the attributes of their networks that policy needs."""
+        return sa.select(subnets, *NETWORK_LABELS).join(networks, networks.c.id == subnets.c.network_id)
+
+    def scope(self, request: Request) -> Clause | None:
+        """Limit callers to their own subnets and those of networks that they may use."""
+        if self.crosses_projects(request):
+            return None
+        mine = request.context.project_id
+        return sa.or_(
+            subnets.c.project_id == mine, networks.c.project_id == mine, networks.c.shared, networks.c.external
+        )
+
+    def resources(self, conn: sa.Connection, rows: Sequence[SubnetOnNetworkRow]) -> list[Resource]:
+        """Return subnets."""
+        tagged = tags_of(conn, [row.id for row in rows])
+        return [Resource(_values(row, tagged), {"project_id": row.project_id, **on_network(row)}) for row in rows]
+
+    async def create_now(self, request: Request) -> dict[str, Any]:
+        """Create subnets with a given range or one from a pool."""
+        asked = self.given(request)
+        names = list({given["network_id"] for given in asked})
+        known = await self.core.database.read(_networks, names)
+        wanted = []
+        for given in asked:
+            convert_text(given, _FLAGS, ("ip_version", "prefixlen"))
+            network = known.get(given["network_id"])
+            if network is None or not request.allows("get_network", network_target(network)):
+                raise not_found("network", given["network_id"])
+            project = project_of(given, request.context, self.crosses_projects(request))
+            target = {
+                "project_id": project,
+                "network:project_id": network.project_id,
+                "network:shared": network.shared,
+                "network:router:external": network.external,
+            }
+            request.authorize(target)
+            self.check_fields(request, "create", given, target)
+            wanted.append((self.row(project, given), given))
+        may_all = request.context.is_admin
+        made = await self.core.write_with_events(self._insert_and_tell, wanted, request.context.project_id, may_all)
+        return self.answer(request, made)
+
+    def row(self, project: str, given: dict[str, Any]) -> NewSubnet:
+        """Return the row of a new subnet, without what depends on the range if that comes from a pool."""
+        version = given.get("ip_version")
+        if version is None:
+            version = ip_network(given["cidr"], "cidr").version if given.get("cidr") else 4
+        if version not in (4, 6):
+            raise invalid(f"Invalid input for ip_version: {version} is not 4 or 6.", "HTTPBadRequest")
+        row: NewSubnet = {
+            **new_row(self.core, project, given),
+            "name": given.get("name", ""),
+            "network_id": given["network_id"],
+            "subnetpool_id": None,
+            "ip_version": version,
+            "cidr": "",  # this, the gateway and the pools are set below, or at the insert if the range is of a pool
+            "gateway_ip": None,
+            "allocation_pools": [],
+            "enable_dhcp": given.get("enable_dhcp", True),
+            "ipv6_ra_mode": given.get("ipv6_ra_mode"),
+            "ipv6_address_mode": given.get("ipv6_address_mode"),
+            "dns_nameservers": _nameservers(given),
+            "host_routes": [],
+            "service_types": given.get("service_types", []),
+            "dns_publish_fixed_ip": given.get("dns_publish_fixed_ip", False),
+        }
+        _check_modes(row)
+        pooled = given.get("subnetpool_id") or given.get("use_default_subnetpool")
+        if not pooled:
+            if not given.get("cidr"):
+                raise invalid("Bad subnets request: a subnet needs a cidr, or a pool to take one from.", "BadRequest")
+            if "prefixlen" in given:
+                raise invalid("prefixlen can only be given with a subnet pool.")
+            _settle_range(row, given, ip_network(given["cidr"], "cidr"))
+        elif given.get("cidr") and "prefixlen" in given:
+            raise invalid("cidr and prefixlen must not be supplied together.")
+        return row
+
+    def insert(
+        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, may_all: bool
+    ) -> list[Resource]:
+        """Insert subnets."""
+        for row, given in wanted:
+            # The lock serialises new subnets of a network, so that the check for overlap holds.
+            lock = sa.select(networks.c.id).where(networks.c.id == row["network_id"])
+            if conn.execute(lock.with_for_update(key_share=True)).first() is None:
+                raise not_found("network", row["network_id"])
+            if given.get("subnetpool_id") or given.get("use_default_subnetpool"):
+                pool_id, cidr = take_prefix(conn, given, row["ip_version"], caller, may_all)
+                row["subnetpool_id"] = pool_id
+                row["ip_version"] = cidr.version
+                _settle_range(row, given, cidr)
+            _check_overlap(conn, row["network_id"], ipaddress.ip_network(row["cidr"]))
+            conn.execute(subnets.insert(), row)
+            if given.get("tags"):
+                set_tags(conn, row["id"], given["tags"])
+        charge_all(conn, (row["project_id"] for row, _ in wanted), "subnet", self.core.settings.quotas)
+        return self.reload_all(conn, [row["id"] for row, _ in wanted])
+
+    def _insert_and_tell(
+        self, conn: sa.Connection, wanted: list[tuple[NewSubnet, dict[str, Any]]], caller: str, may_all: bool
+    ) -> tuple[list[Resource], list[Event]]:
+        """Insert subnets; existing ports get the addresses that their guests derive by SLAAC."""
+        made = self.insert(conn, wanted, caller, may_all)
+        rows = conn.execute(sa.select(subnets).where(subnets.c.id.in_([resource.id for resource in made]))).all()
+        return made, [events for row in rows for events in give_to_ports(conn, self.core, allocation_subnet(row))]
+
+    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+        """Update a subnet."""
+        resource = await self.find_to(request, "update", id)
+        [given] = self.given(request)
+        convert_text(given, _FLAGS)
+        self.check_fields(request, "update", given, resource.target)
+        changed = await self.core.database.write(
+            self._change, id, resource.values["revision_number"], given, self.core.now()
+        )
+        return {self.singular: self.view(request, changed)}
+
+    def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int) -> Resource:
+        row = conn.execute(sa.select(subnets).where(subnets.c.id == id)).first()
+        if row is None:
+            raise Changed
+        cidr = ipaddress.ip_network(row.cidr)
+        values = {k: v for k, v in given.items() if k != "segment_id"}
+        gateway = row.gateway_ip
+        if "gateway_ip" in given:
+            gateway = check_gateway(cidr, given["gateway_ip"]) if given["gateway_ip"] is not None else None
+            values["gateway_ip"] = gateway
+            if gateway != row.gateway_ip and row.gateway_ip is not None:
+                _check_gateway_unused(conn, row)
+        if given.get("allocation_pools") is not None or "gateway_ip" in given:
+            pools = given.get("allocation_pools")
+            values["allocation_pools"] = check_pools(cidr, row.allocation_pools if pools is None else pools, gateway)
+        if "dns_nameservers" in given:
+            values["dns_nameservers"] = _nameservers(given)
+        if "host_routes" in given:
+            values["host_routes"] = _routes(given, cidr)
+        if "enable_dhcp" in given and not given["enable_dhcp"]:
+            _check_modes({**row._mapping, "enable_dhcp": False})
+        values = {k: v for k, v in values.items() if v is not None or k == "gateway_ip"}
+        revisions.update(conn, subnets.c.revision, id, revision, values, now)
+        return self.reload(conn, id)
+
+    async def delete_now(self, request: Request, id: str) -> None:
+        """Delete a subnet; raise Conflict if a port has an address of it."""
+        await self.find_to(request, "delete", id)
+        await self.core.write_with_events(_delete, self.core, id)
+
+
+def _values(row: SubnetOnNetworkRow, tagged: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        **standard_values(row, tagged),
+        "name": row.name,
+        "network_id": row.network_id,
+        "ip_version": row.ip_version,
+        "cidr": row.cidr,
+        "gateway_ip": row.gateway_ip,
+        "enable_dhcp": row.enable_dhcp,
+        "allocation_pools": row.allocation_pools,
+        "dns_nameservers": row.dns_nameservers,
+        "host_routes": row.host_routes,
+        "ipv6_ra_mode": row.ipv6_ra_mode,
+        "ipv6_address_mode": row.ipv6_address_mode,
+        "subnetpool_id": row.subnetpool_id,
+        "service_types": row.service_types,
+        "dns_publish_fixed_ip": row.dns_publish_fixed_ip,
+        "segment_id": None,
+        "router:external": row.network_external,
+    }
+
+
+def _networks(conn: sa.Connection, ids: list[str]) -> dict[str, Any]:
+    return {row.id: row for row in conn.execute(sa.select(networks).where(networks.c.id.in_(ids)))}
+
+
+def _settle_range(row: NewSubnet, given: dict[str, Any], cidr: Network) -> None:
+    """Set what depends on the range: gateway, allocation pools, host routes."""
+    if cidr.version != row["ip_version"]:
+        raise invalid(f"cidr '{cidr}' does not match the ip_version '{row['ip_version']}'.")
+    if cidr.prefixlen == 0 or cidr.is_multicast or cidr.is_loopback or cidr.is_link_local:
+        raise invalid(f"'{cidr}' is not a range that a subnet can have.")
+    if cidr.version == 6 and cidr.prefixlen != 64 and _slaac(row):
+        raise invalid(f"Invalid CIDR {cidr} for IPv6 address mode: a SLAAC subnet has a /64.")
+    row["cidr"] = str(cidr)
+    gateway = given.get("gateway_ip", "")
+    if gateway == "":
+        row["gateway_ip"] = default_gateway(cidr)
+    else:
+        row["gateway_ip"] = None if gateway is None else check_gateway(cidr, gateway)
+    pools = given.get("allocation_pools")
+    if pools is None:
+        row["allocation_pools"] = default_pools(cidr, row["gateway_ip"])
+    else:
+        row["allocation_pools"] = check_pools(cidr, pools, row["gateway_ip"])
+    row["host_routes"] = _routes(given, cidr)
+
+
+def _slaac(row: Any) -> bool:
+    return row["ipv6_address_mode"] in SLAAC_MODES or row["ipv6_ra_mode"] in SLAAC_MODES
+
+
+def _check_modes(row: Any) -> None:
+    ra, mode = row["ipv6_ra_mode"], row["ipv6_address_mode"]
+    if ra is None and mode is None:
+        return
+    if row["ip_version"] == 4:
+        raise invalid("ipv6_ra_mode and ipv6_address_mode are not valid when ip_version is 4.")
+    if not row["enable_dhcp"]:
+        raise invalid("ipv6_ra_mode or ipv6_address_mode cannot be set when enable_dhcp is set to False.")
+    if ra is not None and mode is not None and ra != mode:
+        raise invalid(f"ipv6_ra_mode set to '{ra}' with ipv6_address_mode set to '{mode}' is not valid.")
+
+
+def _nameservers(given: dict[str, Any]) -> list[str]:
+    found = [str(ip_address(text, "dns_nameservers")) for text in given.get("dns_nameservers") or ()]
+    if len(set(found)) != len(found):
+        raise invalid("Invalid input for dns_nameservers: duplicate entries.", "HTTPBadRequest")
+    return found
+
+
+def _routes(given: dict[str, Any], cidr: Network) -> list[dict[str, str]]:
+    found = []
+    for route in given.get("host_routes") or ():
+        destination = ip_network(route["destination"], "host_routes")
+        hop = ip_address(route["nexthop"], "host_routes")
+        if destination.version != cidr.version or hop.version != cidr.version:
+            raise invalid(f"host_routes: {destination} via {hop} does not match the ip_version '{cidr.version}'.")
+        found.append({"destination": str(destination), "nexthop": str(hop)})
+    if len({(r["destination"], r["nexthop"]) for r in found}) != len(found):
+        raise invalid("Invalid input for host_routes: duplicate entries.", "HTTPBadRequest")
+    return found
+
+
+def _check_overlap(conn: sa.Connection, network_id: str, cidr: Network) -> None:
+    rows = conn.execute(sa.select(subnets.c.id, subnets.c.cidr).where(subnets.c.network_id == network_id))
+    for row in rows:
+        other = ipaddress.ip_network(row.cidr)
+        if other.version == cidr.version and cidr.overlaps(other):
+            raise invalid(
+                f"Invalid input for operation: Requested subnet with cidr: {cidr} for network: {network_id} "
+                f"overlaps with another subnet."
+            )
+
+
+def _check_gateway_unused(conn: sa.Connection, row: SubnetOnNetworkRow) -> None:
+    """Raise Conflict if a router has the gateway address."""
+    at = (
+        sa.select(addresses.c.port_id)
+        .join(router_interfaces, router_interfaces.c.port_id == addresses.c.port_id)
+        .where(addresses.c.subnet_id == row.id, addresses.c.address == row.gateway_ip)
+    )
+    port = conn.execute(at).scalar()
+    if port:
+        raise conflict(
+            f"Current gateway ip {row.gateway_ip} already in use by port {port}. Unable to update.", "GatewayIpInUse"
+        )
+
+
+def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
+    row: SubnetRow = locked(conn, subnets, id)
+    used = (
+        sa.select(ports.c.id)
+        .join(addresses, addresses.c.port_id == ports.c.id)
+        .where(addresses.c.subnet_id == id, ports.c.device_owner.not_in(AUTOMATIC_OWNERS))
+    )
+    if not allocation_subnet(row).slaac and conn.execute(used.limit(1)).first() is not None:
+        raise conflict(
+            f"Unable to complete operation on subnet {id}: One or more ports have an IP allocation from this subnet.",
+            "SubnetInUse",
+        )
+    if conn.execute(sa.select(router_interfaces.c.port_id).where(router_interfaces.c.subnet_id == id)).first():
+        raise conflict(f"Unable to complete operation on subnet {id}: A router is attached to it.", "SubnetInUse")
+    events = take_from_ports(conn, core, id)
+    erase(conn, subnets, id)
+    release(conn, row.project_id, "subnet")
+    return None, events

@@ -1,0 +1,119 @@
+"""The tag API."""
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.network.collection import Collection, Resource, set_tags
+from micronova.embedded.network.tables import tags
+from micronova.embedded.network.wire import Body, Tags
+from micronova.http.request import Request, Response
+from micronova.http.service import Route
+from micronova.objects.errors import Invalid, NotFound
+
+
+class TagsBody(Body, kw_only=True):
+    """Several tags."""
+
+    tags: Tags
+
+
+class TagRoutes:
+    """The tag API of one kind of resource."""
+
+    def __init__(self, collection: Collection[Any]) -> None:
+        self.of = collection
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        all_, one = f"{self.of.path}/{{id}}/tags", f"{self.of.path}/{{id}}/tags/{{tag}}"
+
+        def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
+            rule = f"{verb}_{self.of.singular}:tags"
+            return Route(
+                method=method, path=path, handler=handler, policy=rule, status=status, body=body, checks_policy=True
+            )
+
+        return [
+            route("GET", all_, self.index, "get", 200),
+            route("PUT", all_, self.replace, "update", 200, TagsBody),
+            route("POST", all_, self.add_all, "create", 200, TagsBody),
+            route("DELETE", all_, self.clear, "delete", 204),
+            route("GET", one, self.show, "get", 204),
+            route("PUT", one, self.add, "update", 201),
+            route("DELETE", one, self.remove, "delete", 204),
+        ]
+
+    async def _find(self, request: Request, id: str) -> Resource:
+        return await self.of.find(request, id, request.route.policy)
+
+    async def index(self, request: Request, id: str) -> dict[str, Any]:
+        """List the tags of a resource."""
+        resource = await self._find(request, id)
+        return {"tags": resource.values["tags"]}
+
+    async def show(self, request: Request, id: str, tag: str) -> Response:
+        """Check that a resource has a tag."""
+        resource = await self._find(request, id)
+        if tag not in resource.values["tags"]:
+            raise _missing(tag)
+        return Response(status=204)
+
+    async def replace(self, request: Request, id: str) -> dict[str, Any]:
+        """Replace the tags of a resource."""
+        resource = await self._find(request, id)
+        wanted = request.body.tags
+        await self._database_write(set_tags, resource.id, wanted)
+        return {"tags": sorted(set(wanted))}
+
+    async def add_all(self, request: Request, id: str) -> dict[str, Any]:
+        """Add several tags to a resource."""
+        resource = await self._find(request, id)
+        wanted = request.body.tags
+        await self._database_write(_add, resource.id, wanted)
+        return {"tags": sorted({*resource.values["tags"], *wanted})}
+
+    async def add(self, request: Request, id: str, tag: str) -> None:
+        """Add a tag to a resource."""
+        resource = await self._find(request, id)
+        try:
+            msgspec.convert({"tags": [tag]}, TagsBody)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"Invalid input for tag: {error}.") from None
+        await self._database_write(_add, resource.id, [tag])
+
+    async def remove(self, request: Request, id: str, tag: str) -> None:
+        """Remove a tag from a resource."""
+        resource = await self._find(request, id)
+        if tag not in resource.values["tags"]:
+            raise _missing(tag)
+        await self._database_write(_remove, resource.id, tag)
+
+    async def clear(self, request: Request, id: str) -> None:
+        """Remove all tags from a resource."""
+        resource = await self._find(request, id)
+        await self._database_write(set_tags, resource.id, [])
+
+    async def _database_write(self, fn: Any, *args: Any) -> None:
+        await self.of.core.database.write(_touch, self.of.attributes.table, self.of.core.now(), fn, *args)
+
+
+def _touch(conn: sa.Connection, table: sa.Table, now: int, fn: Any, id: str, *args: Any) -> None:
+    done = conn.execute(table.update().where(table.c.id == id).values(revision=table.c.revision + 1, updated_at=now))
+    if done.rowcount:  # otherwise the tags of a deleted resource would stay for ever
+        fn(conn, id, *args)
+
+
+def _add(conn: sa.Connection, id: str, words: list[str]) -> None:
+    for word in words:
+        insert_if_absent(conn, tags, {"resource_id": id, "tag": word})
+
+
+def _remove(conn: sa.Connection, id: str, tag: str) -> None:
+    conn.execute(tags.delete().where(tags.c.resource_id == id, tags.c.tag == tag))
+
+
+def _missing(tag: str) -> NotFound:
+    return NotFound(f"Tag {tag[:64]} could not be found.", type="TagNotFound")

@@ -1,0 +1,96 @@
+"""Operations as rows, and their payloads: what each kind keeps between its steps."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TypedDict
+
+import msgspec
+
+from micronova.objects.network import PlannedPort
+from micronova.objects.scheduling import Selection
+
+VERSIONS: Final[Mapping[str, int]] = {
+    "build": 1,
+    "delete": 1,
+    "stop": 1,
+    "start": 1,
+    "reboot": 1,
+    "pause": 1,
+    "unpause": 1,
+    "suspend": 1,
+    "resume": 1,
+    "attach_interface": 1,
+    "detach_interface": 1,
+}
+"""The version of each kind: new operations have it, and conductors lease operations up to it. It is raised when the
+payload or the meaning of a step changes."""
+
+
+class OperationRow(TypedDict):
+    """A row of `operations`. Times are microseconds since 1970 (UTC)."""
+
+    id: str
+    kind: str
+    version: int
+    instance_uuid: str
+    group_id: str
+    step: str
+    owner: str | None
+    epoch: int
+    lease_until: int
+    deadline: int
+    attempts: int  # how often it was leased by a conductor
+    payload: bytes
+    secrets: bytes | None
+    context: bytes
+    created_at: int
+    finished_at: int | None
+    result: str | None
+    explanation: dict[str, Any] | None
+
+
+class Attempt(msgspec.Struct, array_like=True):
+    """When one attempt of a build reached each step (microseconds since 1970, UTC); `micronova timeline` shows it."""
+
+    begun: int
+    placed: int = 0  # a host was selected and its resources were claimed
+    networked: int = 0
+    dispatched: int = 0
+    host: str = ""
+    started: int = 0  # by the host's clock; `finished` too
+    finished: int = 0
+
+
+class BuildPayload(msgspec.Struct, kw_only=True):
+    """The payload of a build; there is one for each server of a request."""
+
+    tried: list[str] = []
+    alternates: list[Selection] = []
+    wait_for_plugs: list[str] = []
+    last_error: str = ""
+    builds: list[Attempt] = msgspec.field(default_factory=list, name="attempts")  # one for each host that was tried
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "BuildPayload":
+        """Return the payload of an operation's row."""
+        return msgspec.msgpack.decode(payload, type=cls)
+
+    def encode(self) -> bytes:
+        """Return the payload as it is stored in the operation's row."""
+        return msgspec.msgpack.encode(self)
+
+
+class PowerPayload(msgspec.Struct, kw_only=True):
+    """Which server action this is, and its parameters."""
+
+    action: str
+    parameters: dict[str, str] = {}
+
+
+class InterfacePayload(msgspec.Struct, kw_only=True):
+    """The interface to attach or detach, and the result."""
+
+    request: PlannedPort | None = None  # the port to attach
+    port_id: str | None = None
+    wait_for_plugs: list[str] = []
+    error_code: str | None = None  # why an attachment is being undone
+    error: str = ""

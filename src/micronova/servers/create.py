@@ -1,0 +1,303 @@
+"""Creating servers: the checks that need other services or the database, and the transaction that accepts a request.
+
+A request is accepted when its transaction is committed: instances, request specs, block devices, quota usage,
+instance actions and operations together. Only then a message tells a conductor, and that message may be lost.
+"""
+
+import asyncio
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
+from micronova.conductor.rpcapi import ConductorAPI
+from micronova.db import (
+    aggregates,
+    flavors,
+    instance_actions,
+    instances,
+    keypairs,
+    nodes,
+    quotas,
+    server_groups,
+    services,
+)
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.db.secrets import SecretBox, Secrets
+from micronova.objects.block_device import BlockDevice
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Invalid, NotFound, QuotaExceeded
+from micronova.objects.flavor import Flavor
+from micronova.objects.ids import new_uuid
+from micronova.objects.image import ImageMeta
+from micronova.objects.network import NetworkPlan, PlannedPorts
+from micronova.objects.operations import BuildPayload, OperationRow
+from micronova.objects.scheduling import GroupSpec, RequestSpec
+from micronova.objects.service_names import COMPUTE
+from micronova.plugins.hooks import Hooks
+from micronova.servers.create_rules import (
+    Created,
+    CreateRequest,
+    check_counts,
+    check_image,
+    check_item_limits,
+    instance_row,
+    make_password,
+    merge_devices,
+)
+from micronova.servers.unsupported import Unsupported
+
+IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accepted:
+    """A request that passed all checks, with all that its transaction records."""
+
+    context: RequestContext
+    request: CreateRequest
+    spec: RequestSpec
+    public_key: str | None
+    devices: list[BlockDevice]
+    ports: PlannedPorts
+    security_groups: list[str]
+    password: str
+    reservation: str
+
+
+class ServerCreator:
+    """Accepts requests to create servers."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        random: random.Random,
+        conductor: ConductorAPI,
+        secrets: SecretBox,
+        hooks: Hooks,
+        quota_defaults: Mapping[str, int],
+        images: ImageClient | None,
+        networks: NetworkClient | None,
+        unsupported: Unsupported,
+        build_timeout: float,
+        default_zone: str,
+        default_schedule_zone: str | None,
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._random = random
+        self._conductor = conductor
+        self._secrets = secrets
+        self._hooks = hooks
+        self._quota_defaults = quota_defaults
+        self._images = images
+        self._image_cache: dict[tuple[str, str], tuple[float, ImageMeta]] = {}
+        self._networks = networks
+        self._unsupported = unsupported
+        self._build_timeout = build_timeout
+        self._default_zone = default_zone
+        self._default_schedule_zone = default_schedule_zone
+
+    async def create(self, context: RequestContext, request: CreateRequest) -> Created:
+        """Accept a request to create servers; it is durable when this returns."""
+        self._hooks.pre("create_instance", context, request)
+        self._unsupported.check_request(request.hints, request.trusted_certs)
+        flavor, public_key, group = await self._database.read(self._look_up, context, request)
+        self._unsupported.check_flavor(flavor)
+        image, plan = await asyncio.gather(self._image(context, request), self._validate_networks(context, request))
+        check_image(image, flavor, request)
+        if image is not None:
+            self._unsupported.check_image(image)
+        devices = merge_devices(request, flavor, image)
+        check_counts(request, plan)
+        spec = RequestSpec(
+            project_id=context.project_id,
+            user_id=context.user_id,
+            flavor=flavor,
+            image=image,
+            availability_zone=request.availability_zone or self._default_schedule_zone,
+            force_host=request.force_host,
+            force_node=request.force_node,
+            requested_host=request.requested_host,
+            requested_node=request.requested_node,
+            hints=request.hints,
+            group=group,
+        )
+        password = request.admin_password or make_password(self._random)
+        reservation = "r-" + "".join(self._random.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8))
+        accepted = _Accepted(
+            context=context,
+            request=request,
+            spec=spec,
+            public_key=public_key,
+            devices=devices,
+            ports=plan.ports,
+            security_groups=list(plan.security_groups),
+            password=password,
+            reservation=reservation,
+        )
+        uuids, operations = await self._database.write(self._record, accepted)
+        await self._conductor.run_operations(context.for_bus(), tuple(operations))
+        created = Created(uuids, reservation, password, request.disk_config)
+        self._hooks.post("create_instance", created, context, request)
+        return created
+
+    def _look_up(
+        self, conn: sa.Connection, context: RequestContext, request: CreateRequest
+    ) -> tuple[Flavor, str | None, GroupSpec | None]:
+        """Return the flavor, the public key and the server group that the request names; check hosts and zone."""
+        try:
+            flavor = flavors.get(conn, request.flavor_id, None if context.is_admin else context.project_id)
+        except NotFound:
+            raise Invalid(f"Flavor {request.flavor_id} could not be found.") from None
+        if flavor.disabled:
+            raise Invalid(f"Flavor {request.flavor_id} is disabled: choose another one.")
+        public_key = None
+        if request.key_name is not None:
+            try:
+                public_key = keypairs.get(conn, context.user_id, request.key_name).public_key
+            except NotFound:
+                raise Invalid(
+                    f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours."
+                ) from None
+        self._check_destination(conn, request)
+        return flavor, public_key, self._server_group(conn, context, request)
+
+    def _check_destination(self, conn: sa.Connection, request: CreateRequest) -> None:
+        """Refuse hosts, nodes and availability zones that do not exist."""
+        hosts = {request.force_host, request.requested_host} - {None}
+        for host in hosts:
+            if not services.list_(conn, binary=COMPUTE, host=host):
+                raise Invalid(f"Compute host {host} could not be found.")
+        for node in {node for node in (request.force_node, request.requested_node) if node is not None}:
+            found = nodes.hosts_of_name(conn, node)
+            if not found or not hosts <= found:
+                raise Invalid(f"Compute host {node} could not be found.")
+        wanted = request.availability_zone
+        if wanted is None or request.force_host is not None or request.force_node is not None:
+            return
+        if not aggregates.zone_is_in_service(conn, wanted, self._default_zone):
+            raise Invalid(f"The requested availability zone {wanted!r} is not available.")
+
+    def _server_group(self, conn: sa.Connection, context: RequestContext, request: CreateRequest) -> GroupSpec | None:
+        named = request.hints.get("group")
+        if not named:
+            return None
+        try:
+            group = server_groups.get(conn, named[0])
+        except NotFound:
+            group = None
+        if group is None or group.project_id != context.project_id:
+            raise Invalid(f"Instance group {named[0]} could not be found.")
+        return GroupSpec(
+            id=group.uuid,
+            policy=group.policy,
+            max_server_per_host=int((group.rules or {}).get("max_server_per_host", 1)),
+        )
+
+    async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
+        if request.image_id is None:
+            return None
+        if self._images is None:
+            return ImageMeta(id=request.image_id)
+        key, now = (context.token, request.image_id), self._clock.monotonic()
+        seen = self._image_cache.get(key)
+        if seen is not None and now - seen[0] < IMAGE_CACHED:
+            return seen[1]
+        try:
+            image = await self._images.get(request.image_id, context.token)
+        except NotFound:
+            raise Invalid(f"Invalid imageRef provided: image {request.image_id} could not be found.") from None
+        if len(self._image_cache) >= 1000:
+            self._image_cache.clear()
+        self._image_cache[key] = (now, image)
+        return image
+
+    async def _validate_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
+        if self._networks is None:
+            return NetworkPlan(ports="none")
+        return await self._networks.planner.plan(
+            request.networks,
+            request.security_groups,
+            token=context.token,
+            project_id=context.project_id,
+            count=request.max_count,
+            may_attach_external=request.may_attach_external,
+        )
+
+    def _record(self, conn: sa.Connection, accepted: _Accepted) -> tuple[list[str], list[str]]:
+        """Record a request in one transaction; return the ids of the instances and of their operations."""
+        context, request, spec = accepted.context, accepted.request, accepted.spec
+        now = micros(self._clock.now())
+        flavor = spec.flavor
+        limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
+        check_item_limits(request, limits)
+        # The server group is locked before the quota, as everywhere, so its number of members holds until the commit.
+        members = instances.count_in_group(conn, spec.group.id) if spec.group is not None else 0
+        count = quotas.charge_up_to(
+            conn,
+            context.project_id,
+            quotas.of_server(flavor.vcpus, flavor.ram),
+            request.min_count,
+            request.max_count,
+            limits,
+            context.user_id,
+        )
+        if spec.group is not None and 0 <= limits.get("server_group_members", -1) < members + count:
+            raise QuotaExceeded("Quota exceeded, too many servers in group")
+        uuids = [new_uuid(self._random) for _ in range(count)]
+        ports = msgspec.to_builtins(accepted.ports)
+        instances.insert(
+            conn,
+            [
+                instance_row(
+                    context,
+                    request,
+                    spec,
+                    public_key=accepted.public_key,
+                    security_groups=accepted.security_groups,
+                    reservation=accepted.reservation,
+                    id=id,
+                    index=index,
+                    count=count,
+                    now=now,
+                )
+                for index, id in enumerate(uuids)
+            ],
+            [{"instance_uuid": id, "spec": msgspec.msgpack.encode(spec), "networks": ports} for id in uuids],
+            [self._device_row(id, device) for id in uuids for device in accepted.devices],
+        )
+        instance_actions.start(conn, uuids, context.request_id, "create", context.user_id, context.project_id, now)
+        operations = [self._operation(accepted, id, now) for id in uuids]
+        operation_rows.insert(conn, operations)
+        return uuids, [row["id"] for row in operations]
+
+    def _device_row(self, instance_uuid: str, device: BlockDevice) -> instances.DeviceRow:
+        id = new_uuid(self._random)
+        own = msgspec.structs.replace(device, uuid=id)
+        return {"uuid": id, "instance_uuid": instance_uuid, "device": msgspec.to_builtins(own)}
+
+    def _operation(self, accepted: _Accepted, instance_uuid: str, now: int) -> OperationRow:
+        id = new_uuid(self._random)
+        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(accepted.request.files))
+        return operation_rows.new_row(
+            id=id,
+            kind="build",
+            instance_uuid=instance_uuid,
+            group_id=accepted.reservation,
+            step="schedule",
+            epoch=1,
+            now=now,
+            deadline=now + micros(self._build_timeout),
+            context=accepted.context.for_bus(),
+            payload=BuildPayload(),
+            secrets=self._secrets.seal(secrets, id),
+        )

@@ -1,0 +1,237 @@
+"""The request to create servers, and those of its rules that need neither the database nor other services."""
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from micronova.objects import power_state, states
+from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Forbidden, Invalid, NotSupported, PortLimitExceeded, QuotaExceeded
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import InstanceRow
+from micronova.objects.network import NetworkPlan, RequestedNetworks
+from micronova.objects.orders import InjectedFile
+from micronova.objects.scheduling import RequestSpec
+
+
+@dataclass(kw_only=True)
+class CreateRequest:
+    """A request to create servers, as the API has read and validated it."""
+
+    name: str
+    flavor_id: str
+    image_id: str | None
+    description: str | None = None
+    networks: RequestedNetworks = None
+    security_groups: list[str] = field(default_factory=lambda: ["default"])
+    key_name: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    user_data: str | None = None
+    files: list[InjectedFile] = field(default_factory=list)
+    config_drive: bool = False
+    availability_zone: str | None = None
+    force_host: str | None = None
+    force_node: str | None = None
+    requested_host: str | None = None
+    requested_node: str | None = None
+    min_count: int = 1
+    max_count: int = 1
+    block_devices: list[BlockDevice] = field(default_factory=list)
+    hints: dict[str, list[str]] = field(default_factory=dict)
+    access_ip_v4: str | None = None
+    access_ip_v6: str | None = None
+    admin_password: str | None = None
+    disk_config: str = "MANUAL"
+    tags: list[str] = field(default_factory=list)
+    trusted_certs: list[str] | None = None
+    hostname: str | None = None
+    allow_zero_disk: bool = True  # policy allows local root disks without a size limit
+    may_attach_external: bool = False  # policy allows ports on external networks
+
+
+@dataclass(frozen=True)
+class Created:
+    """The servers of an accepted request."""
+
+    uuids: list[str]
+    reservation_id: str
+    admin_password: str
+    disk_config: str
+
+
+def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest) -> None:
+    """Refuse an image that cannot be booted, or not with this flavor."""
+    if image is None:
+        if not any(device.boot_index == 0 for device in request.block_devices):
+            raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
+        return
+    if flavor.disk == 0 and not request.allow_zero_disk:
+        raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
+    if image.status != "active":
+        raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
+    if flavor.ram < image.min_ram:
+        raise Invalid(
+            f"Flavor's memory is too small for requested image: it has {flavor.ram} MB, the image needs "
+            f"{image.min_ram} MB."
+        )
+    if flavor.disk and flavor.disk < image.min_disk:
+        raise Invalid(
+            f"The created instance's disk would be too small: the flavor has {flavor.disk} GB, the image needs "
+            f"{image.min_disk} GB."
+        )
+    if flavor.disk and image.size > flavor.disk << 30:
+        raise Invalid(
+            f"Flavor's disk is too small for requested image: it has {flavor.disk << 30} bytes, the image has "
+            f"{image.size}."
+        )
+
+
+def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | None) -> list[BlockDevice]:
+    """Return the disks that the request, the image and the flavor ask for."""
+    devices = list(request.block_devices)
+    for device in devices:
+        if device.destination_type == "volume" or device.source_type in ("volume", "snapshot"):
+            raise NotSupported("This cloud has no block storage service: boot from an image onto a local disk.")
+    if image is not None and not any(device.boot_index == 0 for device in devices):
+        devices.insert(0, BlockDevice(uuid="", image_id=image.id, boot_index=0))
+    roots = [device for device in devices if device.boot_index == 0]
+    if len(roots) != 1:
+        raise Invalid("Block Device Mapping is Invalid: exactly one device must have boot_index 0.")
+    root = roots[0]
+    if image is not None and root.image_id not in (None, image.id):
+        raise Invalid("Block Device Mapping is Invalid: the boot device's image is not the server's imageRef.")
+    asked = sum(d.size_gb or 0 for d in devices if d.source_type == "blank" and d.guest_format != "swap")
+    if asked > flavor.ephemeral:
+        raise Invalid(
+            f"Ephemeral disks requested are larger than the instance type allows: {asked} GB of {flavor.ephemeral} GB."
+        )
+    if asked == 0 and flavor.ephemeral:
+        devices.append(_blank(flavor.ephemeral, None))
+    swap = [d for d in devices if d.guest_format == "swap"]
+    if any((d.size_gb or 0) * 1024 > flavor.swap for d in swap):
+        raise Invalid(f"Swap drive requested is larger than instance type allows: at most {flavor.swap} MB.")
+    if flavor.swap and not swap:
+        devices.append(_blank(-(-flavor.swap // 1024), "swap"))
+    return devices
+
+
+def check_counts(request: CreateRequest, plan: NetworkPlan) -> None:
+    """Refuse several servers with one port or address; reduce their number to what the port quota allows."""
+    if request.max_count > 1 and isinstance(plan.ports, list):
+        for port in plan.ports:
+            if port.port_id and isinstance(request.networks, list):
+                raise Invalid("Unable to launch multiple instances with a single configured port ID.")
+            if port.fixed_ip:
+                raise Invalid("max_count cannot be greater than 1 if an fixed_ip is specified.")
+    if plan.max_servers is not None and plan.max_servers < request.max_count:
+        if plan.max_servers < request.min_count:
+            raise PortLimitExceeded("Maximum number of ports exceeded")
+        request.max_count = plan.max_servers
+
+
+def check_item_limits(request: CreateRequest, limits: Mapping[str, int]) -> None:
+    """Check the quotas that limit one server: metadata items and injected files."""
+    checks = [
+        ("metadata_items", len(request.metadata), "Quota exceeded, too many metadata items: at most {}."),
+        ("injected_files", len(request.files), "Quota exceeded, too many injected files: at most {}."),
+    ]
+    for item in request.files:
+        checks.append(
+            ("injected_file_content_bytes", len(item.contents), "Quota exceeded, a file has more than {} bytes.")
+        )
+        checks.append(
+            ("injected_file_path_bytes", len(item.path.encode()), "Quota exceeded, a path has more than {} bytes.")
+        )
+    for resource, amount, message in checks:
+        limit = limits.get(resource, -1)
+        if 0 <= limit < amount:
+            raise QuotaExceeded(message.format(limit))
+
+
+def instance_row(
+    context: RequestContext,
+    request: CreateRequest,
+    spec: RequestSpec,
+    *,
+    public_key: str | None,
+    security_groups: list[str],
+    reservation: str,
+    id: str,
+    index: int,
+    count: int,
+    now: int,
+) -> InstanceRow:
+    """Return the row of one of the `count` servers of a request."""
+    name = request.name if count == 1 else f"{request.name}-{index + 1}"
+    hostname = request.hostname if request.hostname else _hostname(name, id)
+    if request.hostname and count > 1:
+        hostname = f"{request.hostname}-{index + 1}"
+    return {
+        "uuid": id,
+        "project_id": context.project_id,
+        "user_id": context.user_id,
+        "reservation_id": reservation,
+        "launch_index": index,
+        "display_name": name,
+        "display_description": request.description,
+        "hostname": hostname,
+        "vm_state": states.BUILDING,
+        "task_state": states.SCHEDULING,
+        "power_state": power_state.NOSTATE,
+        "progress": 0,
+        "epoch": 1,
+        "host": None,
+        "node": None,
+        "node_uuid": None,
+        "availability_zone": None,
+        "pinned_availability_zone": request.availability_zone,
+        "image_ref": spec.image.id if spec.image else None,
+        "image": msgspec.to_builtins(spec.image) if spec.image else None,
+        "flavor_id": spec.flavor.id,
+        "flavor": msgspec.to_builtins(spec.flavor),
+        "key_name": request.key_name,
+        "key_data": public_key,
+        "user_data": request.user_data,
+        "config_drive": request.config_drive or bool(request.files),  # injected files reach a guest only this way
+        "access_ip_v4": request.access_ip_v4,
+        "access_ip_v6": request.access_ip_v6,
+        "disk_config": request.disk_config,
+        "root_device_name": ROOT_DEVICE,
+        "locked_by": None,
+        "locked_reason": None,
+        "metadata": request.metadata,
+        "tags": sorted(set(request.tags)),
+        "network_info": [],
+        "security_groups": security_groups,
+        "hints": request.hints,
+        "server_group_id": spec.group.id if spec.group else None,
+        "trusted_certs": request.trusted_certs,
+        "fault": None,
+        "created_at": now,
+        "updated_at": now,
+        "launched_at": None,
+        "terminated_at": None,
+    }
+
+
+def make_password(source: random.Random) -> str:
+    """Return a random password without characters that look alike."""
+    return "".join(source.choices("23456789abcdefghjkmnpqrstuvwxyzABCDEFGHJKLMNPQRSTUVWXYZ", k=12))
+
+
+def _blank(size: int, kind: str | None) -> BlockDevice:
+    return BlockDevice(
+        uuid="", source_type="blank", boot_index=-1, size_gb=size, guest_format=kind, delete_on_termination=True
+    )
+
+
+def _hostname(name: str, id: str) -> str:
+    """Return a host name for a server's name: at most 63 letters, digits and dashes."""
+    text = re.sub(r"[\s_.]+", "-", name.strip().lower())
+    text = re.sub(r"[^a-z0-9-]", "", text).strip("-")[:63].strip("-")
+    return text or f"server-{id}"

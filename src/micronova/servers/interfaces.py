@@ -1,0 +1,274 @@
+"""The interfaces of servers: list, attach, detach, and events of the network service about them.
+
+Attaching is an operation like all others, but its caller waits for the end: the answer describes the port. Requests for
+one server that come together are served one after the other.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.clients.network.client import NetworkClient
+from micronova.db import instances
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.objects import states
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import (
+    AddressInUse,
+    Conflict,
+    Forbidden,
+    InstanceNotFound,
+    Invalid,
+    MicronovaError,
+    NotFound,
+    NotSupported,
+    OperationFailed,
+    PortLimitExceeded,
+    RequestedNotFound,
+    Unavailable,
+)
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.network import VIF, NetworkRequest, PlannedPort
+from micronova.objects.operations import InterfacePayload
+from micronova.servers.actions import ServerActions, check_lock
+
+log = logging.getLogger(__name__)
+
+FIRST_POLL = 0.02
+LONGEST_POLL = 0.5  # seconds between looks at an operation; the pause grows from FIRST_POLL to this
+WAIT = 60.0  # seconds that a request waits for another one that changes the same server's interfaces
+EVENT_WAIT = 5.0  # the same, for an event of the network service
+GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
+REFRESH_TRIES = 5
+
+# Errors of a failed attachment that the caller gets as they are; all others become a 500.
+_PASSED_ON: dict[str, type[MicronovaError]] = {
+    error.code: error for error in (Conflict, Forbidden, Invalid, NotFound, NotSupported, PortLimitExceeded)
+}
+
+
+class Interfaces:
+    """Lists and changes the interfaces of servers."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        actions: ServerActions,
+        networks: NetworkClient | None,
+        is_up: Callable[[sa.Connection, str], bool],
+    ) -> None:
+        self._is_up = is_up
+        self._database = database
+        self._clock = clock
+        self._actions = actions
+        self._networks = networks
+
+    async def listed(self, row: InstanceRow) -> tuple[VIF, ...]:
+        """Return a server's interfaces as the network service shows them now."""
+        if self._networks is None:
+            return msgspec.convert(row["network_info"], tuple[VIF, ...])
+        found = await self._networks.network_info(row["uuid"])
+        return _in_order(found, row["network_info"])
+
+    async def show(self, row: InstanceRow, port_id: str) -> VIF:
+        """Return one of a server's interfaces."""
+        for vif in await self.listed(row):
+            if vif.port_id == port_id:
+                return vif
+        raise NotFound(f"Instance {row['uuid']} does not have a port with id {port_id[:64]}")
+
+    async def attach(
+        self, context: RequestContext, row: InstanceRow, request: NetworkRequest | None, *, may_attach_external: bool
+    ) -> VIF:
+        """Attach an interface; return it when it is plugged."""
+        action = states.ACTIONS["attach_interface"]
+        check_lock(context, row)
+        row = await self._free(row, WAIT)
+        reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
+        if reason is not None:
+            raise Conflict(f"Cannot '{action.name}' instance {row['uuid']} {reason}")
+        if self._networks is None:
+            raise NotSupported("There is no network service: a server cannot get an interface.")
+        assert row["host"] is not None  # or the action had been refused
+        if not await self._database.read(self._is_up, row["host"]):
+            raise Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
+        planned = await self._plan(self._networks, context, row, request, may_attach_external)
+        payload = InterfacePayload(request=planned)
+        operation = await self._begin(context, row, action, payload, WAIT)
+        port_id = await self._attached(row["uuid"], operation)
+        await self.refresh(row["uuid"])  # the port's security groups become the server's
+        return await self.show(await self._row(row["uuid"]), port_id)
+
+    async def detach(self, context: RequestContext, row: InstanceRow, port_id: str) -> None:
+        """Accept a request to detach an interface."""
+        action = states.ACTIONS["detach_interface"]
+        check_lock(context, row)
+        await self._begin(context, row, action, InterfacePayload(port_id=port_id), WAIT)
+
+    # --- events of the network service -----------------------------------------------------------------------
+
+    async def refresh(self, uuid: str) -> None:
+        """Record a server's interfaces, addresses and security groups as the network service shows them now."""
+        if self._networks is None:
+            return
+        for _ in range(REFRESH_TRIES):
+            row = await self._database.read(instances.get, uuid)
+            if row is None:
+                return
+            found = await self._networks.network_info(uuid)
+            security_groups = await self._networks.security_groups.names_of(uuid)
+            if await self._database.write(self._note, uuid, row["updated_at"], found, security_groups):
+                return
+        log.warning(
+            "instance %s changed during each of %d reads of its ports: they are not recorded now", uuid, REFRESH_TRIES
+        )
+
+    async def port_deleted(self, context: RequestContext, row: InstanceRow, port_id: str) -> None:
+        """Detach the interface of a port that was deleted; a lock of the server does not matter."""
+        if row["task_state"] == states.DELETING or not _has(row, port_id):
+            return
+        action = states.ACTIONS["detach_interface"]
+        try:
+            payload = InterfacePayload(port_id=port_id)
+            await self._begin(context, row, action, payload, EVENT_WAIT, respects_lock=False)
+        except NotFound:
+            pass  # it was detached before
+        except (Conflict, NotSupported) as error:
+            log.warning("port %s of %s was deleted; its guest keeps a dead interface: %s", port_id, row["uuid"], error)
+            await self.refresh(row["uuid"])
+
+    def _note(
+        self, conn: sa.Connection, uuid: str, seen: int, found: tuple[VIF, ...], security_groups: list[str]
+    ) -> bool:
+        """Record the interfaces; return False if the server has changed since it was read."""
+        row = instances.lock(conn, uuid)
+        if row is None:
+            return True
+        if row["updated_at"] != seen:
+            return False
+        values: InstanceChanges = {"network_info": msgspec.to_builtins(_in_order(found, row["network_info"]))}
+        if row["vm_state"] != states.BUILDING:  # during the build the row has the requested security groups
+            values["security_groups"] = security_groups
+        if changed(row, values) != row:
+            instances.update(conn, uuid, micros(self._clock.now()), values)
+        return True
+
+    # --- attaching -------------------------------------------------------------------------------------------
+
+    async def _plan(
+        self,
+        networks: NetworkClient,
+        context: RequestContext,
+        row: InstanceRow,
+        request: NetworkRequest | None,
+        may_attach_external: bool,
+    ) -> PlannedPort:
+        """Check the request with the caller's token; return the planned port."""
+        try:
+            plan = await networks.planner.plan(
+                None if request is None else [request],
+                [],
+                token=context.token,
+                project_id=row["project_id"],
+                count=1,
+                may_attach_external=may_attach_external,
+            )
+        except RequestedNotFound as error:
+            raise NotFound(error.message) from None
+        except AddressInUse as error:
+            raise Conflict(error.message) from None
+        except Conflict as error:
+            if request is None:  # there are several networks, and none was named
+                raise Invalid(error.message) from None
+            raise
+        if isinstance(plan.ports, str) or not plan.ports:
+            raise Invalid(
+                f"No specific network was requested and none are available for project '{row['project_id']}'."
+            )
+        if plan.max_servers == 0:
+            raise PortLimitExceeded("Maximum number of ports exceeded")
+        return plan.ports[0]
+
+    async def _begin(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        action: states.Action,
+        payload: InterfacePayload,
+        patience: float,
+        *,
+        respects_lock: bool = True,
+    ) -> str:
+        """Start an operation after those that are changing the same server's interfaces."""
+
+        def check(known: InstanceRow) -> None:
+            if payload.port_id is not None and not _has(known, payload.port_id):
+                raise NotFound(f"Port {payload.port_id[:64]} is not attached to instance {known['uuid']}")
+
+        until = self._clock.monotonic() + patience
+        while True:
+            row = await self._free(row, until - self._clock.monotonic())
+            try:
+                return await self._actions.begin(
+                    context, row, action.name, action, payload, check, respects_lock=respects_lock
+                )
+            except Conflict:
+                row = await self._row(row["uuid"])
+                if row["task_state"] not in states.CHANGES_INTERFACES or self._clock.monotonic() >= until:
+                    raise
+
+    async def _free(self, row: InstanceRow, patience: float) -> Any:
+        """Wait until no operation changes the server's interfaces; return the server then."""
+        until = self._clock.monotonic() + patience
+        pause = FIRST_POLL
+        while row["task_state"] in states.CHANGES_INTERFACES and self._clock.monotonic() < until:
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+            row = await self._row(row["uuid"])
+        return row
+
+    async def _attached(self, uuid: str, operation: str) -> str:
+        """Wait until an attachment ends; return its port, or raise its error."""
+        pause = FIRST_POLL
+        while True:
+            found = await self._database.read(operation_rows.get, operation)
+            if found is None:
+                raise OperationFailed(f"What became of the interface of instance {uuid} is not known any more.")
+            if found["finished_at"] is not None:
+                break
+            if self._clock.now() > found["deadline"] / 1e6 + GRACE:
+                raise Unavailable(f"The interface is still being attached to instance {uuid}: look at it later.")
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+        payload = msgspec.msgpack.decode(found["payload"], type=InterfacePayload)
+        if found["result"] == "success" and payload.port_id is not None:
+            return payload.port_id
+        if found["result"] == "cancelled":
+            raise Conflict(f"The interface was not attached to instance {uuid}: a later request took its place.")
+        known = _PASSED_ON.get(payload.error_code or "")
+        if known is not None:
+            raise known(payload.error)
+        raise OperationFailed(f"Failed to attach network adapter device to {uuid}: {payload.error}")
+
+    async def _row(self, uuid: str) -> Any:
+        row = await self._database.read(instances.get, uuid)
+        if row is None:
+            raise InstanceNotFound(f"Instance {uuid} could not be found.")
+        return row
+
+
+def _has(row: InstanceRow, port_id: str) -> bool:
+    return any(vif["port_id"] == port_id for vif in row["network_info"])
+
+
+def _in_order(found: tuple[VIF, ...], known: list[Any]) -> tuple[VIF, ...]:
+    """Return interfaces in the order in which the guest has them, new ones last."""
+    places = {vif["port_id"]: place for place, vif in enumerate(known)}
+    return tuple(sorted(found, key=lambda vif: places.get(vif.port_id, len(places))))

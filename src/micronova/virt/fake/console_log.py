@@ -1,0 +1,45 @@
+"""The console log of a simulated guest."""
+
+from micronova.objects import power_state
+from micronova.virt.fake.guests import FakeGuest
+
+_FIRMWARE = "Booting from Hard Disk..."
+
+
+def console_text(guest: FakeGuest) -> str:
+    """Return the console log of a guest, with all its boots."""
+    if not guest.boots:
+        return ""
+    lines: list[str] = []
+    for boot in range(1, guest.boots + 1):
+        hung = boot in guest.hung
+        lines += [_FIRMWARE] if hung else _boot(guest, boot)
+        if boot < guest.boots and not hung:
+            lines.append("[   61.204511] reboot: Restarting system")
+    if guest.power_state == power_state.SHUTDOWN:
+        lines.append("[   61.204511] reboot: Power down")
+    elif guest.power_state == power_state.CRASHED:
+        lines.append("[   61.204511] Kernel panic - not syncing: Fatal exception (simulated)")
+    return "\n".join(lines) + "\n"
+
+
+def _boot(guest: FakeGuest, boot: int) -> list[str]:
+    interfaces = [
+        f"[    2.{101 + number:03d}000] eth{number}: address {address}"
+        for number, interface in enumerate(guest.interfaces)
+        for address in interface.addresses
+    ]
+    return [
+        "[    0.000000] Linux version 6.1.0-simulated (micronova) #1 SMP",
+        f"[    0.000000] Command line: root=/dev/vda1 console=ttyS0 # boot {boot}",
+        f"[    0.010000] Memory: {guest.memory_mb * 1024}K available",
+        f"[    0.084000] smpboot: Total of {guest.vcpus} processors activated",
+        f"[    0.220000] DMI: Micronova simulated guest, instance {guest.uuid}",
+        f"[    1.402000] virtio_blk vda: {guest.local_gb} GiB, image {guest.image or 'none'}",
+        "[    1.730000] EXT4-fs (vda1): mounted filesystem with ordered data mode",
+        *interfaces,
+        f"[    2.480000] init: hostname set to {guest.hostname}",
+        f"[    2.950000] init: server {guest.name} is ready",
+        "",
+        f"{guest.hostname} login: ",
+    ]

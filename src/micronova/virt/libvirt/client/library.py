@@ -1,0 +1,54 @@
+"""The libvirt library. It is imported when it is first needed, so that a cloud without it starts without it."""
+
+import importlib
+from typing import Any
+
+from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.virt.driver import DriverFailed
+
+HINT = (
+    "The Python binding of libvirt is missing: install libvirt-dev, pkg-config and gcc, then "
+    "pip install 'micronova[libvirt]'"
+)
+
+
+class LibvirtMissing(MicronovaError):
+    """This machine lacks something that the driver needs; the message says what to install."""
+
+    code = "libvirt_missing"
+
+
+def load() -> Any:
+    """Return the binding's module, or raise LibvirtMissing with what to install."""
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as error:
+        raise LibvirtMissing(f"{HINT} ({error}).") from error
+
+
+def is_error(error: BaseException) -> bool:
+    """Return whether an exception is libvirt's own."""
+    return type(error).__name__ == "libvirtError" and hasattr(error, "get_error_code")
+
+
+def has_code(error: BaseException, *names: str) -> bool:
+    """Return whether an exception is libvirt's and has one of these codes, e.g. VIR_ERR_NO_DOMAIN."""
+    if not is_error(error):
+        return False
+    library = load()
+    code = error.get_error_code()  # type: ignore[attr-defined]
+    return any(code == getattr(library, name, None) for name in names)
+
+
+def translated(error: Exception, what: str) -> Exception:
+    """Return our error for libvirt's. Its text may name things of the host, so it goes into the details for admins."""
+    if not is_error(error):
+        return error
+    if has_code(error, "VIR_ERR_OPERATION_TIMEOUT", "VIR_ERR_AGENT_UNRESPONSIVE"):
+        return Unavailable(f"The hypervisor was too busy to {what}; try again.", details=_text(error))
+    return DriverFailed(f"The hypervisor could not {what}.", details=_text(error))
+
+
+def _text(error: Exception) -> str:
+    text = getattr(error, "get_error_message", lambda: None)() or str(error)
+    return str(text).strip()

@@ -1,0 +1,369 @@
+"""Deciding a guest's definition from its instance, its record and what the host can do.
+
+What this host cannot give is refused here: with BuildAborted if no host can, with NotSupported if another host may.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects.cpu_sets import parse_cpus
+from micronova.objects.errors import NotSupported
+from micronova.objects.network import VIF
+from micronova.objects.orders import InstanceSpec
+from micronova.virt.libvirt.definition.interfaces import interfaces
+from micronova.virt.libvirt.definition.properties import GuestProperties
+from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
+from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, Owner, Rng, Screen, Serial, Video
+from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
+from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
+
+PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
+"""The CPU model without KVM: the oldest that today's distributions run on."""
+Q35_ROOT_PORTS: Final = 12
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
+_PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
+_BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen")
+_VIDEO: Final = ("vga", "cirrus", "virtio", "qxl", "vmvga", "bochs", "ramfb", "gop", "none")
+_CPU_TUNE: Final = {"cpu_shares": "shares", "cpu_period": "period", "cpu_quota": "quota"}
+_DISK_LIMITS: Final = {
+    f"disk_{way}_{unit}_sec": f"{way}_{unit}_sec" for way in ("total", "read", "write") for unit in ("bytes", "iops")
+}
+
+# What flavor or image may ask for and this driver does not have. It is refused, not ignored.
+_UNSUPPORTED: Final = {
+    "hw:mem_encryption": "encrypted memory",
+    "hw_mem_encryption": "encrypted memory",
+    "hw:tpm_version": "a TPM",
+    "hw_tpm_version": "a TPM",
+    "pci_passthrough:alias": "PCI devices of the host",
+    "hw:pmem": "persistent memory",
+    "hw:cpu_realtime": "real-time CPUs",
+    "resources:VGPU": "virtual GPUs",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProfile:
+    """What the definitions of all guests on a host depend on."""
+
+    facts: HostFacts
+    settings: LibvirtSettings
+    layout: Layout
+    vnc_on_socket: bool
+    relabels: bool = False  # whether libvirt changes the owner of files unless it is told not to
+
+
+def domain_name(uuid: str) -> str:
+    """Return the guest's name in libvirt."""
+    return f"instance-{uuid}"
+
+
+def compose(
+    host: HostProfile,
+    instance: InstanceSpec,
+    record: GuestRecord,
+    vifs: tuple[VIF, ...],
+    taken_cpus: frozenset[int] = frozenset(),
+) -> Definition:
+    """Return the definition of a guest; `taken_cpus` are the host CPUs of other guests."""
+    facts, settings = host.facts, host.settings
+    image = instance.image
+    properties = GuestProperties(instance.flavor, image)
+    _refuse(properties, instance, facts)
+    machine, uefi, secure = _firmware(properties, facts, settings)
+    cpus = _cpus(properties, instance, record, facts, settings, taken_cpus)
+    screens = _screens(host, instance.uuid)
+    is_qemu = facts.is_qemu
+    windows = properties.image("os_type") == "windows"
+    queues_wanted = properties.enabled(
+        properties.hardware("vif_multiqueue_enabled"), "hw:vif_multiqueue_enabled", default=False
+    )
+    return Definition(
+        name=domain_name(instance.uuid),
+        owner=Owner(
+            uuid=instance.uuid,
+            epoch=record.epoch,
+            cloud=record.cloud,
+            name=instance.name,
+            project_id=instance.project_id,
+            user_id=instance.user_id,
+            flavor=instance.flavor.name,
+            image_id=image.id if image is not None else "",
+        ),
+        virt_type=facts.virt_type,
+        os_type=facts.os_type,
+        arch=facts.arch,
+        emulator=facts.emulator,
+        machine=machine,
+        memory_mb=instance.flavor.ram,
+        cpus=cpus,
+        cpu=_cpu(facts, settings),
+        uefi=uefi,
+        secure_boot=secure,
+        boot_menu=properties.enabled(properties.hardware("boot_menu"), "hw:boot_menu", default=False),
+        windows=windows,
+        hide_hypervisor=properties.enabled(
+            properties.image("img_hide_hypervisor_id")
+            or properties.flavor("hw:hide_hypervisor_id")
+            or properties.flavor("hide_hypervisor_id"),
+            "img_hide_hypervisor_id",
+            default=False,
+        ),
+        hpet=properties.enabled(properties.image("hw_time_hpet"), "hw_time_hpet", default=False),
+        pmu=(
+            None
+            if properties.hardware("pmu") is None
+            else properties.enabled(properties.hardware("pmu"), "hw:pmu", default=False)
+        ),
+        disks=_disks(host, properties, instance.uuid, record.disks, machine),
+        interfaces=interfaces(
+            vifs,
+            model=properties.image("hw_vif_model"),
+            queues=min(instance.flavor.vcpus, 8) if queues_wanted else 1,
+            virt_type=facts.virt_type,
+            linked=settings.wire,
+        ),
+        serials=_serials(host, properties, instance.uuid) if is_qemu or facts.os_type == "hvm" else (),
+        screens=screens,
+        video=_video(properties, facts) if screens else None,
+        tablet=_tablet(properties, facts) if screens else None,
+        rng=_rng(properties, facts, settings),
+        panic_model="isa" if is_qemu and facts.arch in ("x86_64", "i686") else "",
+        watchdog=_watchdog(properties) if is_qemu else None,
+        guest_agent=is_qemu
+        and properties.enabled(properties.image("hw_qemu_guest_agent"), "hw_qemu_guest_agent", default=False),
+        scsi_model=properties.image("hw_scsi_model") or "virtio-scsi",
+        cpu_tune=_cpu_tune(properties, facts),
+        pcie_ports=Q35_ROOT_PORTS if is_qemu and "q35" in machine else 0,
+    )
+
+
+def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFacts) -> None:
+    for name, what in _UNSUPPORTED.items():
+        value = properties.flavor(name) or properties.image(name)
+        if value and value.lower() not in ("false", "no", "0", "off"):
+            raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
+    for name in ("kernel_id", "ramdisk_id"):
+        require(not properties.image(name), f"it boots disks only, not images with a {name}")
+    wanted = properties.image("hw_architecture") or properties.image("architecture")
+    if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
+        raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")
+    for device in ("vcpus", "ram"):
+        require(getattr(instance.flavor, device) > 0, f"a flavor without {device} cannot run")
+
+
+def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSettings) -> tuple[str, bool, bool]:
+    if not facts.is_qemu:
+        return "", False, False
+    x86 = facts.arch in ("x86_64", "i686")
+    firmware = properties.choice(properties.image("hw_firmware_type"), "hw_firmware_type", ("bios", "uefi"), "bios")
+    secure_boot = properties.choice(
+        properties.flavor("os:secure_boot") or properties.image("os_secure_boot"),
+        "os_secure_boot",
+        ("required", "optional", "disabled"),
+        "disabled",
+    )
+    uefi = firmware == "uefi" or secure_boot == "required" or not x86
+    if uefi:
+        require(facts.uefi, "it has no UEFI firmware for guests (on Debian: install ovmf)")
+    if secure_boot == "required":
+        require(facts.secure_boot, "it has no UEFI firmware with secure boot")
+    secure = uefi and facts.secure_boot and secure_boot in ("required", "optional")
+    machine = properties.image("hw_machine_type") or settings.hw_machine_type
+    if not machine:
+        machine = (SECURE_MACHINE if secure else "pc") if x86 else "virt"
+    if facts.machines and machine not in facts.machines:
+        raise NotSupported(f"This host knows no machine type {machine}.")
+    return machine, uefi, secure
+
+
+def _cpus(
+    properties: GuestProperties,
+    instance: InstanceSpec,
+    record: GuestRecord,
+    facts: HostFacts,
+    settings: LibvirtSettings,
+    taken: frozenset[int],
+) -> CpuPlan:
+    return plan_cpus(
+        properties,
+        vcpus=instance.flavor.vcpus,
+        memory_mb=instance.flavor.ram,
+        cells=facts.cells,
+        shared=parse_cpus(settings.cpu_shared_set),
+        dedicated=parse_cpus(settings.cpu_dedicated_set),
+        taken=taken,
+        kept=record.pins,
+    )
+
+
+def _cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:
+    if not facts.is_qemu:
+        return Cpu()
+    flags = tuple(
+        (flag.lstrip("+-"), "disable" if flag.startswith("-") else "require") for flag in settings.cpu_model_extra_flags
+    )
+    mode, model = settings.cpu_mode, ""
+    if mode == "auto":
+        plain = PLAIN_MODELS.get(facts.arch, "")
+        if facts.virt_type == "kvm":
+            mode = "host-model" if "host-model" in facts.cpu_modes else "host-passthrough"
+        elif plain in facts.usable_models:
+            mode, model = "custom", plain
+        else:
+            mode = "none"
+    elif mode == "custom":
+        wanted = settings.cpu_models
+        found = next((name for name in wanted if not facts.usable_models or name in facts.usable_models), None)
+        if found is None:
+            known = ", ".join(wanted) or "there are none"
+            raise NotSupported(f"This host's CPU can be none of the cpu_models: {known}.")
+        model = found
+    return Cpu(mode=mode, model=model, flags=() if mode == "none" else flags)
+
+
+def _disks(
+    host: HostProfile, properties: GuestProperties, uuid: str, records: tuple[DiskRecord, ...], machine: str
+) -> tuple[Disk, ...]:
+    folder = host.layout.guest(uuid)
+    limits = _disk_limits(properties)
+    used: dict[str, int] = {}
+    found: list[Disk] = []
+    for record in records:
+        bus = _bus(record, properties, host.facts, machine)
+        prefix = _PREFIXES[bus]
+        target = f"{prefix}{_LETTERS[used.setdefault(prefix, 0)]}"
+        used[prefix] += 1
+        backing = None if record.backing is None else host.layout.seen(host.layout.base / record.backing)
+        found.append(
+            Disk(
+                file=host.layout.seen(folder / record.file),
+                format=record.format,
+                target=target,
+                bus=bus,
+                device=record.device,
+                cache=_cache(host, record),
+                backing=backing,
+                keeps_owner=host.relabels and host.layout.private,
+                # All guests share it, and it belongs to the image cache.
+                backing_keeps_owner=host.relabels,
+                serial=record.serial,
+                boot_order=record.boot_index + 1 if record.boot_index >= 0 else None,
+                limits=limits if record.device == "disk" else (),
+            )
+        )
+    return tuple(found)
+
+
+def _bus(record: DiskRecord, properties: GuestProperties, facts: HostFacts, machine: str) -> str:
+    cd = record.device == "cdrom"
+    wanted = record.bus or properties.image("hw_cdrom_bus" if cd else "hw_disk_bus")
+    if wanted is None:
+        if not facts.is_qemu:
+            wanted = "ide" if cd or facts.virt_type == "parallels" else "xen"
+        elif not cd:
+            wanted = "virtio"
+        else:
+            # Small kernels have no driver for q35's SATA; those with virtio disks also have virtio SCSI.
+            wanted = "ide" if facts.arch == "x86_64" and "q35" not in machine else "scsi"
+    bus = properties.choice(wanted, "hw_cdrom_bus" if cd else "hw_disk_bus", _BUSES, wanted)
+    if bus == "ide" and "q35" in machine:
+        raise NotSupported("The machine type q35 has no IDE disks: choose sata, scsi or virtio.")
+    if facts.disk_buses and bus not in facts.disk_buses:
+        raise NotSupported(f"This host has no {bus} disks.")
+    return bus
+
+
+def _cache(host: HostProfile, record: DiskRecord) -> str:
+    if record.device == "cdrom":
+        return "writeback"
+    return host.settings.disk_cachemode or ("none" if host.facts.direct_io else "writeback")
+
+
+def _disk_limits(properties: GuestProperties) -> tuple[tuple[str, int], ...]:
+    found = []
+    for spec, name in _DISK_LIMITS.items():
+        value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=1)
+        if value is not None:
+            found.append((name, value))
+    return tuple(found)
+
+
+def _cpu_tune(properties: GuestProperties, facts: HostFacts) -> dict[str, int]:
+    found = {}
+    for spec, name in _CPU_TUNE.items():
+        value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=1)
+        if value is not None:
+            require(facts.cgroups, f"its libvirt has no control groups, which quota:{spec} needs")
+            found[name] = value
+    return found
+
+
+def _serials(host: HostProfile, properties: GuestProperties, uuid: str) -> tuple[Serial, ...]:
+    count = properties.number(properties.hardware("serial_port_count"), "hw:serial_port_count", least=1) or 1
+    require(count <= 4, "a guest has at most 4 serial ports")
+    log = host.layout.seen(host.layout.console_log(uuid))
+    return tuple(
+        Serial(socket=host.layout.seen(host.layout.socket(uuid, f"serial{number}")), log=log if number == 0 else "")
+        for number in range(count)
+    )
+
+
+def _screens(host: HostProfile, uuid: str) -> tuple[Screen, ...]:
+    settings, layout = host.settings, host.layout
+    found = []
+    if settings.vnc_enabled:
+        if host.vnc_on_socket:
+            found.append(Screen(protocol="vnc", socket=layout.seen(layout.socket(uuid, "vnc"))))
+        else:
+            found.append(Screen(protocol="vnc", address=settings.vnc_server_listen or "127.0.0.1"))
+    if settings.spice_enabled:
+        # QEMU creates the socket, and can do so only in directories of its group.
+        socket = layout.seen(layout.socket(uuid, "spice")) if layout.private else ""
+        found.append(Screen(protocol="spice", socket=socket))
+    return tuple(found)
+
+
+def _video(properties: GuestProperties, facts: HostFacts) -> Video | None:
+    if not facts.is_qemu:
+        return None
+    default = "vga" if facts.arch in ("x86_64", "i686") else "virtio"
+    model = properties.choice(properties.image("hw_video_model"), "hw_video_model", _VIDEO, default)
+    if facts.video_models and model not in facts.video_models:
+        raise NotSupported(f"This host has no {model} graphics.")
+    megabytes = properties.number(properties.image("hw_video_ram"), "hw_video_ram", least=1)
+    most = properties.number(properties.flavor("hw_video:ram_max_mb"), "hw_video:ram_max_mb") or 0
+    if megabytes is not None and megabytes > most:
+        raise NotSupported(f"The image asks for {megabytes} MB of video memory; the flavor allows {most} MB.")
+    return Video(model=model, vram_kib=None if megabytes is None else megabytes * 1024)
+
+
+def _tablet(properties: GuestProperties, facts: HostFacts) -> str | None:
+    if not facts.is_qemu:
+        return None
+    bus = properties.image("hw_input_bus")
+    if bus is None and properties.image("hw_pointer_model") == "usbtablet":
+        bus = "usb"
+    if bus is None:
+        # Without KVM, emulated USB keeps a CPU busy.
+        return "usb" if facts.virt_type == "kvm" else None
+    return properties.choice(bus, "hw_input_bus", ("usb", "virtio"), "usb")
+
+
+def _rng(properties: GuestProperties, facts: HostFacts, settings: LibvirtSettings) -> Rng | None:
+    allowed = properties.enabled(properties.flavor("hw_rng:allowed"), "hw_rng:allowed", default=True)
+    if not (facts.is_qemu and facts.rng and allowed and settings.rng_dev_path):
+        return None
+    return Rng(
+        device=settings.rng_dev_path,
+        bytes=properties.number(properties.flavor("hw_rng:rate_bytes"), "hw_rng:rate_bytes", least=1),
+        period_ms=properties.number(properties.flavor("hw_rng:rate_period"), "hw_rng:rate_period", least=1),
+    )
+
+
+def _watchdog(properties: GuestProperties) -> str | None:
+    actions = ("disabled", "reset", "poweroff", "pause", "none")
+    action = properties.choice(properties.hardware("watchdog_action"), "hw:watchdog_action", actions, "disabled")
+    return None if action == "disabled" else action

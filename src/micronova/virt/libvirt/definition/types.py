@@ -1,0 +1,134 @@
+"""A guest's definition as plain data. `compose` makes it; `guest_xml` and `device_xml` write it as XML."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from micronova.virt.libvirt.definition.topology import CpuPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The instance that a guest belongs to. The definition carries it, so that a guest is recognised as ours."""
+
+    uuid: str
+    epoch: int
+    cloud: str
+    name: str
+    project_id: str = ""
+    user_id: str = ""
+    flavor: str = ""
+    image_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """The CPU that the guest sees."""
+
+    mode: str = "none"  # none: the hypervisor's default
+    model: str = ""
+    flags: tuple[tuple[str, str], ...] = ()  # (name, require | disable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A disk, or a CD."""
+
+    file: str
+    format: str
+    target: str  # vda, hdc…
+    bus: str
+    device: str = "disk"
+    cache: str = "none"
+    backing: str | None = None  # a raw file below a qcow2 one
+    keeps_owner: bool = False  # libvirt is told not to change the file's owner
+    backing_keeps_owner: bool = False
+    serial: str = ""
+    boot_order: int | None = None
+    limits: tuple[tuple[str, int], ...] = ()  # as libvirt's iotune names them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """A network interface."""
+
+    mac: str
+    device: str  # name of the tap on the host
+    bridge: str = ""  # to which libvirt connects it; empty: the network agent does
+    model: str = "virtio"
+    mtu: int | None = None
+    queues: int = 1
+    connected: bool = True
+    boot_order: int | None = None
+    script: str = ""  # Xen plugs by a script
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serial:
+    """A serial port, with a socket for its console and a log."""
+
+    socket: str = ""  # empty: a pty
+    log: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    """A VNC or SPICE server, at a socket, or at an address with a port that libvirt chooses."""
+
+    protocol: Literal["vnc", "spice"]
+    socket: str = ""
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Video:
+    """The graphics card."""
+
+    model: str
+    vram_kib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rng:
+    """A random number generator."""
+
+    device: str
+    bytes: int | None = None  # limit per period
+    period_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """The whole guest."""
+
+    name: str
+    owner: Owner
+    virt_type: str
+    os_type: str
+    arch: str
+    emulator: str
+    machine: str
+    memory_mb: int
+    cpus: CpuPlan
+    cpu: Cpu = Cpu()
+    uefi: bool = False
+    secure_boot: bool = False
+    boot_menu: bool = False
+    windows: bool = False
+    hide_hypervisor: bool = False
+    hpet: bool = False
+    pmu: bool | None = None
+    disks: tuple[Disk, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    serials: tuple[Serial, ...] = ()
+    screens: tuple[Screen, ...] = ()
+    video: Video | None = None
+    tablet: str | None = None  # usb | virtio
+    rng: Rng | None = None
+    panic_model: str = ""  # of the device by which the guest tells that it panicked; empty: none
+    watchdog: str | None = None  # its action: reset, poweroff, pause, none
+    watchdog_model: str = "i6300esb"
+    balloon_period: int | None = 10  # seconds between memory statistics; None: no balloon
+    guest_agent: bool = False
+    scsi_model: str = "virtio-scsi"
+    cpu_tune: dict[str, int] = field(default_factory=dict)  # shares, period, quota
+    pcie_ports: int = 0  # free root ports for hot-plug (q35)

@@ -1,0 +1,134 @@
+"""Reporting changes of guests' power states to the agent.
+
+Libvirt's events come late and one by one. If they were passed on, those that an order caused would look as if the guest
+had acted by itself. So an event only causes a read of the guest's state, which is reported if it has changed. While an
+order changes a guest, events are ignored: the state is read when the order ends.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from micronova.objects import power_state
+from micronova.objects.errors import MicronovaError
+from micronova.objects.orders import Guest
+from micronova.virt.driver import DriverEvents, Lifecycle
+from micronova.virt.libvirt.guests.access import GuestAccess
+
+log = logging.getLogger(__name__)
+
+_EVENTS: Final[dict[int, Lifecycle]] = {
+    power_state.RUNNING: "started",
+    power_state.PAUSED: "paused",
+    power_state.SHUTDOWN: "stopped",
+    power_state.CRASHED: "crashed",
+    power_state.SUSPENDED: "suspended",
+}
+
+
+class LifecycleReporter:
+    """Reports power states that the agent does not know yet."""
+
+    def __init__(self, guests: GuestAccess) -> None:
+        self._guests = guests
+        self._events: DriverEvents | None = None
+        self._reported: dict[str, int] = {}
+        self._busy: Counter[str] = Counter()
+        self._scheduled: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, events: DriverEvents) -> None:
+        """Begin to report."""
+        self._events = events
+
+    async def stop(self) -> None:
+        """Stop reporting."""
+        self._events = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def changing(self, uuid: str) -> AsyncIterator[None]:
+        """Surround what an order does to a guest; the guest's state is reported at the end."""
+        self._busy[uuid] += 1
+        try:
+            yield
+            try:
+                await self._check(uuid)
+            except MicronovaError as error:  # the order itself has succeeded
+                log.warning("the power state of guest %s cannot be read: %s", uuid, error)
+                self._schedule(uuid)
+        except BaseException:
+            # Not awaited: a libvirt that hangs must not delay the error.
+            self._schedule(uuid)
+            raise
+        finally:
+            self._busy[uuid] -= 1
+            if not self._busy[uuid]:
+                del self._busy[uuid]
+
+    def check_soon(self, uuid: str) -> None:
+        """Read a guest's state soon and report it; ignored while an order changes the guest."""
+        if not self._busy[uuid]:
+            self._schedule(uuid)
+
+    def check_all_soon(self) -> None:
+        """Read the state of all guests soon and report what changed."""
+        if self._events is not None:
+            self._spawn(self._check_all())
+
+    def forget(self, uuid: str) -> None:
+        """Forget a guest that was removed."""
+        self._reported.pop(uuid, None)
+
+    def progress(self, uuid: str, percent: int) -> None:
+        """Report how far the work on a guest is."""
+        if self._events is not None:
+            self._events.progress(uuid, percent)
+
+    def _schedule(self, uuid: str) -> None:
+        if uuid not in self._scheduled and self._events is not None:
+            self._scheduled.add(uuid)
+            self._spawn(self._check_later(uuid))
+
+    async def _check_later(self, uuid: str) -> None:
+        self._scheduled.discard(uuid)  # an event from now on causes another read
+        try:
+            guest = await self._guests.get(uuid)
+        except MicronovaError as error:
+            log.warning("the power state of guest %s cannot be read: %s", uuid, error)
+            return
+        if guest is not None and not self._busy[uuid]:
+            self._report(guest)
+
+    async def _check_all(self) -> None:
+        try:
+            guests = await self._guests.all()
+        except MicronovaError as error:
+            log.warning("the power states of the guests cannot be read: %s", error)
+            return
+        for guest in guests:
+            if not self._busy[guest.uuid]:
+                self._report(guest)
+
+    async def _check(self, uuid: str) -> None:
+        guest = await self._guests.get(uuid)
+        if guest is not None:
+            self._report(guest)
+
+    def _report(self, guest: Guest) -> None:
+        power, before = guest.power_state, self._reported.get(guest.uuid)
+        if power in (power_state.NOSTATE, before) or self._events is None:
+            return
+        self._reported[guest.uuid] = power
+        resumed = power == power_state.RUNNING and before in (power_state.PAUSED, power_state.SUSPENDED)
+        self._events.lifecycle(guest.uuid, "resumed" if resumed else _EVENTS[power])
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,115 @@
+"""Downloading an image to a file by its ticket, the URL that the order has for it."""
+
+import hashlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from micronova.objects.errors import BuildFailed, InsufficientResources
+from micronova.objects.image import ImageMeta
+from micronova.virt.libvirt.client.threads import ThreadPool
+
+CHUNK: Final = 1024 * 1024
+READ_TIMEOUT: Final = 60.0
+"""Seconds without a byte after which a download fails."""
+
+Stream = Callable[[str], AsyncIterator[bytes]]
+Progress = Callable[[int], None]
+
+
+class TicketRefused(BuildFailed):
+    """The image service does not accept the ticket, e.g. because it has expired. Another ticket may work."""
+
+
+async def stream(url: str) -> AsyncIterator[bytes]:
+    """Yield the content at a URL in chunks."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=READ_TIMEOUT)
+    try:
+        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+            async with session.get(url, allow_redirects=False) as answer:
+                if answer.status in (401, 403, 404):
+                    raise TicketRefused(f"The image service did not give the image out: it answered {answer.status}.")
+                if answer.status not in (200, 204):  # 204: an image without data
+                    raise BuildFailed(f"The image cannot be fetched: the image service answered {answer.status}.")
+                async for chunk in answer.content.iter_chunked(CHUNK):
+                    yield chunk
+    except (aiohttp.ClientError, TimeoutError) as error:
+        what = str(error) or type(error).__name__
+        raise BuildFailed("The image cannot be fetched: the image service does not answer.", details=what) from error
+
+
+async def fetch(
+    image: ImageMeta,
+    url: str,
+    target: Path,
+    files: ThreadPool,
+    progress: Progress | None = None,
+    source: Stream = stream,
+) -> None:
+    """Download an image to a file; raise BuildFailed unless it has the size and the checksum of its metadata."""
+    algorithm, expected = _expected(image)
+    writer = await files.run(_Writer, target, algorithm)
+    try:
+        async with aclosing(_closing(source(url))) as chunks:
+            async for chunk in chunks:
+                await files.run(writer.write, chunk)
+                if image.size and writer.size > image.size:
+                    raise BuildFailed(f"The image {image.id} is longer than the {image.size} bytes it should have.")
+                if progress is not None and image.size:
+                    progress(writer.size * 100 // image.size)
+        digest = await files.run(writer.finish)
+    except OSError as error:
+        raise InsufficientResources(f"The image cannot be stored: {error.strerror}.") from error
+    finally:
+        writer.close()
+    if image.size and writer.size != image.size:
+        raise BuildFailed(f"Of the image {image.id} only {writer.size} of {image.size} bytes arrived.")
+    if expected and digest != expected.lower():
+        raise BuildFailed(f"The image {image.id} is damaged: its {algorithm} checksum is not the one it should have.")
+
+
+def _expected(image: ImageMeta) -> tuple[str, str]:
+    """Return algorithm and checksum: the image's os_hash_value if we know its algorithm, else its MD5."""
+    algorithm = (image.os_hash_algo or "").lower()
+    if image.os_hash_value and algorithm in hashlib.algorithms_guaranteed and not algorithm.startswith("shake"):
+        return algorithm, image.os_hash_value
+    return "md5", image.checksum or ""
+
+
+async def _closing(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async for chunk in chunks:
+        yield chunk
+
+
+class _Writer:
+    """Writes a file with holes for zeros, and computes its checksum."""
+
+    def __init__(self, target: Path, algorithm: str) -> None:
+        self._descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._digest = hashlib.new(algorithm, usedforsecurity=False)
+        self.size = 0
+
+    def write(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        if chunk.count(0) != len(chunk):
+            done = 0
+            while done < len(chunk):
+                done += os.pwrite(self._descriptor, chunk[done:], self.size + done)
+        self.size += len(chunk)
+
+    def finish(self) -> str:
+        os.ftruncate(self._descriptor, self.size)
+        os.fsync(self._descriptor)
+        return self._digest.hexdigest()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+Fetcher = Callable[[ImageMeta, str, Path, ThreadPool, Progress | None], Awaitable[None]]

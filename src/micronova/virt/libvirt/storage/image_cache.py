@@ -1,0 +1,317 @@
+"""The image cache of a host: each image is downloaded once, checked, and kept as a raw file that overlays are based on.
+
+A cached image gets its name, by a rename, only when it is complete. Builds that need the same image wait for one
+download. An image stays as long as a disk is based on it, and for some time after. All images together have a limit.
+For a new one, those are removed that no disk is based on, the longest unused first.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from micronova.imageformat.inspector import check
+from micronova.objects.clock import Clock
+from micronova.objects.errors import (
+    BuildAborted,
+    BuildFailed,
+    InsufficientResources,
+    Invalid,
+    MicronovaError,
+    NotSupported,
+)
+from micronova.objects.image import ImageMeta
+from micronova.virt.libvirt.client.threads import ThreadPool
+from micronova.virt.libvirt.storage import tools
+from micronova.virt.libvirt.storage.fetch import Fetcher, Progress, TicketRefused, fetch
+from micronova.virt.libvirt.storage.layout import Layout
+
+log = logging.getLogger(__name__)
+
+PART: Final = ".part-"
+_QEMU_FORMATS: Final = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
+_RAW: Final = ("raw", "iso", "ami")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9-]")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedImage:
+    """A raw file in the cache."""
+
+    name: str
+    path: Path
+    virtual_size: int
+
+
+@dataclass(slots=True)
+class _Download:
+    task: asyncio.Task[None]
+    size: int  # bytes of the image, which the cache will have
+    limit: float  # bytes that the disk may have for the build that started it
+    waiting: int = 0  # builds
+    listeners: set[Progress] = field(default_factory=set)
+
+
+class ImageCache:
+    """The cached images of one host."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        files: ThreadPool,
+        clock: Clock,
+        *,
+        fetcher: Fetcher = fetch,
+        max_bytes: Callable[[], int] | None = None,
+        used_by_disks: Callable[[], set[str]] = set,
+        evict: bool = True,
+    ) -> None:
+        """Make the cache; `max_bytes` and `used_by_disks` may block. Without `evict`, unused images are not removed."""
+        self._max_bytes = max_bytes
+        self._used_by_disks = used_by_disks
+        self._evict = evict
+        self._layout = layout
+        self._files = files
+        self._clock = clock
+        self._fetch = fetcher
+        self._downloads: dict[str, _Download] = {}
+        self._in_use: dict[str, int] = {}  # builds that use an image right now, by its name
+
+    def remove_incomplete(self) -> None:
+        """Remove incomplete downloads that an earlier agent left. Blocks."""
+        for part in self._layout.base.glob(f"{PART}*"):
+            part.unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def image(
+        self, image: ImageMeta, ticket: str | None, limit: int | None, progress: Progress | None = None
+    ) -> AsyncIterator[CachedImage]:
+        """Download an image if it is not cached, and keep it while the context lasts; `limit` is its disk's size."""
+        name = base_name(image)
+        self._in_use[name] = self._in_use.get(name, 0) + 1
+        try:
+            base = await self._files.run(self._find, name)
+            if base is None:
+                await self._download(name, image, ticket, limit, progress)
+                base = await self._files.run(self._find, name)
+            if base is None:
+                raise BuildFailed(f"The image {image.id} vanished from this host's cache.")
+            if limit is not None and base.virtual_size > limit:
+                raise _too_large(image, base.virtual_size, limit)
+            yield base
+        finally:
+            self._in_use[name] -= 1
+            if not self._in_use[name]:
+                del self._in_use[name]
+
+    async def remove_unused(self, age: float) -> list[str]:
+        """Remove images that no disk is based on and that were not used for `age` seconds; return their names."""
+        removed = []
+        for name in await self._unused():
+            if self._is_free(name) and await self._files.run(self._remove_if_older, name, self._clock.now() - age):
+                log.info("removed the image %s from the cache: it was not used for %g s", name, age)
+                removed.append(name)
+        return removed
+
+    async def _unused(self) -> list[str]:
+        """Return the images that no disk is based on, the longest unused first."""
+        used = await self._files.run(self._used_by_disks)
+        return [name for name in await self._files.run(self._list) if name not in used]
+
+    def _is_free(self, name: str) -> bool:
+        """Return whether no build uses an image; asked before each removal, because one may have begun meanwhile."""
+        return name not in self._in_use and name not in self._downloads
+
+    async def _make_room(self) -> None:
+        """Remove unused images until what is cached and downloaded fits; raise InsufficientResources otherwise."""
+        if self._max_bytes is None:
+            return
+        most = await self._files.run(self._max_bytes)
+        coming = sum(download.size for download in self._downloads.values())
+        unused = await self._unused() if self._evict else []
+        while (taken := await self._files.run(self._taken)) + coming > most:
+            name = next((name for name in unused if self._is_free(name)), None)
+            if name is None:
+                raise InsufficientResources(
+                    f"The image cache of this host is full: it may have {most >> 20} MB, {taken >> 20} MB are used and "
+                    f"{coming >> 20} MB are being downloaded."
+                )
+            unused.remove(name)
+            if await self._files.run(self._remove_if_older, name, math.inf):
+                log.info("removed the image %s from the cache: it was not used, and another one needs room", name)
+
+    def _taken(self) -> int:
+        """Return the bytes that the cached images take of the disk."""
+        found = 0
+        for name in self._list():
+            with contextlib.suppress(FileNotFoundError):
+                found += (self._layout.base / name).stat().st_blocks * 512
+        return found
+
+    async def _download(
+        self, name: str, image: ImageMeta, ticket: str | None, limit: int | None, progress: Progress | None
+    ) -> None:
+        most = math.inf if limit is None else limit
+        while True:
+            download = self._downloads.get(name)
+            started_here = download is None
+            if download is None:
+                if ticket is None:
+                    raise BuildFailed(f"The order has no ticket for the image {image.id}.")
+                task = asyncio.create_task(self._fetch_and_convert(name, image, ticket, limit), name=f"image-{name}")
+                download = self._downloads[name] = _Download(task, image.size, most)
+                task.add_done_callback(partial(self._forget, name))
+            try:
+                await self._wait(download, progress)
+                return
+            except TicketRefused:
+                if started_here:
+                    raise
+            except BuildAborted:
+                # An image too large for the other build's flavor may fit ours.
+                if started_here or most <= download.limit:
+                    raise
+
+    async def _wait(self, download: _Download, progress: Progress | None) -> None:
+        download.waiting += 1
+        if progress is not None:
+            download.listeners.add(progress)
+        try:
+            await asyncio.shield(download.task)
+        except asyncio.CancelledError:
+            if download.task.cancelled():
+                raise BuildFailed("The download of the image was stopped.") from None
+            raise
+        finally:
+            download.waiting -= 1
+            if progress is not None:
+                download.listeners.discard(progress)
+            if not download.waiting and not download.task.done():
+                download.task.cancel()  # no build waits for it any more
+                await asyncio.wait({download.task}, timeout=10.0)
+
+    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
+        download = self._downloads.get(name)
+        if download is not None and download.task is task:
+            del self._downloads[name]
+        if not task.cancelled():
+            task.exception()  # the builds that waited got the error; asyncio is not to log it
+
+    async def _fetch_and_convert(self, name: str, image: ImageMeta, ticket: str, limit: int | None) -> None:
+        _refuse(image)
+        base = self._layout.base
+        mark = secrets.token_hex(6)
+        fetched, raw = base / f"{PART}{mark}-{name}.image", base / f"{PART}{mark}-{name}.raw"
+
+        def progress(percent: int) -> None:
+            download = self._downloads.get(name)
+            for listener in tuple(download.listeners) if download is not None else ():
+                listener(percent)
+
+        try:
+            await self._make_room()
+            await self._fetch(image, ticket, fetched, self._files, progress)
+            try:
+                virtual_size = await self._files.run(_check, fetched, image, limit)
+            except Invalid as error:
+                raise BuildAborted(f"The image {image.id} is refused: {error.message}") from error
+            if image.disk_format in _RAW:
+                raw = fetched
+            else:
+                await tools.convert(fetched, _QEMU_FORMATS[image.disk_format], raw, virtual_size)
+            if not await self._files.run(_is_bootable, raw):
+                raise BuildAborted(
+                    f"The image {image.id} cannot be booted: it has no boot sector, no partition table and no "
+                    "CD file system."
+                )
+            if (download := self._downloads.get(name)) is not None:
+                download.size = (await self._files.run(raw.stat)).st_blocks * 512  # unpacked, without holes
+            await self._make_room()
+            await self._files.run(self._publish, raw, base / name)
+        except OSError as error:
+            raise BuildFailed(f"The image cannot be cached: {error.strerror}.") from error
+        finally:
+            for part in (fetched, raw):
+                part.unlink(missing_ok=True)
+
+    def _publish(self, raw: Path, target: Path) -> None:
+        self._layout.grant(raw, 0o640 if self._layout.private else 0o644)
+        descriptor = os.open(raw, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(raw, target)
+
+    def _find(self, name: str) -> CachedImage | None:
+        path = self._layout.base / name
+        try:
+            size = path.stat().st_size
+            os.utime(path)  # its last use
+        except FileNotFoundError:
+            return None
+        return CachedImage(name, path, size)
+
+    def _list(self) -> list[str]:
+        """Return the names of the images, the longest unused first."""
+        found: list[tuple[float, str]] = []
+        for path in self._layout.base.iterdir():
+            if not path.name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append((path.stat().st_mtime, path.name))
+        return [name for _, name in sorted(found)]
+
+    def _remove_if_older(self, name: str, before: float) -> bool:
+        path = self._layout.base / name
+        try:
+            if path.stat().st_mtime >= before:
+                return False
+        except FileNotFoundError:
+            return False
+        path.unlink()
+        return True
+
+
+def base_name(image: ImageMeta) -> str:
+    """Return the name of an image in the cache: its id, and its checksum in case that an id is used again."""
+    content = image.os_hash_value or image.checksum or "unsummed"
+    return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
+
+
+def _is_bootable(disk: Path) -> bool:
+    """Return whether a disk has anything that firmware can boot: an MBR, a GPT, or an ISO 9660 file system. Blocks."""
+    with disk.open("rb") as stream:
+        start = stream.read(36 * 1024)
+    if start[510:512] == b"\x55\xaa" or b"EFI PART" in (start[512:520], start[4096:4104]):
+        return True
+    return start[32769:32774] == b"CD001"
+
+
+def _refuse(image: ImageMeta) -> None:
+    if image.container_format not in ("bare", "ami"):
+        raise NotSupported(f"This host boots bare images only, not {image.container_format}.")
+    if image.disk_format not in _RAW and image.disk_format not in _QEMU_FORMATS:
+        known = ", ".join((*_RAW, *_QEMU_FORMATS))
+        raise BuildAborted(f"The image {image.id} has the format {image.disk_format}; this host boots {known}.")
+
+
+def _check(path: Path, image: ImageMeta, limit: int | None) -> int:
+    if limit is None:
+        numbers = os.statvfs(path)
+        limit = numbers.f_blocks * numbers.f_frsize
+    info = check(path, image.disk_format, max_virtual_size=limit)
+    return info.file_size if info.virtual_size is None else info.virtual_size
+
+
+def _too_large(image: ImageMeta, size: int, limit: int) -> MicronovaError:
+    gigabytes = -(-size // 1024**3)
+    return BuildAborted(f"The image {image.id} needs a disk of {gigabytes} GB; the flavor's has {limit // 1024**3} GB.")

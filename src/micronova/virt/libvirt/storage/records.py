@@ -1,0 +1,135 @@
+"""The record of each guest: what the driver knows of it besides what libvirt knows.
+
+The record is the first thing that is made of a guest and the last that is removed. So whatever a killed agent has left
+is found again, with its epoch, even if libvirt was never told of the guest.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from micronova.virt.libvirt.storage.layout import Layout
+
+log = logging.getLogger(__name__)
+
+RECORD = "guest.json"
+
+
+class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk of a guest."""
+
+    file: str  # in the guest's directory
+    format: str  # raw | qcow2
+    role: str  # root | ephemeral | swap | blank | config
+    device: str = "disk"  # disk | cdrom
+    bus: str | None = None  # if the user chose one
+    backing: str | None = None  # the file name of the cached image below it
+    serial: str = ""
+    boot_index: int = -1
+
+
+class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The host CPUs and NUMA nodes that a guest was given at its first start; it keeps them over restarts."""
+
+    vcpus: dict[int, int] = {}  # vCPU -> host CPU
+    cells: dict[int, int] = {}  # NUMA nodes of the guest -> of the host
+    emulator: tuple[int, ...] = ()
+
+
+class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A guest."""
+
+    uuid: str
+    cloud: str
+    host: str
+    node: str
+    epoch: int
+    name: str = ""
+    vcpus: int = 0
+    memory_mb: int = 0
+    local_gb: int = 0
+    complete: bool = False  # it has run, so its owner may have data on its disks
+    disks: tuple[DiskRecord, ...] = ()
+    pins: PinRecord | None = None  # None until it is placed
+    resumed: bool = False  # its last start restored saved memory instead of booting
+
+
+class GuestRecords:
+    """The records of a host's guests. Methods block."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def create(self, record: GuestRecord) -> None:
+        """Create a guest's directory with its record, atomically; raise FileExistsError if there is one."""
+        folder = self._layout.guest(record.uuid)
+        if folder.exists():
+            raise FileExistsError(folder)
+        fresh = folder.with_name(f".{folder.name}.new")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        self._layout.grant(fresh, self._layout.folder_mode)
+        _write(fresh / RECORD, record)
+        fresh.rename(folder)
+
+    def save(self, record: GuestRecord) -> None:
+        """Replace a record."""
+        _write(self._layout.guest(record.uuid) / RECORD, record)
+
+    def load(self, uuid: str) -> GuestRecord | None:
+        """Return a guest's record, or None."""
+        return _read(self._layout.guest(uuid) / RECORD)
+
+    def __iter__(self) -> Iterator[GuestRecord]:
+        """Yield all records, also of other clouds and hosts that share the directory."""
+        for folder in self._layout.instances.iterdir():
+            if not folder.name.startswith("."):
+                record = _read(folder / RECORD)
+                if record is not None and record.uuid == folder.name:
+                    yield record
+
+    def all(self) -> list[GuestRecord]:
+        """Return all records."""
+        return list(self)
+
+    def remove(self, uuid: str) -> None:
+        """Remove a guest's directory, sockets and console logs."""
+        folder = self._layout.guest(uuid)
+        gone = folder.with_name(f".{folder.name}.gone")
+        try:
+            # A rename is atomic: a guest is never seen without its record.
+            if not gone.exists():
+                folder.rename(gone)
+        except FileNotFoundError:
+            pass
+        if gone.exists():
+            shutil.rmtree(gone)
+        if folder.exists():
+            self.remove(uuid)
+        for place in (self._layout.sockets, self._layout.console):
+            for file in place.glob(f"{folder.name}.*"):
+                file.unlink(missing_ok=True)
+
+
+def _write(file: Path, record: GuestRecord) -> None:
+    fresh = file.with_name(f".{file.name}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(msgspec.json.encode(record))
+        stream.flush()
+        os.fsync(descriptor)
+    fresh.replace(file)
+
+
+def _read(file: Path) -> GuestRecord | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=GuestRecord)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        log.error("the record %s is damaged and its guest is ignored; repair or remove the file: %s", file, error)
+        return None

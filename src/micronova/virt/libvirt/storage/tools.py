@@ -1,0 +1,151 @@
+"""Running the host's programs on guests' files: with explicit formats, within limits, and killed with this process."""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from micronova.objects.errors import InsufficientResources
+from micronova.virt.driver import DriverFailed
+from micronova.virt.libvirt.client.library import LibvirtMissing
+
+log = logging.getLogger(__name__)
+
+PACKAGES = {
+    "qemu-img": "qemu-utils",
+    "genisoimage": "genisoimage",
+    "prlimit": "util-linux",
+    "setpriv": "util-linux",
+    "mkfs.ext4": "e2fsprogs",
+    "mkswap": "util-linux",
+}
+GIGABYTE = 1024**3
+MEMORY_LIMIT = 2 * GIGABYTE
+CPU_SECONDS = 60
+CPU_SECONDS_PER_GIGABYTE = 60
+PATIENCE = 10
+"""A program may run this many times as long as the CPU time that it may use."""
+KILL_SECONDS = 5.0
+
+
+async def run(
+    *command: str,
+    what: str,
+    folder: Path,
+    file_limit: int,
+    memory_limit: int = MEMORY_LIMIT,
+    cpu_limit: int = CPU_SECONDS,
+) -> None:
+    """Run a program that reads users' data, with limits on memory, CPU time and the size of files that it writes.
+
+    It is killed when the caller is cancelled and when this process dies.
+    """
+    program = command[0]
+    if shutil.which(program) is None:
+        raise LibvirtMissing(f"{program} is missing on this host: install {PACKAGES.get(program, program)}.")
+    limits = [f"--as={memory_limit}", f"--cpu={cpu_limit}", f"--fsize={file_limit}", "--core=0"]
+    guarded = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits, "--", *command]
+    process = await asyncio.create_subprocess_exec(
+        *guarded,
+        cwd=folder,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(cpu_limit * PATIENCE):
+            output, _ = await process.communicate()
+    except (TimeoutError, asyncio.CancelledError) as error:
+        process.kill()
+        # A process that hangs in the kernel, on a broken disk, cannot be killed.
+        await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=KILL_SECONDS)
+        if isinstance(error, TimeoutError):
+            raise DriverFailed(f"The host could not {what} in time.") from None
+        raise
+    if process.returncode == 0:
+        return
+    said = output.decode(errors="replace").strip()
+    log.warning("%s ended with %s: %s", program, process.returncode, said)
+    if "No space left on device" in said or "Disk quota exceeded" in said:
+        raise InsufficientResources("The host's disk is full.", details=said)
+    raise DriverFailed(f"The host could not {what}.", details=f"{program} ended with {process.returncode}: {said}")
+
+
+def cpu_seconds(size: int) -> int:
+    """Return how many seconds of CPU time a program may use for so many bytes."""
+    return CPU_SECONDS + CPU_SECONDS_PER_GIGABYTE * (size // GIGABYTE)
+
+
+async def convert(source: Path, source_format: str, target: Path, size: int) -> None:
+    """Convert an inspected image to a raw file; qemu-img is told its format and never probes it."""
+    await run(
+        "qemu-img",
+        "convert",
+        *("-f", source_format, "-O", "raw", "-t", "writeback", "-T", "writeback"),
+        str(source),
+        str(target),
+        what="convert the image",
+        folder=target.parent,
+        file_limit=size + GIGABYTE,
+        cpu_limit=cpu_seconds(size),
+    )
+
+
+async def create_overlay(target: Path, backing: str, size: int) -> None:
+    """Create a qcow2 file over a raw backing file, whose path is relative to the new file's directory."""
+    await run(
+        "qemu-img",
+        "create",
+        *("-q", "-f", "qcow2", "-F", "raw", "-b", backing, str(target), str(size)),
+        what="make the root disk",
+        folder=target.parent,
+        file_limit=GIGABYTE,
+    )
+
+
+async def copy(source: Path, target: Path, size: int) -> None:
+    """Copy a raw file; zeros become holes, and blocks are shared if the file system supports it."""
+    await run(
+        "cp",
+        *("--sparse=always", "--reflink=auto", "--", str(source), str(target)),
+        what="copy the image",
+        folder=target.parent,
+        file_limit=size + GIGABYTE,
+        cpu_limit=cpu_seconds(size),
+    )
+
+
+async def make_file_system(file: Path, kind: str, label: str, size: int) -> None:
+    """Format a raw file with an empty file system or swap area."""
+    commands: dict[str, Sequence[str]] = {
+        "swap": ("mkswap", "-L", label),
+        "ext2": ("mkfs.ext4", "-q", "-F", "-t", "ext2", "-L", label),
+        "ext3": ("mkfs.ext4", "-q", "-F", "-t", "ext3", "-L", label),
+        "ext4": ("mkfs.ext4", "-q", "-F", "-L", label),
+    }
+    await run(
+        *commands[kind],
+        str(file),
+        what=f"make a disk with {kind}",
+        folder=file.parent,
+        file_limit=size + GIGABYTE,
+        cpu_limit=cpu_seconds(size),
+    )
+
+
+FILE_SYSTEMS = ("ext2", "ext3", "ext4")
+
+
+async def make_iso(source: Path, target: Path, label: str) -> None:
+    """Write a directory as an ISO image."""
+    await run(
+        "genisoimage",
+        *("-quiet", "-o", str(target), "-V", label, "-publisher", "Micronova"),
+        *("-J", "-r", "-l", "-ldots", "-allow-lowercase", "-allow-multidot"),
+        str(source),
+        what="make the config drive",
+        folder=target.parent,
+        file_limit=64 * 1024**2,
+        memory_limit=GIGABYTE // 2,
+    )

@@ -1,0 +1,28 @@
+"""Settings of a compute agent for tests."""
+
+from typing import Any
+
+from micronova.compute.settings import ComputeSettings
+
+
+def compute_settings(**changes: Any) -> ComputeSettings:
+    """Return settings of a host that reserves nothing and offers four times its CPUs."""
+    values: dict[str, Any] = {
+        "max_concurrent_builds": 10,
+        "report_interval": 5.0,
+        "resource_interval": 60.0,
+        "boot_timeout": 300.0,
+        "vif_plugging_timeout": 300.0,
+        "vif_plugging_is_fatal": True,
+        "shutdown_timeout": 60.0,
+        "shutdown_grace": 10.0,
+        "reserved_host_cpus": 0,
+        "reserved_host_memory_mb": 0,
+        "reserved_host_disk_mb": 0,
+        "cpu_allocation_ratio": 4.0,
+        "ram_allocation_ratio": 1.0,
+        "disk_allocation_ratio": 1.0,
+        "resume_guests_state_on_host_boot": False,
+        "console_relay_listen": "",
+    }
+    return ComputeSettings(**(values | changes))

@@ -1,0 +1,195 @@
+"""Events of ports for compute: in batches, despite crashes and failures; on both databases."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.embedded.network import notifier
+from micronova.objects.clock import SystemClock
+from tests.unit.embedded.network.world import ADMIN, SERVICE, Compute, ManualClock, World, pending_events, world
+
+Start = Callable[..., AbstractAsyncContextManager[World]]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Start a network service, again and again on the same database."""
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    schema = "e_" + request.node.name.split("[")[0][-40:] if url else None
+    return lambda compute, **more: world(tmp_path, url, compute, schema=schema, **more)
+
+
+@pytest.fixture
+async def cloud(start: Start) -> AsyncIterator[World]:
+    async with start(Compute(), clock=SystemClock()) as made:
+        yield made
+
+
+def told(cloud: World) -> Compute:
+    assert cloud.compute is not None
+    return cloud.compute
+
+
+async def bound(cloud: World, network: Any, server: str, **fields: Any) -> Any:
+    return await cloud.make(
+        "port", SERVICE, network_id=network["id"], project_id="p1", device_id=server, device_owner="compute:nova",
+        binding__host_id="h", **fields,
+    )  # fmt: skip
+
+
+async def settled(cloud: World) -> None:
+    """Wait until the outbox is empty."""
+    async with asyncio.timeout(10):
+        while await cloud.database.read(pending_events):
+            await asyncio.sleep(0.01)
+
+
+async def test_a_bound_port_is_told_once(cloud: World) -> None:
+    network, _ = await cloud.network()
+    port = await bound(cloud, network, "s1")
+    await told(cloud).wait_for(1)
+    assert told(cloud).requests == [
+        [{"name": "network-vif-plugged", "server_uuid": "s1", "status": "completed", "tag": port["id"]}]
+    ]
+    await cloud.change("port", port["id"], name="x")
+    await cloud.change("port", port["id"], SERVICE, binding__host_id="h2")
+    await settled(cloud)
+    assert len(told(cloud).events) == 1
+
+
+async def test_many_ports_are_told_in_few_requests(cloud: World) -> None:
+    network, _ = await cloud.network("10.1.0.0/20")
+    body = [{"network_id": network["id"], "project_id": "p1", "device_id": f"s{n}", "device_owner": "compute:nova",
+             "binding:host_id": "h"} for n in range(100)]  # fmt: skip
+    await asyncio.gather(*(cloud.call("POST", "/ports", {"ports": body[n::4]}, token=SERVICE) for n in range(4)))
+    await told(cloud).wait_for(100)
+    assert {server for _, server, _ in told(cloud).events} == {f"s{n}" for n in range(100)}
+    assert len(told(cloud).requests) <= 4
+    await settled(cloud)
+
+
+async def test_what_else_is_told(cloud: World) -> None:
+    await cloud.role.bootstrap()
+    networks = {each["name"]: each["id"] for each in await cloud.list("network")}
+    port = await bound(cloud, {"id": networks["private"]}, "s1")
+    id = port["id"]
+    await told(cloud).wait_for(1)
+    floating = await cloud.make("floatingip", floating_network_id=networks["public"], port_id=id)
+    await told(cloud).wait_for(2)
+    await cloud.delete("floatingip", floating["id"])
+    await told(cloud).wait_for(3)
+    await cloud.change("port", id, SERVICE, fixed_ips=[{"ip_address": "10.0.0.99"}])
+    await told(cloud).wait_for(4)
+    await cloud.change("port", id, SERVICE, binding__host_id="", device_id="", device_owner="")
+    await told(cloud).wait_for(5)
+    await cloud.change("port", id, SERVICE, binding__host_id="h", device_id="s2", device_owner="compute:nova")
+    await told(cloud).wait_for(6)
+    await cloud.delete("port", id, ADMIN)
+    await told(cloud).wait_for(7)
+    assert told(cloud).events == [
+        ("network-vif-plugged", "s1", id),
+        ("network-changed", "s1", id),
+        ("network-changed", "s1", id),
+        ("network-changed", "s1", id),
+        ("network-vif-unplugged", "s1", id),
+        ("network-vif-plugged", "s2", id),
+        ("network-vif-deleted", "s2", id),
+    ]
+
+
+async def test_ports_of_others_are_not_told(cloud: World) -> None:
+    network, _ = await cloud.network()
+    port = await cloud.make("port", SERVICE, network_id=network["id"], project_id="p1", binding__host_id="h")
+    await cloud.delete("port", port["id"])
+    # Users may set any device_id on their ports, but only compute binds them.
+    forged = await cloud.make("port", network_id=network["id"], device_id="victim", device_owner="compute:nova")
+    await cloud.change("port", forged["id"], fixed_ips=[{"ip_address": "10.1.0.99"}])
+    await cloud.change("port", forged["id"], device_owner="")
+    await cloud.delete("port", forged["id"])
+    await bound(cloud, network, "s1")
+    await told(cloud).wait_for(1)
+    assert [server for _, server, _ in told(cloud).events] == ["s1"]
+
+
+async def test_a_failed_request_leaves_nothing_to_tell(cloud: World) -> None:
+    network, _ = await cloud.network("10.1.0.0/30")
+    await bound(cloud, network, "s1")
+    body = {"port": {"network_id": network["id"], "project_id": "p1", "device_id": "s2", "device_owner": "compute:x",
+                     "binding:host_id": "h"}}  # fmt: skip
+    assert (await cloud.call("POST", "/ports", body, token=SERVICE)).status == 409
+    await settled(cloud)
+    assert [server for _, server, _ in told(cloud).events] == ["s1"]
+
+
+async def pass_time(cloud: World, count: int) -> None:
+    """Advance the clock until compute has received so many events."""
+    assert isinstance(cloud.clock, ManualClock)
+    async with asyncio.timeout(20):
+        while len(told(cloud).events) < count:
+            await cloud.clock.advance(0.5)
+            await asyncio.sleep(0.005)
+
+
+async def run_dry(cloud: World, step: float) -> None:
+    """Advance the clock, in steps of so many seconds, until the outbox is empty."""
+    assert isinstance(cloud.clock, ManualClock)
+    async with asyncio.timeout(30):
+        while await cloud.database.read(pending_events):
+            await cloud.clock.advance(step)
+
+
+async def test_compute_is_told_when_it_is_back(start: Start) -> None:
+    async with start(Compute()) as cloud:
+        told(cloud).failures = 3
+        network, _ = await cloud.network()
+        port = await bound(cloud, network, "s1")
+        await pass_time(cloud, 1)
+        assert told(cloud).events == [("network-vif-plugged", "s1", port["id"])]
+        assert told(cloud).failures == 0
+        assert cloud.clock.now() - 1_800_000_000 < 30
+
+
+async def test_a_server_without_a_host_is_told_later(start: Start) -> None:
+    async with start(Compute()) as cloud:
+        told(cloud).early = {"s1"}
+        network, _ = await cloud.network()
+        await bound(cloud, network, "s1")
+        await bound(cloud, network, "s2")
+        await pass_time(cloud, 1)
+        assert [server for _, server, _ in told(cloud).events] == ["s2"]
+        told(cloud).early = set()
+        await pass_time(cloud, 2)
+        assert [server for _, server, _ in told(cloud).events] == ["s2", "s1"]
+
+
+async def test_what_a_crash_left_is_told_by_the_next_process(start: Start) -> None:
+    clock = ManualClock()  # nothing is sent until it advances
+    async with start(Compute(), clock=clock) as cloud:
+        network, _ = await cloud.network()
+        ports = [await bound(cloud, network, f"s{n}") for n in range(3)]
+        assert told(cloud).events == []
+        assert await cloud.database.read(pending_events) == 3
+    async with start(Compute(), clock=clock) as cloud:
+        await pass_time(cloud, 3)
+        assert {tag for _, _, tag in told(cloud).events} == {port["id"] for port in ports}
+        await run_dry(cloud, 0.5)
+
+
+async def test_compute_that_never_answers_is_given_up(start: Start) -> None:
+    async with start(Compute()) as cloud:
+        told(cloud).failures = 10_000
+        network, _ = await cloud.network()
+        await bound(cloud, network, "s1")
+        await run_dry(cloud, 20)
+        assert cloud.clock.now() - 1_800_000_000 >= notifier.GIVE_UP
+
+
+async def test_without_compute_nothing_is_kept(start: Start) -> None:
+    async with start(None) as cloud:
+        network, _ = await cloud.network()
+        await bound(cloud, network, "s1")
+        assert await cloud.database.read(pending_events) == 0

@@ -1,0 +1,191 @@
+"""Compute hosts at the network service: each has its own ticket, which is valid only for itself."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.http.client import Answer
+from micronova.http.host_keys import LIFETIME, HostKeyring
+from tests.unit.embedded.network.world import ADMIN, ALICE, KEYRING, SERVICE, World, error, world
+
+HOST = "h1"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url) as made:
+        yield made
+
+
+def ticket(cloud: World, host: str = HOST, keyring: HostKeyring = KEYRING) -> str:
+    return keyring.issue(host, cloud.clock.now()).ticket
+
+
+async def state(cloud: World, host: str = HOST, token: str | None = None) -> Answer:
+    return await cloud.call("GET", f"/agent-states/{host}", token=token or ticket(cloud, host))
+
+
+async def report(cloud: World, host: str = HOST, token: str | None = None, **fields: Any) -> Answer:
+    return await cloud.call("POST", "/agent-reports", {"host": host, **fields}, token=token or ticket(cloud, host))
+
+
+async def guest(cloud: World, network: Any, host: str = HOST, **fields: Any) -> Any:
+    return await cloud.make(
+        "port", SERVICE, network_id=network["id"], project_id="p1", device_id="server", device_owner="compute:nova",
+        binding__host_id=host, **fields,
+    )  # fmt: skip
+
+
+async def test_a_host_acts_for_itself(cloud: World) -> None:
+    assert (await report(cloud, started=True)).status == 204
+    network, _ = await cloud.network()
+    port = await guest(cloud, network)
+    assert [each["id"] for each in (await state(cloud)).json()["state"]["ports"]] == [port["id"]]
+    assert (await report(cloud, up=[port["id"]])).status == 204
+    assert (await cloud.show("port", port["id"]))["status"] == "ACTIVE"
+
+
+async def test_a_host_does_not_act_for_another(cloud: World) -> None:
+    network, _ = await cloud.network()
+    await report(cloud, "h2", started=True)
+    port = await guest(cloud, network, "h2")
+    mine = ticket(cloud)
+    for answer in (await state(cloud, "h2", mine), await report(cloud, "h2", mine, up=[port["id"]])):
+        assert answer.status == 403 and error(answer) == "PolicyNotAuthorized"
+        assert "This is the ticket of host h1: it is not valid for host h2." in answer.body.decode()
+    assert (await report(cloud, up=[port["id"]])).status == 204  # ignored: the port is not on this host
+    assert (await cloud.show("port", port["id"]))["status"] == "DOWN"
+
+
+async def test_tickets_that_are_not_good(cloud: World) -> None:
+    good = ticket(cloud)
+    await cloud.clock.advance(LIFETIME)
+    forged = ticket(cloud, keyring=HostKeyring(b"another key, of a thief"))
+    for bad in (good, forged, "mnh1.", ticket(cloud)[:-1]):
+        for answer in (await state(cloud, token=bad), await report(cloud, token=bad)):
+            assert answer.status == 401, bad
+    assert (await state(cloud)).status == 200
+
+
+async def test_a_ticket_opens_nothing_else(cloud: World) -> None:
+    open_to_all = 0
+    for route in cloud.role.service.routes:
+        if route.for_hosts:
+            continue
+        path = route.path
+        for name in ("id", "parent_id", "rule_id", "tag", "project_id", "resource", "key"):
+            path = path.replace(f"{{{name}}}", HOST)
+        answer = await cloud.call(route.method, f"/{path}", {}, token=ticket(cloud))
+        if route.policy is None:
+            open_to_all += 1  # version documents
+        else:
+            assert answer.status == 403, (route.label, answer)
+            assert "A host's ticket is not valid for this request." in answer.body.decode()
+    assert open_to_all <= 3
+    assert [route.label for route in cloud.role.service.routes if route.for_hosts] == [
+        "GET /v2.0/agent-states/{id}", "POST /v2.0/agent-reports",
+    ]  # fmt: skip
+
+
+async def test_users_ask_policy_as_before(cloud: World) -> None:
+    for token, status in ((ALICE, 403), (SERVICE, 200), (ADMIN, 200)):
+        assert (await state(cloud, token=token)).status == status
+        assert (await report(cloud, token=token)).status == (204 if status == 200 else status)
+
+
+async def test_the_members_of_security_groups_are_limited(cloud: World) -> None:
+    """A project may give its ports so many address pairs that they would fill the firewall of a host."""
+    network, _ = await cloud.network("10.1.0.0/16")
+    [default] = await cloud.list("security_group", "name=default")
+    groups = sorted([(await cloud.make("security_group", name=f"g{n}"))["id"] for n in range(9)])
+    for group in groups:
+        rule = {"security_group_id": group, "direction": "ingress", "ethertype": "IPv6", "remote_group_id": group}
+        await cloud.make("security_group_rule", **rule)
+    port = await guest(cloud, network, security_groups=[default["id"], *groups])
+
+    async def add(count: int, start: int) -> None:
+        bodies = [
+            {"network_id": network["id"], "security_groups": groups,
+             "allowed_address_pairs": [{"ip_address": f"fd00::{number:x}:{pair:x}"} for pair in range(10)]}
+            for number in range(start, start + count)
+        ]  # fmt: skip
+        answer = await cloud.call("POST", "/ports", {"ports": bodies})
+        assert answer.status == 201, answer.body
+
+    await add(450, 1)
+    shown = (await state(cloud)).json()["state"]
+    assert len(shown["oversized"]) == 1, "one group has to be left out for all to fit"
+    assert set(shown["oversized"].values()) == {450 * 11 + 1}
+    assert sum(len(each) for each in shown["members"].values()) == 8 * (450 * 11 + 1) + 1
+    await add(5, 451)
+    shown = (await state(cloud)).json()["state"]
+    assert shown["oversized"] == dict.fromkeys(groups, 455 * 11 + 1), "each is too large by itself"
+    own = port["fixed_ips"][0]["ip_address"]
+    assert shown["members"] == {default["id"]: [own]}, "a small group keeps its members"
+
+
+# --- ports of DHCP servers ---
+
+
+async def servers(cloud: World) -> list[Any]:
+    found: list[Any] = await cloud.list("port", "device_owner=network:dhcp", SERVICE)
+    return found
+
+
+async def settle(cloud: World) -> None:
+    assert (await report(cloud, dhcp=True)).status == 204
+
+
+async def test_a_dhcp_server_where_a_host_has_guests(cloud: World) -> None:
+    network, subnet = await cloud.network()
+    await cloud.network("10.2.0.0/24")  # has no guest on the host
+    await settle(cloud)
+    assert await servers(cloud) == []
+    port = await guest(cloud, network)
+    for _ in range(2):
+        await settle(cloud)
+    [server] = await servers(cloud)
+    assert (server["network_id"], server["binding:host_id"], server["project_id"]) == (network["id"], HOST, "")
+    assert (server["device_id"], server["status"], server["binding:vif_type"]) == (f"dhcp-{HOST}", "DOWN", "bridge")
+    assert not server["port_security_enabled"] and server["security_groups"] == []
+    assert [each["subnet_id"] for each in server["fixed_ips"]] == [subnet["id"]]
+    await report(cloud, up=[server["id"]])
+    assert (await servers(cloud))[0]["status"] == "ACTIVE"
+    await cloud.delete("port", port["id"], SERVICE)
+    await settle(cloud)
+    assert await servers(cloud) == []
+
+
+async def test_a_dhcp_server_follows_the_subnets(cloud: World) -> None:
+    network, first = await cloud.network()
+    await guest(cloud, network)
+    await settle(cloud)
+    address = (await servers(cloud))[0]["fixed_ips"]
+    second = await cloud.make("subnet", network_id=network["id"], cidr="10.3.0.0/24", ip_version=4)
+    await settle(cloud)
+    [server] = await servers(cloud)
+    assert address[0] in server["fixed_ips"], "it keeps its addresses"
+    assert {each["subnet_id"] for each in server["fixed_ips"]} == {first["id"], second["id"]}
+    await cloud.change("subnet", first["id"], enable_dhcp=False)
+    await settle(cloud)
+    [server] = await servers(cloud)
+    assert [each["subnet_id"] for each in server["fixed_ips"]] == [second["id"]]
+    await cloud.change("subnet", second["id"], enable_dhcp=False)
+    await settle(cloud)
+    assert await servers(cloud) == []
+
+
+async def test_a_full_network_does_not_keep_others_from_having_one(
+    cloud: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    full, _ = await cloud.network("10.1.0.0/30")
+    await guest(cloud, full)
+    network, _ = await cloud.network("10.2.0.0/24")
+    await guest(cloud, network)
+    await settle(cloud)
+    [server] = await servers(cloud)
+    assert server["network_id"] == network["id"]
+    assert f"cannot update the DHCP port of host {HOST} on network {full['id']}" in caplog.text

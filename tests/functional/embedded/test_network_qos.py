@@ -1,0 +1,176 @@
+"""QoS policies: who creates them, who may use them, and the limits that agents get."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.http.client import Answer
+from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, SERVICE, World, error, world
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url) as made:
+        yield made
+
+
+async def limit(cloud: World, policy: dict[str, Any], kbps: int, direction: str = "egress", **more: Any) -> Answer:
+    body = {"bandwidth_limit_rule": {"max_kbps": kbps, "direction": direction, **more}}
+    return await cloud.call("POST", f"/qos/policies/{policy['id']}/bandwidth_limit_rules", body, token=ADMIN)
+
+
+async def limits(cloud: World, port: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the limits of a port that the agent of host h gets: ingress, egress."""
+    state = (await cloud.call("GET", "/agent-states/h", token=SERVICE)).json()["state"]
+    [found] = [each for each in state["ports"] if each["id"] == port["id"]]
+    return found.get("ingress", {}).get("max_kbps"), found.get("egress", {}).get("max_kbps")
+
+
+async def plugged(cloud: World, network: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return await cloud.make(
+        "port", SERVICE, network_id=network["id"], project_id="p1", device_id="s", device_owner="compute:nova",
+        binding__host_id="h", **fields,
+    )  # fmt: skip
+
+
+async def test_a_policy_shows_what_clients_expect(cloud: World) -> None:
+    made = await cloud.make("policy", ADMIN, name="slow", description="d", project_id="p1", tags=["b", "a"])
+    assert made == {
+        "id": made["id"], "name": "slow", "description": "d", "project_id": "p1", "tenant_id": "p1", "shared": False,
+        "is_default": False, "rules": [], "tags": ["a", "b"], "revision_number": 0,
+        "created_at": "2027-01-15T08:00:00Z", "updated_at": "2027-01-15T08:00:00Z",
+    }  # fmt: skip
+    answer = await limit(cloud, made, 1000, max_burst_kbps="800")
+    assert answer.status == 201
+    rule = answer.json()["bandwidth_limit_rule"]
+    assert rule == {"id": rule["id"], "max_kbps": 1000, "max_burst_kbps": 800, "direction": "egress"}
+    shown = await cloud.show("policy", made["id"])
+    assert shown["rules"] == [{**rule, "qos_policy_id": made["id"], "type": "bandwidth_limit"}]
+    assert shown["revision_number"] == 1
+    path = f"/qos/policies/{made['id']}/bandwidth_limit_rules"
+    assert (await cloud.call("GET", path)).json() == {"bandwidth_limit_rules": [rule]}
+    assert (await cloud.call("GET", f"{path}?direction=ingress")).json() == {"bandwidth_limit_rules": []}
+    assert (await cloud.call("GET", f"{path}/{rule['id']}")).json() == {"bandwidth_limit_rule": rule}
+    changed = await cloud.call(
+        "PUT", f"{path}/{rule['id']}", {"bandwidth_limit_rule": {"max_kbps": 5, "direction": "ingress"}}, token=ADMIN
+    )
+    assert changed.json() == {"bandwidth_limit_rule": {**rule, "max_kbps": 5, "direction": "ingress"}}
+    assert (await cloud.call("DELETE", f"{path}/{rule['id']}", token=ADMIN)).status == 204
+    gone = await cloud.call("GET", f"{path}/{rule['id']}")
+    assert (gone.status, error(gone)) == (404, "QosRuleNotFound")
+
+
+async def test_rule_types(cloud: World) -> None:
+    assert (await cloud.call("GET", "/qos/rule-types")).json() == {"rule_types": [{"type": "bandwidth_limit"}]}
+    for token, told in ((ALICE, False), (ADMIN, True)):
+        shown = (await cloud.call("GET", "/qos/rule-types/bandwidth_limit", token=token)).json()["rule_type"]
+        assert ("drivers" in shown) is told
+    assert (await cloud.call("GET", "/qos/rule-types/dscp_marking")).status == 404
+
+
+async def test_what_makes_no_sense_is_refused(cloud: World) -> None:
+    policy = await cloud.make("policy", ADMIN, name="p")
+    path = f"/qos/policies/{policy['id']}/bandwidth_limit_rules"
+    for rule in (
+        {}, {"max_kbps": -1}, {"max_kbps": 2**31}, {"max_kbps": "fast"}, {"max_kbps": None}, {"max_kbps": 1.5},
+        {"max_kbps": 1, "direction": "any"}, {"max_kbps": 1, "max_burst_kbps": -1}, {"max_kbps": 1, "id": "x"},
+    ):  # fmt: skip
+        answer = await cloud.call("POST", path, {"bandwidth_limit_rule": rule}, token=ADMIN)
+        assert answer.status == 400, rule
+    assert (await limit(cloud, policy, 7)).status == 201
+    second = await limit(cloud, policy, 8)
+    assert (second.status, error(second)) == (409, "QoSRulesConflict")
+    other = (await limit(cloud, policy, 9, "ingress")).json()["bandwidth_limit_rule"]
+    turned = {"bandwidth_limit_rule": {"direction": "egress"}}
+    assert (await cloud.call("PUT", f"{path}/{other['id']}", turned, token=ADMIN)).status == 409
+    assert (await cloud.call("GET", f"{path}/%00", token=ADMIN)).status == 404
+    for kind in ("networks", "ports"):
+        answer = await cloud.call("POST", f"/{kind}", {kind[:-1]: {"network_id": "x", "qos_policy_id": 7}})
+        assert answer.status == 400
+    answer = await cloud.call("POST", "/networks", {"network": {"qos_policy_id": "no-such"}})
+    assert (answer.status, error(answer)) == (404, "QosPolicyNotFound")
+
+
+async def test_users_use_what_they_see_and_only_admins_make_policies(cloud: World) -> None:
+    mine = await cloud.make("policy", ADMIN, name="mine", project_id="p1")
+    theirs = await cloud.make("policy", ADMIN, name="theirs", project_id="p2")
+    shared = await cloud.make("policy", ADMIN, name="shared", shared=True)
+    assert {each["name"] for each in await cloud.list("policy")} == {"mine", "shared"}
+    assert {each["name"] for each in await cloud.list("policy", "shared=true")} == {"shared"}
+    body = {"policy": {"name": "own"}}
+    assert (await cloud.call("POST", "/qos/policies", body)).status == 403
+    assert (await cloud.call("PUT", f"/qos/policies/{mine['id']}", body)).status == 403
+    assert (await cloud.call("GET", f"/qos/policies/{theirs['id']}")).status == 404
+    network, _ = await cloud.network(qos_policy_id=shared["id"])
+    port = await cloud.make("port", network_id=network["id"], qos_policy_id=mine["id"])
+    assert (port["qos_policy_id"], port["qos_network_policy_id"]) == (mine["id"], shared["id"])
+    assert await cloud.show("port", port["id"]) == port
+    assert [each["id"] for each in await cloud.list("port", f"qos_policy_id={mine['id']}")] == [port["id"]]
+    for path, kind in ((f"/ports/{port['id']}", "port"), (f"/networks/{network['id']}", "network")):
+        answer = await cloud.call("PUT", path, {kind: {"qos_policy_id": theirs["id"]}})
+        assert (answer.status, error(answer)) == (404, "QosPolicyNotFound")
+    for policy in (mine, shared):
+        busy = await cloud.call("DELETE", f"/qos/policies/{policy['id']}", token=ADMIN)
+        assert (busy.status, error(busy)) == (409, "QosPolicyInUse")
+    unshared = await cloud.call("PUT", f"/qos/policies/{shared['id']}", {"policy": {"shared": False}}, token=ADMIN)
+    assert unshared.status == 409, "another project uses it"
+    # A user may not remove a policy that the user may not see.
+    await cloud.change("port", port["id"], ADMIN, qos_policy_id=theirs["id"])
+    refused = await cloud.call("PUT", f"/ports/{port['id']}", {"port": {"qos_policy_id": None}})
+    assert (refused.status, error(refused)) == (403, "PolicyRemoveAuthorizationError")
+    assert (await cloud.call("PUT", f"/ports/{port['id']}", {"port": {"name": "x"}})).status == 200
+    await cloud.change("port", port["id"], ADMIN, qos_policy_id=None)
+    await cloud.delete("policy", theirs["id"], ADMIN)
+    assert await cloud.list("policy", token=BOB) == [await cloud.show("policy", shared["id"], BOB)]
+
+
+async def test_new_networks_get_the_default_policy_of_their_project(cloud: World) -> None:
+    default = await cloud.make("policy", ADMIN, name="usual", project_id="p1", is_default=True)
+    second = {"policy": {"name": "second", "project_id": "p1", "is_default": True}}
+    answer = await cloud.call("POST", "/qos/policies", second, token=ADMIN)
+    assert (answer.status, error(answer)) == (409, "QoSPolicyDefaultAlreadyExists")
+    other = await cloud.make("policy", ADMIN, name="other", project_id="p1")
+    answer = await cloud.call("PUT", f"/qos/policies/{other['id']}", {"policy": {"is_default": True}}, token=ADMIN)
+    assert (answer.status, error(answer)) == (409, "QoSPolicyDefaultAlreadyExists")
+    assert (await cloud.make("network"))["qos_policy_id"] == default["id"]
+    assert (await cloud.make("network", qos_policy_id=None))["qos_policy_id"] is None
+    assert (await cloud.make("network", BOB))["qos_policy_id"] is None
+    await cloud.change("policy", default["id"], ADMIN, is_default=False)
+    assert (await cloud.change("policy", other["id"], ADMIN, is_default=True))["is_default"] is True
+    assert [each["id"] for each in await cloud.list("policy", "is_default=true")] == [other["id"]]
+    assert (await cloud.make("network"))["qos_policy_id"] == other["id"]
+
+
+async def test_agents_are_told_the_limits_of_guests_ports(cloud: World) -> None:
+    slow = await cloud.make("policy", ADMIN, shared=True)
+    fast = await cloud.make("policy", ADMIN, shared=True)
+    network, subnet = await cloud.network(qos_policy_id=slow["id"])
+    router = await cloud.make("router")
+    joined = await cloud.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
+    port = await plugged(cloud, network)
+    assert await limits(cloud, port) == (None, None)
+    rule = (await limit(cloud, slow, 100)).json()["bandwidth_limit_rule"]
+    assert await limits(cloud, port) == (None, 100), "of the network"
+    assert await limits(cloud, {"id": joined.json()["port_id"]}) == (None, None), "routers are not limited"
+    await limit(cloud, fast, 900, "ingress")
+    await cloud.change("port", port["id"], qos_policy_id=fast["id"])
+    assert await limits(cloud, port) == (900, None), "the port's policy overrides the network's"
+    await cloud.change("port", port["id"], qos_policy_id=None)
+    path = f"/qos/policies/{slow['id']}/bandwidth_limit_rules/{rule['id']}"
+    await cloud.call("PUT", path, {"bandwidth_limit_rule": {"max_kbps": 50}}, token=ADMIN)
+    assert await limits(cloud, port) == (None, 50)
+    await cloud.change("network", network["id"], qos_policy_id=None)
+    assert await limits(cloud, port) == (None, None)
+
+
+async def test_a_port_is_stateless_if_all_its_groups_are(cloud: World) -> None:
+    network, _ = await cloud.network()
+    loose = await cloud.make("security_group", name="loose", stateful=False)
+    strict = await cloud.make("security_group", name="strict")
+    for groups, stateful in (([loose], False), ([loose, strict], True), ([strict], True), ([], True)):
+        port = await plugged(cloud, network, security_groups=[group["id"] for group in groups])
+        state = (await cloud.call("GET", "/agent-states/h", token=SERVICE)).json()["state"]
+        assert [each["stateful"] for each in state["ports"] if each["id"] == port["id"]] == [stateful]

@@ -1,0 +1,398 @@
+"""Heartbeats of many hosts: what they cost the conductor, and what one host cannot do to the others."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+
+from micronova.conductor import heartbeats
+from micronova.conductor.manager import MESSAGES_OF_ONE_HOST, ConductorManager
+from micronova.conductor.rpcapi import (
+    HEARTBEAT,
+    HOSTS,
+    PLUGGED_PORTS,
+    REPORT,
+    RESUME_GUESTS,
+    PluggedPorts,
+    PluggedPortsRequest,
+    ProbeAPI,
+)
+from micronova.db import instances as instances_of
+from micronova.db import nodes, operations, services
+from micronova.db.tables import instances
+from micronova.db.tables import operations as table
+from micronova.objects.context import Context
+from micronova.objects.errors import Conflict, Invalid, Unavailable
+from micronova.objects.operations import BuildPayload
+from micronova.objects.orders import (
+    GuestAtEpoch,
+    GuestsOff,
+    Heartbeat,
+    HeartbeatReply,
+    HostBeat,
+    NodeResources,
+    PowerChange,
+    RemovedGuest,
+    Report,
+)
+from micronova.objects.service_names import COMPUTE
+from micronova.rpc.contract import Method
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import network
+
+CLOUD = CloudOptions(
+    hosts=2,
+    roles=("network",),
+    settings={
+        "default": {"report_interval": 300.0, "service_down_time": 3600.0},
+        "conductor": {"lease": 3600.0, "sweep_interval": 300.0},
+    },
+)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def conductor(cloud: OneProcess) -> AsyncIterator[ConductorManager]:
+    """Return the conductor."""
+    yield next(role for role in cloud.process.started if isinstance(role, ConductorManager))
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def only_own_hosts(cloud: OneProcess) -> AsyncIterator[None]:
+    """Stop the hosts that a test made up."""
+    yield
+    assert cloud.process.database is not None
+    found = await cloud.process.database.read(services.list_, binary=COMPUTE)
+    if made_up := [row.host for row in found if not row.host.startswith("fake")]:
+        await _beat(cloud, *(HostBeat(host=host, stopping=True) for host in made_up))
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def statements(cloud: OneProcess) -> AsyncIterator[list[str]]:
+    """Return the statements that transactions run during the test."""
+    found: list[str] = []
+    assert cloud.process.database is not None
+    await cloud.process.database.write(_trace, found.append)
+    yield found
+    await cloud.process.database.write(_trace, None)
+
+
+def _trace(conn: sa.Connection, callback: Any) -> None:
+    conn.connection.dbapi_connection.set_trace_callback(callback)  # type: ignore[union-attr]
+
+
+def _node(host: str, node: str) -> NodeResources:
+    return NodeResources(
+        node=host,
+        node_uuid=node,
+        hypervisor_type="fake",
+        hypervisor_version=1,
+        vcpus=4,
+        memory_mb=4096,
+        local_gb=0,  # no server fits
+    )
+
+
+async def _beat(cloud: OneProcess, *hosts: HostBeat) -> HeartbeatReply:
+    assert cloud.process.bus is not None
+    return await cloud.process.bus.call(
+        HOSTS.target(), HEARTBEAT, Heartbeat(hosts=hosts), context=Context(), timeout=60.0
+    )
+
+
+@contextlib.asynccontextmanager
+async def _busy(cloud: OneProcess) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """Keep the database busy; return what waits until so many heartbeats have arrived at the conductor since then."""
+    database, bus = cloud.process.database, cloud.process.bus
+    assert database is not None and bus is not None
+    busy, released = threading.Event(), threading.Event()
+
+    def hold(conn: sa.Connection) -> None:
+        busy.set()
+        released.wait(60)
+
+    holding = asyncio.create_task(database.write(hold))
+    try:
+        await asyncio.to_thread(busy.wait, 60)
+        before = bus.stats().count("call", HEARTBEAT.label)
+
+        async def arrived(number: int) -> None:
+            while bus.stats().count("call", HEARTBEAT.label) < before + number:
+                await asyncio.sleep(0)
+            await ProbeAPI(bus).ping(30.0)
+
+        yield arrived
+    finally:
+        released.set()
+        await holding
+
+
+async def test_heartbeats_share_transactions(cloud: OneProcess) -> None:
+    """Two hundred agents in processes of their own send one heartbeat each, at once."""
+    assert cloud.process.database is not None
+    before = cloud.process.database.statistics.by_function.get("Heartbeats._apply", 0)
+    names = [f"crowd-{number}" for number in range(200)]
+    replies = await asyncio.gather(*(_beat(cloud, HostBeat(host=name)) for name in names))
+    assert [reply.hosts[0].host for reply in replies] == names
+    assert all(reply.hosts[0].resend_nodes for reply in replies)
+    assert cloud.process.database.statistics.by_function["Heartbeats._apply"] - before <= 3
+    known = await cloud.process.database.read(services.on_hosts, COMPUTE, names)
+    assert sorted(known) == sorted(names)
+
+
+async def test_the_statements_do_not_depend_on_the_number_of_guests(
+    cloud: OneProcess, user: Caller, statements: list[str]
+) -> None:
+    """The first heartbeat of a host names all its guests."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    unknown = [PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(20_000)]
+    statements.clear()
+    await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 99, 1), *unknown)))
+    assert len(statements) < 20, statements
+    await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 4), *unknown)))
+    assert (await user.show(id))["status"] == "SHUTOFF"
+
+
+async def test_a_host_cannot_hide_what_another_one_says_of_its_guests(cloud: OneProcess, user: Caller) -> None:
+    """One transaction has a heartbeat of the guest's host between two of hosts that name the same guest."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    assert host is not None
+    liars = [HostBeat(host=f"liar-{number}", power_changes=(PowerChange(id, 1, 1),)) for number in range(2)]
+    await _beat(cloud, liars[0], HostBeat(host=host, power_changes=(PowerChange(id, 1, 4),)), liars[1])
+    assert (await user.show(id))["status"] == "SHUTOFF"
+
+
+async def test_a_host_that_reports_the_node_of_another_one_fails_alone(cloud: OneProcess) -> None:
+    assert cloud.process.database is not None
+    await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
+    beats = [
+        HostBeat(host=f"honest-{number}", nodes=(_node(f"honest-{number}", f"{number:036}"),)) for number in range(5)
+    ]
+    for _ in range(2):
+        thief = HostBeat(host="thief", nodes=(_node("thief", "a" * 36),))
+        *replies, refused = await asyncio.gather(
+            *(_beat(cloud, beat) for beat in (*beats, thief)), return_exceptions=True
+        )
+        assert not any(isinstance(reply, BaseException) for reply in replies), replies
+        assert isinstance(refused, Exception) and "belongs to host owner" in str(refused)
+    with_nodes = await cloud.process.database.read(nodes.hosts_with_nodes, [beat.host for beat in beats])
+    assert with_nodes == {beat.host for beat in beats}
+
+
+async def test_a_heartbeat_that_names_a_host_twice_is_refused(cloud: OneProcess) -> None:
+    """Else a host could send any number of heartbeats that do not replace one another."""
+    for hosts in (("twice", "twice"), ("twice", "other", "twice"), ()):
+        with pytest.raises(Invalid, match="each host once"):
+            await _beat(cloud, *(HostBeat(host=host) for host in hosts))
+
+
+async def test_refused_heartbeats_wait_behind_the_others(cloud: OneProcess) -> None:
+    database = cloud.process.database
+    assert database is not None
+    await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
+    thieves = [HostBeat(host=f"robber-{number}", nodes=(_node(f"robber-{number}", "a" * 36),)) for number in range(30)]
+    await asyncio.gather(*(_beat(cloud, beat) for beat in thieves), return_exceptions=True)
+
+    answered: list[str] = []
+
+    async def beat(sent: HostBeat) -> None:
+        try:
+            await _beat(cloud, sent)
+        except Conflict:
+            answered.append("refused")
+        else:
+            answered.append("accepted")
+
+    async with _busy(cloud) as arrived:
+        sent = [asyncio.create_task(beat(each)) for each in (*thieves, HostBeat(host="patient"))]
+        await arrived(len(sent))
+    await asyncio.gather(*sent)
+    assert answered.count("refused") == len(thieves)
+    # The first one was taken before the others came.
+    assert answered.index("accepted") <= 5, answered
+
+
+async def test_a_refused_sender_does_not_share_again_after_a_good_heartbeat(cloud: OneProcess) -> None:
+    """A host that sends a good and a bad heartbeat in turn makes no transaction of others fail."""
+    database = cloud.process.database
+    assert database is not None
+    await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
+    bad = HostBeat(host="moody", nodes=(_node("moody", "a" * 36),))
+    with pytest.raises(Conflict):
+        await _beat(cloud, bad)
+    await _beat(cloud, HostBeat(host="moody"))
+    before = database.statistics.by_function["Heartbeats._apply"]
+    async with _busy(cloud) as arrived:
+        others = [HostBeat(host=f"steady-{number}") for number in range(20)]
+        sent = [asyncio.create_task(_beat(cloud, each)) for each in (*others, bad)]
+        await arrived(len(sent))
+    *replies, refused = await asyncio.gather(*sent, return_exceptions=True)
+    assert all(isinstance(reply, HeartbeatReply) for reply in replies), replies
+    assert isinstance(refused, Conflict)
+    assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+
+
+async def test_one_bad_heartbeat_makes_few_transactions(cloud: OneProcess) -> None:
+    """The first bad heartbeat of a host shares a transaction with many others."""
+    database = cloud.process.database
+    assert database is not None
+    await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
+    before = database.statistics.by_function["Heartbeats._apply"]
+    beats = [HostBeat(host=f"many-{number}") for number in range(128)]
+    beats.insert(64, HostBeat(host="novice", nodes=(_node("novice", "a" * 36),)))
+    async with _busy(cloud) as arrived:
+        sent = [asyncio.create_task(_beat(cloud, each)) for each in beats]
+        await arrived(len(sent))
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    assert [isinstance(each, HeartbeatReply) for each in answers].count(False) == 1
+    assert database.statistics.by_function["Heartbeats._apply"] - before <= 25
+
+
+async def test_a_conductor_remembers_few_senders_of_refused_heartbeats(
+    cloud: OneProcess, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "MOST_REFUSED", 3)
+    monkeypatch.setattr(conductor._heartbeats, "_refused", {})
+    await _beat(cloud, HostBeat(host="owner", nodes=(_node("owner", "a" * 36),)))
+    for number in range(6):
+        with pytest.raises(Conflict):
+            await _beat(cloud, HostBeat(host=f"bad-{number}", nodes=(_node(f"bad-{number}", "a" * 36),)))
+    assert [hosts for _, hosts in conductor._heartbeats._refused] == [("bad-3",), ("bad-4",), ("bad-5",)]
+
+
+async def test_a_flood_does_not_delay_the_proof_of_health(cloud: OneProcess) -> None:
+    """A host sends hundreds of heartbeats while the database is busy; the conductor's ping passes them."""
+    database = cloud.process.database
+    assert database is not None
+    async with _busy(cloud) as arrived:
+        flood = [
+            asyncio.create_task(_beat(cloud, HostBeat(host="flood", removed_guests=(RemovedGuest("x", number),))))
+            for number in range(1_000)
+        ]
+        await arrived(len(flood))  # a ping passes them
+    before = database.statistics.by_function.get("Heartbeats._apply", 0)
+    answers = await asyncio.gather(*flood, return_exceptions=True)
+    assert isinstance(answers[-1], HeartbeatReply)
+    assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+
+
+@pytest.mark.parametrize("kind", ["report", "resume_guests", "plugged_ports"])
+async def test_a_host_has_few_messages_in_progress(
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """What one host sends while the database or the network service is slow leaves room for other hosts."""
+    networks, bus = conductor._dependencies.network_client, cloud.process.bus
+    assert networks is not None and bus is not None
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    assert host is not None
+    answers = asyncio.Event()
+
+    async def slow(instance: str, host: str) -> frozenset[str]:
+        await answers.wait()
+        return frozenset()
+
+    monkeypatch.setattr(networks, "plugged_ports", slow)
+
+    async def send(kind: str, host: str) -> object:
+        method, params = _message(kind, host, id)
+        return await bus.call(HOSTS.target(), method, params, context=Context(), timeout=60.0)
+
+    # A message of each kind is refused at once, whatever the kind of those that are in progress.
+    async with _busy(cloud):
+        before = bus.stats().count("call", f"conductor.{kind}")
+        sent = [asyncio.create_task(send(kind, host)) for _ in range(MESSAGES_OF_ONE_HOST)]
+        while bus.stats().count("call", f"conductor.{kind}") < before + len(sent):
+            await asyncio.sleep(0)
+        await ProbeAPI(bus).ping(30.0)
+        for other in ("report", "resume_guests", "plugged_ports"):
+            with pytest.raises(Unavailable, match=f"messages of host {host} are in progress"):
+                await send(other, host)
+        assert await send("plugged_ports", "somebody-else") == PluggedPorts(())
+        answers.set()
+    await asyncio.gather(*sent)
+    await send(kind, host)
+
+
+def _message(kind: str, host: str, instance: str) -> tuple[Method[Any, Any], object]:
+    if kind == "report":
+        report = Report(operation_id="none", epoch=1, instance_uuid=instance, host=host, outcome="done", power_state=1)
+        return REPORT, report
+    if kind == "resume_guests":
+        return RESUME_GUESTS, GuestsOff(host=host, guests=(GuestAtEpoch("none", 1),))
+    return PLUGGED_PORTS, PluggedPortsRequest(host=host, instance_uuid=instance, ports=())
+
+
+async def test_a_heartbeat_that_waits_for_the_database_is_an_outage(
+    cloud: OneProcess, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as for a row that a lost machine has locked: hosts seem down, while the conductor's own row is free."""
+    health = conductor.engine.health
+    proved, noticed = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(health, "proved", proved.set)
+    monkeypatch.setattr(health, "outage_noticed", noticed.set)
+    monkeypatch.setattr(conductor, "_longest_interval", 0.0)
+    monkeypatch.setattr(conductor, "_report_interval", 0.0)
+    database = cloud.process.database
+    assert database is not None
+    write, entered, leave = database.write, asyncio.Event(), asyncio.Event()
+
+    async def one_row_is_locked(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if fn == conductor._heartbeats._apply:
+            entered.set()
+            await leave.wait()
+        return await write(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "write", one_row_is_locked)
+    beating = asyncio.create_task(_beat(cloud, HostBeat(host="behind")))
+    await entered.wait()
+    proofs = asyncio.create_task(conductor._beat_forever())
+    try:
+        await asyncio.wait_for(noticed.wait(), 60)
+        assert not proved.is_set()
+        leave.set()
+        await beating
+        await asyncio.wait_for(proved.wait(), 60)
+    finally:
+        leave.set()
+        proofs.cancel()
+
+
+async def test_a_heartbeat_waits_for_no_other_service(
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host has lost an order that waits for its ports, and the network service does not answer."""
+    networks = conductor._dependencies.network_client
+    assert networks is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+        id = await user.create(networks=[{"uuid": (await network(user))["id"]}])
+        await user.wait_for(id, "BUILD", task="spawning")
+    host = await user.host_of(id)
+    assert host is not None and cloud.process.database is not None
+    await cloud.process.database.write(_sent_long_ago_before_the_port_was_plugged, id)
+    monkeypatch.setattr(networks, "network_info", _no_answer)
+    reply = await _beat(cloud, HostBeat(host=host))
+    assert [order.instance.uuid for order in reply.hosts[0].orders] == [id]
+
+
+async def _no_answer(uuid: str) -> None:
+    await asyncio.Event().wait()
+
+
+def _sent_long_ago_before_the_port_was_plugged(conn: sa.Connection, id: str) -> None:
+    conn.execute(instances.update().where(instances.c.uuid == id).values(updated_at=0))
+    [operation] = operations.open_of(conn, id)
+    payload = BuildPayload.decode(operation["payload"])
+    payload.wait_for_plugs = [instances_of.get(conn, id)["network_info"][0]["port_id"]]  # type: ignore[index]
+    conn.execute(table.update().where(table.c.id == operation["id"]).values(payload=payload.encode()))
+
+
+async def _lose(context: Context, order: object) -> None:
+    """Lose a message."""

@@ -1,0 +1,27 @@
+"""What a request for many servers stores."""
+
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.cli.timeline import find_timeline
+from micronova.db.tables import operations
+from tests.functional.cloud import CloudOptions, one_process
+
+
+async def test_the_filters_of_a_decision_are_stored_once(tmp_path: Path) -> None:
+    async with one_process(tmp_path, CloudOptions(hosts=4)) as cloud:
+        user = cloud.caller()
+        ids = await user.boot_many(60)
+        rows = await cloud.read(sa.select(operations))
+        assert cloud.process.database is not None
+        told = [await cloud.process.database.read(find_timeline, id) for id in ids]
+        for id, timeline in zip(ids, told, strict=True):
+            decision = timeline["operations"][0]["explanation"]
+            assert decision["filters"]
+            assert [winner["host"] for winner in decision["winners"]] == [await user.host_of(id)]
+    with_filters = [row for row in rows if row.explanation.get("filters")]
+    sizes = [len(msgspec.json.encode(row.explanation)) for row in rows]
+    assert len(with_filters) < 10  # one for each decision; a request is decided in a few parts
+    assert sorted(sizes)[len(sizes) // 2] < 600

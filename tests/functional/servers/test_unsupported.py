@@ -1,0 +1,134 @@
+"""What a request, a flavor or an image asks for is done or refused: nothing is accepted and then ignored."""
+
+from typing import Any
+
+import pytest
+
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+from micronova.servers.unsupported import Honoured, Unsupported
+from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.servers.embedded_services import image
+
+CLOUD = CloudOptions(hosts=2, roles=("image",))
+SERVER = "00000000-0000-4000-8000-000000000001"
+
+
+async def _flavor(user: Caller, extra_specs: dict[str, str], minor: int = 1) -> str:
+    wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}
+    id = str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
+    await user.admin.at(minor).post(f"/flavors/{id}/os-extra_specs", {"extra_specs": extra_specs}, 200)
+    return id
+
+
+async def _refused(user: Caller, picture: str, hints: dict[str, Any] | None = None, **fields: Any) -> str:
+    body = user.body(imageRef=picture, **fields)
+    if hints is not None:
+        body["os:scheduler_hints"] = hints
+    return await user.refused(400, "POST", "/servers", body)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        ("different_host", [SERVER]),
+        ("same_host", SERVER),
+        ("query", '[">=", "$free_ram_mb", 1024]'),
+        ("build_near_host_ip", "192.0.2.1"),
+        ("different_cell", "c1"),
+        ("target_cell", "c1"),
+    ],
+)
+async def test_hints_without_a_filter(cloud: Cloud, user: Caller, hint: str, value: Any) -> None:
+    message = await _refused(user, await image(user), {hint: value})
+    assert f"scheduler hint {hint} is not supported" in message
+    assert (await user.get("/servers"))["servers"] == []
+    await cloud.assert_clean()
+
+
+async def test_a_hint_that_nova_does_not_know_is_for_a_filter_of_the_operator(user: Caller) -> None:
+    body = user.body(imageRef=await image(user))
+    body["os:scheduler_hints"] = {"rack": "r7"}
+    id = (await user.post("/servers", body))["server"]["id"]
+    await user.wait_for(id, "ACTIVE")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trait:HW_CPU_X86_AVX512F", "required"),
+        ("trait:CUSTOM_OLD", "forbidden"),
+        ("trait_GPU:CUSTOM_FAST", "required"),
+        ("resources:VGPU", "1"),
+        ("resources:VCPU", "0"),
+        ("resources1:CUSTOM_GOLD", "1"),
+        ("group_policy", "none"),
+        ("aggregate_instance_extra_specs:ssd", "true"),
+        ("accel:device_profile", "fpga"),
+        ("pci_passthrough:alias", "gpu:1"),
+        ("hw:cpu_realtime", "yes"),
+        ("hw:mem_encryption", "true"),
+        ("hw:pmem", "4GB"),
+        ("hw:tpm_version", "2.0"),
+        ("hw:viommu_model", "intel"),
+        ("hw:locked_memory", "true"),
+        ("quota:vif_inbound_average", "1000"),
+        ("quota:cpu_reservation", "100"),
+        ("vmware:storage_policy", "gold"),
+    ],
+)
+async def test_extra_specs_that_nothing_honours(user: Caller, name: str, value: str) -> None:
+    message = await _refused(user, await image(user), flavorRef=await _flavor(user, {name: value}))
+    assert f"The extra spec {name} of flavor" in message and "is not supported" in message
+    assert (await user.get("/servers"))["servers"] == []
+
+
+@pytest.mark.parametrize(
+    "extra_specs",
+    [
+        {"hw:mem_encryption": "false", "hw:cpu_realtime": "no"},  # they ask for nothing
+        {"hw:cpu_policy": "shared", "hw:numa_nodes": "1", "quota:cpu_shares": "512"},  # drivers do these
+        {"capabilities:hypervisor_type": "fake"},  # a filter does
+        {"colour": "blue", "vendor:note": "x"},  # of the operator's own programs
+    ],
+)
+async def test_extra_specs_that_are_done_or_concern_others(user: Caller, extra_specs: dict[str, str]) -> None:
+    await user.boot(imageRef=await image(user), flavorRef=await _flavor(user, extra_specs))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trait:HW_CPU_X86_AVX512F", "required"),
+        ("kernel_id", "{image}"),
+        ("ramdisk_id", "{image}"),
+        ("os_command_line", "console=ttyS0"),
+        ("hw_tpm_version", "2.0"),
+        ("hw_mem_encryption", "true"),
+        ("hw_sound_model", "ich9"),
+        ("hw_emulation_architecture", "aarch64"),
+    ],
+)
+async def test_image_properties_that_nothing_honours(user: Caller, name: str, value: str) -> None:
+    given: dict[str, Any] = {name: value.format(image=await image(user))}
+    message = await _refused(user, await image(user, **given))
+    assert f"The property {name} of image" in message and "is not supported" in message
+
+
+async def test_image_properties_that_are_done(user: Caller) -> None:
+    given: dict[str, Any] = {"hw_disk_bus": "virtio", "hw_tpm_version": "", "os_distro": "debian", "kernel_id": None}
+    await user.boot(imageRef=await image(user, **given))
+
+
+async def test_trusted_certificates(user: Caller) -> None:
+    message = await _refused(user, await image(user), trusted_image_certificates=["cert-1"])
+    assert "trusted_image_certificates are not supported" in message
+
+
+async def test_a_filter_that_honours_them_is_enough() -> None:
+    flavor = Flavor(id="1", name="f", ram=1, vcpus=1, disk=1, extra_specs={"trait_A:CUSTOM_X": "required"})
+    honouring = Unsupported(lambda: Honoured(hints=frozenset({"same_host"}), extra_specs=frozenset({"trait"})))
+    honouring.check_request({"same_host": [SERVER]}, None)
+    honouring.check_flavor(flavor)
+    with pytest.raises(Invalid, match="trait_A:CUSTOM_X"):
+        Unsupported(Honoured).check_flavor(flavor)

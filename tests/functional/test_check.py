@@ -1,0 +1,66 @@
+"""`micronova check` asks the services that the settings name."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.cli.state import StateDirectory
+from micronova.cli.wiring import Process
+from micronova.conf.settings import load
+from tests.command import micronova
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[Process]:
+    """The services of a cloud that listens on a port."""
+    made = Process(load(environ={}), ["identity", "image", "network"], StateDirectory(tmp_path / "cloud"))
+    await made.start(socket.create_server(("127.0.0.1", 0)))
+    yield made
+    await made.stop()
+
+
+async def _services(directory: Path, **sections: dict[str, str]) -> dict[str, str]:
+    """Return the lines about services by their names."""
+    file = directory / "micronova.toml"
+    sections["default"] = {"state_path": str(directory / "state")}
+    lines = [
+        (f"[{name}]", *(f'{option} = "{value}"' for option, value in each.items())) for name, each in sections.items()
+    ]
+    file.write_text("\n".join(line for section in lines for line in section))
+    done: Any = await asyncio.to_thread(micronova, "check", "--config", file)
+    assert "Traceback" not in done.stderr
+    found = {}
+    for line in done.stdout.splitlines():
+        mark, _, rest = line.partition(" ")
+        if rest.strip().startswith("service "):
+            name, _, reason = rest.strip().removeprefix("service ").partition(": ")
+            found[name] = f"{mark} {reason}".strip()
+    assert done.returncode == any(line.startswith("FAIL") for line in found.values())
+    return found
+
+
+async def test_services_that_answer(cloud: Process, tmp_path: Path) -> None:
+    identity = {"auth_url": f"{cloud.url}/identity/v3", "password": cloud.keys.service_password}
+    assert await _services(tmp_path, identity=identity) == {"identity": "ok", "image": "ok", "network": "ok"}
+
+
+async def test_services_that_do_not_know_us(cloud: Process, tmp_path: Path) -> None:
+    identity = {"auth_url": f"{cloud.url}/identity/v3", "password": "wrong"}
+    found = await _services(tmp_path, identity=identity)
+    refused = "FAIL The identity service does not accept the service user micronova."
+    assert found == {"identity": refused, "image": refused, "network": refused}
+
+
+async def test_a_host_has_no_service_user(cloud: Process, tmp_path: Path) -> None:
+    found = await _services(tmp_path, neutron={"endpoint_override": f"{cloud.url}/network"})
+    assert set(found) == {"network"} and found["network"].startswith("? it answers, but without a service user")
+    found = await _services(tmp_path, neutron={"endpoint_override": f"{cloud.url}/nowhere"})
+    assert found["network"].startswith("FAIL ")
+
+
+async def test_a_cloud_of_its_own_has_nobody_to_ask(tmp_path: Path) -> None:
+    assert await _services(tmp_path) == {}

@@ -1,0 +1,62 @@
+"""The limits of the settings reach the services: what a tenant may use up, and the refusal beyond that."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.functional.full_cloud import FullCloud, Person
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+KIND = {"content-type": "application/octet-stream"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullCloud]:
+    limits = {
+        "image": {"user_storage_quota": 5 << 20, "image_size_cap": 4 << 20, "uploads_per_project": 1},
+        "identity": {"max_password_checks": 3},
+    }
+    made = FullCloud(tmp_path_factory.mktemp("cloud"), **limits)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def _queued(person: Person) -> str:
+    body = {"name": "x", "disk_format": "raw", "container_format": "bare"}
+    return str((await person.do("POST", "/image/v2/images", body))["id"])
+
+
+async def test_the_image_data_of_a_project(cloud: FullCloud) -> None:
+    person = await cloud.person("member")
+    await person.make_image("first", "raw", bytes(3 << 20))
+    usage = (await person.do("GET", "/image/v2/info/usage"))["usage"]["image_size_total"]
+    assert usage == {"limit": 5, "usage": 3}
+    second = await _queued(person)
+    answer = await person.request("PUT", f"/image/v2/images/{second}/file", bytes(3 << 20), KIND)
+    assert answer.status == 413 and b"The project may keep" in answer.body
+    await person.do("PUT", f"/image/v2/images/{second}/file", bytes(2 << 20), KIND)
+    await (await cloud.person("member")).make_image("of another project", "raw", bytes(3 << 20))
+
+
+async def test_the_size_of_an_image(cloud: FullCloud) -> None:
+    person = await cloud.person("member")
+    answer = await person.request("PUT", f"/image/v2/images/{await _queued(person)}/file", bytes((4 << 20) + 1), KIND)
+    assert answer.status == 413 and b"An image may have" in answer.body
+
+
+async def test_passwords_that_wait_to_be_checked(cloud: FullCloud) -> None:
+    def login() -> dict[str, object]:
+        user = {"name": f"nobody-{uuid.uuid4().hex}", "domain": {"id": "default"}, "password": "x"}
+        return {"auth": {"identity": {"methods": ["password"], "password": {"user": user}}}}
+
+    nobody = Person(cloud)
+    answers = await asyncio.gather(*(nobody.request("POST", "/identity/v3/auth/tokens", login()) for _ in range(40)))
+    assert {answer.status for answer in answers} == {401, 503}
+    refused = next(answer for answer in answers if answer.status == 503)
+    assert b"Too many log-ins" in refused.body
+    assert (await nobody.request("POST", "/identity/v3/auth/tokens", login())).status == 401

@@ -1,0 +1,328 @@
+"""A simulated cloud: one process with all roles that is started again after each crash, and its users' requests.
+
+As in reality, the database and the guests of the hypervisors survive a crash. Messages in flight are lost with the
+process.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.cli.audit import run_audit
+from micronova.cli.names import COMPUTE_ROLES
+from micronova.cli.state import StateDirectory
+from micronova.cli.wiring import Process
+from micronova.compute.manager import ComputeManager
+from micronova.conf.settings import load
+from micronova.db.engine import Database
+from micronova.db.tables import allocations, departures, instances, inventories, operations
+from micronova.embedded.network.tables import ports
+from micronova.http.client import Answer, ASGITransport
+from micronova.rpc.bus import Bus
+from tests.simulation.database import InlineDatabase
+from tests.simulation.faults import FaultPlan, FaultyBus, FaultyDatabase, ProcessRun, with_faults
+from tests.simulation.loop import VirtualClock
+
+R = TypeVar("R")
+
+IMAGE = "11111111-1111-4111-8111-111111111111"
+PATIENCE = 900.0  # virtual seconds; what has not happened by then is stuck
+HOSTS = 3
+HOST_MEMORY = 512 + 4 * 4096  # what is reserved for the host, and four servers of the medium flavor
+DRIVER = (
+    "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
+    "attach_interface", "detach_interface",
+)  # fmt: skip
+
+
+class SimulatedProcess(Process):
+    """A process that uses the databases of the simulation."""
+
+    given: dict[str, Database]
+
+    async def open_database(self, name: str) -> Database:
+        return self.given[name]
+
+    def release_locks(self) -> None:
+        """Release the locks of files, as the kernel does when a process ends."""
+        if self._owner_lock is not None:
+            self._owner_lock.close()
+            self._owner_lock = None
+
+
+def drivers_of(process: Process) -> list[Any]:
+    """Return the drivers of the hosts of a process."""
+    managers = [role for role in process.started if isinstance(role, ComputeManager)]
+    return [agent.host.driver for manager in managers for agent in manager._agents.values()]
+
+
+def request_headers(body: Any) -> dict[str, str]:
+    """Return the headers of a user's request."""
+    headers = {"x-auth-token": "user:project", "openstack-api-version": "compute 2.100"}
+    return headers if body is None else {**headers, "content-type": "application/json"}
+
+
+class SimulatedCloud:
+    """The process of the cloud, what starts it again, its databases and its users."""
+
+    patience = PATIENCE
+    hosts = HOSTS
+
+    def __init__(
+        self, directory: Path, clock: VirtualClock, random: Random, fault_plan: FaultPlan, *, networks: bool = False
+    ) -> None:
+        """Prepare the cloud; with `networks` the process also has the network service."""
+        self.clock = clock
+        self.fault_plan = fault_plan
+        self._roles = [*COMPUTE_ROLES, "network"] if networks else COMPUTE_ROLES
+        self.databases = {name: InlineDatabase() for name in ("compute", *(["network"] if networks else []))}
+        self.runs = 0
+        self._directory = directory
+        self._random = random
+        self._process_run = ProcessRun()
+        self._up = asyncio.Event()
+        self._own: set[asyncio.Task[Any]] = set()  # tasks of the simulation itself, which no crash ends
+        self._process: SimulatedProcess | None = None
+        self._transport: ASGITransport | None = None
+
+    # --- the process -----------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Start the cloud and the task that starts it again after each crash."""
+        mine = asyncio.current_task()
+        assert mine is not None
+        self._adopt(mine)
+        self._adopt(asyncio.create_task(self._supervise()))
+        await self._up.wait()
+        await self.until(self._all_up, "all hosts to be up")
+
+    def spawn(self, scenario: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run a scenario at the same time; a crash of the cloud does not end it."""
+        return self._adopt(asyncio.create_task(scenario))
+
+    async def end(self) -> None:
+        """Stop the cloud and remove its databases."""
+        assert self._process is not None
+        await self._process.stop()
+        for database in self.databases.values():
+            database.dispose()
+
+    def _adopt(self, task: "asyncio.Task[R]") -> "asyncio.Task[R]":
+        self._own.add(task)
+        return task
+
+    async def _supervise(self) -> None:
+        while True:
+            self._process_run = ProcessRun()
+            self.runs += 1
+            starting = asyncio.create_task(self._start(self._process_run))
+            if await self._first(starting) and not starting.exception():
+                self._up.set()
+                if await self._first(asyncio.create_task(self._process_run.stop_requested.wait())):
+                    self._up.clear()
+                    assert self._process is not None
+                    await self._first(asyncio.create_task(self._process.stop()))
+            # It was stopped, has crashed, or could not start: start it again, as a service manager does.
+            self._process_run.ended.set()
+            self._up.clear()
+            await self._end_tasks()
+            await self.clock.sleep(1.0)
+
+    async def _first(self, task: "asyncio.Task[Any]") -> bool:
+        """Wait until a task is done or the process has ended; return whether the task is done."""
+        ended = self._adopt(asyncio.create_task(self._process_run.ended.wait()))
+        await asyncio.wait({task, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        return task.done() and not task.cancelled()
+
+    async def _start(self, process_run: ProcessRun) -> None:
+        def wrap(bus: Bus) -> Bus:
+            return FaultyBus(bus, process_run, self.fault_plan, self.clock)
+
+        process = SimulatedProcess(
+            load(
+                environ={},
+                default={"host": "controller", "transport_url": f"local://run-{self.runs}"},
+                api={"auth_strategy": "noauth2"},
+                quota={"instances": -1, "cores": -1, "ram": -1},
+                fake={
+                    "hosts": HOSTS,
+                    "memory_mb": HOST_MEMORY,
+                    "rules": [{"operation": "*", "kind": "delay", "delay": (0.0, 2.0)}],
+                },
+            ),
+            self._roles,
+            StateDirectory(self._directory),
+            clock=self.clock,
+            random=self._random,
+            wrap_bus=wrap,
+        )
+        process.given = {
+            name: FaultyDatabase(each, process_run, self.fault_plan) for name, each in self.databases.items()
+        }
+        self._process = process
+        await process.start()
+        for driver in self.drivers():
+            for name in DRIVER:
+                setattr(driver, name, with_faults(getattr(driver, name), process_run, self.fault_plan))
+        self._transport = ASGITransport(process.application(), "cloud:8774")
+
+    def process(self) -> SimulatedProcess:
+        """Return the process."""
+        assert self._process is not None
+        return self._process
+
+    def drivers(self) -> list[Any]:
+        """Return the drivers of all hosts."""
+        return drivers_of(self.process())
+
+    async def all_up(self) -> None:
+        """Wait until the process runs."""
+        await self._up.wait()
+
+    async def _end_tasks(self) -> None:
+        """Cancel all tasks of a process that has ended; its drivers write nothing to the guests' file any more."""
+        self.process().release_locks()
+        for driver in self.drivers():
+            driver._store._path = None
+        for _ in range(1000):
+            left = asyncio.all_tasks() - self._own
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            await asyncio.sleep(0)
+        raise AssertionError(f"these tasks do not end: {left}")
+
+    # --- users -----------------------------------------------------------------------------------------------
+
+    async def request(
+        self, method: str, path: str, body: Any = None, *, service: str = "/compute/v2.1"
+    ) -> Answer | None:
+        """Send a request; return None if a crash broke the connection, so that its result is unknown."""
+        await self._up.wait()
+        assert self._transport is not None
+        headers = request_headers(body)
+        data = None if body is None else msgspec.json.encode(body)
+        asked = asyncio.ensure_future(self._transport.request(method, f"{service}{path}", headers, data))
+        await asyncio.wait({asked})  # a task of the process: a crash ends it
+        return None if asked.cancelled() else asked.result()
+
+    async def insist(self, method: str, path: str, body: Any, *wanted: int) -> int:
+        """Send a request again until its status is one of these."""
+        async with self._patience(f"{method} {path} to be answered"):
+            while True:
+                answer = await self.request(method, path, body)
+                if answer is not None and answer.status in wanted:
+                    return answer.status
+                assert answer is None or answer.status in (409, 503), f"{answer.status} {answer.body!r}"
+                await self.clock.sleep(1.0)
+
+    async def create(self, name: str, count: int = 1, flavor: str = "1", networks: Any = "none") -> list[str]:
+        """Create servers once: if the answer is lost, look for the servers before asking again."""
+        server = {"name": name, "imageRef": IMAGE, "flavorRef": flavor, "networks": networks, "max_count": count}
+        async with self._patience(f"{name} to be accepted"):
+            while True:
+                answer = await self.request("POST", "/servers", {"server": {**server, "min_count": count}})
+                found = self.servers(name)
+                if found:
+                    assert len(found) == count
+                    return found
+                assert answer is None or answer.status == 503, f"{answer.status} {answer.body!r}"
+                await self.clock.sleep(1.0)
+
+    async def becomes(self, id: str, *states: str) -> str:
+        """Wait until a server is in one of these states without a task state."""
+        row: Any = None
+
+        def look() -> bool:
+            nonlocal row
+            row = self.row(id)
+            return row is None or (row["task_state"] is None and row["vm_state"] in (*states, "error"))
+
+        await self.until(look, f"{id} to be {states}")
+        state = "gone" if row is None else str(row["vm_state"])
+        assert state in states, f"{id} is {state}: {row and row['fault']}"
+        return state
+
+    async def gone(self, id: str) -> None:
+        """Wait until a server is deleted."""
+        await self.until(lambda: self.row(id) is None, f"{id} to be gone")
+
+    # --- reading the databases ----------------------------------------------------------------------
+
+    def rows(self, query: sa.Select[Any], database: str = "compute") -> list[Any]:
+        """Read a database."""
+        return self.databases[database].read_now(lambda conn: list(conn.execute(query).mappings()))
+
+    def row(self, id: str) -> Any:
+        """Return the row of a server, or None."""
+        found = self.rows(sa.select(instances).where(instances.c.uuid == id))
+        return found[0] if found else None
+
+    def servers(self, name: str) -> list[str]:
+        """Return the servers whose names start with this."""
+        query = sa.select(instances.c.uuid).where(instances.c.display_name.startswith(name))
+        return sorted(row["uuid"] for row in self.rows(query))
+
+    def ports(self) -> dict[str, str]:
+        """Return the ports of servers, with their servers; none without the network service."""
+        found = self.rows(sa.select(ports), "network") if "network" in self.databases else []
+        return {row["id"]: row["device_id"] for row in found if row["device_owner"].startswith("compute:")}
+
+    def open_operations(self) -> list[Any]:
+        """Return the operations that are not finished."""
+        return self.rows(sa.select(operations).where(operations.c.finished_at.is_(None)))
+
+    async def until(self, true: Callable[[], bool], what: str) -> None:
+        """Wait until the function returns True."""
+        async with self._patience(what):
+            while not true():
+                await self.clock.sleep(0.5)
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self.patience):
+                yield
+        except TimeoutError:
+            held = [(row["kind"], row["step"], row["owner"], row["attempts"]) for row in self.open_operations()]
+            raise AssertionError(f"waited {self.patience:.0f} s for {what}; open: {held}") from None
+
+    def _all_up(self) -> bool:
+        return len(self.rows(sa.select(inventories.c.node_uuid).distinct())) == self.hosts
+
+    # --- the invariants --------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        """Inject no more faults, and assert that nothing is stuck, leaked or oversold."""
+        self.fault_plan.armed = False
+        await self.all_up()
+        await self.until(lambda: not self.open_operations(), "all operations to end")
+        await self.until(lambda: not self.rows(sa.select(departures)), "the hosts to have cleaned up")
+        assert await run_audit(self.process()) == []
+        expected = {row["uuid"]: row["host"] for row in self.rows(sa.select(instances)) if row["host"] is not None}
+        guests = {guest.uuid: driver.host for driver in self.drivers() for guest in await driver.list_guests()}
+        assert guests == expected
+        assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
+        for row in self.rows(sa.select(inventories)):
+            held = [
+                each["used"]
+                for each in self.rows(sa.select(allocations))
+                if (each["node_uuid"], each["resource_class"]) == (row["node_uuid"], row["resource_class"])
+            ]
+            assert sum(held) == row["used"] <= row["capacity"]
+
+
+def fresh(template: Path, directory: Path) -> Path:
+    """Make the state directory of one simulation, with the template's keys because new ones take long to create."""
+    directory.mkdir(parents=True)
+    shutil.copy(template / "keys.json", directory / "keys.json")
+    return directory

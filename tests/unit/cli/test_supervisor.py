@@ -1,0 +1,154 @@
+"""Who sees to real guests and their runs_network_agent, by settings; and who may pass through a cloud's directory."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from micronova.cli import service_user
+from micronova.cli.service_user import ServiceUser, hand_over, let_through
+from micronova.cli.state import StateDirectory
+from micronova.cli.supervisor import runs_network_agent, runs_qemu, without_links
+from micronova.conf.settings import Settings, load
+
+
+def settings(uri: str = "", driver: str = "libvirt", **sections: Any) -> Settings:
+    return load(environ={}, compute={"compute_driver": driver}, libvirt={"connection_uri": uri}, **sections)
+
+
+@pytest.mark.parametrize(
+    ("given", "uid", "machine", "wired"),
+    [
+        (settings(), 0, True, True),
+        (settings("qemu:///system"), 0, True, True),
+        (settings("qemu:///system"), 1000, True, False),
+        (settings("qemu:///system", neutron={"endpoint_override": "http://neutron"}), 0, True, False),
+        (settings("xen:///system"), 0, False, False),
+        (settings(driver="fake"), 0, False, False),
+    ],
+)
+def test_who_needs_root_and_a_network_agent(
+    monkeypatch: pytest.MonkeyPatch, given: Settings, uid: int, machine: bool, wired: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert (runs_qemu(given), runs_network_agent(given)) == (machine, wired)
+
+
+def test_guests_without_a_network_agent_have_no_link_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    changed, notice = without_links(settings("qemu:///system"))
+    assert not changed.libvirt.wire and notice.endswith("Root connects them: sudo micronova up.")
+    changed, notice = without_links(settings("xen:///system"))
+    assert not changed.libvirt.wire and "QEMU's guests only" in notice
+    for other in (
+        settings(driver="fake"),
+        settings("qemu:///system", neutron={"endpoint_override": "http://neutron"}),
+    ):
+        changed, notice = without_links(other)
+        assert changed.libvirt.wire and notice == ""
+
+
+STARTED_BY_A_USER = """
+import os, sys
+from pathlib import Path
+from micronova.cli.state import StateDirectory
+from micronova.cli.supervisor import run_as_service
+from micronova.conf.settings import load
+from micronova.virt.libvirt import driver as _  # while it can still be read
+from micronova.virt.libvirt.daemon import existing as _
+directory, uri = Path(sys.argv[1]), sys.argv[2]
+driver = "libvirt" if uri else "fake"
+settings = load(environ={}, compute={"compute_driver": driver}, libvirt={"connection_uri": uri})
+if os.geteuid() == 0:
+    os.setgid(12345)
+    os.setuid(12345)
+os.umask(0o022)
+place = StateDirectory(directory)
+run_as_service(settings, place, lambda _: (place.path / "new").write_text("x"), needs_root=bool(uri))
+"""
+
+
+@pytest.mark.parametrize(("uri", "mode"), [("", 0o700), ("qemu:///no-such?socket=/no/such", 0o711)])
+def test_a_cloud_that_a_user_starts_is_closed_to_others(uri: str, mode: int) -> None:
+    parent = Path(tempfile.mkdtemp(prefix="mn-user-"))
+    try:
+        parent.chmod(0o755)
+        directory = parent / "cloud"
+        directory.mkdir()
+        (directory / "old").write_text("x")
+        (directory / "old").chmod(0o644)
+        StateDirectory(directory).keys()
+        directory.chmod(0o755)
+        for path in (directory, directory / "old", directory / "keys.json"):
+            os.chown(path, 12345 if os.geteuid() == 0 else -1, -1)
+        command = [sys.executable, "-c", STARTED_BY_A_USER, str(directory), uri]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (directory, *directory.iterdir())}
+        # Guests of an existing libvirt may pass through the directory; its files are closed to them, too.
+        assert modes == {"cloud": mode, "old": 0o600, "new": 0o600, "keys.json": 0o600}
+    finally:
+        shutil.rmtree(parent)
+
+
+def test_those_who_pass_through_a_clouds_directory_see_nothing_in_it(tmp_path: Path) -> None:
+    place = StateDirectory(tmp_path / "c")
+    place.create()
+    database, guests, link = (place.path / name for name in ("compute.sqlite", "libvirt", "link"))
+    elsewhere = tmp_path / "elsewhere"
+    for file in (database, elsewhere):
+        file.touch(0o644)
+        file.chmod(0o644)
+    guests.mkdir(mode=0o711)
+    link.symlink_to(elsewhere)
+    before = os.umask(0o022)
+    try:
+        let_through(place, os.getegid())
+        (place.path / "new").touch()
+    finally:
+        os.umask(before)
+
+    def mode(file: Path) -> int:
+        return stat.S_IMODE(file.stat().st_mode)
+
+    assert mode(place.path) == 0o710 and place.path.stat().st_gid == os.getegid()
+    assert [mode(each) for each in (database, place.path / "images", place.path / "new")] == [0o600, 0o700, 0o600]
+    assert mode(guests) == 0o711, "it has an owner of its own"
+    assert mode(elsewhere) == 0o644, "nothing outside is touched"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_root_gives_away_nothing_in_directories_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_user, "CACHE", tmp_path / "cache")
+    victim = tmp_path / "victim"
+    victim.touch()
+    place = StateDirectory(tmp_path / "c")
+    place.create()
+    place.path.chmod(0o711)
+    own, foreign, guests = (place.path / name for name in ("images", "foreign", "libvirt"))
+    for folder in (foreign, guests):
+        folder.mkdir()
+    (own / "deep").mkdir()
+    (own / "deep" / "image").touch()
+    (own / "link").symlink_to(victim)
+    (foreign / "link").hardlink_to(victim)
+    (guests / "disk").touch()
+    os.chown(foreign, 12345, 12345)
+    user = ServiceUser("nobody", 65534, 65534)
+    for _ in range(2):
+        hand_over(place, user)
+        assert stat.S_IMODE(place.path.stat().st_mode) == 0o700
+        place.path.chmod(0o711)
+
+    def owner(path: Path) -> int:
+        return path.lstat().st_uid
+
+    given = (place.path, place.path / "keys.json", own, own / "deep", own / "deep" / "image", own / "link")
+    assert {owner(path) for path in given} == {user.uid}
+    assert owner(victim) == owner(foreign / "link") == 0 and owner(foreign) == 12345
+    assert owner(guests) == owner(guests / "disk") == 0

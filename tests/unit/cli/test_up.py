@@ -1,0 +1,26 @@
+"""`micronova up --detach` as root, in a directory that the service user can change."""
+
+from pathlib import Path
+from shlex import quote
+
+import pytest
+
+from micronova.cli import up
+from micronova.cli.state import StateDirectory
+from micronova.objects.errors import MicronovaError
+
+
+@pytest.mark.parametrize(("says", "reason"), [("micronova: no disk", "no disk"), ("", "The cloud did not start.")])
+def test_the_reason_is_read_from_the_log_that_was_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, reason: str
+) -> None:
+    place = StateDirectory(tmp_path / "cloud")
+    place.create()
+    secret, log = tmp_path / "secret", place.path / "micronova.log"
+    secret.write_text("root's secret\n")
+    log.write_text("an earlier start\n")
+    script = f"printf %s {quote(says)} >&2; rm {quote(str(log))}; ln -s {quote(str(secret))} {quote(str(log))}; exit 1"
+    monkeypatch.setattr(up, "own_command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(MicronovaError) as raised:
+        up._detach(place, [])
+    assert raised.value.message == reason

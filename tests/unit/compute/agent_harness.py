@@ -1,0 +1,284 @@
+"""A harness for the compute agent: a manual clock, a conductor that records messages, and functions to make orders."""
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from micronova.compute.manager import ComputeManager
+from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
+from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, PluggedPorts, PluggedPortsRequest
+from micronova.objects.context import Context
+from micronova.objects.errors import Unavailable
+from micronova.objects.flavor import Flavor
+from micronova.objects.orders import (
+    Guest,
+    GuestsOff,
+    GuestsResumed,
+    Heartbeat,
+    HeartbeatReply,
+    HostBeat,
+    HostReply,
+    InstanceSpec,
+    PowerChangeEvent,
+    Report,
+    ReportReply,
+    WorkOrder,
+)
+from micronova.rpc.bus import Bus, connect
+from micronova.virt.driver import Driver
+from micronova.virt.loader import DriverSetup, create_drivers
+from tests.compute_settings import compute_settings
+
+CONTEXT = Context(request_id="req-1")
+TINY = Flavor(id="1", name="m1.tiny", ram=512, vcpus=1, disk=1)
+
+
+async def settle() -> None:
+    """Run everything that can run without advancing the clock."""
+    for _ in range(200):
+        await asyncio.sleep(0)
+
+
+class ManualClock:
+    """A clock that only a test advances."""
+
+    def __init__(self) -> None:
+        self._time = 1_000.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    def now(self) -> float:
+        return self._time + 1_700_000_000.0
+
+    def monotonic(self) -> float:
+        return self._time
+
+    async def sleep(self, seconds: float) -> None:
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._time + seconds, next(self._order), sleeper))
+        await sleeper
+
+    async def advance(self, seconds: float) -> None:
+        """Advance the clock; wake each sleeper at its time."""
+        await settle()
+        until = self._time + seconds
+        while self._sleepers and self._sleepers[0][0] <= until:
+            when, _, sleeper = heapq.heappop(self._sleepers)
+            self._time = max(self._time, when)
+            if not sleeper.done():
+                sleeper.set_result(None)
+                await settle()
+        self._time = until
+        await settle()
+
+
+class FakeConductor:
+    """Records the messages of hosts, and answers as the test has set."""
+
+    def __init__(self) -> None:
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.beats: list[Heartbeat] = []
+        self.events: list[PowerChangeEvent] = []
+        self.replies: deque[HostReply] = deque()
+        self.unavailable = False
+        self.plugged: set[str] = set()
+        self.questions: list[PluggedPortsRequest] = []
+        self.failures = 0
+        self.now = 0.0
+        self.interval = 0.0
+        self.judge: Callable[[Report], ReportReply] = lambda _: ReportReply(accepted=True)
+
+    async def report(self, context: Context, params: Report) -> ReportReply:
+        self._check_available()
+        self.reports.put_nowait(params)
+        return self.judge(params)
+
+    async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
+        self._check_available()
+        self.beats.append(params)
+        hosts = (self.replies.popleft(),) if self.replies else ()
+        return HeartbeatReply(hosts=hosts, now=self.now, interval=self.interval)
+
+    async def ping(self, context: Context, params: Ping) -> Ping:
+        return params
+
+    async def plugged_ports(self, context: Context, params: PluggedPortsRequest) -> PluggedPorts:
+        self._check_available()
+        self.questions.append(params)
+        return PluggedPorts(tuple(port for port in params.ports if port in self.plugged))
+
+    async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
+        self._check_available()
+        return GuestsResumed(instance_uuids=())
+
+    async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None:
+        self.events.append(params)
+
+    async def next_report(self) -> Report:
+        """Return the next report; wait for it."""
+        return await asyncio.wait_for(self.reports.get(), 20)
+
+    def last_beat(self, host: str = "host-1") -> HostBeat:
+        """Return a host's part of the newest heartbeat."""
+        return next(beat for beat in self.beats[-1].hosts if beat.host == host)
+
+    def _check_available(self) -> None:
+        if self.unavailable:
+            self.failures += 1
+            raise Unavailable("The database is unavailable.")
+
+
+class AgentHarness:
+    """One agent process and a fake conductor."""
+
+    def __init__(self, state_dir: Path | None = None, **settings: Any) -> None:
+        self.clock = ManualClock()
+        self.random = Random(7)
+        self.settings = compute_settings(**{"shutdown_grace": 1.0, **settings})
+        self.state_dir = state_dir
+        self.options: dict[str, Any] = {}
+        self.conductor = FakeConductor()
+        self.bus: Bus = connect("local://compute-tests", clock=self.clock, random=self.random)
+        self.compute = ComputeAPI(self.bus)
+        self.driver: Any = None
+        self.drivers: dict[str, Driver] = {}
+        self.agent_bus: Bus = self.bus
+        self.manager: ComputeManager
+
+    async def start(self) -> None:
+        await self.bus.start()
+        await self.bus.serve(HOSTS, self.conductor)
+        await self.start_agent()
+
+    async def start_agent(self) -> None:
+        if not self.drivers:
+            setup = DriverSetup(
+                host="host-1",
+                cloud_id="cloud-1",
+                clock=self.clock,
+                random=self.random,
+                state_dir=self.state_dir,
+                options=self.options,
+            )
+            self.drivers = create_drivers("fake", setup)
+        self.driver = next(iter(self.drivers.values()))
+        self.agent_bus = connect("local://compute-tests", clock=self.clock, random=self.random, grace=0.0)
+        await self.agent_bus.start()
+        self.manager = ComputeManager(
+            self.settings,
+            self.drivers,
+            self.agent_bus,
+            HostConductorAPI(self.agent_bus, self.clock, self.random),
+            self.clock,
+            self.random,
+        )
+        await self.manager.start()
+        await settle()
+
+    async def kill_agent(self) -> None:
+        """End the agent as kill -9 does: nothing of it continues, it sends no message."""
+        manager = self.manager
+        for agent in manager._agents.values():
+            agent.refuse_orders()
+        for loop in manager._loops:
+            loop.cancel()
+        tasks = [task for agent in manager._agents.values() for task in agent.tasks()]
+        for server in manager._servers:
+            await server.stop(0.0)
+        # A killed process undoes nothing: freeze its driver, then cancel the tasks.
+        for driver in self.drivers.values():
+            _freeze(driver)
+        for task in tasks:
+            task.cancel()
+        await settle()
+        for task in tasks:
+            task.cancel()
+        await settle()
+        self.drivers = {}
+
+    async def stop(self) -> None:
+        stopping = asyncio.create_task(self.manager.stop())
+        await self.clock.advance(60.0)
+        await asyncio.wait_for(stopping, 20)
+
+    async def close(self) -> None:
+        await self.stop()
+        await self.agent_bus.stop()
+        await self.bus.stop()
+
+    async def beat(self, *, reply: HostReply | None = None) -> HostBeat:
+        """Advance to the next heartbeat, reply to it, and return it."""
+        before = len(self.conductor.beats)
+        if reply is not None:
+            self.conductor.replies.append(reply)
+        await self.clock.advance(self.settings.report_interval)
+        assert len(self.conductor.beats) > before
+        return self.conductor.last_beat()
+
+    async def rules(self, *rules: dict[str, Any]) -> None:
+        await self.compute.fault_rules(CONTEXT, "host-1", list(rules))
+
+    async def send(self, order: WorkOrder) -> None:
+        await self.compute.send_order(CONTEXT, order)
+        await settle()
+
+    async def carry_out(self, order: WorkOrder) -> Report:
+        await self.send(order)
+        return await self.conductor.next_report()
+
+    async def plug(self, uuid: str, port: str, status: str = "completed") -> None:
+        event = InstanceEvent(instance_uuid=uuid, name="network-vif-plugged", tag=port, status=status)
+        await self.compute.external_instance_event(CONTEXT, "host-1", event)
+        await settle()
+
+    async def guest(self, uuid: str) -> Guest | None:
+        found: Guest | None = await self.driver.info(uuid)
+        return found
+
+    def running_operations(self) -> list[str]:
+        agent = self.manager._agents["host-1"]
+        return [each.operation_id for each in agent.host.work_registry.running_orders()]
+
+
+_operations = itertools.count(1)
+
+
+def order(kind: str = "build", uuid: str = "i-1", epoch: int = 2, **fields: Any) -> WorkOrder:
+    """Return an order; fields of the instance are given as `instance_…`."""
+    instance: dict[str, Any] = {
+        "uuid": uuid,
+        "project_id": "p",
+        "user_id": "u",
+        "name": f"server-{uuid}",
+        "hostname": f"server-{uuid}",
+        "flavor": TINY,
+    }
+    for name in [name for name in fields if name.startswith("instance_")]:
+        instance[name.removeprefix("instance_")] = fields.pop(name)
+    base: dict[str, Any] = {
+        "operation_id": f"op-{next(_operations)}",
+        "kind": kind,
+        "epoch": epoch,
+        "host": "host-1",
+        "instance": InstanceSpec(**instance),
+    }
+    return WorkOrder(**{**base, **fields})
+
+
+def again(an_order: WorkOrder, **changes: Any) -> WorkOrder:
+    """Return the same order with some fields changed."""
+    return msgspec.structs.replace(an_order, **changes)
+
+
+def _freeze(driver: Any) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    driver.destroy = never

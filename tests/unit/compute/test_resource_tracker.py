@@ -1,0 +1,146 @@
+"""The resource tracker, claims, and epochs."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from micronova.compute.claims import shortage
+from micronova.compute.epochs import REMEMBERED, Epochs
+from micronova.compute.resource_tracker import ResourceTracker
+from micronova.objects.errors import InsufficientResources
+from micronova.objects.orders import Guest, NodeResources
+from tests.compute_settings import compute_settings
+from tests.unit.compute.agent_harness import TINY, order
+
+NODE = NodeResources(
+    node="node-1",
+    node_uuid="n",
+    hypervisor_type="fake",
+    hypervisor_version=1,
+    vcpus=2,
+    memory_mb=2048,
+    local_gb=100,
+)
+
+
+def make_tracker(**settings: object) -> ResourceTracker:
+    made = ResourceTracker(NODE, compute_settings(**settings))
+    made.update(NODE, [], ())
+    return made
+
+
+def test_a_claim_counts_until_it_is_released() -> None:
+    tracker = make_tracker()
+    with tracker.instance_claim(order()):
+        assert tracker.used() == {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
+    assert tracker.used() == {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
+    tracker.release("i-1")
+    tracker.release("i-1")
+    assert tracker.used() == {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+
+
+def test_a_claim_is_given_back_when_the_body_fails() -> None:
+    tracker = make_tracker()
+    with pytest.raises(RuntimeError), tracker.instance_claim(order()):
+        raise RuntimeError
+    assert tracker.used() == {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+
+
+def test_a_repeated_claim_counts_once() -> None:
+    tracker = make_tracker()
+    for _ in range(10):
+        tracker.instance_claim(order())
+    assert tracker.used()["VCPU"] == 1
+
+
+def test_capacity_is_total_less_reserved_times_ratio() -> None:
+    tracker = make_tracker(reserved_host_memory_mb=512, ram_allocation_ratio=2.0)
+    for number in range(6):  # (2048 - 512) * 2 / 512
+        tracker.instance_claim(order(uuid=f"i-{number}"))
+    with pytest.raises(InsufficientResources):
+        tracker.instance_claim(order(uuid="i-6"))
+
+
+def test_the_update_agrees_with_claims() -> None:
+    tracker = make_tracker()
+    tracker.instance_claim(order(uuid="i-1"))
+    tracker.instance_claim(order(uuid="i-2"))
+    before = tracker.used()
+    guest = Guest(uuid="i-1", node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
+    seen = msgspec.structs.replace(NODE, vcpus_used=1, memory_mb_used=512, local_gb_used=1)
+    tracker.update(seen, [guest], {"i-2"})  # i-2 is being built
+    assert tracker.used() == before
+
+
+def test_guests_of_other_clouds_use_resources() -> None:
+    tracker = make_tracker()
+    tracker.update(msgspec.structs.replace(NODE, memory_mb_used=1800), [], ())
+    with pytest.raises(InsufficientResources):
+        tracker.instance_claim(order())
+
+
+def test_an_update_that_finds_nothing_new_changes_nothing() -> None:
+    tracker = make_tracker()
+    tracker.changed = False
+    tracker.update(NODE, [], ())
+    assert not tracker.changed
+    tracker.update(msgspec.structs.replace(NODE, memory_mb=4096), [], ())
+    assert tracker.changed
+
+
+def test_shortages_are_named() -> None:
+    assert shortage({"MEMORY_MB": 512}, {"MEMORY_MB": 1800}, {"MEMORY_MB": 2048}) == (
+        "512 MB of memory asked for, 248 left"
+    )
+    assert shortage({"CUSTOM_THING": 1}, {}, {}) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["claim", "release", "update"]), st.integers(0, 8)), max_size=40),
+)
+def test_usage_always_equals_what_the_instances_hold(steps: list[tuple[str, int]]) -> None:
+    tracker = make_tracker()
+    held: set[str] = set()
+    for step, number in steps:
+        uuid = f"i-{number}"
+        if step == "release":
+            tracker.release(uuid)
+            held.discard(uuid)
+        elif step == "claim":
+            try:
+                tracker.instance_claim(order(uuid=uuid))
+            except InsufficientResources:
+                assert len(held - {uuid}) == 4  # the memory is full
+            else:
+                held.add(uuid)
+        else:
+            guests = [
+                Guest(uuid=each, node="node-1", epoch=1, power_state=1, vcpus=1, memory_mb=512, local_gb=1)
+                for each in held
+            ]
+            tracker.update(NODE, guests, ())
+        assert tracker.used()["MEMORY_MB"] == TINY.ram * len(held)
+
+
+def test_epochs() -> None:
+    epochs = Epochs()
+    assert epochs.admit("i", 3, removes=False)
+    assert epochs.admit("i", 3, removes=False)
+    assert not epochs.admit("i", 2, removes=True)
+    epochs.forget("i")
+    assert epochs.highest("i") == 3
+    assert not epochs.admit("i", 2, removes=True)
+    epochs.leave("i", 5)
+    assert not epochs.admit("i", 5, removes=False)
+    assert epochs.admit("i", 5, removes=True)
+    assert epochs.admit("i", 6, removes=False)
+
+
+def test_epochs_of_the_departed_are_bounded() -> None:
+    epochs = Epochs()
+    for number in range(REMEMBERED + 10):
+        epochs.admit(f"i-{number}", 1, removes=False)
+        epochs.forget(f"i-{number}")
+    assert epochs.highest("i-0") == 0
+    assert epochs.highest(f"i-{REMEMBERED + 9}") == 1

@@ -1,0 +1,174 @@
+"""The engine of operations: deadlines, leases, and temporary failures."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+
+import pytest
+
+from micronova.conductor.operations.engine import Engine, Kind, Operation
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.objects.clock import micros
+from micronova.objects.context import Context
+from micronova.objects.errors import Unavailable
+from tests.unit.db.databases import compute_database
+
+LEASE = 20.0
+
+
+class SteppingClock:
+    """A clock that moves on by `step` seconds at each look."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+        self.step = 0.0
+        self.ticks: asyncio.Queue[None] = asyncio.Queue()
+
+    def now(self) -> float:
+        self.time += self.step
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        await self.ticks.get()
+
+
+class Recorder(Kind):
+    """Notes what the engine does with operations, and fails on request."""
+
+    name = "stop"
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.failed: list[tuple[str, str]] = []
+        self.error: Exception | None = None
+
+    async def run(self, operations: list[Operation]) -> None:
+        self.ran += [operation.id for operation in operations]
+        if self.error is not None:
+            raise self.error
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        self.failed.append((operation.id, str(error)))
+
+
+@pytest.fixture
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database("sqlite", request) as opened:
+        yield opened
+
+
+@pytest.fixture
+def clock() -> SteppingClock:
+    return SteppingClock()
+
+
+@pytest.fixture
+def kind() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> AsyncIterator[Engine]:
+    made = Engine(
+        database,
+        clock,
+        owner="conductor:test",
+        lease=LEASE,
+        sweep_interval=5.0,
+        concurrency=4,
+        proof_valid=10.0,
+    )
+    made.set_kinds({kind.name: kind})
+    yield made
+    await made.stop()
+
+
+async def record(database: Database, clock: SteppingClock, *deadlines: float) -> list[str]:
+    made = [
+        operation_rows.new_row(
+            id=f"op-{number}",
+            kind="stop",
+            instance_uuid=f"i-{number}",
+            group_id="r-1",
+            step="new",
+            epoch=1,
+            now=micros(clock.time),
+            deadline=micros(deadline),
+            context=Context(),
+        )
+        for number, deadline in enumerate(deadlines)
+    ]
+    await database.write(operation_rows.insert, made)
+    return [row["id"] for row in made]
+
+
+async def lease_of(database: Database, id: str) -> int:
+    row = await database.read(operation_rows.get, id)
+    assert row is not None
+    return row["lease_until"]
+
+
+async def test_a_deadline_between_two_reads_of_the_clock(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """Each operation either runs or fails, wherever its deadline falls while the engine looks at the clock."""
+    ids = await record(database, clock, *(clock.time + 10.5 + number for number in range(20)))
+    clock.step = 1.0
+    await engine.lease_and_run(ids)
+    await engine.idle()
+    assert sorted(kind.ran + [id for id, _ in kind.failed]) == sorted(ids)
+    assert not set(kind.ran) & {id for id, _ in kind.failed}
+
+
+async def test_the_lease_of_a_late_operation_is_not_renewed(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """An operation that could not be ended runs again when its lease expires; the engine does not keep it."""
+    late, timely = await record(database, clock, clock.time - 1, clock.time + 3600)
+    await engine.lease_and_run([late, timely])
+    await engine.idle()
+    assert (kind.ran, [id for id, _ in kind.failed]) == ([timely], [late])
+    before = await lease_of(database, late)
+    clock.time += LEASE / 2
+    await engine.renew()
+    assert await lease_of(database, late) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        Unavailable("the scheduler does not answer"),
+    ],
+    ids=repr,
+)
+async def test_a_temporary_lack_does_not_end_an_operation(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder, error: Exception
+) -> None:
+    [id] = await record(database, clock, clock.time + 3600)
+    kind.error = error
+    await engine.lease_and_run([id])
+    await engine.idle()
+    assert kind.failed == []
+    kind.error = None
+    clock.time += LEASE  # the pause is over
+    await engine.lease_and_run([id])
+    await engine.idle()
+    assert kind.ran == [id, id]
+
+
+async def test_any_other_error_ends_an_operation(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    [id] = await record(database, clock, clock.time + 3600)
+    kind.error = OSError(errno.ENOENT, "No such file or directory")
+    await engine.lease_and_run([id])
+    await engine.idle()
+    assert [failed for failed, _ in kind.failed] == [id]

@@ -1,0 +1,74 @@
+"""The jobs of the whole cloud: of several conductors, one does each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs
+from micronova.db import retention
+from micronova.db.engine import Database
+from micronova.db.tables import deleted_instances, operations
+from micronova.objects.clock import micros
+from tests.unit.compute.agent_harness import ManualClock
+from tests.unit.db.databases import compute_database
+from tests.unit.db.test_retention import _instance, _operation
+
+
+@pytest.fixture
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database("sqlite", request) as opened:
+        yield opened
+
+
+def _jobs(database: Database, clock: ManualClock, owner: str, keep_deleted: float = 0.0) -> Jobs:
+    return Jobs(database, clock, owner=owner, keep_finished=100.0, keep_deleted=keep_deleted)
+
+
+async def test_three_conductors_mend_once(database: Database) -> None:
+    clock = ManualClock()
+    conductors = [_jobs(database, clock, owner) for owner in "abc"]
+    for each in conductors:
+        each.start()
+    try:
+        for count in (1, 2):
+            await clock.advance(MEND_INTERVAL)
+            async with asyncio.timeout(60):
+                while database.statistics.by_function.get("mend", 0) < count:
+                    await asyncio.sleep(0.01)
+            await database.write(lambda conn: None)  # the writer is done with what the conductors asked for
+            assert database.statistics.by_function["mend"] == count
+    finally:
+        await asyncio.gather(*(each.stop() for each in conductors))
+
+
+@pytest.mark.parametrize(("keep_deleted", "left"), [(0.0, {"old", "new"}), (100.0, {"new"})])
+async def test_what_is_too_old_is_purged(database: Database, keep_deleted: float, left: set[str]) -> None:
+    clock = ManualClock()
+    now = clock.now()
+    old, new = micros(now - 101), micros(now)
+    await database.write(
+        lambda conn: [
+            conn.execute(operations.insert(), [_operation("old", old), _operation("new", new)]),
+            conn.execute(
+                deleted_instances.insert(), [_instance("old", deleted_at=old), _instance("new", deleted_at=new)]
+            ),
+        ]
+    )
+    await _jobs(database, clock, "a", keep_deleted).purge()
+    finished = await database.read(lambda conn: set(conn.execute(operations.select()).scalars()))
+    servers = await database.read(lambda conn: set(conn.execute(deleted_instances.select()).scalars()))
+    assert (finished, servers) == ({"new"}, left)
+
+
+async def test_a_purge_takes_many_batches(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    old = micros(clock.now() - 1_000)
+    rows = [_operation(f"o{number}", old) for number in range(2 * retention.BATCH + 1)]
+    await database.write(lambda conn: conn.execute(operations.insert(), rows))
+    purge = asyncio.create_task(_jobs(database, clock, "a").purge())
+    while not purge.done():
+        await clock.advance(PURGE_INTERVAL / 100)
+        await asyncio.sleep(0.001)
+    await purge
+    assert await database.read(retention.count_operations, micros(clock.now())) == 0

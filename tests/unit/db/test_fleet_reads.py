@@ -1,0 +1,118 @@
+"""Reads that concern a few hosts of many: zones, services by host, and the set of host users."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.conductor.host_users import HostUsers
+from micronova.db import aggregates, services
+from micronova.db.engine import Database
+from micronova.objects.clock import micros
+from micronova.objects.context import Context
+from micronova.objects.errors import Forbidden, NotFound
+from micronova.objects.service_names import COMPUTE
+from tests.unit.db.databases import KINDS, compute_database
+
+DOWN = 20.0
+NOW = micros(1_000.0)
+LONG_AGO = micros(900.0)
+
+
+@pytest.fixture(params=KINDS)
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database(request.param, request) as opened:
+        yield opened
+
+
+def _zones(conn: sa.Connection) -> None:
+    services.heartbeat(conn, COMPUTE, ["a1", "a2", "plain"], NOW)
+    services.heartbeat(conn, COMPUTE, ["b1"], LONG_AGO)
+    for name, hosts in (("a", ["a1", "a2"]), ("b", ["b1"]), ("empty", [])):
+        made = aggregates.insert(conn, f"uuid-{name}", name, name, NOW)
+        for host in hosts:
+            aggregates.add_host(conn, made.id, host, NOW)
+
+
+async def _in_service(database: Database, zone: str, default: str = "nova") -> bool:
+    return await database.read(aggregates.zone_is_in_service, zone, default)
+
+
+async def test_a_zone_is_in_service_if_one_of_its_hosts_is(database: Database) -> None:
+    await database.write(_zones)
+    found = {zone: await _in_service(database, zone) for zone in ("a", "b", "empty", "nova", "none")}
+    assert found == {"a": True, "b": True, "empty": False, "nova": True, "none": False}
+
+
+@pytest.mark.parametrize("change", [{"disabled": True}, {"forced_down": True}], ids=str)
+async def test_a_zone_whose_hosts_an_operator_has_taken_out_is_not_in_service(
+    database: Database, change: services.ServiceChanges
+) -> None:
+    await database.write(_zones)
+    for host in ("a1", "a2"):
+        assert await _in_service(database, "a")
+        found = await database.read(services.find, host, COMPUTE)
+        await database.write(services.update, found.uuid, change, NOW)
+    assert not await _in_service(database, "a")
+
+
+async def test_the_default_zone_may_be_an_aggregate_too(database: Database) -> None:
+    await database.write(_zones)
+    gone = await database.read(services.find, "b1", COMPUTE)
+    await database.write(services.update, gone.uuid, {"disabled": True}, NOW)
+    assert await _in_service(database, "b", default="b")  # by the host that is in no zone
+    plain = await database.read(services.find, "plain", COMPUTE)
+    await database.write(services.update, plain.uuid, {"disabled": True}, NOW)
+    assert not await _in_service(database, "b", default="b")
+    assert not await _in_service(database, "nova")
+    assert await _in_service(database, "a", default="a")
+
+
+async def test_services_are_read_by_host(database: Database) -> None:
+    await database.write(_zones)
+    found = await database.read(services.on_hosts, COMPUTE, ["a1", "b1", "none"])
+    assert {host: row.last_seen_at for host, row in found.items()} == {"a1": NOW, "b1": LONG_AGO}
+    assert await database.read(services.count_up, COMPUTE, NOW, DOWN) == 3
+
+
+async def test_host_users_are_read_again_only_if_they_changed(database: Database) -> None:
+    users = HostUsers(database, required=True)
+    await database.write(services.register_host_user, "one", 10)
+    await users.refresh()
+    mark, names = await database.read(services.host_users_unless, users._mark)
+    assert (mark, names) == (users._mark, None)
+
+    # As many as before, and the newest as old as before.
+    await database.write(services.forget_host_user, "one", 11)
+    await database.write(services.register_host_user, "two", 9)
+    await users.refresh()
+    users.check(Context(sender="two"), "two")
+    with pytest.raises(Forbidden):
+        users.check(Context(sender="one"), "one")
+
+
+async def test_a_removed_host_may_say_nothing_until_it_is_added_again(database: Database) -> None:
+    """The broker knows its user until an administrator deletes it there."""
+    users = HostUsers(database, required=False)
+    await database.write(services.register_host_user, "stolen", 10, "192.0.2.1:6080")
+    await database.write(services.forget_host_user, "stolen", 11)
+    await users.refresh()
+    for sender, host in (("stolen", "stolen"), ("stolen", "unregistered"), ("control", "stolen")):
+        with pytest.raises(Forbidden):
+            users.check(Context(sender=sender), host)
+    users.check(Context(sender="control"), "unregistered")
+    assert await users.console_address("stolen") == "", "proxies believed what the host says of its address"
+    assert await users.console_address("unregistered") is None
+    with pytest.raises(NotFound):
+        await database.write(services.forget_host_user, "stolen", 12)
+
+    await database.write(services.register_host_user, "stolen", 13)
+    await users.refresh()
+    users.check(Context(sender="stolen"), "stolen")
+    assert await users.console_address("stolen") == "", "it has the address of its former life"
+    await database.write(services.register_host_user, "stolen", 14, "192.0.2.2:6080")
+    assert await users.console_address("stolen") == "192.0.2.2:6080"
+    await database.write(services.forget_host_user, "stolen", 15)
+    await users.refresh()
+    with pytest.raises(Forbidden):
+        users.check(Context(sender="stolen"), "stolen")

@@ -1,0 +1,280 @@
+"""PostgreSQL's plans of the hot paths: no statement reads a whole table of those that grow with the cloud."""
+
+import contextlib
+import hashlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import sqlalchemy as sa
+
+from micronova.db import (
+    allocations,
+    host_states,
+    instance_actions,
+    instances,
+    nodes,
+    operations,
+    quotas,
+    retention,
+    server_lists,
+    services,
+)
+from micronova.db.allocations import Claim
+from micronova.db.engine import Database
+from micronova.db.server_lists import Filters
+from micronova.db.tables import metadata
+from micronova.objects.orders import NodeResources
+from micronova.objects.service_names import COMPUTE
+from tests.unit.db.databases import compute_database
+
+pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
+
+SERVERS = 20_000
+HOSTS = 2_000
+SMALL = {"services", "compute_nodes", "aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
+"""Tables that grow with the number of hosts at most."""
+NOW = SERVERS * 1_000
+KNOWN = (("build", 9), ("delete", 9))
+
+
+def _id(kind: str, number: int | str = "n") -> str:
+    text = number if isinstance(number, str) else str(number)
+    return f"md5('{kind}' || {text})::uuid::text"
+
+
+def _uuid(kind: str, number: int) -> str:
+    return str(uuid.UUID(hashlib.md5(f"{kind}{number}".encode(), usedforsecurity=False).hexdigest()))
+
+
+# What differs between the rows; n counts them.
+INSTANCE = {
+    "project_id": "'p' || n % 100",
+    "created_at": "n * 1000",
+    "updated_at": "n * 1000",
+    "launched_at": "n * 1000",
+    "reservation_id": "'r-' || n",
+    "vm_state": "'active'",
+}
+PLACE = {"host": f"'host' || n % {HOSTS}", "node_uuid": _id("node", f"(n % {HOSTS})")}
+FILL: tuple[tuple[str, int, dict[str, str]], ...] = (
+    ("instances", SERVERS, {**INSTANCE, **PLACE, "uuid": _id("living")}),
+    ("deleted_instances", SERVERS, {**INSTANCE, "uuid": _id("deleted"), "deleted_at": "n * 1000"}),
+    ("request_specs", SERVERS, {"instance_uuid": _id("living")}),
+    ("block_devices", SERVERS, {"uuid": _id("device"), "instance_uuid": _id("living")}),
+    (
+        "operations",
+        SERVERS,
+        {
+            "id": _id("operation"),
+            "instance_uuid": _id("living"),
+            "kind": "'build'",
+            "owner": f"'host:host' || n % {HOSTS}",
+            "lease_until": "n * 1000",
+            "deadline": str(2 * NOW),
+            "finished_at": "CASE WHEN n % 100 > 0 THEN n * 1000 END",
+        },
+    ),
+    ("instance_actions", SERVERS, {"request_id": "'req-' || n", "instance_uuid": _id("living"), "start_time": "n"}),
+    ("instance_action_events", SERVERS, {"request_id": "'req-' || n", "instance_uuid": _id("living")}),
+    (
+        "allocations",
+        SERVERS,
+        {"consumer_uuid": _id("living"), "node_uuid": PLACE["node_uuid"], "resource_class": "'VCPU'", "used": "1"},
+    ),
+    (
+        "inventories",
+        3 * HOSTS,
+        {
+            "node_uuid": _id("node", f"(n % {HOSTS})"),
+            "resource_class": f"(ARRAY['VCPU', 'MEMORY_MB', 'DISK_GB'])[n / {HOSTS} + 1]",
+            "capacity": "1000",
+            "used": "10",
+            "changed_at": "n",
+        },
+    ),
+    ("console_tokens", SERVERS, {"token_digest": _id("token"), "instance_uuid": _id("living"), "expires_at": "n"}),
+    ("server_passwords", SERVERS, {"instance_uuid": _id("living")}),
+    ("quota_usages", SERVERS, {"project_id": "'p' || n", "resource": "'instances'"}),
+    (
+        "services",
+        HOSTS,
+        {"uuid": _id("service"), "id": "n", "host": "'host' || n", "binary": f"'{COMPUTE}'", "last_seen_at": str(NOW)},
+    ),
+    (
+        "compute_nodes",
+        HOSTS,
+        {
+            "uuid": _id("node"),
+            "id": "n",
+            "host": "'host' || n",
+            "hypervisor_hostname": "'host' || n",
+            "changed_at": "n",
+        },
+    ),
+)
+
+
+def _fill(conn: sa.Connection) -> None:
+    for name, count, values in FILL:
+        table = metadata.tables[name]
+        columns = [column for column in table.c if column.name in values or not column.nullable]
+        names = ", ".join(f'"{column.name}"' for column in columns)
+        shown = ", ".join(values.get(column.name) or _nothing(column) for column in columns)
+        conn.exec_driver_sql(f"INSERT INTO {name} ({names}) SELECT {shown} FROM generate_series(0, {count - 1}) n")
+    conn.exec_driver_sql("ANALYZE")
+
+
+def _nothing(column: Any) -> str:
+    if isinstance(column.type, sa.JSON):
+        return "'{}'"
+    if isinstance(column.type, sa.LargeBinary):
+        return r"'\x80'::bytea"  # an empty map in MessagePack
+    if isinstance(column.type, sa.Boolean):
+        return "false"
+    return "0" if isinstance(column.type, sa.Integer | sa.Float) else "''"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database("postgresql", request) as opened:
+        await opened.write(_fill)
+        yield opened
+
+
+class RolledBack(Exception):
+    """Ends a transaction whose statements were only to be planned."""
+
+
+@contextlib.contextmanager
+def _recorded(conn: sa.Connection) -> Iterator[list[tuple[str, Any]]]:
+    found: list[tuple[str, Any]] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        found.append((statement, parameters[0] if executemany else parameters))
+
+    sa.event.listen(conn, "before_cursor_execute", note)
+    yield found
+    sa.event.remove(conn, "before_cursor_execute", note)
+
+
+def _scans(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> list[str]:
+    """Run a query function and return the sequential scans of large tables in the plans of its statements."""
+    with _recorded(conn) as statements:
+        work(conn)
+    assert statements
+    found = []
+    for statement, parameters in statements:
+        if statement.split(None, 1)[0] not in ("SELECT", "UPDATE", "DELETE", "WITH"):
+            continue
+        [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters).scalar_one(),)
+        found += [f"{name}: {statement}" for name in _sequential(plan["Plan"]) if name not in SMALL]
+    return found
+
+
+def _sequential(plan: dict[str, Any]) -> Iterator[str]:
+    if plan["Node Type"] == "Seq Scan":
+        yield plan["Relation Name"]
+    for part in plan.get("Plans", ()):
+        yield from _sequential(part)
+
+
+LIVING = [_uuid("living", number) for number in range(20)]
+OPERATIONS = [_uuid("operation", number) for number in range(20)]
+NAMES = [f"host{number}" for number in range(500)]
+MIDDLE = _uuid("living", SERVERS // 2)
+NODE = NodeResources(
+    node="host7",
+    node_uuid=_uuid("node", 7),
+    hypervisor_type="fake",
+    hypervisor_version=1,
+    vcpus=8,
+    memory_mb=8192,
+    local_gb=100,
+)
+HOT: dict[str, Callable[[sa.Connection], Any]] = {
+    "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
+    "create: claim": lambda conn: allocations.claim(
+        conn,
+        [
+            Claim(consumer_uuid=id, node_uuid=_uuid("node", 7), host="host7", resources={"VCPU": 1}, epoch=1)
+            for id in LIVING[:10]
+        ],
+        now=NOW,
+    ),
+    "create: specs": lambda conn: instances.specs(conn, LIVING[:10]),
+    "create: devices": lambda conn: instances.devices(conn, LIVING[:10]),
+    "lease": lambda conn: operations.lease(conn, OPERATIONS, "conductor:a", NOW, NOW + 1, KNOWN),
+    "renew": lambda conn: operations.renew(conn, OPERATIONS, "conductor:a", NOW),
+    "sweep": lambda conn: operations.expired(conn, NOW // 100, 200, KNOWN, with_hosts=True),
+    "sweep without hosts": lambda conn: operations.expired(conn, NOW // 100, 200, KNOWN, with_hosts=False),
+    "show": lambda conn: instances.get(conn, MIDDLE),
+    "show, own project": lambda conn: instances.get(conn, MIDDLE, "p0"),
+    "show deleted": lambda conn: instances.get_deleted(conn, _uuid("deleted", 7)),
+    "list, first page": lambda conn: server_lists.list_(conn, Filters(project_id="p0", limit=50)),
+    "list, next page": lambda conn: server_lists.list_(conn, Filters(project_id="p0", limit=50, marker=MIDDLE)),
+    "list all, page in the middle": lambda conn: server_lists.list_(conn, Filters(limit=50, marker=MIDDLE)),
+    "list by name, next page": lambda conn: server_lists.list_(
+        conn, Filters(project_id="p0", limit=50, marker=MIDDLE, sort=[("display_name", False)])
+    ),
+    "list deleted, first page": lambda conn: server_lists.list_(conn, Filters(limit=50, deleted=True)),
+    "list deleted, next page": lambda conn: server_lists.list_(
+        conn, Filters(limit=50, deleted=True, marker=_uuid("deleted", SERVERS // 2))
+    ),
+    "list changes": lambda conn: server_lists.list_(conn, Filters(limit=50, changes_since=NOW - 10_000)),
+    "actions": lambda conn: instance_actions.list_for(conn, MIDDLE, limit=50),
+    "events": lambda conn: instance_actions.events(conn, MIDDLE, "req-7"),
+    "delete: open operations": lambda conn: operations.open_of(conn, MIDDLE),
+    "delete: cancel": lambda conn: operations.cancel_open(conn, MIDDLE, NOW),
+    "delete: release": lambda conn: allocations.release(conn, MIDDLE, now=NOW),
+    "delete: history": lambda conn: instances.move_to_deleted(conn, instances.get_many(conn, [MIDDLE])[MIDDLE], NOW),
+    "heartbeat: services": lambda conn: services.heartbeat(conn, COMPUTE, NAMES, NOW),
+    "heartbeat: operations": lambda conn: operations.owned(conn, [f"host:{name}" for name in NAMES]),
+    "heartbeat: renew": lambda conn: operations.renew_of_hosts(
+        conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1
+    ),
+    "heartbeat: departures": lambda conn: operations.departures_of(conn, NAMES),
+    "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
+    "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
+    "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW, NOW),
+    "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
+    "hypervisor": lambda conn: nodes.get(conn, _uuid("node", 7)),
+    "hypervisors, a page": lambda conn: nodes.list_(conn, limit=20),
+    "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
+    "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
+}
+
+
+@pytest.mark.parametrize("name", HOT)
+async def test_an_index_serves(database: Database, name: str) -> None:
+    scans: list[str] = []
+
+    def run(conn: sa.Connection) -> None:
+        scans.extend(_scans(conn, HOT[name]))
+        raise RolledBack
+
+    with pytest.raises(RolledBack):
+        await database.write(run)
+    assert scans == []
+
+
+async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: Database) -> None:
+    """PostgreSQL begins at the marker: it reads as many rows as the page has."""
+    read: list[int] = []
+
+    def run(conn: sa.Connection) -> None:
+        with _recorded(conn) as statements:
+            server_lists.list_(conn, Filters(limit=50, marker=MIDDLE))
+        statement, parameters = statements[-1]
+        [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one(),)
+        read.append(_rows_read(plan["Plan"]))
+
+    await database.write(run)
+    assert read == [50]
+
+
+def _rows_read(plan: dict[str, Any]) -> int:
+    own = int(plan["Actual Rows"]) + int(plan.get("Rows Removed by Filter", 0)) if "Relation Name" in plan else 0
+    return own + sum(map(_rows_read, plan.get("Plans", ())))

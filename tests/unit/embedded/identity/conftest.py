@@ -1,0 +1,19 @@
+"""Fixtures for tests of the embedded identity service."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.embedded.identity.harness import Cloud, ManualClock, cloud_at, sqlite_at
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Cloud]:
+    async with cloud_at(sqlite_at(tmp_path), clock=clock) as running:
+        yield running

@@ -1,0 +1,221 @@
+"""Which ports an agent wires and reports when verbs fail."""
+
+import socket
+from typing import Any
+
+import msgspec
+import pytest
+
+from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.firewall import firewall
+from micronova.embedded.network.agent.plan import zones_of
+from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.agent.state import AddressPair, HostState, Network, Port, Rule
+from micronova.http.client import Answer, ServiceClient
+from micronova.privileged import verbs as v
+from micronova.privileged.client import PrivilegedError
+from micronova.privileged.names import tap_name
+from tests.unit.embedded.network.world import ManualClock
+
+PREFIX = "mn-1a2b3c4d"
+NET = "aaaaaaaa-0000-4000-8000-000000000001"
+IDS = [f"{number}1111111-0000-4000-8000-000000000001" for number in (1, 2)]
+
+
+class Helper:
+    """Stands for the privileged helper: taps are plugged as asked, and the named verbs fail."""
+
+    def __init__(self) -> None:
+        self.failing: set[type[v.Verb]] = set()
+        self.closed: dict[str, str] = {}
+        self.namespaces: tuple[str, ...] = (PREFIX,)
+        self.links: dict[str, v.Link] = {}
+        self.done: list[v.Verb] = []
+
+    async def call(self, verb: v.Verb) -> v.Reply:
+        if isinstance(verb, v.Inventory):
+            return v.Reply(found=v.Found(namespaces=self.namespaces, links=dict(self.links)))
+        if type(verb) in self.failing:
+            raise PrivilegedError("It failed.")
+        self.done.append(verb)
+        if isinstance(verb, v.EnsureTap):
+            self.links[verb.tap] = v.Link(index=self.links[verb.tap].index, bridge=verb.bridge, up=True)
+        return v.Reply(closed=self.closed if isinstance(verb, v.LoadFirewall) else {})
+
+    async def open(self, verb: v.Verb) -> socket.socket:
+        return socket.socketpair()[0]
+
+    async def close(self) -> None:
+        pass
+
+
+class Service:
+    """Stands for the network service: remembers reports."""
+
+    def __init__(self) -> None:
+        self.up: list[str] = []
+        self.down: list[str] = []
+        self.faults: list[str] = []
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
+        self.up += body["up"]
+        self.down += body["down"]
+        self.faults = body["configurations"]["faults"]
+        return Answer(204, {}, b"").json()
+
+
+class World:
+    def __init__(self) -> None:
+        self.helper, self.service = Helper(), Service()
+        self.agent = self.start()
+
+    def start(self) -> NetworkAgent:
+        client: ServiceClient = self.service  # type: ignore[assignment]
+        return NetworkAgent(NetworkServiceClient(client, "h"), self.helper, ManualClock(), prefix=PREFIX)
+
+    def plug(self, port_id: str, index: int) -> None:
+        self.helper.links[tap_name(port_id)] = v.Link(index=index)
+
+    async def reconcile(self, *active: str, **rules: tuple[Rule, ...]) -> bool:
+        ports = tuple(
+            Port(
+                id=id, network_id=NET, mac_address=f"fa:16:3e:00:00:{number:02x}", device_owner="compute:nova",
+                host="h", security_groups=(id,), status="ACTIVE" if id in active else "DOWN",
+            )
+            for number, id in enumerate(IDS)
+        )  # fmt: skip
+        state = HostState(networks=(Network(id=NET),), ports=ports, rules=rules)
+        self.service.up.clear()
+        self.service.down.clear()
+        self.helper.done.clear()
+        return await self.agent.reconcile(state)
+
+
+@pytest.fixture
+async def world() -> World:
+    made = World()
+    made.plug(IDS[0], 7)
+    return made
+
+
+async def test_no_port_goes_down_because_rules_cannot_be_loaded(world: World) -> None:
+    assert await world.reconcile()
+    assert world.service.up == [IDS[0]]
+    world.helper.failing = {v.LoadFirewall}
+    world.plug(IDS[1], 8)
+    rule = Rule(direction="egress", ethertype="IPv4")
+    assert not await world.reconcile(IDS[0], **{IDS[0]: (rule,)})
+    assert (world.service.up, world.service.down) == ([], [])
+    assert world.helper.links[tap_name(IDS[1])].bridge == "", "nor is a guest wired without its rules"
+    world.agent = world.start()  # an agent that was restarted meanwhile
+    assert not await world.reconcile(IDS[0])
+    assert (world.service.up, world.service.down) == ([], [])
+    world.plug(IDS[0], 9)  # the guest was restarted, and its new tap cannot be wired
+    assert not await world.reconcile(IDS[0])
+    assert (world.service.up, world.service.down) == ([], [IDS[0]])
+    world.helper.failing = set()
+    assert await world.reconcile()
+    assert sorted(world.service.up) == IDS
+
+
+async def test_a_port_whose_rules_the_kernel_refuses_is_not_reported(world: World) -> None:
+    world.plug(IDS[1], 8)
+    world.helper.closed = {tap_name(IDS[0]): "refused"}
+    await world.reconcile()
+    assert (world.service.up, world.service.down) == ([IDS[1]], [])
+    world.helper.closed = {}
+    await world.reconcile(IDS[1], **{IDS[0]: (Rule(direction="egress", ethertype="IPv4"),)})
+    assert (world.service.up, world.service.down) == ([IDS[0]], [])
+    world.helper.closed = {tap_name(IDS[0]): "refused"}
+    await world.reconcile(*IDS)
+    assert (world.service.up, world.service.down) == ([], [])
+
+
+async def test_guests_are_not_wired_in_a_namespace_that_does_not_filter(world: World) -> None:
+    world.helper.failing = {v.EnsureNamespace}
+    assert not await world.reconcile()
+    assert not [verb for verb in world.helper.done if isinstance(verb, v.EnsureTap)]
+    assert world.helper.links[tap_name(IDS[0])].bridge == ""
+
+
+async def test_the_firewall_is_loaded_again_after_the_namespace_was_deleted(world: World) -> None:
+    await world.reconcile()
+    world.helper.namespaces = ()
+    world.helper.links = {}
+    await world.reconcile()
+    assert [type(verb) for verb in world.helper.done] == [v.EnsureNamespace, v.LoadFirewall, v.EnsureBridge]
+
+
+async def test_what_fails_is_reported_until_it_succeeds(world: World) -> None:
+    assert await world.reconcile()
+    assert world.service.faults == []
+    world.helper.failing = {v.LoadFirewall}
+    await world.reconcile(IDS[0], **{IDS[0]: (Rule(direction="egress", ethertype="IPv4"),)})
+    assert world.service.faults == ["It failed."]
+    world.helper.failing = set()
+    world.helper.closed = {tap_name(IDS[0]): "refused"}
+    await world.reconcile(IDS[0])
+    assert world.service.faults == [f"The rules of {tap_name(IDS[0])} cannot be loaded: refused"]
+    world.helper.closed = {}
+    await world.reconcile(IDS[0], **{IDS[0]: (Rule(direction="egress", ethertype="IPv4"),)})
+    assert world.service.faults == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mac_address": "FA:16:3E:00:00:01"},
+        {"allowed_address_pairs": (AddressPair(ip_address="no address"),)},
+        {"allowed_address_pairs": (AddressPair(ip_address="10.0.0.9", mac_address="01:00:00:00:00:00"),)},
+    ],
+)
+def test_a_port_with_invalid_addresses_is_closed_and_the_others_are_not(change: dict[str, Any]) -> None:
+    good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
+    bad = msgspec.structs.replace(good, id=IDS[1], **change)
+    made = firewall(HostState(networks=(Network(id=NET),), ports=(good, bad)), zones_of([NET]))
+    assert list(made.closed) == [tap_name(IDS[1])]
+    assert [bool(port.pairs) for port in made.verb.guarded] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule(direction="ingress", ethertype="IPv4", protocol=6, port_range_min=1, port_range_max=70_000),
+        Rule(direction="ingress", ethertype="IPv4", protocol=6, port_range_min=9, port_range_max=3),
+        Rule(direction="ingress", ethertype="IPv4", protocol=1, port_range_min=256),
+        Rule(direction="ingress", ethertype="IPv6", remote_ip_prefix="10.0.0.0/8"),
+        Rule(direction="ingress", ethertype="IPv4", remote_group_id=IDS[0]),
+    ],
+)
+def test_a_port_with_an_invalid_rule_is_closed_and_the_others_are_not(rule: Rule) -> None:
+    good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
+    bad = msgspec.structs.replace(good, id=IDS[1], security_groups=(IDS[1],))
+    state = HostState(networks=(Network(id=NET),), ports=(good, bad), rules={IDS[1]: (rule,)})
+    made = firewall(state, zones_of([NET]))
+    assert list(made.closed) == [tap_name(IDS[1])]
+
+
+async def test_a_rule_that_names_a_security_group_with_too_many_addresses_is_left_out(world: World) -> None:
+    large, small = IDS
+    remote = [Rule(direction="ingress", ethertype="IPv4", remote_group_id=group) for group in IDS]
+    port = Port(
+        id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h",
+        security_groups=(small,),
+    )  # fmt: skip
+    state = HostState(
+        networks=(Network(id=NET),), ports=(port,), rules={small: tuple(remote)}, members={small: ("10.0.0.1",)},
+        oversized={large: 5001},
+    )  # fmt: skip
+    assert await world.agent.reconcile(state)
+    [loaded] = [verb for verb in world.helper.done if isinstance(verb, v.LoadFirewall)]
+    [guarded] = loaded.guarded
+    assert [rule.remote_group for rule in guarded.rules] == [small]
+    assert world.service.up == [IDS[0]], "its other rules hold"
+    [fault] = world.service.faults
+    assert f"{large} has too many addresses (5001)" in fault
+    # The firewall of a state is made once, whatever makes the agent look again.
+    world.helper.namespaces = ()
+    await world.agent.reconcile(state)
+    assert [verb is loaded for verb in world.helper.done if isinstance(verb, v.LoadFirewall)] == [True, True]
+    await world.agent.reconcile(msgspec.structs.replace(state, oversized={}, members=dict.fromkeys(IDS, ())))
+    assert world.service.faults == []

@@ -1,0 +1,52 @@
+"""The client of OpenStack services against a server on a socket."""
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+
+import pytest
+
+from micronova.http.client import MAX_ANSWER, Answer, HTTPTransport, raise_for
+from micronova.objects.errors import Unavailable
+
+HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.fixture
+async def packed() -> AsyncIterator[tuple[str, list[bytes]]]:
+    """The URL of a server that answers with the gzip data in a list."""
+    bodies: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        [body] = bodies
+        writer.write((HEAD % len(body)).encode() + body)
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server:
+        yield f"http://{host}:{port}", bodies
+
+
+@pytest.mark.parametrize("size", [MAX_ANSWER, MAX_ANSWER + 1])
+async def test_an_answer_has_a_largest_size(packed: tuple[str, list[bytes]], size: int) -> None:
+    url, bodies = packed
+    bodies.append(gzip.compress(bytes(size), 1))  # little on the wire: what counts is what it unpacks to
+    transport = HTTPTransport(url)
+    try:
+        if size <= MAX_ANSWER:
+            assert len((await transport.request("GET", "/", {}, None)).body) == size
+        else:
+            with pytest.raises(Unavailable, match=r"sent more than 67,108,864 bytes"):
+                await transport.request("GET", "/", {}, None)
+    finally:
+        await transport.close()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_status_that_passes_is_unavailable(status: int) -> None:
+    """Whoever gets Unavailable tries again later."""
+    with pytest.raises(Unavailable) as raised:
+        raise_for(Answer(status, {}, b"{}"), "GET", "/v2.0/ports?limit=1")
+    assert raised.value.details["status"] == status

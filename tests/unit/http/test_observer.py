@@ -1,0 +1,99 @@
+"""The observer of HTTP requests: request ids, metrics."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from micronova.http.client import ASGITransport
+from micronova.http.faults import compute_fault
+from micronova.http.observer import RequestObserver
+from micronova.http.service import Route, Service
+from micronova.http.versions import Versions
+from micronova.objects.clock import SystemClock
+from micronova.objects.context import RequestContext
+from micronova.telemetry.logs import request_id
+from micronova.telemetry.metrics import Metrics
+
+
+class Anybody:
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        return context
+
+    def is_admin(self, context: RequestContext) -> bool:
+        return False
+
+    def enforce(self, rule: str, context: RequestContext, target: Any) -> None:
+        pass
+
+    def allows(self, rule: str, context: RequestContext, target: Any) -> bool:
+        return True
+
+    def check_scope(self, rule: str, context: RequestContext) -> None:
+        pass
+
+
+def service(metrics: Metrics, *routes: Route, versions: Versions | None = None) -> ASGITransport:
+    anybody = Anybody()
+    made = Service(
+        "tea",
+        routes,
+        policy=anybody,
+        authenticator=anybody,
+        fault_body=compute_fault,
+        versions=versions,
+        observer=RequestObserver(metrics, SystemClock()),
+    )
+    return ASGITransport(made.app)
+
+
+async def test_what_a_handler_logs_belongs_to_its_request() -> None:
+    seen = []
+
+    async def inner(request: Any) -> dict[str, str]:
+        seen.append(request_id.get())
+        return {}
+
+    async def outer(request: Any) -> dict[str, str]:
+        before = request_id.get()
+        await within.request("GET", "/inner", {}, None)
+        assert request_id.get() == before == request.context.request_id  # the inner request has given way again
+        return {"id": before}
+
+    metrics = Metrics()
+    within = service(metrics, Route(method="GET", path="/inner", handler=inner, policy=None))
+    around = service(metrics, Route(method="GET", path="/outer", handler=outer, policy=None))
+    answer = await around.request("GET", "/outer", {}, None)
+    assert answer.json()["id"] == answer.headers["x-openstack-request-id"] != seen[0] != ""
+    assert request_id.get() == ""
+    assert set(metrics.requests) == {("tea", "GET /inner", 200), ("tea", "GET /outer", 200)}
+
+
+async def test_what_fails_is_counted_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(request: Any, id: str) -> None:
+        raise ZeroDivisionError
+
+    metrics = Metrics()
+    versions = Versions("tea", major=2, least=1, newest=5)
+    transport = service(metrics, Route(method="GET", path="/cups/{id}", handler=broken, policy=None), versions=versions)
+    with caplog.at_level(logging.CRITICAL):
+        await transport.request("GET", "/cups/1", {}, None)
+    await transport.request("GET", "/cups/1", {"openstack-api-version": "tea 2.99"}, None)
+    assert metrics.requests == {("tea", "GET /cups/{id}", 500): 1, ("tea", "GET /cups/{id}", 406): 1}
+
+
+async def test_a_request_that_is_cancelled_lets_go_of_its_id() -> None:
+    started = asyncio.Event()
+
+    async def endless(request: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    metrics = Metrics()
+    transport = service(metrics, Route(method="GET", path="/", handler=endless, policy=None))
+    task = asyncio.create_task(transport.request("GET", "/", {}, None))
+    await started.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert sum(metrics.requests.values()) == 1

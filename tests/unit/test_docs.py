@@ -1,0 +1,188 @@
+"""What the documents and the module docstrings name exists: files, functions, links, commands, targets, settings."""
+
+import ast
+import functools
+import re
+import tomllib
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+import micronova
+from micronova.cli.main import main
+from micronova.conf.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(micronova.__file__).parent
+# CHANGELOG.md is left out: it names files as they were.
+DOCUMENTS = [
+    *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
+    *(ROOT / "docs").glob("*.md"),
+]
+MODULES = sorted(SOURCE.rglob("*.py"))
+TARGETS = set(re.findall(r"^([a-z][a-z0-9.-]*|\.venv):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+SECTIONS = {
+    section.name: {option.name for option in msgspec.structs.fields(section.type)}
+    for section in msgspec.structs.fields(Settings)
+}
+FILE = re.compile(r"\.?[\w.-]+(/[\w.-]+)*\.(py|md|toml|svg|png|txt|yml|service|mako)")
+FOLDER = re.compile(r"[a-z_]+(/[a-z_]+)*/")
+
+# Files of a cloud's directory, of a user's project, or of other programs.
+GENERATED = {"micronova.toml"}
+
+
+def _code(text: str) -> list[str]:
+    """Return what stands in backticks or in blocks of code."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    spans = re.findall(r"``?([^`\n]+)``?", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [*blocks, *spans]
+
+
+def _spans(text: str) -> list[str]:
+    return re.findall(r"``?([^`\n]+)``?", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+
+
+def _files_in_blocks(text: str) -> list[str]:
+    """Return our files that blocks of code name; a path of a machine or of a URL is not ours."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    words = [word.strip("(),:;'\"") for block in blocks for word in block.split()]
+    return [word for word in words if FILE.fullmatch(word) and (_is_ours(word) or word.endswith((".py", ".md")))]
+
+
+NAMES = {
+    path.name: path
+    for base in (SOURCE, ROOT / "tests", ROOT / "packaging")
+    for path in sorted(base.rglob("*"), reverse=True)
+    if "__pycache__" not in path.parts
+}
+
+
+def _exists(name: str, beside: Path) -> Path | None:
+    """Return the file or folder of that name: from the root, the source, the tests, or beside who names it."""
+    for base in (ROOT, SOURCE, beside, beside.parent, ROOT / "tests", ROOT / "docs"):
+        if (base / name).exists():
+            return base / name
+    return NAMES.get(name.rstrip("/"))
+
+
+@functools.cache
+def _texts() -> list[tuple[Path, str]]:
+    """Return the documents, and the docstrings of modules with the files that they are of."""
+    docstrings = [(path, ast.get_docstring(ast.parse(path.read_text())) or "") for path in MODULES]
+    return [(path, path.read_text()) for path in DOCUMENTS] + docstrings
+
+
+def _here(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_files_and_the_functions_in_them() -> None:
+    wrong = []
+    for path, text in _texts():
+        for span in [*_spans(text), *_files_in_blocks(text)]:
+            name, _, symbol = span.partition(" ")
+            if "NAME" in name or "NNNN" in name or not (FILE.fullmatch(name) or FOLDER.fullmatch(name)):
+                continue
+            found = _exists(name, path.parent)
+            if found is None and (name in GENERATED or (FOLDER.fullmatch(name) and not _is_ours(name))):
+                continue
+            if found is None:
+                wrong.append(f"{_here(path)}: {name}")
+            elif found.suffix == ".py" and symbol.isidentifier() and not _defines(found, symbol):
+                wrong.append(f"{_here(path)}: {span}")
+    assert wrong == []
+
+
+def _defines(module: Path, symbol: str) -> bool:
+    pattern = rf"^\s*(async def|def|class) {symbol}\b|^{symbol}\b"
+    return re.search(pattern, module.read_text(), re.MULTILINE) is not None
+
+
+def _is_ours(folder: str) -> bool:
+    return (SOURCE / folder.split("/")[0]).is_dir() or folder.split("/")[0] in ("tests", "docs", "scripts", "packaging")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_here)
+def test_links(path: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    local = [link.partition("#")[0] for link in links if "://" not in link and not link.startswith("#")]
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_here)
+def test_make_targets(path: Path) -> None:
+    named = {
+        target
+        for code in _code(path.read_text())
+        for target in re.findall(r"^(?:\$ )?(?:sudo )?make ([a-z.][\w.-]*)", code, re.MULTILINE)
+    }
+    assert named - TARGETS == set()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_here)
+def test_commands(path: Path) -> None:
+    context = click.Context(main)
+    wrong = []
+    for code in _code(path.read_text()):
+        for line in re.findall(r"^\W*(?:\.venv/bin/|sudo )*micronova ((?:[a-z][a-z-]* ?)+)", code, re.MULTILINE):
+            group: click.Command = main
+            for word in line.split():
+                if not isinstance(group, click.Group):
+                    break
+                command = group.get_command(context, word)
+                if command is None:
+                    wrong.append(f"micronova {line}")
+                    break
+                group = command
+    assert wrong == []
+
+
+def test_settings() -> None:
+    wrong = []
+    for path, text in _texts():
+        for span in _spans(text):
+            section, dot, option = span.partition(" ")[0].partition(".")
+            if not dot or section not in SECTIONS or not re.fullmatch("[a-z_]+", option):
+                continue
+            module = SOURCE / section / option
+            known = option in SECTIONS[section] or module.is_dir() or module.with_suffix(".py").exists()
+            if not known and option not in ("py", "md", "toml"):
+                wrong.append(f"{_here(path)}: {span}")
+    assert wrong == []
+
+
+def test_the_index_has_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+
+
+def test_the_version_is_the_package_s() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    texts = {path: path.read_text() for path in [*DOCUMENTS, *(ROOT / "docs").glob("*.svg")]}
+    named = {
+        (_here(path), found)
+        for path, text in texts.items()
+        for found in re.findall(r"\b[Mm]icronova(?: |&#160;|==|-)v?(\d+\.\d+\.\d+)", text)
+    }
+    assert {(where, found) for where, found in named if found != version} == set()
+    assert {where for where, _ in named} >= {"docs/first-server.md", "docs/demo.svg"}
+
+
+def test_the_table_of_packages_has_the_layers_of_the_import_contract() -> None:
+    [contract] = [
+        each
+        for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+        if each["type"] == "layers" and each["containers"] == ["micronova"]
+    ]
+    layers: list[set[str]] = []
+    for name, packages in re.findall(
+        r"^\| ([\w ]*?) ?\| ((?:`\w+/` ?)+)\|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE
+    ):
+        if name:
+            layers.append(set())
+        layers[-1] |= set(re.findall(r"\w+", packages))
+    assert layers == [set(layer.split(" | ")) for layer in contract["layers"]]

@@ -1,0 +1,31 @@
+"""A private libvirtd: its socket, and who may use it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.daemon.private import CONSOLE_LOG_BYTES, PrivateLibvirtd
+from micronova.virt.libvirt.daemon.qemu_user import QemuUser
+
+USER = QemuUser(name="libvirt-qemu", group="libvirt-qemu", uid=64055, gid=64055)
+
+
+def test_a_path_that_is_too_long_for_a_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(LibvirtMissing, match="too long for a socket"):
+        PrivateLibvirtd(tmp_path / ("x" * 100), host_uuid="u", user=USER).ensure()
+
+
+def test_who_may_talk_to_the_private_libvirtd(tmp_path: Path) -> None:
+    """A guest's process sees the sockets: it must not be able to use them."""
+    files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER)._configuration()
+    assert 'unix_sock_rw_perms = "0700"' in files["libvirtd.conf"]
+    assert 'unix_sock_ro_perms = "0700"' in files["libvirtd.conf"]
+    assert 'user = "libvirt-qemu"' in files["qemu.conf"]
+    assert f"max_size = {CONSOLE_LOG_BYTES}\nmax_backups = 1\n" in files["virtlogd.conf"]
+    assert CONSOLE_LOG_BYTES <= 1 << 20, "a guest's console must not fill the disk"
+    files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER, client=(1000, 1001))._configuration()
+    assert 'unix_sock_rw_perms = "0770"' in files["libvirtd.conf"]
+    assert 'unix_sock_group = "+1001"' in files["libvirtd.conf"]

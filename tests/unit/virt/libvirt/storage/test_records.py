@@ -1,0 +1,53 @@
+"""Records of guests: they are found again whatever happened."""
+
+from pathlib import Path
+
+import pytest
+
+from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecords
+from tests.unit.virt.libvirt.world import OTHER_UUID, UUID, guest_record
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(tmp_path / "root", seen_as=Path("/var/lib/libvirt"))
+    made.prepare()
+    return made
+
+
+def test_a_record_comes_first_and_goes_last(layout: Layout) -> None:
+    store = GuestRecords(layout)
+    store.create(guest_record())
+    with pytest.raises(FileExistsError):
+        store.create(guest_record())
+    disk = DiskRecord(file="disk", format="qcow2", role="root", backing="base")
+    store.save(guest_record(complete=True, disks=(disk,)))
+    assert GuestRecords(layout).load(UUID) == guest_record(complete=True, disks=(disk,))
+    (layout.guest(UUID) / "disk").write_bytes(b"data")
+    layout.socket(UUID, "vnc").write_bytes(b"")
+    layout.socket(OTHER_UUID, "vnc").write_bytes(b"")
+    layout.console_log(UUID).write_bytes(b"")
+    layout.console_log(UUID).with_suffix(".log.0").write_bytes(b"")
+    store.remove(UUID)
+    store.remove(UUID)
+    assert store.load(UUID) is None and store.all() == []
+    assert list(layout.instances.iterdir()) == []
+    assert [path.name for path in layout.sockets.iterdir()] == [f"{OTHER_UUID}.vnc"]
+    assert list(layout.console.iterdir()) == []
+
+
+def test_removing_goes_on_where_it_stopped(layout: Layout) -> None:
+    store = GuestRecords(layout)
+    (layout.instances / f".{UUID}.gone").mkdir()
+    store.create(guest_record())
+    store.remove(UUID)
+    assert list(layout.instances.iterdir()) == []
+
+
+def test_a_damaged_record_harms_no_other(layout: Layout) -> None:
+    store = GuestRecords(layout)
+    store.create(guest_record())
+    store.create(guest_record(OTHER_UUID))
+    (layout.guest(OTHER_UUID) / "guest.json").write_bytes(b"{")
+    assert [found.uuid for found in store] == [UUID]

@@ -1,0 +1,39 @@
+"""The resources of a host, and what its guests use."""
+
+from pathlib import Path
+
+import pytest
+
+from micronova.conf.libvirt import LibvirtSettings
+from micronova.virt.libvirt.resources import file_system, memory_mb, node_resources, uptime
+from micronova.virt.libvirt.storage.layout import Layout
+from tests.unit.virt.libvirt.world import OTHER_UUID, UUID, facts, guest_record
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Layout:
+    made = Layout(tmp_path / "root", seen_as=Path("/var/lib/libvirt"))
+    made.prepare()
+    return made
+
+
+def test_resources(layout: Layout) -> None:
+    ours = [guest_record(), guest_record(OTHER_UUID, cloud="another")]
+    running = {UUID: (2, 512), OTHER_UUID: (4, 1024), "by-hand": (1, 64)}
+    node = node_resources(
+        "host-1", "cloud-1", facts(), LibvirtSettings(), layout, records=ours, running=running, proc=Path("/proc")
+    )
+    assert (node.node, node.hypervisor_type, node.hypervisor_version) == ("host-1", "QEMU", 7_002_000)
+    assert (node.vcpus_used, node.memory_mb_used) == (7, 1600)
+    assert node.memory_mb == memory_mb() > 0 and node.vcpus > 0
+    assert node.local_gb == file_system(layout.root).total // 1024**3
+    assert node.local_gb_used >= 4 and node.running_vms == 3
+    assert node.cpu_info["arch"] == "x86_64"
+    again = node_resources(
+        "host-1", "cloud-1", facts(), LibvirtSettings(cpu_shared_set="0"), layout, records=[], running={}
+    )
+    assert again.node_uuid == node.node_uuid and again.vcpus == 1
+
+
+def test_uptime() -> None:
+    assert uptime().startswith("up ") and "load average:" in uptime()
