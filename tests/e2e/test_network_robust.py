@@ -58,6 +58,23 @@ async def test_a_server_that_is_replaced_or_stopped_is_not_missed(
     assert "has ended" not in caplog.text
 
 
+@pytest.mark.parametrize("options", [[], [{"opt_name": "tftp-server", "opt_value": "10.1.0.7"}]], ids=["plain", "own"])
+async def test_a_server_that_has_given_addresses_survives_changes_of_its_guests(
+    cloud: AgentWorld, caplog: pytest.LogCaptureFixture, options: list[dict[str, str]]
+) -> None:
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    first = await cloud.guest(network, extra_dhcp_opts=options)
+    for _ in range(4):
+        await first.dhcp()
+        another = await cloud.guest(network)
+        await another.dhcp()
+        await cloud.network.delete("port", another.port["id"], SERVICE)
+        cloud.unplug(another)
+        await cloud.settled(plugged=False)
+    assert (await first.dhcp())["ip"] == first.address
+    assert "has ended" not in caplog.text
+
+
 def helper_pid(cloud: AgentWorld) -> int:
     """Return the process id of the helper."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:

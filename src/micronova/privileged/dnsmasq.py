@@ -27,13 +27,19 @@ ADVERTISE = 60  # seconds between unsolicited router advertisements
 LIFETIME = 1800  # seconds for which guests use a router after its last advertisement
 STOP_TIMEOUT = 5.0
 _DEVICE = "--interface="
+_SET_TAG = "set:"
 _ADVERTISER = "--port=0"  # no DNS; only a router's advertiser has this argument
 
 
 def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> int:
-    """Start the server and return its process id; one with the same command line only reads its changed files again."""
+    """Start the server and return its process id; one with the same command line only reads its changed files again.
+
+    dnsmasq 2.90 crashes if it reads its hosts again after it served one that sets a tag: it follows the tag's pointer
+    to the next one, which the request has left in a stack frame. So a server with such hosts is replaced.
+    """
     place = directory / verb.namespace
     place.mkdir(mode=0o755, exist_ok=True)
+    tagged = _sets_tags(place / "hosts")
     if isinstance(verb, v.StartAdvertiser):
         changed, wanted = [], advertiser_command(verb, place)
     else:
@@ -41,9 +47,11 @@ def start(verb: v.StartDnsmasq | v.StartAdvertiser, directory: Path) -> int:
         wanted = command(verb, place)
     pid = running(place)
     if pid is not None and _arguments(pid) == wanted:
-        if any(changed):
+        if not any(changed):
+            return pid
+        if not tagged:
             os.kill(pid, signal.SIGHUP)
-        return pid
+            return pid
     if pid is not None:
         _end(pid, verb.namespace, keep=wanted)
     with inside(verb.namespace):
@@ -168,8 +176,9 @@ def files(verb: v.StartDnsmasq) -> dict[str, str]:
         options += _options(number, subnet)
     for host in verb.hosts:
         tag = "p" + host.mac.replace(":", "")
+        tags = f"{_SET_TAG}{tag}" if host.options else ""
         shown = [f"[{each}]" if ":" in each else each for each in host.addresses]
-        hosts += [",".join(filter(None, [host.mac, f"set:{tag}", host.name, each])) for each in shown or [""]]
+        hosts += [",".join(filter(None, [host.mac, tags, host.name, each])) for each in shown or [""]]
         for option in host.options:
             kind = "option6" if option.version == 6 else "option"
             named = option.name if option.name.isdecimal() else f"{kind}:{option.name}"
@@ -194,6 +203,14 @@ def _options(number: int, subnet: v.DhcpSubnet) -> list[str]:
     if routes:
         lines += [f"{tag},option:classless-static-route,{','.join(routes)}", f"{tag},249,{','.join(routes)}"]
     return lines
+
+
+def _sets_tags(hosts: Path) -> bool:
+    """Return whether a host of the file that the running server has read sets a tag."""
+    try:
+        return f",{_SET_TAG}" in hosts.read_text()
+    except FileNotFoundError:
+        return False
 
 
 def _write(file: Path, text: str) -> bool:
