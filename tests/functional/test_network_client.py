@@ -386,7 +386,7 @@ async def test_an_overtaken_removal_leaves_the_port_to_its_next_server(scene: Sc
     assert (port["device_id"], port["binding:host_id"]) == ("s2", "h1")
 
 
-@pytest.mark.parametrize("call", ["deallocate", "release"])
+@pytest.mark.parametrize("call", ["deallocate", "detach"])
 async def test_a_removal_whose_operation_has_ended_deletes_nothing(scene: Scene, call: str) -> None:
     network, _ = await scene.cloud.network()
     vif = await scene.client.attach(
@@ -401,7 +401,7 @@ async def test_a_removal_whose_operation_has_ended_deletes_nothing(scene: Scene,
         if call == "deallocate":
             await scene.client.deallocate("s1", check=ended)
         else:
-            await scene.client.release(instance_uuid="s1", operation="attach-1", check=ended)
+            await scene.client.detach(instance_uuid="s1", operation="attach-1", check=ended)
     assert [port["id"] for port in await scene.cloud.list("port")] == [vif.port_id]
 
 

@@ -377,7 +377,7 @@ async def test_a_network_service_that_is_away_delays(
 ) -> None:
     net = await network(user)
     id = (await user.boot())["id"]
-    away = {"attach": 1, "release": 1}
+    away = {"attach": 1, "detach": 1}
 
     for name in away:
         working = getattr(NetworkClient, name)

@@ -2,14 +2,14 @@
 
 The API role checks requested networks with the user's token and makes a plan (`planner`). The conductor then creates
 and binds the ports as the service user (`allocate`), and deletes them (`deallocate`). An existing server gets another
-port (`attach`) or loses some (`release`). All of these may be repeated: a port's device_id and our entry in its
+port (`attach`) or loses some (`detach`). All of these may be repeated: a port's device_id and our entry in its
 binding:profile say what was done before.
 
 A conductor may lose its operation without noticing, for example while it stands still. So each change of a port that
-exists is made in three steps: read the port, let the caller check that the operation is still its own (`check`), and
-change the port on condition of the revision that was read. A later attempt changes each port that it takes over, so
-the condition of an earlier attempt fails from then on. Neutron deletes without a condition; a port that a later attempt
-might take over is therefore marked as released first, and no attempt takes a released port.
+exists is made in three steps (`_change`): read the port, let the caller check that the operation is still its own
+(`check`), and change the port on condition of the revision that was read. A later attempt changes each port that it
+takes over, so the condition of an earlier attempt fails from then on. Neutron deletes without a condition; a port that
+a later attempt might take over is therefore marked as released first, and no attempt takes a released port.
 """
 
 import asyncio
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 Check = Callable[[], Awaitable[None]]
 """Raises Stale if the operation of the caller has got another owner."""
+
+Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
+"""Returns the attributes to set on a port, from the port as it is now; None to leave it as it is."""
 
 TRIES = 10  # how often a change is repeated because others change the port, too
 BINDINGS = "attempt"  # the key in our entry of how often a port was bound; absent until the second time
@@ -70,7 +73,11 @@ class NetworkClient:
             self._bind_existing(port, common, index, found, check) for index, port in enumerate(wanted)
         ]
         # A port that is not in the plan was left by an attempt with another plan.
-        work += [self._discard(port, check) for port in existing if mark_of(port).get("created")]
+        work += [
+            self._delete_unless(lambda known: mark_of(known).get("server") != instance_uuid, port, check)
+            for port in existing
+            if mark_of(port).get("created")
+        ]
         await _all(work)
         # Ports are created last: an attempt that is overtaken notices it before, if it has ports to bind.
         new = [index for index, port in enumerate(found) if port is None]
@@ -85,24 +92,10 @@ class NetworkClient:
 
         `check` raises Stale if the ports are in use. A port that another attempt has taken over stays.
         """
-
         for id in port_ids:
             with contextlib.suppress(NotFound, Stale):
-                await self._withdraw(id, check)
-
-    async def _withdraw(self, id: str, check: Check) -> None:
-        for _ in range(TRIES):
-            port = await self.calls.port(id)
-            if BINDINGS in mark_of(port):
-                return  # another attempt has bound it again
-            await check()
-            try:
-                released = {"binding:profile": remarked(port, released=True)}
-                await self.calls.update_port(id, released, revision=port.get("revision_number"))
-            except PortChanged:
-                continue
-            await self.calls.delete_port(id)
-            return
+                port = await self.calls.port(id)
+                await self._delete_unless(lambda known: BINDINGS in mark_of(known), port, check)
 
     async def deallocate(self, instance_uuid: str, *, check: Check) -> None:
         """Delete the ports that we created for a server, and unbind the user's own."""
@@ -135,7 +128,7 @@ class NetworkClient:
         [vif] = await self._vifs([bound])
         return vif
 
-    async def release(
+    async def detach(
         self, *, instance_uuid: str, port_id: str | None = None, operation: str | None = None, check: Check
     ) -> None:
         """Remove one port from a server, or the port that an operation attached; ports that we created are deleted."""
@@ -200,16 +193,19 @@ class NetworkClient:
             ]
         )
 
-    async def _change(
-        self, port: dict[str, Any], server: str, changes: Callable[[Mapping[str, Any]], dict[str, Any]], check: Check
-    ) -> dict[str, Any] | None:
-        """Change a port of a server; return None if it is not the server's any more. Raise what `check` raises."""
+    async def _change(self, port: Mapping[str, Any], changes: Changes, check: Check) -> dict[str, Any] | None:
+        """Change a port and return it; None if `changes` leaves it as it is, or if it does not exist any more.
+
+        If another request changes the port meanwhile, it is read and decided again. Raise what `changes` and `check`
+        raise.
+        """
         for _ in range(TRIES):
-            if mark_of(port).get("server") != server:
+            new = changes(port)
+            if new is None:
                 return None
             await check()
             try:
-                return await self.calls.update_port(port["id"], changes(port), revision=port.get("revision_number"))
+                return await self.calls.update_port(port["id"], new, revision=port.get("revision_number"))
             except NotFound:
                 return None
             except PortChanged:
@@ -226,21 +222,24 @@ class NetworkClient:
         The port is changed even if it is bound to that host: then no earlier attempt can change it any more.
         """
 
-        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
-            mark = {BINDINGS: mark_of(known).get(BINDINGS, 1) + 1}
-            return {"binding:host_id": host, "binding:profile": remarked(known, **mark)}
+        def changes(known: Mapping[str, Any]) -> dict[str, Any] | None:
+            mark = mark_of(known)
+            if mark.get("server") != server or mark.get("released"):
+                return None
+            bindings = {BINDINGS: mark.get(BINDINGS, 1) + 1}
+            return {"binding:host_id": host, "binding:profile": remarked(known, **bindings)}
 
-        bound = None if mark_of(port).get("released") else await self._change(port, server, changes, check)
-        return None if bound is None or mark_of(bound).get("released") else bound
+        return await self._change(port, changes, check)
 
-    async def _discard(self, port: dict[str, Any], check: Check) -> None:
-        """Delete a port that we created, unless another attempt takes it over."""
+    async def _delete_unless(
+        self, taken_over: Callable[[Mapping[str, Any]], bool], port: dict[str, Any], check: Check
+    ) -> None:
+        """Delete a port that we created, unless another attempt has taken it over; none can afterwards."""
 
-        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
-            return {"binding:profile": remarked(known, released=True)}
+        def changes(known: Mapping[str, Any]) -> dict[str, Any] | None:
+            return None if taken_over(known) else {"binding:profile": remarked(known, released=True)}
 
-        server = mark_of(port).get("server", "")
-        if await self._change(port, server, changes, check) is not None:
+        if await self._change(port, changes, check) is not None:
             await self.calls.delete_port(port["id"])
 
     async def _wanted(self, ports: PlannedPorts, project_id: str) -> list[PlannedPort]:
@@ -281,21 +280,23 @@ class NetworkClient:
     ) -> dict[str, Any]:
         """Bind a user's port; raise Conflict if another server has it."""
         assert wanted.port_id is not None
-        for _ in range(TRIES):
-            port = await self.calls.port(wanted.port_id)
-            if port["device_id"] not in ("", common["device_id"]):
+
+        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
+            if known["device_id"] not in ("", common["device_id"]):
                 raise Conflict(f"Port {wanted.port_id} is still in use.")
-            await check()
-            mark = marked(port, common["device_id"], False, wanted.tag, operation)
-            changes = {**common, "binding:profile": mark}
-            try:
-                return await self.calls.update_port(port["id"], changes, revision=port.get("revision_number"))
-            except PortChanged:
-                pass
-        raise Unavailable(f"Port {wanted.port_id} is being changed by many requests.")
+            return {**common, "binding:profile": marked(known, common["device_id"], False, wanted.tag, operation)}
+
+        bound = await self._change(await self.calls.port(wanted.port_id), changes, check)
+        if bound is None:
+            raise NotFound(f"Port {wanted.port_id} could not be found.")
+        return bound
 
     async def _unbind(self, port: dict[str, Any], server: str, check: Check) -> None:
-        def changes(known: Mapping[str, Any]) -> dict[str, Any]:
+        """Unbind a user's port, unless it is not the server's any more."""
+
+        def changes(known: Mapping[str, Any]) -> dict[str, Any] | None:
+            if mark_of(known).get("server") != server:
+                return None
             values = {
                 "device_id": "",
                 "device_owner": "",
@@ -306,7 +307,7 @@ class NetworkClient:
                 values["dns_name"] = ""
             return values
 
-        await self._change(port, server, changes, check)
+        await self._change(port, changes, check)
 
     async def _vifs(self, ports: Sequence[dict[str, Any]], floating: bool = False) -> tuple[VIF, ...]:
         if not ports:

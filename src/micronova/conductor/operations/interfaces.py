@@ -213,7 +213,7 @@ class AttachInterface(InterfaceKind):
 
     async def _release(self, operation: Operation) -> None:
         if self._dependencies.network_client is not None:
-            await self._dependencies.network_client.release(
+            await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 operation=operation.id,
                 check=functools.partial(self._transitions.check_release, operation),
@@ -266,7 +266,7 @@ class DetachInterface(InterfaceKind):
         """Release the port and end the operation."""
         if self._dependencies.network_client is not None:
             port = _payload(operation).port_id
-            await self._dependencies.network_client.release(
+            await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 port_id=port,
                 check=functools.partial(self._transitions.check_release, operation),
