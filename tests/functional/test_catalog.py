@@ -22,7 +22,11 @@ async def test_services_in_another_process(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     identity = {"auth_url": f"{url}/identity/v3", "password": cloud.keys.service_password}
     elsewhere = Process(load(environ={}, identity=identity), ["conductor"], StateDirectory(tmp_path / "elsewhere"))
-    images, networks, compute = elsewhere.clients.images(), elsewhere.clients.networks(), elsewhere.clients.compute()
+    images, networks, compute = (
+        elsewhere.clients.image_client(),
+        elsewhere.clients.network_client(),
+        elsewhere.clients.compute(),
+    )
     assert images is not None and networks is not None
     try:
         with pytest.raises(Unavailable):
@@ -39,7 +43,7 @@ async def test_services_in_another_process(tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="No service is mounted here"):  # an endpoint whose role does not run
             await compute.request("GET", "/servers")
         with pytest.raises(SettingsError, match=r"neutron.endpoint_override"):  # a host has no service user
-            elsewhere.clients.network_service(keys_of(HostKeyring(bytes(16)), "host"))
+            elsewhere.clients.network_agent_client(keys_of(HostKeyring(bytes(16)), "host"))
     finally:
         await elsewhere.clients.close()
         await cloud.stop()

@@ -136,7 +136,7 @@ async def agent(file: Path, place: Path, **default: Any) -> AsyncIterator[Proces
 
 
 def service(process: Process) -> NetworkServiceClient:
-    return NetworkServiceClient(process.clients.network_service(process.clients.host_keys()), process.host)
+    return NetworkServiceClient(process.clients.network_agent_client(process.clients.host_keys()), process.host)
 
 
 def test_what_a_host_is_told(region: Region) -> None:

@@ -52,7 +52,7 @@ async def run_audit(process: "Process", progress: "Progress | None" = None) -> l
         ComputeAPI(process.bus),
         process.clock,
         service_down_time=process.settings.default.service_down_time,
-        ports=process.clients.networks(),
+        ports=process.clients.network_client(),
         progress=progress or no_progress,
     )
     builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)

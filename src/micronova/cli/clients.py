@@ -42,7 +42,7 @@ class Clients:
         self._transports: list[Transport] = []
         self._token: ServiceToken | None = None
         self._catalog: Catalog | None = None
-        self._networks: NetworkClient | None = None
+        self._network_client: NetworkClient | None = None
         self._feeds: list[RevocationFeed] = []  # revoked tokens, from an identity service in another process
 
     @property
@@ -123,7 +123,7 @@ class Clients:
 
     # --- image and network -----------------------------------------------------------------------------------
 
-    def images(self) -> "ImageClient | None":
+    def image_client(self) -> "ImageClient | None":
         """Return the image client; None when there is no image service."""
         from micronova.clients.image.client import ImageClient
 
@@ -142,16 +142,16 @@ class Clients:
             now=process.clock.now,
         )
 
-    def networks(self) -> "NetworkClient | None":
+    def network_client(self) -> "NetworkClient | None":
         """Return the network client; None when there is no network service."""
         from micronova.clients.network.client import NetworkClient
 
         override = self._process.settings.neutron.endpoint_override
-        if self._networks is None and self._has("network", override):
-            self._networks = NetworkClient(self._client("network", override))
-        return self._networks
+        if self._network_client is None and self._has("network", override):
+            self._network_client = NetworkClient(self._client("network", override))
+        return self._network_client
 
-    def network_service(self, keys: HeldKeys) -> ServiceClient:
+    def network_agent_client(self, keys: HeldKeys) -> ServiceClient:
         """Return the client that the network agent uses: it identifies itself by the keys of its host."""
         transport = self._transport("network", self._process.settings.neutron.endpoint_override)
         return ServiceClient(transport, keys.ticket, renew=keys.forget)

@@ -130,7 +130,7 @@ async def make_network_agent(process: "Process") -> "Role":
         timeout=settings.metadata_timeout,
     )
     return NetworkAgent(
-        NetworkServiceClient(clients.network_service(keys), process.host),
+        NetworkServiceClient(clients.network_agent_client(keys), process.host),
         privileged,
         process.clock,
         prefix=prefix_of(process.keys.cloud_id),
@@ -213,8 +213,8 @@ async def make_conductor(process: "Process") -> "Role":
         engine=engine,
         compute=ComputeAPI(process.bus),
         secrets=_secret_box(process),
-        network_client=process.clients.networks(),
-        images=process.clients.images(),
+        network_client=process.clients.network_client(),
+        image_client=process.clients.image_client(),
         notifier=process.notifier,
         service_down_time=settings.default.service_down_time,
         action_timeout=settings.default.instance_build_timeout,
@@ -367,7 +367,7 @@ def _api_dependencies(process: "Process") -> "Dependencies":
     settings = process.settings
     clients = process.clients
     conductor = ConductorAPI(process.bus)
-    networks = clients.networks()
+    network_client = clients.network_client()
     default = settings.default
     compute = ComputeAPI(process.bus)
     guests = GuestQueries(
@@ -388,7 +388,7 @@ def _api_dependencies(process: "Process") -> "Dependencies":
         database=process.database,
         clock=process.clock,
         actions=actions,
-        networks=networks,
+        network_client=network_client,
         is_up=guests.is_up,
     )
     return Dependencies(
@@ -398,7 +398,9 @@ def _api_dependencies(process: "Process") -> "Dependencies":
         creator=_server_creator(process),
         actions=actions,
         interfaces=interfaces,
-        security_groups=ServerSecurityGroups(database=process.database, clock=process.clock, networks=networks),
+        security_groups=ServerSecurityGroups(
+            database=process.database, clock=process.clock, network_client=network_client
+        ),
         external_events=ExternalEvents(
             database=process.database, clock=process.clock, compute=compute, interfaces=interfaces
         ),
@@ -427,8 +429,8 @@ def _server_creator(process: "Process") -> "ServerCreator":
         secrets=_secret_box(process),
         hooks=Hooks.load(),
         quota_defaults=process.settings.quota.limits(),
-        images=clients.images(),
-        networks=clients.networks(),
+        image_client=clients.image_client(),
+        network_client=clients.network_client(),
         unsupported=Unsupported(lambda: _honoured(process.settings.filter_scheduler.enabled_filters)),
         build_timeout=default.instance_build_timeout,
         default_zone=default.default_availability_zone,

@@ -84,8 +84,8 @@ class ServerCreator:
         secrets: SecretBox,
         hooks: Hooks,
         quota_defaults: Mapping[str, int],
-        images: ImageClient | None,
-        networks: NetworkClient | None,
+        image_client: ImageClient | None,
+        network_client: NetworkClient | None,
         unsupported: Unsupported,
         build_timeout: float,
         default_zone: str,
@@ -98,9 +98,9 @@ class ServerCreator:
         self._secrets = secrets
         self._hooks = hooks
         self._quota_defaults = quota_defaults
-        self._images = images
+        self._image_client = image_client
         self._image_cache: dict[tuple[str, str], tuple[float, ImageMeta]] = {}
-        self._networks = networks
+        self._network_client = network_client
         self._unsupported = unsupported
         self._build_timeout = build_timeout
         self._default_zone = default_zone
@@ -206,14 +206,14 @@ class ServerCreator:
     async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
         if request.image_id is None:
             return None
-        if self._images is None:
+        if self._image_client is None:
             return ImageMeta(id=request.image_id)
         key, now = (context.token, request.image_id), self._clock.monotonic()
         seen = self._image_cache.get(key)
         if seen is not None and now - seen[0] < IMAGE_CACHED:
             return seen[1]
         try:
-            image = await self._images.get(request.image_id, context.token)
+            image = await self._image_client.get(request.image_id, context.token)
         except NotFound:
             raise Invalid(f"Invalid imageRef provided: image {request.image_id} could not be found.") from None
         if len(self._image_cache) >= 1000:
@@ -222,9 +222,9 @@ class ServerCreator:
         return image
 
     async def _validate_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
-        if self._networks is None:
+        if self._network_client is None:
             return NetworkPlan(ports="none")
-        return await self._networks.planner.plan(
+        return await self._network_client.planner.plan(
             request.networks,
             request.security_groups,
             token=context.token,

@@ -61,20 +61,20 @@ class Interfaces:
         database: Database,
         clock: Clock,
         actions: ServerActions,
-        networks: NetworkClient | None,
+        network_client: NetworkClient | None,
         is_up: Callable[[sa.Connection, str], bool],
     ) -> None:
         self._is_up = is_up
         self._database = database
         self._clock = clock
         self._actions = actions
-        self._networks = networks
+        self._network_client = network_client
 
     async def listed(self, row: InstanceRow) -> tuple[VIF, ...]:
         """Return a server's interfaces as the network service shows them now."""
-        if self._networks is None:
+        if self._network_client is None:
             return msgspec.convert(row["network_info"], tuple[VIF, ...])
-        found = await self._networks.network_info(row["uuid"])
+        found = await self._network_client.network_info(row["uuid"])
         return _in_order(found, row["network_info"])
 
     async def show(self, row: InstanceRow, port_id: str) -> VIF:
@@ -94,12 +94,12 @@ class Interfaces:
         reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
         if reason is not None:
             raise Conflict(f"Cannot '{action.name}' instance {row['uuid']} {reason}")
-        if self._networks is None:
+        if self._network_client is None:
             raise NotSupported("There is no network service: a server cannot get an interface.")
         assert row["host"] is not None  # or the action had been refused
         if not await self._database.read(self._is_up, row["host"]):
             raise Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
-        planned = await self._plan(self._networks, context, row, request, may_attach_external)
+        planned = await self._plan(self._network_client, context, row, request, may_attach_external)
         payload = InterfacePayload(request=planned)
         operation = await self._begin(context, row, action, payload, WAIT)
         port_id = await self._attached(row["uuid"], operation)
@@ -116,14 +116,14 @@ class Interfaces:
 
     async def refresh(self, uuid: str) -> None:
         """Record a server's interfaces, addresses and security groups as the network service shows them now."""
-        if self._networks is None:
+        if self._network_client is None:
             return
         for _ in range(REFRESH_TRIES):
             row = await self._database.read(instances.get, uuid)
             if row is None:
                 return
-            found = await self._networks.network_info(uuid)
-            security_groups = await self._networks.security_groups.names_of(uuid)
+            found = await self._network_client.network_info(uuid)
+            security_groups = await self._network_client.security_groups.names_of(uuid)
             if await self._database.write(self._note, uuid, row["updated_at"], found, security_groups):
                 return
         log.warning(
@@ -164,7 +164,7 @@ class Interfaces:
 
     async def _plan(
         self,
-        networks: NetworkClient,
+        network_client: NetworkClient,
         context: RequestContext,
         row: InstanceRow,
         request: NetworkRequest | None,
@@ -172,7 +172,7 @@ class Interfaces:
     ) -> PlannedPort:
         """Check the request with the caller's token; return the planned port."""
         try:
-            plan = await networks.planner.plan(
+            plan = await network_client.planner.plan(
                 None if request is None else [request],
                 [],
                 token=context.token,

@@ -15,10 +15,10 @@ from micronova.objects.instance import InstanceRow
 class ServerSecurityGroups:
     """Lists, adds and removes security groups of servers."""
 
-    def __init__(self, *, database: Database, clock: Clock, networks: NetworkClient | None) -> None:
+    def __init__(self, *, database: Database, clock: Clock, network_client: NetworkClient | None) -> None:
         self._database = database
         self._clock = clock
-        self._networks = networks
+        self._network_client = network_client
 
     async def list_(self, context: RequestContext, row: InstanceRow) -> list[dict[str, Any]]:
         """Return the security groups of a server's ports, with their rules."""
@@ -37,9 +37,9 @@ class ServerSecurityGroups:
         await self._record(row["uuid"], names)
 
     def _security_groups(self) -> SecurityGroups:
-        if self._networks is None:
+        if self._network_client is None:
             raise NotSupported("There is no network service, and so there are no security groups.")
-        return self._networks.security_groups
+        return self._network_client.security_groups
 
     async def _record(self, uuid: str, names: list[str]) -> None:
         """Record the groups that the server shows."""

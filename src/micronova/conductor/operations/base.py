@@ -32,7 +32,7 @@ class Dependencies:
     compute: ComputeAPI
     secrets: SecretBox
     network_client: NetworkClient | None
-    images: ImageClient | None
+    image_client: ImageClient | None
     notifier: Notifier
     service_down_time: float
     action_timeout: float  # seconds after which an action that has not ended fails

@@ -232,7 +232,9 @@ class Build(HostKind):
             kind=self.name,
             now=self._engine.now(),
             secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
-            image_ticket=self._dependencies.images.ticket_url(image) if image and self._dependencies.images else None,
+            image_ticket=self._dependencies.image_client.ticket_url(image)
+            if image and self._dependencies.image_client
+            else None,
             wait_for_plugs=tuple(payload.wait_for_plugs),
         )
 
