@@ -69,14 +69,14 @@ class Core:
     async def delete(self, request: Request, image_id: str, allowed: Callable[[Image], None]) -> Image:
         """Delete an image, unless `allowed` raises an error; return the deleted image."""
 
-        async def delete_now() -> Image:
+        async def try_delete() -> Image:
             image = await self.load(request, image_id, "delete_image")
             allowed(image)
             await self.database.write(queries.delete, image, self.now())
             return image
 
         with _refuse_when_contended(image_id):
-            return await retry(delete_now)
+            return await retry(try_delete)
 
 
 @contextlib.contextmanager

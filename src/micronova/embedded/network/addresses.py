@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.cidrs import (
     SLAAC_MODES,
     Address,
@@ -21,11 +22,10 @@ from micronova.embedded.network.cidrs import (
     parse_pools,
 )
 from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.request_bodies import ip_address
 from micronova.embedded.network.tables import SubnetRow, addresses, subnets
-from micronova.embedded.network.wire import ip_address
 
 MAX_PER_PORT = 5
-ROUTER_INTERFACE = "network:router_interface"
 _SCAN = 512  # allocated addresses that are read at once in the search for a free one
 _SPREAD = 16  # free addresses among which one is chosen
 
@@ -115,7 +115,7 @@ def address_requests(
     the gateway address. `held` are the addresses that the port has.
     """
     fitting = [subnet for subnet in candidates if serves(subnet, device_owner)]
-    routers = device_owner == ROUTER_INTERFACE
+    routers = device_owner == device_owners.ROUTER_INTERFACE
     own = [] if routers else [AddressRequest((subnet,)) for subnet in fitting if subnet.slaac]
     if requested is None:
         found = []
@@ -182,7 +182,7 @@ def serves(candidate: AllocationSubnet, device_owner: str) -> bool:
     return not kinds or any(device_owner.startswith(kind) for kind in kinds)
 
 
-def take(
+def allocate(
     conn: sa.Connection, request: AddressRequest, port_id: str, position: int, mac: str
 ) -> tuple[AllocationSubnet, Address]:
     """Allocate an address to a port; raise Conflict if there is none."""
@@ -201,13 +201,13 @@ def take(
             return chosen, own
         raise conflict(f"The IP address {own} is in use.", "IpAddressInUse")
     for candidate in request.choices:
-        found = _take_any(conn, candidate, port_id, position, (request.hints or {}).get(candidate.id))
+        found = _allocate_any(conn, candidate, port_id, position, (request.hints or {}).get(candidate.id))
         if found is not None:
             return candidate, found
     raise conflict(f"No more IP addresses available on network {chosen.network_id}.", "IpAddressGenerationFailure")
 
 
-def _take_any(
+def _allocate_any(
     conn: sa.Connection, subnet: AllocationSubnet, port_id: str, position: int, hint: int | None
 ) -> Address | None:
     if hint is not None and any(first <= hint <= last for first, last in subnet.pools):

@@ -19,13 +19,13 @@ from micronova.db.engine import Database
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
 from micronova.embedded.network.addresses import addresses_of
+from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_changes import groups_of
-from micronova.embedded.network.port_rows import alive_since
 from micronova.embedded.network.qos_use import limits_of
-from micronova.embedded.network.rules import PROTOCOLS
+from micronova.embedded.network.security_group_rules import PROTOCOLS
 from micronova.embedded.network.tables import (
     PortChanges,
     PortRow,
@@ -173,7 +173,7 @@ class AgentRoutes:
         if body.up or body.down:
             await self.core.write_with_events(_record_wired, self.core, body)
         if body.dhcp:
-            await dhcp_ports.settle(self.core, body.host)
+            await dhcp_ports.bring_up_to_date(self.core, body.host)
 
 
 def _record_heartbeat(conn: sa.Connection, core: Core, report: Report) -> None:

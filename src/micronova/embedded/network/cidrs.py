@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.wire import ip_address
+from micronova.embedded.network.request_bodies import ip_address
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -12,8 +12,8 @@ from micronova.embedded.common.revisions import retry
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import RevisionMismatch, not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing
+from micronova.embedded.network.request_bodies import objects
 from micronova.embedded.network.tables import OwnedRow, tags
-from micronova.embedded.network.wire import objects
 from micronova.http.paging import iso
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -235,7 +235,7 @@ class Creatable(Collection[R]):
     create_body: ClassVar[Any]
 
     @abstractmethod
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create the resources of the body and return the response; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
@@ -245,7 +245,7 @@ class Creatable(Collection[R]):
 
     async def create(self, request: Request) -> dict[str, Any]:
         """Create one resource, or all of several or none."""
-        return await retry(self.create_now, request)
+        return await retry(self.try_create, request)
 
 
 class Updatable(Collection[R]):
@@ -254,7 +254,7 @@ class Updatable(Collection[R]):
     update_body: ClassVar[Any]
 
     @abstractmethod
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a resource from the body and return the response; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
@@ -264,14 +264,14 @@ class Updatable(Collection[R]):
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Update the given attributes of a resource."""
-        return await retry(self.update_now, request, id)
+        return await retry(self.try_update, request, id)
 
 
 class Deletable(Collection[R]):
     """Adds delete to a kind of resource."""
 
     @abstractmethod
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a resource that nothing uses; raise Changed to be called again."""
 
     def routes(self) -> list[Route]:
@@ -281,7 +281,7 @@ class Deletable(Collection[R]):
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a resource that nothing uses."""
-        await retry(self.delete_now, request, id)
+        await retry(self.try_delete, request, id)
 
 
 def check_revision(request: Request, resource: Resource) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import (
     MAX_PER_PORT,
     AddressRequest,
@@ -34,8 +35,6 @@ from micronova.objects.errors import Conflict, Invalid
 
 log = logging.getLogger(__name__)
 
-OWNER = "network:dhcp"
-
 
 @dataclass(frozen=True)
 class Due:
@@ -46,17 +45,17 @@ class Due:
     address_requests: list[AddressRequest]
 
 
-async def settle(core: Core, host: str) -> None:
+async def bring_up_to_date(core: Core, host: str) -> None:
     """Create, change and delete ports until each network with guests on the host and DHCP has one, and no other."""
     for due in await core.database.read(_due, host):
         try:
-            await _settle(core, host, due)
+            await _apply(core, host, due)
         except (Changed, Conflict, Invalid, sa.exc.IntegrityError) as error:
             # The network is full, or a concurrent request did it. Go on with the other networks.
             log.warning("cannot update the DHCP port of host %s on network %s: %s", host, due.network_id, error)
 
 
-async def _settle(core: Core, host: str, due: Due) -> None:
+async def _apply(core: Core, host: str, due: Due) -> None:
     if due.port_id is None:
         remember_addresses(core, await core.write_with_events(_insert, core, host, _plan(core, host, due)))
     elif due.address_requests:
@@ -69,7 +68,9 @@ async def _settle(core: Core, host: str, due: Due) -> None:
 
 def _plan(core: Core, host: str, due: Due) -> PortPlan:
     row = new_port_row(core, "", due.network_id)  # of no project, so no quota counts it
-    row = port_with(row, {"device_id": f"dhcp-{host}"[:255], "device_owner": OWNER, "port_security_enabled": False})
+    row = port_with(
+        row, {"device_id": f"dhcp-{host}"[:255], "device_owner": device_owners.DHCP, "port_security_enabled": False}
+    )
     row = port_with(row, binding_columns(due.network_id, host, row["vnic_type"], port_security=False))
     row["status"] = status_of(row, agent_on_host=True)
     return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, due.address_requests))
@@ -77,7 +78,7 @@ def _plan(core: Core, host: str, due: Due) -> PortPlan:
 
 def _insert(conn: sa.Connection, core: Core, host: str, plan: PortPlan) -> tuple[list[CreatedPort], list[Event]]:
     conn.execute(sa.select(agents.c.id).where(agents.c.host == host).with_for_update())  # serialises reports
-    if plan.row["network_id"] in _servers(conn, host):
+    if plan.row["network_id"] in _dhcp_ports(conn, host):
         return [], []
     return insert_ports(conn, core, [plan])
 
@@ -86,7 +87,7 @@ def _due(conn: sa.Connection, host: str) -> list[Due]:
     p = ports.c
     here = sa.select(p.network_id).where(p.host == host, p.vif_type != "binding_failed")
     guests = set(conn.execute(here.where(p.device_owner.not_like("network:%")).distinct()).scalars())
-    servers = _servers(conn, host)
+    servers = _dhcp_ports(conn, host)
     held = addresses_of(conn, list(servers.values()))
     s = subnets.c
     served: dict[str, list[dict[str, str]]] = {}
@@ -97,7 +98,7 @@ def _due(conn: sa.Connection, host: str) -> list[Due]:
     found = []
     for network in sorted({*served, *servers}):
         asked = served.get(network, [])[:MAX_PER_PORT]
-        wanted = address_requests(network, candidates[network], asked, OWNER) if asked else []
+        wanted = address_requests(network, candidates[network], asked, device_owners.DHCP) if asked else []
         server = servers.get(network)
         has = {each["subnet_id"] for each in held.get(server or "", ())}
         if server is None or not wanted or has != {request.choices[0].id for request in wanted}:
@@ -105,8 +106,8 @@ def _due(conn: sa.Connection, host: str) -> list[Due]:
     return found
 
 
-def _servers(conn: sa.Connection, host: str) -> dict[str, str]:
+def _dhcp_ports(conn: sa.Connection, host: str) -> dict[str, str]:
     """Return the ports of a host's DHCP servers, by network."""
     p = ports.c
-    mine = sa.select(p.network_id, p.id).where(p.host == host, p.device_owner == OWNER)
+    mine = sa.select(p.network_id, p.id).where(p.host == host, p.device_owner == device_owners.DHCP)
     return {row.network_id: row.id for row in conn.execute(mine)}

@@ -1,14 +1,16 @@
 """The floating IP API. It stores the data; the network agent of the host with the routers applies it."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import address_requests, addresses_of
+from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
 from micronova.embedded.network.collection import (
     Creatable,
@@ -22,18 +24,29 @@ from micronova.embedded.network.collection import (
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
 from micronova.embedded.network.listing import Attributes
-from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.networks import network_target
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,
-    alive_since,
     insert_port,
     read_port_facts,
     remember_addresses,
     remove_port,
 )
 from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Identifier,
+    Name,
+    Project,
+    ShortText,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    ip_address,
+    project_of,
+)
 from micronova.embedded.network.router_ports import service_port
 from micronova.embedded.network.rows import Association, NewFloatingIP, erase, locked, new_row
 from micronova.embedded.network.tables import (
@@ -46,45 +59,30 @@ from micronova.embedded.network.tables import (
     routers,
     subnets,
 )
-from micronova.embedded.network.wire import (
-    Body,
-    Identifier,
-    Name,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    ip_address,
-    project_of,
-)
 from micronova.http.request import Request
 from micronova.objects.errors import NotFound
-
-Text = Annotated[str, Meta(max_length=64)]
-OWNER = "network:floatingip"
 
 
 class FloatingIPUpdate(Body, kw_only=True):
     """The attributes that an update may set; a null port disassociates the floating IP."""
 
-    port_id: Identifier | None | Optional = UNSET
-    fixed_ip_address: Text | None | Optional = UNSET
-    description: Name | Optional = UNSET
-    qos_policy_id: None | Optional = UNSET
+    port_id: Identifier | None | UnsetType = UNSET
+    fixed_ip_address: ShortText | None | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    qos_policy_id: None | UnsetType = UNSET
 
 
 class FloatingIPCreate(FloatingIPUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
     floating_network_id: Identifier
-    floating_ip_address: Text | None | Optional = UNSET
-    subnet_id: Identifier | None | Optional = UNSET
-    dns_name: Name | Optional = UNSET
-    dns_domain: Name | Optional = UNSET
+    floating_ip_address: ShortText | None | UnsetType = UNSET
+    subnet_id: Identifier | None | UnsetType = UNSET
+    dns_name: Name | UnsetType = UNSET
+    dns_domain: Name | UnsetType = UNSET
 
 
 class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[FloatingIPRow]):
@@ -110,7 +108,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             Resource(_values(row, known.get(row.port_id or ""), tagged), {"project_id": row.project_id}) for row in rows
         ]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create floating IPs, associated with a port if the request names one."""
         wanted = []
         for given in self.given(request):
@@ -152,12 +150,12 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         if given.get("floating_ip_address"):
             asked["ip_address"] = given["floating_ip_address"]
         candidates = [each for each in facts.subnets.get(network_id, []) if each.version == 4]
-        wanted = address_requests(network_id, candidates, [asked] if asked else None, OWNER)
+        wanted = address_requests(network_id, candidates, [asked] if asked else None, device_owners.FLOATING_IP)
         if not wanted:
             raise invalid(
                 f"Bad floatingip request: Network {network_id} does not contain any IPv4 subnet.", "BadRequest"
             )
-        return service_port(self.core, "", network_id, id, OWNER, wanted, "N/A")
+        return service_port(self.core, "", network_id, id, device_owners.FLOATING_IP, wanted, "N/A")
 
     def _insert(
         self, conn: sa.Connection, wanted: Sequence[tuple[NewFloatingIP, dict[str, Any], PortPlan]], any_port: bool
@@ -185,7 +183,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), events
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a floating IP, for example its port."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -213,7 +211,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         revisions.update(conn, floatingips.c.revision, id, revision, values, self.core.now())
         return self.reload(conn, id), events
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a floating IP."""
         await self.find_to(request, "delete", id)
         await self.core.write_with_events(self._delete, id)

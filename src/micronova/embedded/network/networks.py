@@ -1,14 +1,15 @@
 """The network API, and the segments of networks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.collection import (
     Creatable,
     Deletable,
@@ -23,6 +24,20 @@ from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.listing import Attributes, Clause
 from micronova.embedded.network.qos_use import check_use, default_policy
 from micronova.embedded.network.quotas import charge_all, release_all
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Number,
+    Project,
+    ShortText,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    project_of,
+)
 from micronova.embedded.network.rows import NewNetwork, locked, new_row
 from micronova.embedded.network.tables import (
     NetworkAccessRow,
@@ -37,25 +52,11 @@ from micronova.embedded.network.tables import (
     tags,
     topologies,
 )
-from micronova.embedded.network.wire import (
-    Body,
-    Flag,
-    Identifier,
-    Name,
-    Number,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    convert_text,
-    project_of,
-)
 from micronova.http.request import Request
 
 SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1), "vlan": (1, 4094)}
 OVERHEAD = {"vxlan": 50, "geneve": 58, "gre": 42}
-AUTOMATIC_OWNERS = ("network:dhcp",)  # ports that do not keep a network from being deleted
+AUTOMATIC_OWNERS = (device_owners.DHCP,)  # ports that do not keep a network from being deleted
 
 NetworkType = Literal["flat", "geneve", "gre", "local", "vlan", "vxlan"]
 
@@ -71,37 +72,37 @@ _FLAGS = ("admin_state_up", "shared", "router:external", "is_default", "port_sec
 class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
     """The attributes that an update may set."""
 
-    description: Name | Optional = UNSET
-    name: Name | Optional = UNSET
-    admin_state_up: Flag | Optional = UNSET
-    shared: Flag | Optional = UNSET
-    router_external: Flag | Optional = UNSET
-    is_default: Flag | Optional = UNSET
-    port_security_enabled: Flag | Optional = UNSET
-    mtu: Number | Optional = UNSET
-    dns_domain: Name | Optional = UNSET
-    qos_policy_id: Identifier | None | Optional = UNSET
+    description: Name | UnsetType = UNSET
+    name: Name | UnsetType = UNSET
+    admin_state_up: Flag | UnsetType = UNSET
+    shared: Flag | UnsetType = UNSET
+    router_external: Flag | UnsetType = UNSET
+    is_default: Flag | UnsetType = UNSET
+    port_security_enabled: Flag | UnsetType = UNSET
+    mtu: Number | UnsetType = UNSET
+    dns_domain: Name | UnsetType = UNSET
+    qos_policy_id: Identifier | None | UnsetType = UNSET
 
 
 class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
-    vlan_transparent: Flag | Optional = UNSET
-    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
-    provider_network_type: NetworkType | Optional = UNSET
-    provider_physical_network: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
-    provider_segmentation_id: Number | None | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+    vlan_transparent: Flag | UnsetType = UNSET
+    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | UnsetType = UNSET
+    provider_network_type: NetworkType | UnsetType = UNSET
+    provider_physical_network: ShortText | None | UnsetType = UNSET
+    provider_segmentation_id: Number | None | UnsetType = UNSET
 
 
-def target(row: NetworkAccessRow) -> dict[str, Any]:
+def network_target(row: NetworkAccessRow) -> dict[str, Any]:
     """Return the policy target of a network."""
     return {"project_id": row.project_id, "shared": row.shared, "router:external": row.external}
 
 
-def on_network(row: NetworkOfRow) -> dict[str, Any]:
+def network_part_of(row: NetworkOfRow) -> dict[str, Any]:
     """Return the part of a policy target that describes the network of a row with `network_*` labels."""
     return network_part(row.network_project, row.network_shared, row.network_external)
 
@@ -163,21 +164,21 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             statement = statement.where(subnets.c.network_id.in_(ids))
         for row in conn.execute(statement):
             below.setdefault(row.network_id, []).append(row.id)
-        return [Resource(_values(row, below.get(row.id, []), tagged), target(row)) for row in rows]
+        return [Resource(_values(row, below.get(row.id, []), tagged), network_target(row)) for row in rows]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create networks, each on its own segment."""
         wanted = []
         for given in self.given(request):
             convert_text(given, _FLAGS, ("mtu", "provider:segmentation_id"))
             project = project_of(given, request.context, self.crosses_projects(request))
-            asked = {
+            target = {
                 "project_id": project,
                 "shared": given.get("shared", False),
                 "router:external": given.get("router:external", False),
             }
-            request.authorize(asked)
-            self.check_fields(request, "create", given, asked)
+            request.authorize(target)
+            self.check_fields(request, "create", given, target)
             await self.core.database.read(check_use, request, given)
             wanted.append((self.row(project, given), given))
         return self.answer(request, await self.core.database.write(self.insert, wanted))
@@ -185,7 +186,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
     def row(self, project: str, given: dict[str, Any]) -> NewNetwork:
         """Return the row of a new network."""
         settings = self.core.settings
-        kind, wire, segment = _segment(given, settings)
+        kind, physical_network, segment = _segment(given, settings)
         return {
             **new_row(self.core, project, given, revision=1),
             "name": given.get("name", ""),
@@ -198,26 +199,32 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             "mtu": _mtu(given, kind, settings),
             "dns_domain": given.get("dns_domain", ""),
             "network_type": kind,
-            "physical_network": wire,
+            "physical_network": physical_network,
             "segmentation_id": segment,
             "availability_zone_hints": given.get("availability_zone_hints", []),
             "qos_policy_id": given.get("qos_policy_id"),
         }
 
     def insert(self, conn: sa.Connection, wanted: list[tuple[NewNetwork, dict[str, Any]]]) -> list[Resource]:
-        """Insert networks."""
+        """Insert networks, each on the requested segment or on a free one."""
         for row, given in wanted:
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
             if "qos_policy_id" not in given:
                 row["qos_policy_id"] = default_policy(conn, row["project_id"])
-            _take_segment(conn, row)
+            # Concurrent creates may choose the same segment: a unique index decides, and the other tries the next one.
+            for segment in _free_segments(conn, row):
+                # The row stays as it is, because a transaction that runs again has to choose again.
+                if insert_if_absent(conn, networks, {**row, "segmentation_id": segment}):
+                    break
+            else:
+                raise _no_segment(row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
         charge_all(conn, (row["project_id"] for row, _ in wanted), "network", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a network."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -245,7 +252,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         revisions.update(conn, networks.c.revision, id, revision, values, now)
         return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a network that no port uses."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self.remove, id)
@@ -314,50 +321,48 @@ def _values(row: NetworkRow, below: list[str], tagged: dict[str, list[str]]) -> 
 def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int | None]:
     """Return type, physical network and segment of a network; the segment is None if one has to be chosen."""
     kind = given.get("provider:network_type")
-    wire = given.get("provider:physical_network") or ""
+    physical_network = given.get("provider:physical_network") or ""
     segment = given.get("provider:segmentation_id")
     if kind is None:
-        if wire or segment is not None:
+        if physical_network or segment is not None:
             raise invalid("provider:network_type is required when another provider attribute is given.")
         return settings.tenant_network_type, "", None
-    if kind in ("flat", "vlan") and not wire:
+    if kind in ("flat", "vlan") and not physical_network:
         raise invalid(f"provider:physical_network is required for a {kind} network.")
-    if kind not in ("flat", "vlan") and wire:
+    if kind not in ("flat", "vlan") and physical_network:
         raise invalid(f"provider:physical_network cannot be given for a {kind} network.")
     if kind in ("flat", "local"):
         if segment is not None:
             raise invalid(f"provider:segmentation_id cannot be given for a {kind} network.")
-        return kind, wire, 0 if kind == "flat" else None
+        return kind, physical_network, 0 if kind == "flat" else None
     least, most = SEGMENTS[kind]
     if segment is not None and not least <= segment <= most:
         raise invalid(f"provider:segmentation_id must be between {least} and {most} for a {kind} network.")
-    return kind, wire, segment
+    return kind, physical_network, segment
 
 
-def _take_segment(conn: sa.Connection, row: NewNetwork) -> None:
-    """Insert a network on the requested segment, or on a free one.
-
-    The row stays as it is, because a transaction that runs again has to choose again.
-    """
+def _free_segments(conn: sa.Connection, row: NewNetwork) -> Iterator[int | None]:
+    """Yield the segments on which a new network may be, the likely free ones first."""
     kind = row["network_type"]
     if kind not in SEGMENTS or row["segmentation_id"] is not None:
-        if not insert_if_absent(conn, networks, row):
-            type_ = {"flat": "FlatNetworkInUse", "vlan": "VlanIdInUse"}.get(kind, "TunnelIdInUse")
-            raise conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
+        yield row["segmentation_id"]
         return
     same = sa.and_(networks.c.network_type == kind, networks.c.physical_network == row["physical_network"])
     least, most = SEGMENTS[kind]
     highest = conn.execute(sa.select(sa.func.max(networks.c.segmentation_id)).where(same)).scalar()
     start = least if highest is None or highest >= most else highest + 1
-    # Concurrent creates may choose the same number: a unique index decides, and the other tries the next number.
-    for number in range(start, min(start + 64, most + 1)):
-        if insert_if_absent(conn, networks, {**row, "segmentation_id": number}):
-            return
+    yield from range(start, min(start + 64, most + 1))
     taken = set(conn.execute(sa.select(networks.c.segmentation_id).where(same)).scalars())
-    for number in range(least, most + 1):
-        if number not in taken and insert_if_absent(conn, networks, {**row, "segmentation_id": number}):
-            return
-    raise conflict("Unable to create the network. No segment is available.", "NoNetworkAvailable")
+    yield from (number for number in range(least, most + 1) if number not in taken)
+
+
+def _no_segment(row: NewNetwork) -> Exception:
+    """Return the error for a network whose segment, or every segment, is in use."""
+    kind = row["network_type"]
+    if kind in SEGMENTS and row["segmentation_id"] is None:
+        return conflict("Unable to create the network. No segment is available.", "NoNetworkAvailable")
+    type_ = {"flat": "FlatNetworkInUse", "vlan": "VlanIdInUse"}.get(kind, "TunnelIdInUse")
+    return conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
 
 
 def _mtu(given: dict[str, Any], kind: str, settings: Settings) -> int:

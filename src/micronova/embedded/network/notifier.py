@@ -154,7 +154,7 @@ class Notifier:
         if old:
             log.error("gave up sending %d events to compute, the first: %s", len(old), old[0])
         again = [event for event in retry if event not in old]
-        await self._database.write(settle, [event.id for event in (*done, *old)], again, now)
+        await self._database.write(record_results, [event.id for event in (*done, *old)], again, now)
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
@@ -204,7 +204,7 @@ def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
     ]
 
 
-def settle(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
+def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
     """Delete events that compute has accepted, and schedule the next attempt for the others."""
     if done:
         conn.execute(events.delete().where(events.c.id.in_(done)))

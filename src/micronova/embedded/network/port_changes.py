@@ -18,11 +18,11 @@ from micronova.embedded.network.port_rows import (
     LOCK,
     CreatedPort,
     PortPlan,
+    allocate_addresses,
     belongs_to_service,
     insert_port,
     mac_in_use,
     remove_port,
-    take_all,
 )
 from micronova.embedded.network.quotas import charge_all
 from micronova.embedded.network.slaac import follow_mac
@@ -177,7 +177,7 @@ def _readdress(conn: sa.Connection, id: str, mac: str, wanted: Sequence[AddressR
     gone = [row for row in held if (row.subnet_id, row.address) not in keep]
     for row in gone:
         conn.execute(addresses.delete().where(a.subnet_id == row.subnet_id, a.address == row.address))
-    take_all(conn, new, id, mac, start=len(held))
+    allocate_addresses(conn, new, id, mac, start=len(held))
     return bool(gone or new)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from micronova.embedded.network.errors import invalid
+from micronova.embedded.network.request_bodies import ip_network, mac_address
 from micronova.embedded.network.tables import PortChanges, PortRow
-from micronova.embedded.network.wire import ip_network, mac_address
 
 PLAIN = (
     "name", "description", "admin_state_up", "device_id", "device_owner", "port_security_enabled", "dns_domain",

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed
-from micronova.embedded.network.addresses import AddressRequest, AllocationSubnet, allocation_subnets, take
+from micronova.embedded.network.addresses import AddressRequest, AllocationSubnet, allocate, allocation_subnets
+from micronova.embedded.network.agents import hosts_with_agents
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.quotas import release
@@ -17,7 +18,6 @@ from micronova.embedded.network.security_groups import default_groups
 from micronova.embedded.network.tables import (
     PortNetworkRow,
     PortRow,
-    agents,
     floatingips,
     networks,
     port_security_groups,
@@ -27,7 +27,6 @@ from micronova.embedded.network.tables import (
     security_groups,
     tags,
 )
-from micronova.objects.clock import micros
 from micronova.objects.errors import Unavailable
 
 MACS = 4  # MAC addresses that are tried for a new port; a unique index decides
@@ -90,22 +89,9 @@ def read_port_facts(
     )
 
 
-def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[str]:
-    """Return the hosts whose network agent has sent a heartbeat since a time."""
-    return set(conn.execute(_HOSTS_WITH_AGENTS, {"hosts": hosts, "since": since}).scalars())
-
-
 _NETWORKS = sa.select(
     *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled", "qos_policy_id"))
 ).where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
-_HOSTS_WITH_AGENTS = sa.select(agents.c.host).where(
-    agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
-)
-
-
-def alive_since(core: Core) -> int:
-    """Return the time since which a live agent must have sent a heartbeat."""
-    return core.now() - micros(core.settings.agent_down_after)
 
 
 def new_port_row(core: Core, project_id: str, network_id: str) -> PortRow:
@@ -177,7 +163,7 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
         if plan.own_mac:
             raise mac_in_use(row["network_id"], row["mac_address"])
         raise Unavailable("No free MAC address was found on the network: try again.")
-    fixed, taken = take_all(conn, plan.address_requests, row["id"], row["mac_address"])
+    fixed, taken = allocate_addresses(conn, plan.address_requests, row["id"], row["mac_address"])
     if plan.groups:
         rows = [{"port_id": row["id"], "security_group_id": group} for group in plan.groups]
         conn.execute(port_security_groups.insert(), rows)
@@ -186,13 +172,13 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
     return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
 
 
-def take_all(
+def allocate_addresses(
     conn: sa.Connection, address_requests: Sequence[AddressRequest], port_id: str, mac: str, start: int = 0
 ) -> tuple[list[dict[str, str]], list[tuple[str, int | None, int]]]:
     """Allocate all addresses of a port; return them, and what `remember_addresses` needs."""
     fixed, taken = [], []
     for position, request in enumerate(address_requests, start):
-        subnet, address = take(conn, request, port_id, position, mac)
+        subnet, address = allocate(conn, request, port_id, position, mac)
         fixed.append({"subnet_id": subnet.id, "ip_address": str(address)})
         if request.address is None and not subnet.slaac:
             taken.append((subnet.id, (request.hints or {}).get(subnet.id), int(address)))

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.network.addresses import AddressRequest, address_requests, addresses_of
+from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import binding_columns, status_of
 from micronova.embedded.network.collection import Creatable, Deletable, Resource, Updatable, standard_values, tags_of
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing
-from micronova.embedded.network.networks import NETWORK_LABELS, network_part, on_network
-from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.networks import NETWORK_LABELS, network_part, network_part_of, network_target
 from micronova.embedded.network.port_changes import change_port, check_security, delete_port, groups_of, insert_ports
 from micronova.embedded.network.port_filters import FILTERS
 from micronova.embedded.network.port_input import checked_values
@@ -20,7 +20,6 @@ from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortFacts,
     PortPlan,
-    alive_since,
     new_port_row,
     random_macs,
     read_port_facts,
@@ -28,6 +27,20 @@ from micronova.embedded.network.port_rows import (
     with_hints,
 )
 from micronova.embedded.network.qos_use import check_use
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Project,
+    ShortText,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    mac_address,
+    project_of,
+)
 from micronova.embedded.network.security_groups import ensure_default
 from micronova.embedded.network.tables import (
     PortAccessRow,
@@ -38,24 +51,9 @@ from micronova.embedded.network.tables import (
     port_with,
     ports,
 )
-from micronova.embedded.network.wire import (
-    Body,
-    Flag,
-    Identifier,
-    Name,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    convert_text,
-    mac_address,
-    project_of,
-)
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
-Text = Annotated[str, Meta(max_length=64)]
 _RENAME = {
     "binding_host_id": "binding:host_id",
     "binding_profile": "binding:profile",
@@ -67,55 +65,55 @@ _FLAGS = ("admin_state_up", "port_security_enabled", "propagate_uplink_status")
 class FixedIPBody(Body, kw_only=True):
     """A requested address: by subnet, by address, or both."""
 
-    subnet_id: Annotated[str, Meta(max_length=64)] | Optional = UNSET
-    ip_address: Text | Optional = UNSET
+    subnet_id: ShortText | UnsetType = UNSET
+    ip_address: ShortText | UnsetType = UNSET
 
 
 class AddressPairBody(Body, kw_only=True):
     """An additional source address of the port."""
 
-    ip_address: Text
-    mac_address: Text | Optional = UNSET
+    ip_address: ShortText
+    mac_address: ShortText | UnsetType = UNSET
 
 
 class DhcpOptionBody(Body, kw_only=True):
     """A DHCP option of the port; without a value it is removed."""
 
     opt_name: Annotated[str, Meta(min_length=1, max_length=64)]
-    opt_value: Name | None | Optional = UNSET
-    ip_version: int | str | Optional = UNSET
+    opt_value: Name | None | UnsetType = UNSET
+    ip_version: int | str | UnsetType = UNSET
 
 
 class PortUpdate(Body, kw_only=True, rename=_RENAME):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    admin_state_up: Flag | Optional = UNSET
-    device_id: Name | Optional = UNSET
-    device_owner: Name | Optional = UNSET
-    mac_address: Text | None | Optional = UNSET
-    fixed_ips: Annotated[list[FixedIPBody], Meta(max_length=50)] | None | Optional = UNSET
-    security_groups: Annotated[list[Identifier], Meta(max_length=100)] | None | Optional = UNSET
-    allowed_address_pairs: Annotated[list[AddressPairBody], Meta(max_length=50)] | None | Optional = UNSET
-    extra_dhcp_opts: Annotated[list[DhcpOptionBody], Meta(max_length=50)] | None | Optional = UNSET
-    port_security_enabled: Flag | Optional = UNSET
-    binding_host_id: Name | None | Optional = UNSET
-    binding_profile: dict[str, Any] | None | Optional = UNSET
-    binding_vnic_type: Annotated[str, Meta(max_length=64)] | Optional = UNSET
-    dns_name: Name | Optional = UNSET
-    dns_domain: Name | Optional = UNSET
-    qos_policy_id: Identifier | None | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    admin_state_up: Flag | UnsetType = UNSET
+    device_id: Name | UnsetType = UNSET
+    device_owner: Name | UnsetType = UNSET
+    mac_address: ShortText | None | UnsetType = UNSET
+    fixed_ips: Annotated[list[FixedIPBody], Meta(max_length=50)] | None | UnsetType = UNSET
+    security_groups: Annotated[list[Identifier], Meta(max_length=100)] | None | UnsetType = UNSET
+    allowed_address_pairs: Annotated[list[AddressPairBody], Meta(max_length=50)] | None | UnsetType = UNSET
+    extra_dhcp_opts: Annotated[list[DhcpOptionBody], Meta(max_length=50)] | None | UnsetType = UNSET
+    port_security_enabled: Flag | UnsetType = UNSET
+    binding_host_id: Name | None | UnsetType = UNSET
+    binding_profile: dict[str, Any] | None | UnsetType = UNSET
+    binding_vnic_type: ShortText | UnsetType = UNSET
+    dns_name: Name | UnsetType = UNSET
+    dns_domain: Name | UnsetType = UNSET
+    qos_policy_id: Identifier | None | UnsetType = UNSET
 
 
 class PortCreate(PortUpdate, kw_only=True, rename=_RENAME):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
     network_id: Identifier
-    propagate_uplink_status: Flag | Optional = UNSET
+    propagate_uplink_status: Flag | UnsetType = UNSET
 
 
 class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[PortOnNetworkRow]):
@@ -183,7 +181,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
 
     # --- create ---
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create ports with their addresses, bound if the request names a host, in one transaction."""
         asked = self.given(request)
         crosses_projects = self.crosses_projects(request)
@@ -257,7 +255,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
 
     # --- update ---
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a port; setting a host binds it."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -291,7 +289,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             raise not_found("port", id)
         return {self.singular: self.view(request, changed)}
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a port that does not belong to a router or a floating IP."""
         try:
             await self.find_to(request, "delete", id, self._bare)
@@ -315,7 +313,7 @@ _SELECT = sa.select(ports, *NETWORK_LABELS).join(networks, networks.c.id == port
 
 
 def _target(row: PortAccessRow) -> dict[str, Any]:
-    return {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **on_network(row)}
+    return {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **network_part_of(row)}
 
 
 def owner_class(device_owner: str) -> str:

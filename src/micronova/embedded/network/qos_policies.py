@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
@@ -21,7 +21,18 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.listing import Attributes, Clause, flags
-from micronova.embedded.network.qos_use import default_policy, target
+from micronova.embedded.network.qos_use import default_policy, policy_target
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Flag,
+    Name,
+    Project,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    project_of,
+)
 from micronova.embedded.network.rows import NewPolicy, erase, locked, new_row
 from micronova.embedded.network.tables import (
     BandwidthLimitRow,
@@ -30,18 +41,6 @@ from micronova.embedded.network.tables import (
     networks,
     ports,
     qos_policies,
-)
-from micronova.embedded.network.wire import (
-    Body,
-    Flag,
-    Name,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    convert_text,
-    project_of,
 )
 from micronova.http.request import Request
 
@@ -52,21 +51,21 @@ _FLAGS = ("shared", "is_default")
 class PolicyUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    shared: Flag | Optional = UNSET
-    is_default: Flag | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    shared: Flag | UnsetType = UNSET
+    is_default: Flag | UnsetType = UNSET
 
 
 class PolicyCreate(PolicyUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
 
 
-class Policies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow]):
+class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow]):
     """The QoS policy API."""
 
     singular = "policy"
@@ -97,9 +96,9 @@ class Policies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow])
             for rule in conn.execute(sa.select(bandwidth_limit_rules).where(r.policy_id.in_(part)).order_by(r.id)):
                 shown = {**rule_values(rule), "qos_policy_id": rule.policy_id, "type": RULE_TYPE}
                 rules.setdefault(rule.policy_id, []).append(shown)
-        return [Resource(_values(row, rules.get(row.id, []), tagged), target(row)) for row in rows]
+        return [Resource(_values(row, rules.get(row.id, []), tagged), policy_target(row)) for row in rows]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create policies."""
         wanted = []
         for given in self.given(request):
@@ -129,7 +128,7 @@ class Policies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow])
                 set_tags(conn, row["id"], tagged)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a policy."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -149,7 +148,7 @@ class Policies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRow])
         revisions.update(conn, qos_policies.c.revision, resource.id, resource.values["revision_number"], values, now)
         return self.reload(conn, resource.id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a policy that nothing uses."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self.remove, id)

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed, retry
@@ -11,9 +11,9 @@ from micronova.embedded.network.collection import Resource
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.listing import Attributes, Listing
-from micronova.embedded.network.qos_policies import RULE_TYPE, Policies, rule_values
+from micronova.embedded.network.qos_policies import RULE_TYPE, QosPolicies, rule_values
+from micronova.embedded.network.request_bodies import Body, body_of_one, convert_text, objects
 from micronova.embedded.network.tables import bandwidth_limit_rules, qos_policies
-from micronova.embedded.network.wire import Body, Optional, body_of_one, convert_text, objects
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
@@ -27,9 +27,9 @@ _SINGULAR = "bandwidth_limit_rule"
 class RuleUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    max_kbps: Kilobits | Optional = UNSET
-    max_burst_kbps: Kilobits | Optional = UNSET
-    direction: Literal["egress", "ingress"] | Optional = UNSET
+    max_kbps: Kilobits | UnsetType = UNSET
+    max_burst_kbps: Kilobits | UnsetType = UNSET
+    direction: Literal["egress", "ingress"] | UnsetType = UNSET
 
 
 class RuleCreate(RuleUpdate, kw_only=True):
@@ -48,7 +48,7 @@ class BandwidthRules:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self._policies = Policies(core)
+        self._policies = QosPolicies(core)
 
     def routes(self) -> list[Route]:
         """Return the routes."""

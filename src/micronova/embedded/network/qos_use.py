@@ -12,7 +12,7 @@ from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
 
-def target(row: Any) -> dict[str, Any]:
+def policy_target(row: Any) -> dict[str, Any]:
     """Return the policy target of a QoS policy; its rules refer to it as parent."""
     return {"project_id": row.project_id, "shared": row.shared, "ext_parent:project_id": row.project_id}
 
@@ -31,7 +31,7 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
         return
     named = [id for id in (given["qos_policy_id"], before) if id is not None]
     rows = {row.id: row for row in conn.execute(sa.select(qos_policies).where(qos_policies.c.id.in_(named)))}
-    seen = {id for id, row in rows.items() if request.allows("get_policy", target(row))}
+    seen = {id for id, row in rows.items() if request.allows("get_policy", policy_target(row))}
     if given["qos_policy_id"] is not None and given["qos_policy_id"] not in seen:
         raise not_found("policy", given["qos_policy_id"])
     if before in rows and before not in seen:

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import msgspec
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.network.core import QUOTAS, Core
 from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.request_bodies import Body, Flag, Number, body_of_one, truth
 from micronova.embedded.network.tables import limits, usages
-from micronova.embedded.network.wire import Body, Flag, Number, Optional, body_of_one, truth
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
@@ -87,19 +87,19 @@ _RELEASE = (
 class QuotaUpdate(Body, kw_only=True):
     """New limits, by resource; -1 is no limit."""
 
-    floatingip: Number | Optional = UNSET
-    network: Number | Optional = UNSET
-    port: Number | Optional = UNSET
-    rbac_policy: Number | Optional = UNSET
-    router: Number | Optional = UNSET
-    security_group: Number | Optional = UNSET
-    security_group_rule: Number | Optional = UNSET
-    subnet: Number | Optional = UNSET
-    subnetpool: Number | Optional = UNSET
-    force: Flag | None | Optional = UNSET
-    check_limit: Flag | None | Optional = UNSET
-    project_id: Annotated[str, Meta(max_length=255)] | Optional = UNSET
-    tenant_id: Annotated[str, Meta(max_length=255)] | Optional = UNSET
+    floatingip: Number | UnsetType = UNSET
+    network: Number | UnsetType = UNSET
+    port: Number | UnsetType = UNSET
+    rbac_policy: Number | UnsetType = UNSET
+    router: Number | UnsetType = UNSET
+    security_group: Number | UnsetType = UNSET
+    security_group_rule: Number | UnsetType = UNSET
+    subnet: Number | UnsetType = UNSET
+    subnetpool: Number | UnsetType = UNSET
+    force: Flag | None | UnsetType = UNSET
+    check_limit: Flag | None | UnsetType = UNSET
+    project_id: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+    tenant_id: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
 
 
 class Quotas:

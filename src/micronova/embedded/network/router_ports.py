@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.revisions import Changed
-from micronova.embedded.network.addresses import ROUTER_INTERFACE as INTERFACE
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import (
     AddressRequest,
     AllocationSubnet,
@@ -15,14 +15,13 @@ from micronova.embedded.network.addresses import (
     addresses_of,
     allocation_subnet,
 )
+from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.networks import NETWORK_LABELS, on_network
-from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.networks import NETWORK_LABELS, network_part_of, network_target
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,
-    alive_since,
     insert_port,
     new_port_row,
     random_macs,
@@ -31,6 +30,7 @@ from micronova.embedded.network.port_rows import (
     with_hints,
 )
 from micronova.embedded.network.quotas import charge
+from micronova.embedded.network.request_bodies import ip_address, ip_network
 from micronova.embedded.network.tables import (
     RouterRow,
     SubnetOnNetworkRow,
@@ -43,11 +43,8 @@ from micronova.embedded.network.tables import (
     routers,
     subnets,
 )
-from micronova.embedded.network.wire import ip_address, ip_network
 from micronova.http.request import Request
 from micronova.objects.errors import Conflict, NotFound
-
-GATEWAY = "network:router_gateway"
 
 
 @dataclass
@@ -86,12 +83,12 @@ def gateway_on(core: Core, router_id: str, candidates: list[AllocationSubnet], g
     """Plan a router's port on an external network."""
     network_id = gateway["network_id"]
     asked = gateway.get("external_fixed_ips") or None
-    wanted = address_requests(network_id, candidates, asked, GATEWAY)
+    wanted = address_requests(network_id, candidates, asked, device_owners.ROUTER_GATEWAY)
     return GatewayPlan(
         network_id=network_id,
         enable_snat=gateway.get("enable_snat", True),
         explicit=asked is not None,
-        port=service_port(core, "", network_id, router_id, GATEWAY, wanted),
+        port=service_port(core, "", network_id, router_id, device_owners.ROUTER_GATEWAY, wanted),
     )
 
 
@@ -166,7 +163,7 @@ async def plan_interface(
         return await core.database.read(_plan_by_port, request, port_id)
     assert subnet_id is not None
     row = await core.database.read(_subnet, subnet_id)
-    if row is None or not request.allows("get_subnet", {"project_id": row.project_id, **on_network(row)}):
+    if row is None or not request.allows("get_subnet", {"project_id": row.project_id, **network_part_of(row)}):
         raise not_found("subnet", subnet_id)
     mine = request.context.project_id in (row.project_id, row.network_project)
     if not (mine or row.network_shared or request.context.is_admin):
@@ -183,7 +180,11 @@ async def plan_interface(
 def interface_on(core: Core, project: str, router_id: str, subnet: AllocationSubnet) -> InterfacePlan:
     """Plan a router's port at the gateway address of a subnet."""
     wanted = AddressRequest((subnet,), ip_address(subnet.gateway or "", "gateway_ip"))
-    return InterfacePlan([subnet], service_port(core, project, subnet.network_id, router_id, INTERFACE, [wanted]), None)
+    return InterfacePlan(
+        [subnet],
+        service_port(core, project, subnet.network_id, router_id, device_owners.ROUTER_INTERFACE, [wanted]),
+        None,
+    )
 
 
 def _plan_by_port(conn: sa.Connection, request: Request, port_id: str) -> InterfacePlan:
@@ -252,7 +253,7 @@ def _adopt(conn: sa.Connection, core: Core, router_id: str, port_id: str) -> Non
         .where(ports.c.id == port_id)
         .values(
             device_id=router_id,
-            device_owner=INTERFACE,
+            device_owner=device_owners.ROUTER_INTERFACE,
             status="ACTIVE",
             revision=ports.c.revision + 1,
             updated_at=core.now(),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import retry
@@ -22,6 +22,19 @@ from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.listing import Attributes, flags, only_empty
 from micronova.embedded.network.port_rows import remember_addresses
 from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Project,
+    ShortText,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    project_of,
+)
 from micronova.embedded.network.router_ports import (
     GatewayPlan,
     check_routes,
@@ -34,46 +47,31 @@ from micronova.embedded.network.router_ports import (
 )
 from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
 from micronova.embedded.network.tables import RouterRow, router_interfaces, routers, topologies
-from micronova.embedded.network.wire import (
-    Body,
-    Flag,
-    Identifier,
-    Name,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    convert_text,
-    project_of,
-)
 from micronova.http.request import Request
 from micronova.http.service import Route
-
-Text = Annotated[str, Meta(max_length=64)]
 
 
 class ExternalIPBody(Body, kw_only=True):
     """An address of the router on its external network."""
 
-    subnet_id: Identifier | Optional = UNSET
-    ip_address: Text | Optional = UNSET
+    subnet_id: Identifier | UnsetType = UNSET
+    ip_address: ShortText | UnsetType = UNSET
 
 
 class GatewayBody(Body, kw_only=True):
     """The external network of a router."""
 
-    network_id: Identifier | None | Optional = UNSET  # missing: no external network
-    enable_snat: Flag | Optional = UNSET
-    external_fixed_ips: Annotated[list[ExternalIPBody], Meta(max_length=10)] | Optional = UNSET
-    qos_policy_id: None | Optional = UNSET
+    network_id: Identifier | None | UnsetType = UNSET  # missing: no external network
+    enable_snat: Flag | UnsetType = UNSET
+    external_fixed_ips: Annotated[list[ExternalIPBody], Meta(max_length=10)] | UnsetType = UNSET
+    qos_policy_id: None | UnsetType = UNSET
 
 
 class ExtraRouteBody(Body, kw_only=True):
     """An extra route of a router."""
 
-    destination: Text
-    nexthop: Text
+    destination: ShortText
+    nexthop: ShortText
 
 
 ExtraRoutes = Annotated[list[ExtraRouteBody], Meta(max_length=30)]
@@ -82,30 +80,30 @@ ExtraRoutes = Annotated[list[ExtraRouteBody], Meta(max_length=30)]
 class RouterUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    admin_state_up: Flag | Optional = UNSET
-    external_gateway_info: GatewayBody | None | Optional = UNSET
-    routes: ExtraRoutes | None | Optional = UNSET
-    distributed: Flag | None | Optional = UNSET
-    ha: Flag | None | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    admin_state_up: Flag | UnsetType = UNSET
+    external_gateway_info: GatewayBody | None | UnsetType = UNSET
+    routes: ExtraRoutes | None | UnsetType = UNSET
+    distributed: Flag | None | UnsetType = UNSET
+    ha: Flag | None | UnsetType = UNSET
 
 
 class RouterCreate(RouterUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
-    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
-    flavor_id: None | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+    availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | UnsetType = UNSET
+    flavor_id: None | UnsetType = UNSET
 
 
 class InterfaceBody(Body, kw_only=True):
     """The interface to add or remove: a subnet, at its gateway address, or a port."""
 
-    subnet_id: Identifier | Optional = UNSET
-    port_id: Identifier | Optional = UNSET
+    subnet_id: Identifier | UnsetType = UNSET
+    port_id: Identifier | UnsetType = UNSET
 
 
 class RoutesOnly(Body, kw_only=True):
@@ -158,7 +156,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             for row in rows
         ]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create routers."""
         wanted = []
         for given in self.given(request):
@@ -211,7 +209,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a router, including its gateway."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -244,7 +242,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             conn.execute(routers.update().where(routers.c.id == id).values(routes=checked))
         return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a router without interfaces."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self.remove, id)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
@@ -24,19 +24,10 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.listing import Attributes, flags
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
-from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
-from micronova.embedded.network.rules import fingerprint, rule_values
-from micronova.embedded.network.tables import (
-    SecurityGroupRow,
-    port_security_groups,
-    security_group_rules,
-    security_groups,
-)
-from micronova.embedded.network.wire import (
+from micronova.embedded.network.request_bodies import (
     Body,
     Flag,
     Name,
-    Optional,
     Project,
     Tags,
     body_of_one,
@@ -44,23 +35,31 @@ from micronova.embedded.network.wire import (
     convert_text,
     project_of,
 )
+from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
+from micronova.embedded.network.security_group_rules import fingerprint, rule_values
+from micronova.embedded.network.tables import (
+    SecurityGroupRow,
+    port_security_groups,
+    security_group_rules,
+    security_groups,
+)
 from micronova.http.request import Request
 
 
 class SecurityGroupUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    stateful: Flag | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    stateful: Flag | UnsetType = UNSET
 
 
 class SecurityGroupCreate(SecurityGroupUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
 
 
 class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], Deletable[SecurityGroupRow]):
@@ -107,7 +106,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             return await retry(ensure_default, self.core, project)
         return found[project]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create security groups."""
         wanted = []
         for given in self.given(request):
@@ -135,7 +134,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             charge(conn, project, "security_group_rule", self.core.settings.quotas, 2 * count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a security group."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -157,7 +156,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         revisions.update(conn, security_groups.c.revision, id, revision, given, now)
         return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a security group that no port uses; only admins may delete a default one."""
         resource = await self.find_to(request, "delete", id)
         if resource.values["name"] == "default" and not request.context.is_admin:

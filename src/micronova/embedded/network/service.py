@@ -9,19 +9,21 @@ import falcon.asgi
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
 from micronova.embedded.network.agent_api import AgentRoutes, Changes, WakingDatabase
+from micronova.embedded.network.agents import Agents
 from micronova.embedded.network.collection import Collection
 from micronova.embedded.network.core import QUOTAS, Core, Settings
-from micronova.embedded.network.documents import Agents, Availability, Documents
+from micronova.embedded.network.documents import Documents
 from micronova.embedded.network.errors import fault_body
 from micronova.embedded.network.floatingips import FloatingIPs
+from micronova.embedded.network.ip_availability import IPAvailability
 from micronova.embedded.network.networks import Networks
 from micronova.embedded.network.notifier import Notifier
 from micronova.embedded.network.ports import Ports
-from micronova.embedded.network.qos_policies import Policies
+from micronova.embedded.network.qos_policies import QosPolicies
 from micronova.embedded.network.qos_rules import BandwidthRules, RuleTypes
 from micronova.embedded.network.quotas import Quotas
 from micronova.embedded.network.routers import Routers
-from micronova.embedded.network.rules import Rules
+from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.security_groups import SecurityGroups
 from micronova.embedded.network.subnetpools import SubnetPools
 from micronova.embedded.network.subnets import Subnets
@@ -44,12 +46,12 @@ COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     SubnetPools,
     Ports,
     SecurityGroups,
-    Rules,
+    SecurityGroupRules,
     Routers,
     FloatingIPs,
-    Policies,
+    QosPolicies,
     Agents,
-    Availability,
+    IPAvailability,
 )
 
 

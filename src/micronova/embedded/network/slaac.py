@@ -7,7 +7,8 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.network.addresses import ROUTER_INTERFACE, AllocationSubnet, allocation_subnet, serves
+from micronova.embedded.network import device_owners
+from micronova.embedded.network.addresses import AllocationSubnet, allocation_subnet, serves
 from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
 from micronova.embedded.network.cidrs import eui64, number_of
 from micronova.embedded.network.core import Core
@@ -21,7 +22,9 @@ def give_to_ports(conn: sa.Connection, core: Core, subnet: AllocationSubnet) -> 
     if not subnet.slaac:
         return []
     p, a = ports.c, addresses.c
-    there = conn.execute(sa.select(ports).where(p.network_id == subnet.network_id, p.device_owner != ROUTER_INTERFACE))
+    there = conn.execute(
+        sa.select(ports).where(p.network_id == subnet.network_id, p.device_owner != device_owners.ROUTER_INTERFACE)
+    )
     chosen = [row for row in there.mappings() if serves(subnet, row["device_owner"])]
     last: dict[str, int] = {}
     for part in chunks([row["id"] for row in chosen]):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.network.cidrs import Network, free_prefix
@@ -21,15 +21,13 @@ from micronova.embedded.network.collection import (
 from micronova.embedded.network.errors import invalid, not_found
 from micronova.embedded.network.listing import Attributes, Clause, only_empty
 from micronova.embedded.network.quotas import charge_all, release
-from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
-from micronova.embedded.network.tables import SubnetPoolRow, subnetpools, subnets
-from micronova.embedded.network.wire import (
+from micronova.embedded.network.request_bodies import (
     Body,
     Flag,
     Name,
     Number,
-    Optional,
     Project,
+    ShortText,
     Tags,
     body_of_one,
     body_of_one_or_many,
@@ -37,33 +35,35 @@ from micronova.embedded.network.wire import (
     ip_network,
     project_of,
 )
+from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
+from micronova.embedded.network.tables import SubnetPoolRow, subnetpools, subnets
 from micronova.http.request import Request
 
-Prefixes = Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=100)]
+Prefixes = Annotated[list[ShortText], Meta(max_length=100)]
 _NUMBERS = ("min_prefixlen", "max_prefixlen", "default_prefixlen", "default_quota")
 
 
 class SubnetPoolUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    prefixes: Prefixes | Optional = UNSET
-    min_prefixlen: Number | Optional = UNSET
-    max_prefixlen: Number | Optional = UNSET
-    default_prefixlen: Number | Optional = UNSET
-    default_quota: Number | None | Optional = UNSET
-    is_default: Flag | Optional = UNSET
-    address_scope_id: None | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    prefixes: Prefixes | UnsetType = UNSET
+    min_prefixlen: Number | UnsetType = UNSET
+    max_prefixlen: Number | UnsetType = UNSET
+    default_prefixlen: Number | UnsetType = UNSET
+    default_quota: Number | None | UnsetType = UNSET
+    is_default: Flag | UnsetType = UNSET
+    address_scope_id: None | UnsetType = UNSET
 
 
 class SubnetPoolCreate(SubnetPoolUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
-    shared: Flag | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
+    shared: Flag | UnsetType = UNSET
 
 
 class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[SubnetPoolRow]):
@@ -92,7 +92,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
         tagged = tags_of(conn, [row.id for row in rows])
         return [Resource(_values(row, tagged), {"project_id": row.project_id, "shared": row.shared}) for row in rows]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create subnet pools."""
         wanted = []
         for given in self.given(request):
@@ -124,7 +124,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
         charge_all(conn, (row["project_id"] for row, _ in wanted), "subnetpool", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a subnet pool; prefixes can only be added."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -151,7 +151,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
         revisions.update(conn, subnetpools.c.revision, id, revision, values, now)
         return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a subnet pool that no subnet uses."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(self.remove, id)

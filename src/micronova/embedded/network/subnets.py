@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
@@ -30,10 +30,31 @@ from micronova.embedded.network.collection import (
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
 from micronova.embedded.network.listing import QUERY, Attributes, Clause, only_empty
-from micronova.embedded.network.networks import AUTOMATIC_OWNERS, NETWORK_LABELS, on_network
-from micronova.embedded.network.networks import target as network_target
+from micronova.embedded.network.networks import (
+    AUTOMATIC_OWNERS,
+    NETWORK_LABELS,
+    network_part,
+    network_part_of,
+    network_target,
+)
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.request_bodies import (
+    Body,
+    Flag,
+    Identifier,
+    Name,
+    Number,
+    Project,
+    ShortText,
+    Tags,
+    body_of_one,
+    body_of_one_or_many,
+    convert_text,
+    ip_address,
+    ip_network,
+    project_of,
+)
 from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
 from micronova.embedded.network.slaac import give_to_ports, take_from_ports
 from micronova.embedded.network.subnetpools import take_prefix
@@ -46,25 +67,8 @@ from micronova.embedded.network.tables import (
     router_interfaces,
     subnets,
 )
-from micronova.embedded.network.wire import (
-    Body,
-    Flag,
-    Identifier,
-    Name,
-    Number,
-    Optional,
-    Project,
-    Tags,
-    body_of_one,
-    body_of_one_or_many,
-    convert_text,
-    ip_address,
-    ip_network,
-    project_of,
-)
 from micronova.http.request import Request
 
-Text = Annotated[str, Meta(max_length=64)]
 V6Mode = Literal["slaac", "dhcpv6-stateful", "dhcpv6-stateless"]
 _FLAGS = ("enable_dhcp", "use_default_subnetpool", "dns_publish_fixed_ip")
 
@@ -72,46 +76,46 @@ _FLAGS = ("enable_dhcp", "use_default_subnetpool", "dns_publish_fixed_ip")
 class PoolBody(Body, kw_only=True):
     """An allocation pool."""
 
-    start: Text
-    end: Text
+    start: ShortText
+    end: ShortText
 
 
 class RouteBody(Body, kw_only=True):
     """A host route, which DHCP sends to guests."""
 
-    destination: Text
-    nexthop: Text
+    destination: ShortText
+    nexthop: ShortText
 
 
 class SubnetUpdate(Body, kw_only=True):
     """The attributes that an update may set."""
 
-    name: Name | Optional = UNSET
-    description: Name | Optional = UNSET
-    gateway_ip: Text | None | Optional = UNSET
-    enable_dhcp: Flag | Optional = UNSET
-    allocation_pools: Annotated[list[PoolBody], Meta(max_length=100)] | None | Optional = UNSET
-    dns_nameservers: Annotated[list[Text], Meta(max_length=5)] | None | Optional = UNSET
-    host_routes: Annotated[list[RouteBody], Meta(max_length=20)] | None | Optional = UNSET
-    service_types: Annotated[list[Name], Meta(max_length=10)] | Optional = UNSET
-    dns_publish_fixed_ip: Flag | Optional = UNSET
-    segment_id: None | Optional = UNSET
+    name: Name | UnsetType = UNSET
+    description: Name | UnsetType = UNSET
+    gateway_ip: ShortText | None | UnsetType = UNSET
+    enable_dhcp: Flag | UnsetType = UNSET
+    allocation_pools: Annotated[list[PoolBody], Meta(max_length=100)] | None | UnsetType = UNSET
+    dns_nameservers: Annotated[list[ShortText], Meta(max_length=5)] | None | UnsetType = UNSET
+    host_routes: Annotated[list[RouteBody], Meta(max_length=20)] | None | UnsetType = UNSET
+    service_types: Annotated[list[Name], Meta(max_length=10)] | UnsetType = UNSET
+    dns_publish_fixed_ip: Flag | UnsetType = UNSET
+    segment_id: None | UnsetType = UNSET
 
 
 class SubnetCreate(SubnetUpdate, kw_only=True):
     """The attributes that a create may set."""
 
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
-    tags: Tags | Optional = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
+    tags: Tags | UnsetType = UNSET
     network_id: Identifier
-    ip_version: Number | Optional = UNSET
-    cidr: Text | None | Optional = UNSET
-    prefixlen: Number | Optional = UNSET
-    subnetpool_id: Identifier | None | Optional = UNSET
-    use_default_subnetpool: Flag | Optional = UNSET
-    ipv6_ra_mode: V6Mode | None | Optional = UNSET
-    ipv6_address_mode: V6Mode | None | Optional = UNSET
+    ip_version: Number | UnsetType = UNSET
+    cidr: ShortText | None | UnsetType = UNSET
+    prefixlen: Number | UnsetType = UNSET
+    subnetpool_id: Identifier | None | UnsetType = UNSET
+    use_default_subnetpool: Flag | UnsetType = UNSET
+    ipv6_ra_mode: V6Mode | None | UnsetType = UNSET
+    ipv6_address_mode: V6Mode | None | UnsetType = UNSET
 
 
 class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Deletable[SubnetOnNetworkRow]):
@@ -150,9 +154,9 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
     def resources(self, conn: sa.Connection, rows: Sequence[SubnetOnNetworkRow]) -> list[Resource]:
         """Return subnets."""
         tagged = tags_of(conn, [row.id for row in rows])
-        return [Resource(_values(row, tagged), {"project_id": row.project_id, **on_network(row)}) for row in rows]
+        return [Resource(_values(row, tagged), {"project_id": row.project_id, **network_part_of(row)}) for row in rows]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create subnets with a given range or one from a pool."""
         asked = self.given(request)
         names = list({given["network_id"] for given in asked})
@@ -166,9 +170,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             project = project_of(given, request.context, self.crosses_projects(request))
             target = {
                 "project_id": project,
-                "network:project_id": network.project_id,
-                "network:shared": network.shared,
-                "network:router:external": network.external,
+                **network_part(network.project_id, network.shared, network.external),
             }
             request.authorize(target)
             self.check_fields(request, "create", given, target)
@@ -242,7 +244,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         rows = conn.execute(sa.select(subnets).where(subnets.c.id.in_([resource.id for resource in made]))).all()
         return made, [events for row in rows for events in give_to_ports(conn, self.core, allocation_subnet(row))]
 
-    async def update_now(self, request: Request, id: str) -> dict[str, Any]:
+    async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a subnet."""
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
@@ -278,7 +280,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         revisions.update(conn, subnets.c.revision, id, revision, values, now)
         return self.reload(conn, id)
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a subnet; raise Conflict if a port has an address of it."""
         await self.find_to(request, "delete", id)
         await self.core.write_with_events(_delete, self.core, id)

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.network.collection import Collection, Resource, set_tags
+from micronova.embedded.network.request_bodies import Body, Tags
 from micronova.embedded.network.tables import tags
-from micronova.embedded.network.wire import Body, Tags
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound

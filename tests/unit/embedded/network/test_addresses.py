@@ -52,6 +52,6 @@ def test_free_addresses_are_found(
         assert addresses._free(conn, subnet, a, b, count) == [n for n in free if a <= n <= b][:count]
     got = []
     first: int | None = None if hint is None else BASE + hint
-    while (taken_now := addresses._take_any(conn, subnet, "00000000", 0, first)) is not None:
+    while (taken_now := addresses._allocate_any(conn, subnet, "00000000", 0, first)) is not None:
         got.append(int(taken_now))
     assert sorted(got) == free

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.embedded.network import rows, tables
 from micronova.embedded.network.collection import Collection
 from micronova.embedded.network.ports import Ports
-from micronova.embedded.network.rules import Rules
+from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.subnets import Subnets
 
 TYPES: list[tuple[type, sa.Table]] = [
@@ -39,7 +39,11 @@ def test_a_row_has_the_columns_of_its_table(row: type, table: sa.Table) -> None:
 
 @pytest.mark.parametrize(
     ("row", "collection"),
-    [(tables.SubnetOnNetworkRow, Subnets), (tables.PortOnNetworkRow, Ports), (tables.RuleOfGroupRow, Rules)],
+    [
+        (tables.SubnetOnNetworkRow, Subnets),
+        (tables.PortOnNetworkRow, Ports),
+        (tables.RuleOfGroupRow, SecurityGroupRules),
+    ],
 )
 def test_a_row_of_a_join_has_the_columns_of_its_statement(row: type, collection: type[Collection[Any]]) -> None:
     selected = collection.select(object.__new__(collection))  # the statement needs nothing of the service
@@ -52,9 +56,9 @@ def test_changes_of_a_port_have_the_types_of_its_row() -> None:
 
 
 def test_a_row_of_a_port_on_its_network_has_the_types_of_its_row() -> None:
-    row, on_network = get_type_hints(tables.PortRow), get_type_hints(tables.PortOnNetworkRow)
+    row, network_part_of = get_type_hints(tables.PortRow), get_type_hints(tables.PortOnNetworkRow)
     labels = get_type_hints(tables.NetworkOfRow)
-    assert on_network == {**row, **labels}
+    assert network_part_of == {**row, **labels}
 
 
 NEW_ROWS: list[tuple[type, type]] = [

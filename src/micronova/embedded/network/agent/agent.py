@@ -10,12 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from micronova.embedded.network.agent.dhcp import lacks_servers
+from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
+from micronova.embedded.network.agent.dnsmasq_watch import DnsmasqWatch
 from micronova.embedded.network.agent.firewall import Firewall
 from micronova.embedded.network.agent.links import LinkWatch
 from micronova.embedded.network.agent.metadata import MetadataProxy
 from micronova.embedded.network.agent.plan import Plan, plan
-from micronova.embedded.network.agent.servers import ServerWatch
 from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.embedded.network.agent.state import HostState, Port
 from micronova.objects.clock import Clock
@@ -72,7 +72,7 @@ class NetworkAgent:
         self._tasks: list[asyncio.Task[None]] = []
         self._retry_delay = RETRY  # seconds before an incomplete reconciliation is repeated
         self._links = LinkWatch(privileged, self._wake.set)
-        self._servers = ServerWatch(self._wake.set)
+        self._servers = DnsmasqWatch(self._wake.set)
         self._faults: tuple[str, ...] = ()  # why the host is not in the desired state
         self._reported_faults: tuple[str, ...] = ()
         self._start_reported = False
@@ -298,7 +298,7 @@ class NetworkAgent:
                 down.append(port.id)  # unplugged and plugged again since the last report: compute waits for the event
             if port.status != "ACTIVE" or exchanged:
                 up.append(port.id)
-        dhcp = lacks_servers(self._service.host, state)
+        dhcp = lacks_dhcp_ports(self._service.host, state)
         if up or down or dhcp or self._faults != self._reported_faults:
             await self._tell(up, down, dhcp)
         self._taps = taps

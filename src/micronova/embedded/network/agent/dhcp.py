@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable
 
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.agent.state import ExtraOption, HostState, Network, Port, Subnet
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS, inner_name
 
-DHCP_OWNER = "network:dhcp"
 _HOST_NAME = re.compile(r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _OPTION_NAME = re.compile(r"\A[0-9a-z][0-9a-z-]{0,63}\Z")
 _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
@@ -16,9 +16,9 @@ _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
 _MODES: dict[str, v.Mode] = {"dhcpv6-stateful": "stateful", "dhcpv6-stateless": "stateless", "slaac": "slaac"}
 
 
-def lacks_servers(host: str, state: HostState) -> bool:
+def lacks_dhcp_ports(host: str, state: HostState) -> bool:
     """Return whether the port of a DHCP server is missing, has the wrong subnets, or is no longer needed."""
-    servers = {p.network_id: p for p in state.ports if p.device_owner == DHCP_OWNER and p.host == host}
+    servers = {p.network_id: p for p in state.ports if p.device_owner == device_owners.DHCP and p.host == host}
     used = {p.network_id for p in state.ports if p.is_guest and p.host == host}
     for network in state.networks:
         served = {subnet.id for subnet in network.subnets if subnet.enable_dhcp} if network.id in used else set()
@@ -54,7 +54,7 @@ def advertise(
     namespace: str, joined: Iterable[tuple[Port, Network]], ports: Iterable[Port], domain: str
 ) -> v.StartAdvertiser | None:
     """Return the verb that starts a router's advertisements; None if it has no subnet to advertise."""
-    servers = {f.subnet_id: f.ip_address for p in ports if p.device_owner == DHCP_OWNER for f in p.fixed_ips}
+    servers = {f.subnet_id: f.ip_address for p in ports if p.device_owner == device_owners.DHCP for f in p.fixed_ips}
     links = []
     for port, network in joined:
         mine = {each.subnet_id for each in port.fixed_ips}

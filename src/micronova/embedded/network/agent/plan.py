@@ -9,7 +9,8 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from micronova.embedded.network.agent.dhcp import DHCP_OWNER, advertise, serve
+from micronova.embedded.network import device_owners
+from micronova.embedded.network.agent.dhcp import advertise, serve
 from micronova.embedded.network.agent.firewall import Firewall, firewall
 from micronova.embedded.network.agent.state import HostState, Limit, Network, Port, Router, Subnet
 from micronova.privileged import verbs as v
@@ -64,7 +65,7 @@ def plan(
             if port.ingress or port.egress or found.links[tap_name(port.id)].limited:
                 made.verbs.append(_limit(port))
     for port in state.ports:
-        if port.device_owner == DHCP_OWNER and port.host == host:
+        if port.device_owner == device_owners.DHCP and port.host == host:
             _serve(made, prefix, networks[port.network_id], port, state, domain)
     for router in state.routers:
         _route(made, prefix, networks, router, by_id, domain)

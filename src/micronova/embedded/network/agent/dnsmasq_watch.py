@@ -11,7 +11,7 @@ CRASH_DELAY = 1.0  # seconds before a server that has ended twice in a short tim
 CRASH_TIME = 10.0  # seconds between two ends that count as a short time
 
 
-class ServerWatch:
+class DnsmasqWatch:
     """Calls back when a server ends."""
 
     def __init__(self, changed: Callable[[], None]) -> None:

@@ -13,14 +13,13 @@ from micronova.objects.errors import Invalid
 
 Name = Annotated[str, Meta(max_length=255)]
 Project = Annotated[str, Meta(max_length=255)]
+ShortText = Annotated[str, Meta(max_length=64)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=64)]
 # Clients send booleans and numbers as JSON or as text; Neutron accepts both.
 Flag = bool | Annotated[int, Meta(ge=0, le=1)] | Annotated[str, Meta(pattern=r"^(?i:true|false|1|0)\Z")]
 Number = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | Annotated[str, Meta(pattern=r"^-?[0-9]{1,9}\Z")]
 Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[^,/]+\Z")]
 Tags = Annotated[list[Tag], Meta(max_length=50)]
-
-Optional = UnsetType  # `X | Optional = UNSET`: the attribute may be missing
 
 _MAC = re.compile(r"^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}\Z")
 
@@ -39,7 +38,7 @@ def body_of_one_or_many(singular: str, plural: str, kind: type[Body]) -> type[ms
     many = Annotated[list[kind], Meta(min_length=1, max_length=500)]  # type: ignore[valid-type]
     return msgspec.defstruct(
         f"{kind.__name__}Body",
-        [(singular, kind | Optional, UNSET), (plural, many | Optional, UNSET)],
+        [(singular, kind | UnsetType, UNSET), (plural, many | UnsetType, UNSET)],
         kw_only=True,
         forbid_unknown_fields=True,
     )

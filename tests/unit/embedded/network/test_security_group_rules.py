@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from micronova.embedded.network.rules import PROTOCOLS, checked, fingerprint
+from micronova.embedded.network.security_group_rules import PROTOCOLS, checked, fingerprint
 from micronova.objects.errors import Invalid
 
 RULES = st.fixed_dictionaries(

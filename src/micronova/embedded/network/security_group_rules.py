@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed
@@ -13,19 +13,19 @@ from micronova.embedded.network.collection import Creatable, Deletable, Resource
 from micronova.embedded.network.errors import conflict, invalid, not_found
 from micronova.embedded.network.listing import Attributes, Clause, flags, only_empty
 from micronova.embedded.network.quotas import charge_all, release
-from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
-from micronova.embedded.network.tables import RuleOfGroupRow, RuleRow, security_group_rules, security_groups
-from micronova.embedded.network.wire import (
+from micronova.embedded.network.request_bodies import (
     Body,
     Identifier,
     Name,
     Number,
-    Optional,
     Project,
+    ShortText,
     body_of_one_or_many,
     convert_text,
     project_of,
 )
+from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
+from micronova.embedded.network.tables import RuleOfGroupRow, RuleRow, security_group_rules, security_groups
 from micronova.http.paging import iso
 from micronova.http.request import Request
 
@@ -66,19 +66,19 @@ class RuleCreate(Body, kw_only=True):
 
     security_group_id: Identifier
     direction: Annotated[str, Meta(pattern=r"^(ingress|egress)\Z")]
-    ethertype: Annotated[str, Meta(max_length=16)] | None | Optional = UNSET
-    protocol: Annotated[str, Meta(max_length=40)] | int | None | Optional = UNSET
-    port_range_min: Number | None | Optional = UNSET
-    port_range_max: Number | None | Optional = UNSET
-    remote_ip_prefix: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
-    remote_group_id: Annotated[str, Meta(max_length=64)] | None | Optional = UNSET
-    remote_address_group_id: None | Optional = UNSET
-    description: Name | None | Optional = UNSET
-    project_id: Project | Optional = UNSET
-    tenant_id: Project | Optional = UNSET
+    ethertype: Annotated[str, Meta(max_length=16)] | None | UnsetType = UNSET
+    protocol: Annotated[str, Meta(max_length=40)] | int | None | UnsetType = UNSET
+    port_range_min: Number | None | UnsetType = UNSET
+    port_range_max: Number | None | UnsetType = UNSET
+    remote_ip_prefix: ShortText | None | UnsetType = UNSET
+    remote_group_id: ShortText | None | UnsetType = UNSET
+    remote_address_group_id: None | UnsetType = UNSET
+    description: Name | None | UnsetType = UNSET
+    project_id: Project | UnsetType = UNSET
+    tenant_id: Project | UnsetType = UNSET
 
 
-class Rules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
+class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
     """The security group rule API; rules are created and deleted, but never changed."""
 
     singular = "security_group_rule"
@@ -120,7 +120,7 @@ class Rules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
             for row in rows
         ]
 
-    async def create_now(self, request: Request) -> dict[str, Any]:
+    async def try_create(self, request: Request) -> dict[str, Any]:
         """Create rules."""
         asked = self.given(request)
         named = {given["security_group_id"] for given in asked} | {
@@ -168,7 +168,7 @@ class Rules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         charge_all(conn, (row["project_id"] for row in wanted), "security_group_rule", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row in wanted])
 
-    async def delete_now(self, request: Request, id: str) -> None:
+    async def try_delete(self, request: Request, id: str) -> None:
         """Delete a rule."""
         await self.find_to(request, "delete", id)
         await self.core.database.write(_delete, id, self.core.now())
