@@ -54,7 +54,7 @@ class Core:
     async def change(self, request: Request, image_id: str, rule: str, alter: Alter) -> Image:
         """Load an image, alter it and write it back; start over if another request has changed it meanwhile."""
 
-        async def change_now() -> Image:
+        async def try_change() -> Image:
             image = await self.load(request, image_id, rule)
             altered = alter(image)
             if altered == image:
@@ -64,7 +64,7 @@ class Core:
             return msgspec.structs.replace(altered, updated_at=now, revision=image.revision + 1)
 
         with _refuse_when_contended(image_id):
-            return await retry(change_now)
+            return await retry(try_change)
 
     async def delete(self, request: Request, image_id: str, allowed: Callable[[Image], None]) -> Image:
         """Delete an image, unless `allowed` raises an error; return the deleted image."""

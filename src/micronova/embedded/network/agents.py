@@ -16,6 +16,8 @@ from micronova.http.paging import iso
 from micronova.http.request import Request
 from micronova.objects.clock import micros
 
+AGENT_TYPE = "Linux bridge agent"
+
 
 def alive_since(core: Core) -> int:
     """Return the time since which a live agent must have sent a heartbeat."""
@@ -29,6 +31,19 @@ def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> 
 
 _HOSTS_WITH_AGENTS = sa.select(agents.c.host).where(
     agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
+)
+
+
+def router_host(conn: sa.Connection, alive_since: int) -> str | None:
+    """Return the host that has the routers: the first one with a live agent; None if there is none."""
+    return conn.execute(_ROUTER_HOST, {"since": alive_since}).scalar()
+
+
+_ROUTER_HOST = (
+    sa.select(agents.c.host)
+    .where(agents.c.heartbeat_at >= sa.bindparam("since"), agents.c.admin_state_up, agents.c.agent_type == AGENT_TYPE)
+    .order_by(agents.c.host)
+    .limit(1)
 )
 
 

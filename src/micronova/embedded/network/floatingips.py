@@ -23,6 +23,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
+from micronova.embedded.network.host_changes import ROUTERS, note
 from micronova.embedded.network.listing import Attributes
 from micronova.embedded.network.networks import network_target
 from micronova.embedded.network.notifier import Event
@@ -180,6 +181,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             found.append(self.reload(conn, row["id"]))
+        note(conn, self.core.now(), [ROUTERS])
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), events
 
@@ -209,6 +211,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             else:
                 values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
         revisions.update(conn, floatingips.c.revision, id, revision, values, self.core.now())
+        note(conn, self.core.now(), [ROUTERS])
         return self.reload(conn, id), events
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -219,6 +222,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
     def _delete(self, conn: sa.Connection, id: str) -> tuple[None, list[Event]]:
         row: FloatingIPRow = locked(conn, floatingips, id)
         erase(conn, floatingips, id)
+        note(conn, self.core.now(), [ROUTERS])
         remove_port(conn, row.floating_port_id, self.core.now(), of_service=True)
         release(conn, row.project_id, "floatingip")
         return None, _tell(self.core, _port(conn, row.port_id))

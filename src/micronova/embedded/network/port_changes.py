@@ -12,6 +12,7 @@ from micronova.embedded.network.addresses import AddressRequest
 from micronova.embedded.network.binding import binding_columns, events_of, status_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.host_changes import note, topics_of_ports
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_input import checked_values
 from micronova.embedded.network.port_rows import (
@@ -122,6 +123,10 @@ def change_port(
     old = cast(dict[str, Any], before)
     changes = {name: value for name, value in after.items() if value != old[name]}
     revisions.update(conn, ports.c.revision, id, before["revision"], changes, core.now())
+    topics = topics_of_ports(before, after)
+    if moved or regrouped or after["allowed_address_pairs"] != before["allowed_address_pairs"]:
+        topics.update(f"members:{group}" for group in (*held, *(groups or ())))
+    note(conn, core.now(), topics)
     # If the request also removes the port from its server, the events are for that server.
     subject = after
     if not after["device_id"]:

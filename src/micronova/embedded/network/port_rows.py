@@ -12,6 +12,7 @@ from micronova.embedded.network.addresses import AddressRequest, AllocationSubne
 from micronova.embedded.network.agents import hosts_with_agents
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.host_changes import ROUTERS, note, topics_of_members, topics_of_ports
 from micronova.embedded.network.quotas import release
 from micronova.embedded.network.rows import new_row
 from micronova.embedded.network.security_groups import default_groups
@@ -167,6 +168,8 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
     if plan.groups:
         rows = [{"port_id": row["id"], "security_group_id": group} for group in plan.groups]
         conn.execute(port_security_groups.insert(), rows)
+    members = [f"members:{group}" for group in plan.groups]
+    note(conn, row["created_at"], [*topics_of_ports(row), *members])
     if plan.tags:
         conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])
     return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
@@ -203,7 +206,10 @@ def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = Fa
     gone = cast(PortRow, dict(row))
     if not of_service:
         _check_free(conn, gone)
-    conn.execute(_DISASSOCIATE, {"port": id, "now": now})
+    topics = topics_of_ports(gone) | topics_of_members(conn, [id])
+    if conn.execute(_DISASSOCIATE, {"port": id, "now": now}).rowcount:
+        topics.add(ROUTERS)
+    note(conn, now, topics)
     conn.execute(_UNTAG, {"id": id})
     conn.execute(_DELETE, {"id": id})  # the database deletes its addresses and memberships, too
     release(conn, gone["project_id"], "port")

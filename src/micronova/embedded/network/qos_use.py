@@ -41,17 +41,22 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
         )
 
 
-def limits_of(conn: sa.Connection, ports: Sequence[Any]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the bandwidth limits of guests' ports by direction, from the policy of the port or of its network."""
+def policies_of(conn: sa.Connection, ports: Sequence[Any]) -> dict[str, str]:
+    """Return the policies of guests' ports: that of the port, or else that of its network."""
     guests = [row for row in ports if not row.device_owner.startswith("network:")]
     of_network: dict[str, str | None] = {}
     for part in chunks(sorted({row.network_id for row in guests if row.qos_policy_id is None})):
         n = networks.c
         found = conn.execute(sa.select(n.id, n.qos_policy_id).where(n.id.in_(part)))
         of_network |= {row.id: row.qos_policy_id for row in found}
-    policy_of = {row.id: row.qos_policy_id or of_network.get(row.network_id) for row in guests}
+    policies = {row.id: row.qos_policy_id or of_network.get(row.network_id) for row in guests}
+    return {id: policy for id, policy in policies.items() if policy is not None}
+
+
+def limits_of(conn: sa.Connection, policy_of: Mapping[str, str]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the bandwidth limits of ports by direction, from their policies."""
     limits: dict[str, dict[str, dict[str, int]]] = {}
-    for part in chunks(sorted({policy for policy in policy_of.values() if policy is not None})):
+    for part in chunks(sorted(set(policy_of.values()))):
         r = bandwidth_limit_rules.c
         for rule in conn.execute(sa.select(bandwidth_limit_rules).where(r.policy_id.in_(part))):
             shown = {"max_kbps": rule.max_kbps, "max_burst_kbps": rule.max_burst_kbps}

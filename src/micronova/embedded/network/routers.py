@@ -19,6 +19,7 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.host_changes import ROUTERS, note
 from micronova.embedded.network.listing import Attributes, flags, only_empty
 from micronova.embedded.network.port_rows import remember_addresses
 from micronova.embedded.network.quotas import charge_all, release
@@ -206,6 +207,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             found.append(self.reload(conn, row["id"]))
+        note(conn, self.core.now(), [ROUTERS])
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "router", self.core.settings.quotas)
         return found
 
@@ -228,6 +230,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         plain = ("name", "description", "admin_state_up")
         values: dict[str, Any] = {name: given[name] for name in plain if name in given}
         revisions.update(conn, routers.c.revision, id, revision, values, self.core.now())
+        note(conn, self.core.now(), [ROUTERS])
         if "external_gateway_info" in given:
             row = conn.execute(sa.select(routers).where(routers.c.id == id)).one()
             if plan is None:
@@ -255,6 +258,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         clear_gateway(conn, self.core, row)
         conn.execute(topologies.update().where(topologies.c.router_id == id).values(router_id=None))
         erase(conn, routers, id)
+        note(conn, self.core.now(), [ROUTERS])
         release(conn, row.project_id, "router")
 
     # --- interfaces and routes ---

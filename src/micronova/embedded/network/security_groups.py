@@ -22,6 +22,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes, flags
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
@@ -154,6 +155,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             if stateful != given["stateful"] and _is_used(conn, id):
                 raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
         revisions.update(conn, security_groups.c.revision, id, revision, given, now)
+        note(conn, now, [f"rules:{id}"])
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -163,7 +165,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             raise conflict(
                 "Insufficient rights for removing default security group.", "SecurityGroupCannotRemoveDefault"
             )
-        await self.core.database.write(_delete, id)
+        await self.core.database.write(_delete, id, self.core.now())
 
 
 def _values(row: SecurityGroupRow, rules: Sequence[dict[str, Any]], tagged: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def _is_used(conn: sa.Connection, id: str) -> bool:
     return conn.execute(used.limit(1)).first() is not None
 
 
-def _delete(conn: sa.Connection, id: str) -> None:
+def _delete(conn: sa.Connection, id: str, now: int) -> None:
     row: SecurityGroupRow = locked(conn, security_groups, id)
     if _is_used(conn, id):
         raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
@@ -264,8 +266,9 @@ def _delete(conn: sa.Connection, id: str) -> None:
     gone = conn.execute(
         security_group_rules.delete()
         .where(sa.or_(r.security_group_id == id, r.remote_group_id == id))
-        .returning(r.project_id)
-    ).scalars()
-    freed = [(row.project_id, "security_group"), *((project, "security_group_rule") for project in gone)]
+        .returning(r.project_id, r.security_group_id)
+    ).all()
+    note(conn, now, [f"rules:{each.security_group_id}" for each in gone])
+    freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
     erase(conn, security_groups, id)
     release_all(conn, freed)

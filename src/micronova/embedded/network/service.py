@@ -8,7 +8,7 @@ import falcon.asgi
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
-from micronova.embedded.network.agent_api import AgentRoutes, Changes, WakingDatabase
+from micronova.embedded.network.agent_api import AgentRoutes
 from micronova.embedded.network.agents import Agents
 from micronova.embedded.network.collection import Collection
 from micronova.embedded.network.core import QUOTAS, Core, Settings
@@ -25,6 +25,7 @@ from micronova.embedded.network.quotas import Quotas
 from micronova.embedded.network.routers import Routers
 from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.security_groups import SecurityGroups
+from micronova.embedded.network.state_watch import StateWatch, WakingDatabase
 from micronova.embedded.network.subnetpools import SubnetPools
 from micronova.embedded.network.subnets import Subnets
 from micronova.embedded.network.tables import metadata
@@ -78,17 +79,18 @@ class NetworkService:
         self.database = database
         self._schema = schema
         self.notifier = Notifier(database, clock, compute)
-        changes = Changes()
+        own = Settings(quotas={**QUOTAS, **(quotas or {})}, **settings)
+        self.watch = StateWatch(database, clock, own.agent_down_after)
         self.core = Core(
-            WakingDatabase(database, changes),
+            WakingDatabase(database, self.watch),
             clock,
             random_source or random.Random(),  # ids need not be secret
-            Settings(quotas={**QUOTAS, **(quotas or {})}, **settings),
+            own,
             self.notifier,
         )
         self.service = Service(
             "network",
-            routes(self.core) + AgentRoutes(self.core, changes).routes(),
+            routes(self.core) + AgentRoutes(self.core, self.watch).routes(),
             policy=policy,
             authenticator=authenticator,
             fault_body=fault_body,
@@ -103,9 +105,11 @@ class NetworkService:
         """Bring the schema up to date and start to send events to compute."""
         await upgrade(self.database, metadata, MIGRATIONS, schema=self._schema)
         await self.notifier.start()
+        await self.watch.start()
 
     async def stop(self) -> None:
         """Stop sending events; those that are not sent stay in the outbox."""
+        await self.watch.stop()
         await self.notifier.stop()
 
     async def bootstrap(
@@ -127,7 +131,7 @@ class NetworkService:
             "pool_prefix": pool_prefix,
             "dns_nameservers": dns_nameservers,
         }
-        return await self.database.write(Builder(self.core).first_networks, project_id, plan)
+        return await self.core.database.write(Builder(self.core).first_networks, project_id, plan)
 
 
 def routes(core: Core) -> list[Route]:

@@ -13,6 +13,7 @@ from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
 from micronova.embedded.network.cidrs import eui64, number_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
+from micronova.embedded.network.host_changes import note, topics_of_members, topics_of_ports
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.tables import addresses, ports, subnets
 
@@ -74,4 +75,5 @@ def _changed(conn: sa.Connection, core: Core, rows: Sequence[Any]) -> list[Event
     for part in chunks([row["id"] for row in rows]):
         counted = {"revision": ports.c.revision + 1, "updated_at": core.now()}
         conn.execute(ports.update().where(ports.c.id.in_(part)).values(**counted))
+    note(conn, core.now(), topics_of_ports(*rows) | topics_of_members(conn, [row["id"] for row in rows]))
     return [event(core, CHANGED, row) for row in rows if belongs_to_server(row)]

@@ -600,3 +600,13 @@ events = sa.Table(
     sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then a process is sending it
     sa.Column("attempts", sa.Integer, nullable=False),
 )
+
+# Changes of what the desired states of hosts depend on, for the processes in which network agents wait for them.
+host_changes = sa.Table(
+    "host_changes",
+    metadata,
+    sa.Column("position", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False, index=True),
+    sa.Column("topics", Document, nullable=False),
+    sqlite_autoincrement=True,  # a position is never used twice, also after all rows are deleted
+)

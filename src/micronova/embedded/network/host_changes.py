@@ -1,0 +1,46 @@
+"""The table of changes that concern hosts, written by the transactions that make them.
+
+The desired state of a host (`host_state.py`) depends on topics: `host:NAME` are the ports bound to it, `network:ID` is
+a network with its subnets, `rules:ID` are the rules of a security group, `members:ID` the addresses of its ports,
+`policy:ID` is a QoS policy, and `routers` are all routers with their ports and floating IPs. A transaction that changes
+one of these notes its topic. `state_watch.py` reads the table and computes only the states that depend on the topic.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network import device_owners
+from micronova.embedded.network.tables import host_changes, port_security_groups
+
+ROUTERS = "routers"
+
+
+def note(conn: sa.Connection, now: int, topics: Iterable[str]) -> None:
+    """Note changed topics, in the transaction that changes them."""
+    noted = sorted(set(topics))
+    if noted:
+        conn.execute(host_changes.insert(), {"created_at": now, "topics": noted})
+
+
+def topics_of_ports(*ports: Mapping[str, Any]) -> set[str]:
+    """Return the topics of ports that are created, changed or deleted; a changed port is given as before and after."""
+    topics = set()
+    for port in ports:
+        if port["host"]:
+            topics.add(f"host:{port['host']}")
+        if port["device_owner"] in (device_owners.ROUTER_GATEWAY, device_owners.ROUTER_INTERFACE):
+            topics.add(ROUTERS)
+    return topics
+
+
+def topics_of_members(conn: sa.Connection, port_ids: Sequence[str]) -> set[str]:
+    """Return the topics of the security groups of ports whose addresses change."""
+    g = port_security_groups.c
+    topics: set[str] = set()
+    for part in chunks(port_ids):
+        found = conn.execute(sa.select(g.security_group_id).where(g.port_id.in_(part)).distinct()).scalars()
+        topics.update(f"members:{group}" for group in found)
+    return topics

@@ -1,0 +1,220 @@
+"""The desired state of a host: networks, ports, security groups and routers, and the topics that it depends on."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network.addresses import addresses_of
+from micronova.embedded.network.agents import router_host
+from micronova.embedded.network.host_changes import ROUTERS
+from micronova.embedded.network.port_changes import groups_of
+from micronova.embedded.network.qos_use import limits_of, policies_of
+from micronova.embedded.network.security_group_rules import PROTOCOLS
+from micronova.embedded.network.tables import (
+    addresses,
+    floatingips,
+    networks,
+    port_security_groups,
+    ports,
+    router_interfaces,
+    routers,
+    security_group_rules,
+    security_groups,
+    subnets,
+)
+
+MAX_MEMBERS = 5_000  # addresses of a security group that rules name as remote
+MAX_HOST_MEMBERS = 40_000  # addresses of all these security groups, in the desired state of one host
+
+
+class HostState(NamedTuple):
+    """The desired state of a host."""
+
+    document: dict[str, Any]
+    topics: frozenset[str]  # of `host_changes`: without one of these noted, the document is the same
+    has_routers: bool
+
+
+def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
+    """Return the desired state of a host; agents that sent a heartbeat since a time are alive."""
+    p = ports.c
+    local = list(conn.execute(sa.select(ports).where(p.host == host, p.vif_type != "binding_failed")))
+    has_routers = router_host(conn, alive_since) in (host, None)
+    routed = _routers(conn) if has_routers else []
+    of_routers = [id for router in routed for id in (*router["ports"], *filter(None, [router["gateway_port"]]))]
+    held = {row.id for row in local}
+    for part in chunks([id for id in of_routers if id not in held]):
+        local += conn.execute(sa.select(ports).where(p.id.in_(part)))
+    local.sort(key=lambda row: row.id)
+    groups = groups_of(conn, [row.id for row in local])
+    fixed = addresses_of(conn, [row.id for row in local])
+    chosen = sorted({group for each in groups.values() for group in each})
+    rules = _rules(conn, chosen)
+    members, oversized = _members(conn, rules)
+    stateless = _stateless(conn, chosen)
+    policies = policies_of(conn, local)
+    limits = limits_of(conn, policies)
+    network_ids = sorted({row.network_id for row in local})
+    document = {
+        "networks": _networks(conn, network_ids),
+        "ports": [
+            {
+                **_port(row, fixed.get(row.id, []), groups.get(row.id, [])),
+                "stateful": not groups.get(row.id) or not stateless.issuperset(groups[row.id]),
+                **limits.get(row.id, {}),
+            }
+            for row in local
+        ],
+        "rules": rules,
+        "members": members,
+        "oversized": oversized,
+        "routers": routed,
+    }
+    topics = {
+        f"host:{host}",
+        *(f"network:{id}" for id in network_ids),
+        *(f"rules:{group}" for group in chosen),
+        *(f"members:{group}" for group in (*members, *oversized)),
+        *(f"policy:{policy}" for policy in policies.values()),
+        *([ROUTERS] if has_routers else ()),
+    }
+    return HostState(document, frozenset(topics), has_routers)
+
+
+def _port(row: Any, fixed: Sequence[dict[str, str]], groups: Sequence[str]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "network_id": row.network_id,
+        "project_id": row.project_id,
+        "mac_address": row.mac_address,
+        "status": row.status,
+        "admin_state_up": row.admin_state_up,
+        "device_id": row.device_id,
+        "device_owner": row.device_owner,
+        "host": row.host,
+        "port_security_enabled": row.port_security_enabled,
+        "fixed_ips": sorted(fixed, key=lambda each: (each["subnet_id"], each["ip_address"])),
+        "security_groups": sorted(groups),
+        "allowed_address_pairs": row.allowed_address_pairs,
+        "extra_dhcp_opts": row.extra_dhcp_opts,
+        "dns_name": row.dns_name,
+    }
+
+
+def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in chunks(list(ids)):
+        n, s = networks.c, subnets.c
+        below: dict[str, list[dict[str, Any]]] = {}
+        routed = sa.exists().where(router_interfaces.c.subnet_id == s.id).label("routed")
+        for row in conn.execute(sa.select(subnets, routed).where(s.network_id.in_(part)).order_by(s.id)):
+            shown = {name: getattr(row, name) for name in _SUBNET}
+            below.setdefault(row.network_id, []).append(shown)
+        found += [
+            {**{name: getattr(row, name) for name in _NETWORK}, "subnets": below.get(row.id, [])}
+            for row in conn.execute(sa.select(networks).where(n.id.in_(part)).order_by(n.id))
+        ]
+    return found
+
+
+_NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up", "network_type", "segmentation_id")
+_SUBNET = (
+    "id", "ip_version", "cidr", "gateway_ip", "enable_dhcp", "ipv6_ra_mode", "ipv6_address_mode", "dns_nameservers",
+    "host_routes", "routed",
+)  # fmt: skip
+
+
+def _stateless(conn: sa.Connection, ids: Sequence[str]) -> set[str]:
+    """Return the stateless ones of these security groups."""
+    g = security_groups.c
+    found: set[str] = set()
+    for part in chunks(list(ids)):
+        found |= set(conn.execute(sa.select(g.id).where(g.id.in_(part), sa.not_(g.stateful))).scalars())
+    return found
+
+
+def _rules(conn: sa.Connection, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rules of security groups."""
+    rules: dict[str, list[dict[str, Any]]] = {id: [] for id in ids}
+    r = security_group_rules.c
+    for part in chunks(list(ids)):
+        chosen = sa.select(security_group_rules).where(r.security_group_id.in_(part)).order_by(r.id)
+        for row in conn.execute(chosen):
+            rules[row.security_group_id].append(
+                {
+                    "direction": row.direction,
+                    "ethertype": row.ethertype,
+                    "protocol": _number(row.protocol, row.ethertype),
+                    "port_range_min": row.port_range_min,
+                    "port_range_max": row.port_range_max,
+                    "remote_ip_prefix": row.remote_ip_prefix,
+                    "remote_group_id": row.remote_group_id,
+                }
+            )
+    return rules
+
+
+def _members(
+    conn: sa.Connection, rules: dict[str, list[dict[str, Any]]]
+) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Return the addresses of the groups that rules name as remote, and the number of those of groups left out.
+
+    Members of a project choose address pairs freely, and the host's firewall is one for all projects. So a group with
+    more than `MAX_MEMBERS` addresses is left out, and then the largest ones until `MAX_HOST_MEMBERS` are left.
+    """
+    named = sorted({each["remote_group_id"] for group in rules.values() for each in group if each["remote_group_id"]})
+    found: dict[str, set[str]] = {id: set() for id in named}
+    pairs: dict[str, list[str]] = {}
+    g = port_security_groups.c
+    for part in chunks(named):
+        inside = sa.select(g.port_id).where(g.security_group_id.in_(part))
+        for port in conn.execute(sa.select(ports.c.id, ports.c.allowed_address_pairs).where(ports.c.id.in_(inside))):
+            pairs[port.id] = [pair["ip_address"] for pair in port.allowed_address_pairs]
+        membership = (
+            sa.select(g.security_group_id, g.port_id, addresses.c.address)
+            .join(addresses, addresses.c.port_id == g.port_id)
+            .where(g.security_group_id.in_(part))
+        )
+        for row in conn.execute(membership):
+            found[row.security_group_id].update((row.address, *pairs.get(row.port_id, ())))
+    oversized: dict[str, int] = {}
+    total = sum(len(each) for each in found.values())
+    for id in sorted(named, key=lambda id: (-len(found[id]), id)):
+        count = len(found[id])
+        if count > MAX_MEMBERS or total > MAX_HOST_MEMBERS:
+            oversized[id] = count
+            total -= count
+    return {id: sorted(found[id]) for id in named if id not in oversized}, oversized
+
+
+def _number(protocol: str | None, ethertype: str) -> int | None:
+    if protocol is None:
+        return None
+    number = int(protocol) if protocol.isdecimal() else PROTOCOLS.get(protocol)
+    return 58 if number == 1 and ethertype == "IPv6" else number  # icmp in an IPv6 rule means ICMPv6
+
+
+def _routers(conn: sa.Connection) -> list[dict[str, Any]]:
+    joined: dict[str, set[str]] = {}
+    for row in conn.execute(sa.select(router_interfaces)):
+        joined.setdefault(row.router_id, set()).add(row.port_id)
+    f = floatingips.c
+    floating: dict[str, list[dict[str, str]]] = {}
+    chosen = sa.select(f.router_id, f.floating_ip_address, f.fixed_ip_address)
+    for row in conn.execute(chosen.where(f.router_id.is_not(None), f.port_id.is_not(None)).order_by(f.id)):
+        pair = {"floating": row.floating_ip_address, "fixed": row.fixed_ip_address}
+        floating.setdefault(row.router_id, []).append(pair)
+    return [
+        {
+            "id": row.id,
+            "admin_state_up": row.admin_state_up,
+            "gateway_port": row.gateway_port_id,
+            "enable_snat": row.enable_snat,
+            "routes": row.routes,
+            "ports": sorted(joined.get(row.id, ())),
+            "floating": floating.get(row.id, []),
+        }
+        for row in conn.execute(sa.select(routers).order_by(routers.c.id))
+    ]

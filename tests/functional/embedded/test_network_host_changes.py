@@ -1,0 +1,269 @@
+"""What network agents wait for: a change makes the service compute only the states of hosts that it concerns."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from micronova.embedded.network.host_state import host_state
+from micronova.embedded.network.tables import host_changes
+from micronova.objects.clock import micros
+from tests.unit.embedded.network.world import ADMIN, KEYRING, SERVICE, World, world
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+    url = request.getfixturevalue("module_database_url") if request.param == "postgresql" else None
+    async with world(tmp_path, url) as made:
+        yield made
+
+
+async def state(cloud: World, host: str, fingerprint: str = "", wait: float = 0) -> Any:
+    ticket = KEYRING.issue(host, cloud.clock.now()).ticket
+    answer = await cloud.call("GET", f"/agent-states/{host}?fingerprint={fingerprint}&wait={wait}", token=ticket)
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+async def report(cloud: World, host: str, **fields: Any) -> None:
+    ticket = KEYRING.issue(host, cloud.clock.now()).ticket
+    assert (await cloud.call("POST", "/agent-reports", {"host": host, **fields}, token=ticket)).status == 204
+
+
+async def guest(cloud: World, network: Any, host: str, **fields: Any) -> Any:
+    return await cloud.make(
+        "port", SERVICE, network_id=network["id"], project_id="p1", device_id="server", device_owner="compute:nova",
+        binding__host_id=host, **fields,
+    )  # fmt: skip
+
+
+def computations(cloud: World) -> int:
+    return cloud.database.statistics.by_function.get("host_state", 0)
+
+
+async def started(cloud: World, hosts: Iterable[str]) -> dict[str, str]:
+    """Return the fingerprints of the states of hosts with a live agent."""
+    found = {}
+    for host in hosts:
+        await report(cloud, host, started=True)
+        found[host] = (await state(cloud, host))["fingerprint"]
+    return found
+
+
+async def test_a_change_of_one_host_is_not_computed_for_the_others(cloud: World) -> None:
+    network, _ = await cloud.network()
+    group = await cloud.make("security_group", name="web")
+    hosts = [f"h{number}" for number in range(20)]
+    await started(cloud, hosts)
+    ports = {host: await guest(cloud, network, host, security_groups=[group["id"]]) for host in hosts}
+    known = {host: (await state(cloud, host))["fingerprint"] for host in hosts}
+    before = computations(cloud)
+    waiting = {host: asyncio.create_task(state(cloud, host, known[host], 60)) for host in hosts}
+    await report(cloud, "h7", up=[ports["h7"]["id"]])
+    found = (await waiting["h7"])["state"]["ports"]
+    assert [port["status"] for port in found if port["host"] == "h7"] == ["ACTIVE"]
+    assert computations(cloud) - before <= 2, "one for the change, and one if it came before the request waited"
+    assert [host for host, task in waiting.items() if task.done()] == ["h7"]
+    for task in waiting.values():
+        task.cancel()
+
+
+async def test_looking_for_changes_costs_the_same_for_any_number_of_agents(cloud: World) -> None:
+    statistics = cloud.database.statistics
+
+    async def reads_of_a_look() -> int:
+        before = statistics.reads
+        await cloud.role.watch.look(complete=True)
+        return statistics.reads - before
+
+    await cloud.role.watch.stop()  # the test looks itself
+    await started(cloud, ["h1"])
+    assert await reads_of_a_look() == 1
+    await started(cloud, [f"h{number}" for number in range(2, 30)])
+    assert await reads_of_a_look() == 1
+
+
+async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> None:
+    """After each kind of write, agents that ask with the old fingerprint get the state that is true by then."""
+    await cloud.role.watch.stop()  # the test looks itself
+    hosts = ["h1", "h2", "h3"]
+    known: dict[str, str] = {}
+    changed_at: dict[str, list[str]] = {}
+
+    async def check(step: str) -> None:
+        await cloud.role.watch.look(complete=True)
+        since = micros(cloud.clock.now() - cloud.role.core.settings.agent_down_after)
+        for host in hosts:
+            found = await state(cloud, host, known.get(host, ""))
+            true = (await cloud.database.read(host_state, host, since)).document
+            if "state" in found:
+                assert found["state"] == json.loads(json.dumps(true)), (step, host)
+                changed_at.setdefault(step, []).append(host)
+            else:
+                fingerprint = hashlib.blake2b(msgspec.json.encode(true), digest_size=16).hexdigest()
+                assert found["fingerprint"] == fingerprint, f"{step}: host {host} is not told"
+            known[host] = found["fingerprint"]
+
+    for host in hosts:
+        await report(cloud, host, started=True)
+    await check("start")
+    public = await cloud.make("network", ADMIN, name="public", router__external=True)
+    await cloud.make("subnet", ADMIN, network_id=public["id"], cidr="203.0.113.0/24", ip_version=4, enable_dhcp=False)
+    network, subnet = await cloud.network()
+    other, other_subnet = await cloud.network("10.2.0.0/24")
+    await check("networks")
+    web, db, plain = [(await cloud.make("security_group", name=name))["id"] for name in ("web", "db", "plain")]
+    rule = {"security_group_id": db, "direction": "ingress", "ethertype": "IPv4", "remote_group_id": web}
+    from_web = await cloud.make("security_group_rule", **rule)
+    guest1 = await guest(cloud, network, "h1", security_groups=[web])
+    await check("create port")
+    guest2 = await guest(cloud, network, "h2", security_groups=[db])
+    await check("create port of a group with a remote group")
+    await guest(cloud, other, "h3", security_groups=[plain])
+    await check("create port elsewhere")
+    member = await cloud.make("port", network_id=network["id"], security_groups=[web])
+    await check("create member")
+    assert changed_at["create member"] == ["h2"], "only h2 has a rule that names the group"
+    await cloud.change("port", member["id"], allowed_address_pairs=[{"ip_address": "10.1.0.200"}])
+    await check("address pair of a member")
+    await cloud.change("port", member["id"], fixed_ips=[{"ip_address": "10.1.0.77"}])
+    await check("address of a member")
+    await cloud.change("port", member["id"], name="renamed")
+    await check("name of a member")
+    assert "name of a member" not in changed_at
+    await cloud.change("port", member["id"], security_groups=[plain])
+    await check("group of a member")
+    await cloud.change("port", member["id"], security_groups=[web])
+    await check("back to the group")
+    await cloud.delete("port", member["id"])
+    await check("delete member")
+    assert changed_at["delete member"] == ["h2"]
+    await report(cloud, "h1", up=[guest1["id"]])
+    await check("up")
+    assert changed_at["up"] == ["h1"]
+    await report(cloud, "h1", dhcp=True)
+    await check("create DHCP port")
+    await cloud.change("subnet", subnet["id"], dns_nameservers=["10.1.0.53"])
+    await check("change subnet")
+    slaac: dict[str, Any] = {"ip_version": 6, "ipv6_address_mode": "slaac", "ipv6_ra_mode": "slaac"}
+    six = await cloud.make("subnet", network_id=network["id"], cidr="fd00:1::/64", **slaac)
+    await check("create SLAAC subnet")
+    await cloud.delete("subnet", six["id"])
+    await check("delete SLAAC subnet")
+    lonely, _ = await cloud.network("10.3.0.0/24")
+    away = await cloud.make("port", network_id=lonely["id"], security_groups=[web])
+    await check("create member on another network")
+    await cloud.make("subnet", network_id=lonely["id"], cidr="fd00:3::/64", **slaac)
+    await check("SLAAC address of a member")
+    assert changed_at["SLAAC address of a member"] == ["h2"]
+    await cloud.delete("port", away["id"])
+    await check("delete member on another network")
+    await cloud.change("network", network["id"], mtu=1400)
+    await check("change network")
+    assert changed_at["change network"] == ["h1", "h2"]
+    await cloud.make("security_group_rule", **{**rule, "security_group_id": plain})
+    await check("create rule")
+    assert changed_at["create rule"] == ["h3"]
+    await cloud.delete("security_group_rule", from_web["id"])
+    await check("delete rule")
+    spare = (await cloud.make("security_group", name="spare"))["id"]
+    await cloud.make("security_group_rule", **{**rule, "security_group_id": plain, "remote_group_id": spare})
+    await check("create rule about a spare group")
+    await cloud.delete("security_group", spare)
+    await check("delete group that a rule names")
+    assert changed_at["delete group that a rule names"] == ["h3"]
+    policy = await cloud.make("policy", ADMIN, name="slow", shared=True)
+    await cloud.change("network", other["id"], qos_policy_id=policy["id"])
+    await check("policy of a network")
+    limits = f"/qos/policies/{policy['id']}/bandwidth_limit_rules"
+    body = {"bandwidth_limit_rule": {"max_kbps": 1000, "direction": "egress"}}
+    made = await cloud.call("POST", limits, body, token=ADMIN)
+    await check("create bandwidth limit")
+    limit = f"{limits}/{made.json()['bandwidth_limit_rule']['id']}"
+    await cloud.call("PUT", limit, {"bandwidth_limit_rule": {"max_kbps": 2000}}, token=ADMIN)
+    await check("change bandwidth limit")
+    await cloud.call("DELETE", limit, token=ADMIN)
+    await check("delete bandwidth limit")
+    for step in ("create", "change", "delete"):
+        assert changed_at[f"{step} bandwidth limit"] == ["h3"]
+    router = await cloud.make("router", name="r")
+    await check("create router")
+    path = f"/routers/{router['id']}"
+    await cloud.call("PUT", f"{path}/add_router_interface", {"subnet_id": other_subnet["id"]})
+    await check("add interface")
+    own = await cloud.make("port", network_id=network["id"])
+    await cloud.call("PUT", f"{path}/add_router_interface", {"port_id": own["id"]})
+    await check("add port as interface")
+    await cloud.change("router", router["id"], external_gateway_info={"network_id": public["id"]})
+    await check("set gateway")
+    floating = await cloud.make("floatingip", floating_network_id=public["id"])
+    await check("create floating IP")
+    await cloud.change("floatingip", floating["id"], port_id=guest2["id"])
+    await check("associate floating IP")
+    assert changed_at["associate floating IP"] == ["h1"], "the first host has the routers"
+    await cloud.change("router", router["id"], routes=[{"destination": "10.9.0.0/24", "nexthop": "10.1.0.9"}])
+    await check("set routes")
+    await cloud.delete("port", guest2["id"], SERVICE)
+    await check("delete port with floating IP")
+    await cloud.delete("floatingip", floating["id"])
+    await check("delete floating IP")
+    await cloud.change("router", router["id"], external_gateway_info=None)
+    await check("clear gateway")
+    await cloud.call("PUT", f"{path}/remove_router_interface", {"subnet_id": other_subnet["id"]})
+    await check("remove interface")
+    await cloud.call("PUT", f"{path}/remove_router_interface", {"port_id": own["id"]})
+    await check("remove port")
+    await cloud.change("port", guest1["id"], SERVICE, binding__host_id="h2")
+    await check("bind elsewhere")
+    assert {"h1", "h2"} <= set(changed_at["bind elsewhere"])
+    await cloud.delete("router", router["id"])
+    await check("delete router")
+    [agent] = [each for each in await cloud.list("agent", token=ADMIN) if each["host"] == "h1"]
+    await cloud.change("agent", agent["id"], ADMIN, admin_state_up=False)
+    router = await cloud.make("router", name="r2")
+    await check("the second host gets the routers")
+    assert set(changed_at["the second host gets the routers"]) == {"h2"}
+    for host in ("h1", "h3"):
+        await report(cloud, host)
+    await cloud.clock.advance(60)
+    for host in ("h1", "h3"):
+        await report(cloud, host)
+    await cloud.clock.advance(30)
+    await check("the third host gets the routers")
+    assert set(changed_at["the third host gets the routers"]) == {"h2", "h3"}
+    await cloud.delete("router", router["id"])
+    await cloud.delete("port", guest1["id"], SERVICE)
+    for port in await cloud.list("port", f"network_id={network['id']}", ADMIN):
+        assert port["device_owner"] == "network:dhcp"
+    await cloud.delete("network", network["id"])
+    await check("delete network")
+
+
+async def test_an_agent_learns_of_a_change_by_another_process(module_database_url: str, tmp_path: Path) -> None:
+    async with world(tmp_path, module_database_url, schema="two_processes") as one:
+        async with world(tmp_path, module_database_url, schema="two_processes") as two:
+            network, _ = await one.network()
+            [fingerprint] = (await started(one, ["h1"])).values()
+            waiting = asyncio.create_task(state(one, "h1", fingerprint, 60))
+            port = await guest(two, network, "h1")
+            found = await waiting
+            assert [each["id"] for each in found["state"]["ports"]] == [port["id"]]
+
+
+async def test_old_changes_are_deleted(cloud: World) -> None:
+    network, _ = await cloud.network()
+    await guest(cloud, network, "h1")
+    assert await cloud.database.read(_count) > 0
+    await cloud.clock.advance(3600)
+    await cloud.role.watch.purge()
+    assert await cloud.database.read(_count) == 0
+
+
+def _count(conn: sa.Connection) -> int:
+    return int(conn.execute(sa.select(sa.func.count()).select_from(host_changes)).scalar_one())
