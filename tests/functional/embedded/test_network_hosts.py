@@ -189,3 +189,24 @@ async def test_a_full_network_does_not_keep_others_from_having_one(
     [server] = await servers(cloud)
     assert server["network_id"] == network["id"]
     assert f"cannot update the DHCP port of host {HOST} on network {full['id']}" in caplog.text
+
+
+async def test_wide_address_pairs_are_not_members_of_a_remote_group(cloud: World) -> None:
+    """A pair 0.0.0.0/0 lets its own port send from every address; it must not open the rules of others to everybody."""
+    network, _ = await cloud.network("10.1.0.0/24")
+    six = await cloud.make("subnet", network_id=network["id"], cidr="fd00::/64", ip_version=6)
+    [default] = await cloud.list("security_group", "name=default")
+    port = await guest(cloud, network)
+    own = {each["ip_address"] for each in port["fixed_ips"]}
+    kept = ["10.1.0.200", "192.0.2.1", "10.1.0.128/25", "172.16.5.0/24", "fd00::/64", "2001:db8::1"]
+    wide = ["0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/23", "::/0"]
+    pairs = [{"ip_address": each} for each in (*kept, *wide)]
+    await cloud.change("port", port["id"], allowed_address_pairs=pairs)
+    shown = (await state(cloud)).json()["state"]
+    assert set(shown["members"][default["id"]]) == own | set(kept)
+    [wired] = shown["ports"]
+    assert {each["ip_address"] for each in wired["allowed_address_pairs"]} == {*kept, *wide}, "it may send from all"
+    await cloud.change("port", port["id"], fixed_ips=[{"ip_address": "10.1.0.9"}])
+    await cloud.delete("subnet", six["id"])
+    members = (await state(cloud)).json()["state"]["members"][default["id"]]
+    assert "fd00::/64" not in members, "the network has no IPv6 any more"

@@ -1,6 +1,7 @@
 """The desired state of a host: networks, ports, security groups and routers, and the topics that it depends on."""
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -52,7 +53,7 @@ def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
     fixed = addresses_of(conn, [row.id for row in local])
     chosen = sorted({group for each in groups.values() for group in each})
     rules = _rules(conn, chosen)
-    members, oversized = _members(conn, rules)
+    members, oversized, of_prefixes = _members(conn, rules)
     stateless = _stateless(conn, chosen)
     policies = policies_of(conn, local)
     limits = limits_of(conn, policies)
@@ -74,7 +75,7 @@ def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
     }
     topics = {
         f"host:{host}",
-        *(f"network:{id}" for id in network_ids),
+        *(f"network:{id}" for id in {*network_ids, *of_prefixes}),
         *(f"rules:{group}" for group in chosen),
         *(f"members:{group}" for group in (*members, *oversized)),
         *(f"policy:{policy}" for policy in policies.values()),
@@ -158,20 +159,28 @@ def _rules(conn: sa.Connection, ids: Sequence[str]) -> dict[str, list[dict[str, 
 
 def _members(
     conn: sa.Connection, rules: dict[str, list[dict[str, Any]]]
-) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """Return the addresses of the groups that rules name as remote, and the number of those of groups left out.
+) -> tuple[dict[str, list[str]], dict[str, int], set[str]]:
+    """Return the addresses of the groups that rules name as remote, the number of those of groups left out, and the
+    networks whose subnets decide about address pairs.
 
     Members of a project choose address pairs freely, and the host's firewall is one for all projects. So a group with
     more than `MAX_MEMBERS` addresses is left out, and then the largest ones until `MAX_HOST_MEMBERS` are left.
     """
     named = sorted({each["remote_group_id"] for group in rules.values() for each in group if each["remote_group_id"]})
     found: dict[str, set[str]] = {id: set() for id in named}
-    pairs: dict[str, list[str]] = {}
-    g = port_security_groups.c
+    g, p = port_security_groups.c, ports.c
+    paired: dict[str, Any] = {}
     for part in chunks(named):
         inside = sa.select(g.port_id).where(g.security_group_id.in_(part))
-        for port in conn.execute(sa.select(ports.c.id, ports.c.allowed_address_pairs).where(ports.c.id.in_(inside))):
-            pairs[port.id] = [pair["ip_address"] for pair in port.allowed_address_pairs]
+        chosen = sa.select(p.id, p.network_id, p.allowed_address_pairs).where(p.id.in_(inside))
+        paired |= {row.id: row for row in conn.execute(chosen) if row.allowed_address_pairs}
+    of_prefixes = {row.network_id for row in paired.values() if any("/" in text for text in _texts(row))}
+    widest = _widest_subnets(conn, sorted(of_prefixes))
+    pairs = {
+        id: [text for text in _texts(row) if _is_narrow(text, widest.get(row.network_id, {}))]
+        for id, row in paired.items()
+    }
+    for part in chunks(named):
         membership = (
             sa.select(g.security_group_id, g.port_id, addresses.c.address)
             .join(addresses, addresses.c.port_id == g.port_id)
@@ -186,7 +195,35 @@ def _members(
         if count > MAX_MEMBERS or total > MAX_HOST_MEMBERS:
             oversized[id] = count
             total -= count
-    return {id: sorted(found[id]) for id in named if id not in oversized}, oversized
+    return {id: sorted(found[id]) for id in named if id not in oversized}, oversized, of_prefixes
+
+
+def _texts(row: Any) -> list[str]:
+    return [pair["ip_address"] for pair in row.allowed_address_pairs]
+
+
+def _widest_subnets(conn: sa.Connection, network_ids: Sequence[str]) -> dict[str, dict[int, int]]:
+    """Return the length of the shortest prefix of each network's subnets, by IP version."""
+    widest: dict[str, dict[int, int]] = {}
+    s = subnets.c
+    for part in chunks(network_ids):
+        for row in conn.execute(sa.select(s.network_id, s.ip_version, s.cidr).where(s.network_id.in_(part))):
+            of_network = widest.setdefault(row.network_id, {})
+            length = int(row.cidr.rpartition("/")[2])
+            of_network[row.ip_version] = min(length, of_network.get(row.ip_version, length))
+    return widest
+
+
+def _is_narrow(text: str, widest: Mapping[int, int]) -> bool:
+    """Return whether an address pair counts as an address of the port's security groups.
+
+    A single address counts, and so does a range that is not wider than the subnets of the port's network. A wider one,
+    such as 0.0.0.0/0 of a guest that routes, would open each rule that names the group to strangers.
+    """
+    if "/" not in text:
+        return True
+    range_ = ipaddress.ip_network(text)
+    return range_.num_addresses == 1 or range_.prefixlen >= widest.get(range_.version, range_.max_prefixlen)
 
 
 def _number(protocol: str | None, ethertype: str) -> int | None:
