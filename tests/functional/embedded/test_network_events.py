@@ -179,13 +179,73 @@ async def test_what_a_crash_left_is_told_by_the_next_process(start: Start) -> No
         await run_dry(cloud, 0.5)
 
 
-async def test_compute_that_never_answers_is_given_up(start: Start) -> None:
+async def test_compute_is_told_after_a_long_outage(start: Start) -> None:
     async with start(Compute()) as cloud:
         told(cloud).failures = 10_000
         network, _ = await cloud.network()
-        await bound(cloud, network, "s1")
-        await run_dry(cloud, 20)
-        assert cloud.clock.now() - 1_800_000_000 >= notifier.GIVE_UP
+        port = await bound(cloud, network, "s1")
+        gone = await bound(cloud, network, "s2")
+        await cloud.delete("port", gone["id"], SERVICE)
+        for _ in range(200):
+            await cloud.clock.advance(60)
+            await asyncio.sleep(0.002)
+        assert told(cloud).failures < 9_990, "it has tried again"
+        told(cloud).failures = 0
+        await pass_time(cloud, 2)
+        expected = [("network-vif-deleted", "s2", gone["id"]), ("network-vif-plugged", "s1", port["id"])]
+        assert sorted(told(cloud).events) == expected
+        await run_dry(cloud, 1)
+
+
+async def test_the_outbox_does_not_grow_with_changes_while_compute_is_away(start: Start) -> None:
+    async with start(Compute()) as cloud:
+        told(cloud).failures = 10_000
+        network, _ = await cloud.network()
+        port = await bound(cloud, network, "s1")
+        for number in range(10, 60):
+            await cloud.change("port", port["id"], SERVICE, fixed_ips=[{"ip_address": f"10.1.0.{number}"}])
+        async with asyncio.timeout(20):
+            while await cloud.database.read(pending_events) > 2:  # one plugged, one changed
+                await cloud.clock.advance(5)
+                await asyncio.sleep(0.002)
+        told(cloud).failures = 0
+        await run_dry(cloud, 1)
+        names = [name for name, _, _ in told(cloud).events]
+        assert sorted(names) == ["network-changed", "network-vif-plugged"]
+
+
+async def test_an_event_that_is_not_true_any_more_is_not_sent_again(start: Start) -> None:
+    async with start(Compute()) as cloud:
+        told(cloud).failures = 1
+        network, _ = await cloud.network()
+        port = await bound(cloud, network, "s1")
+        async with asyncio.timeout(20):
+            while told(cloud).failures:
+                await cloud.clock.advance(0.02)
+                await asyncio.sleep(0.002)
+        await cloud.change("port", port["id"], SERVICE, admin_state_up=False)
+        await run_dry(cloud, 0.5)
+        assert told(cloud).events == [("network-vif-unplugged", "s1", port["id"])]
+
+
+async def test_the_number_of_events_is_limited(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier, "MOST", 3)
+    async with start(Compute()) as cloud:
+        told(cloud).failures = 10_000
+        network, _ = await cloud.network()
+        for number in range(8):
+            await bound(cloud, network, f"s{number}")
+            cloud.clock.time += 1
+        async with asyncio.timeout(20):
+            while await cloud.database.read(pending_events) > 3:
+                await cloud.clock.advance(5)
+                await asyncio.sleep(0.002)
+        assert "deleted the 5 oldest events for compute" in caplog.text
+        told(cloud).failures = 0
+        await run_dry(cloud, 1)
+        assert sorted(server for _, server, _ in told(cloud).events) == ["s5", "s6", "s7"]
 
 
 async def test_without_compute_nothing_is_kept(start: Start) -> None:

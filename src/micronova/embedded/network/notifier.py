@@ -3,6 +3,10 @@
 A change and its events are one transaction. The process that wrote the events sends them within milliseconds, many in
 one request, and then deletes the rows. If compute did not answer, or the process died, the next sweep of any process
 takes the rows: a row belongs to the process that moved its `not_before` into the future.
+
+Events are kept until compute has taken them. Before an event is sent again, it is compared with its port, and left out
+if it is not true any more; of equal events about a port the newest is kept. So the outbox has a few rows per port,
+however long compute is away. It has `MOST` rows at most.
 """
 
 import asyncio
@@ -15,7 +19,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network.tables import events
+from micronova.embedded.network.tables import events, ports
 from micronova.http.client import ServiceClient
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
@@ -26,9 +30,11 @@ BATCH = 200  # events in one request
 WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
 HOLD = 10.0  # seconds after which a sweep takes the rows of a sender that has not finished
 SWEEP = 2.0  # seconds between sweeps
-GIVE_UP = 600.0  # seconds after which an event is dropped; by then compute has asked for the state itself
+MOST = 100_000  # events in the outbox
+TRIM = 60.0  # seconds between checks of that limit
 STOP_TIMEOUT = 5.0  # seconds that a stop waits for a request under way
-MAX_RETRY_DELAY = 30.0  # seconds between two attempts
+MAX_RETRY_DELAY = 30.0  # seconds between two attempts to send a new event
+MAX_OLD_RETRY_DELAY = 300.0  # seconds between two attempts to send an old one; they are a tenth of its age apart
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +61,8 @@ class Notifier:
         self._queue: list[Event] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._answers = True  # compute has answered the last request
+        self._trim_at = 0.0
         self.sent = 0  # events that compute accepted
         self.requests = 0
 
@@ -124,9 +132,23 @@ class Notifier:
             await self._clock.sleep(SWEEP)
 
     async def _sweep(self) -> None:
-        now = micros(self._clock.now())
-        if await self._database.read(any_due, now):  # without a write if there are none
-            self.hand_over(await self._database.write(claim_due, now, micros(HOLD)))
+        now = self._clock.now()
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM
+            await self._trim()
+        if await self._database.read(any_due, micros(now)):  # without a write if there are none
+            self.hand_over(await self._database.write(claim_due, micros(now), micros(HOLD)))
+
+    async def _trim(self) -> None:
+        """Delete the oldest events if there are too many."""
+        excess = await self._database.read(count) - MOST
+        if excess > 0:
+            await self._database.write(delete_oldest, excess)
+            log.error(
+                "deleted the %d oldest events for compute, because compute takes none: servers may show old interfaces "
+                "until their ports change; find out why it refuses or does not answer",
+                excess,
+            )
 
     async def _deliver(self, batch: list[Event]) -> None:
         assert self._compute is not None
@@ -139,22 +161,23 @@ class Notifier:
             ]
         }
         self.requests += 1
+        back = False
         try:
             answer = await self._compute.request("POST", "/os-server-external-events", body, ok=(404,))
         except MicronovaError as error:
             log.warning("cannot send %d events to compute, they are sent again: %s", len(batch), error)
             retry, done = batch, []
+            self._answers = False
         else:
             early = _too_early(answer)
             retry = [event for event in batch if (event.name, event.server_id, event.tag) in early]
             done = [event for event in batch if event not in retry]
+            back, self._answers = not self._answers, True
         self.sent += len(done)
         now = micros(self._clock.now())
-        old = [event for event in retry if now - event.created_at > micros(GIVE_UP)]
-        if old:
-            log.error("gave up sending %d events to compute, the first: %s", len(old), old[0])
-        again = [event for event in retry if event not in old]
-        await self._database.write(record_results, [event.id for event in (*done, *old)], again, now)
+        await self._database.write(record_results, [event.id for event in done], retry, now)
+        if back:
+            await self._database.write(retry_all, now)
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
@@ -188,7 +211,7 @@ def any_due(conn: sa.Connection, now: int) -> bool:
 
 
 def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
-    """Take events that no process is sending, and return them."""
+    """Take events that no process is sending; delete those that are not true any more, and return the others."""
     due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
     if conn.dialect.name == "postgresql":
         due = due.with_for_update(skip_locked=True)
@@ -198,17 +221,63 @@ def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
         .values(not_before=now + hold, attempts=events.c.attempts + 1)
         .returning(events.c.id, events.c.name, events.c.server_id, events.c.tag, events.c.created_at, events.c.attempts)
     ).all()
+    p = ports.c
+    chosen = sa.select(p.id, p.status, p.device_id).where(p.id.in_([row.tag for row in rows]))
+    known = {row.id: row for row in conn.execute(chosen)}
+    obsolete = [row.id for row in rows if not _is_true(row, known.get(row.tag))]
+    if obsolete:
+        conn.execute(events.delete().where(events.c.id.in_(obsolete)))
     return [
         Event(id=r.id, name=r.name, server_id=r.server_id, tag=r.tag, created_at=r.created_at, attempts=r.attempts)
         for r in rows
+        if r.id not in obsolete
     ]
 
 
+def _is_true(event: Any, port: Any) -> bool:
+    """Return whether an event still describes its port; if not, a later event about the port does."""
+    plugged = port is not None and port.device_id == event.server_id and port.status == "ACTIVE"
+    if event.name == "network-vif-plugged":
+        return plugged
+    if event.name == "network-vif-unplugged":
+        return port is not None and not plugged
+    return event.name == "network-vif-deleted" or port is not None
+
+
 def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
-    """Delete events that compute has accepted, and schedule the next attempt for the others."""
+    """Delete events that compute has accepted, and schedule the next attempt for the newest of equal others."""
     if done:
         conn.execute(events.delete().where(events.c.id.in_(done)))
-    for attempts in sorted({event.attempts for event in again}):
-        wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(attempts, 10))
-        ids = [event.id for event in again if event.attempts == attempts]
+    if not again:
+        return
+    newer = events.alias()
+    superseded = sa.exists().where(
+        newer.c.server_id == events.c.server_id,
+        newer.c.tag == events.c.tag,
+        newer.c.name == events.c.name,
+        sa.tuple_(newer.c.created_at, newer.c.id) > sa.tuple_(events.c.created_at, events.c.id),
+    )
+    conn.execute(events.delete().where(events.c.id.in_([event.id for event in again]), superseded))
+    waits: dict[float, list[str]] = {}
+    for event in again:
+        wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(event.attempts, 10))
+        age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
+        waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
+    for wait, ids in sorted(waits.items()):
         conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))
+
+
+def retry_all(conn: sa.Connection, now: int) -> None:
+    """Let all events that compute did not take be sent again now."""
+    conn.execute(events.update().where(events.c.attempts > 0, events.c.not_before > now).values(not_before=now))
+
+
+def count(conn: sa.Connection) -> int:
+    """Return the number of events in the outbox."""
+    return int(conn.execute(sa.select(sa.func.count()).select_from(events)).scalar_one())
+
+
+def delete_oldest(conn: sa.Connection, excess: int) -> None:
+    """Delete so many of the oldest events."""
+    oldest = sa.select(events.c.id).order_by(events.c.created_at, events.c.id).limit(excess)
+    conn.execute(events.delete().where(events.c.id.in_(oldest.scalar_subquery())))

@@ -599,6 +599,7 @@ events = sa.Table(
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.Column("not_before", sa.BigInteger, nullable=False, index=True),  # until then a process is sending it
     sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Index("events_by_port", "tag", "server_id"),
 )
 
 # Changes of what the desired states of hosts depend on, for the processes in which network agents wait for them.
