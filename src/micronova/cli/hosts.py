@@ -155,6 +155,10 @@ def remove(name: str, directory: Path | None, config: Path | None) -> None:
     click.echo("# On the broker, which accepts the host until then:")
     click.echo(f"rabbitmqctl delete_user {name}")
     click.echo(f"rabbitmqctl close_all_user_connections {name} 'removed from the cloud'")
+    click.echo(
+        "\n# When it has no servers any more, this removes what else belongs to it (network agent, queue, departures):"
+    )
+    click.echo(f"openstack compute service delete $(openstack compute service list --host {name} -f value -c ID)")
     click.echo(f"\n# {name} counts as dead. What it got from a conductor runs out within {LIFETIME / 60:g} minutes.")
 
 

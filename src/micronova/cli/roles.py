@@ -362,6 +362,7 @@ def _api_dependencies(process: "Process") -> "Dependencies":
     from micronova.servers.guest_queries import GuestQueries
     from micronova.servers.interfaces import Interfaces
     from micronova.servers.security_groups import ServerSecurityGroups
+    from micronova.servers.service_removal import ServiceRemoval
 
     assert process.database is not None and process.bus is not None
     settings = process.settings
@@ -406,6 +407,7 @@ def _api_dependencies(process: "Process") -> "Dependencies":
         ),
         guests=guests,
         consoles=_console_links(process, guests),
+        service_removal=ServiceRemoval(database=process.database, compute=compute, network_client=network_client),
         quota_defaults=settings.quota.limits(),
         project_exists=clients.project_exists,
         max_limit=settings.api.max_limit,

@@ -97,6 +97,10 @@ class ComputeAPI:
         """Cast an order to its host; its kind says what the host does (`compute/order_handlers.py`)."""
         await self._bus.cast(COMPUTE_INTERFACE.target(order.host), EXECUTE_ORDER, order, context=context)
 
+    async def delete_queue(self, host: str) -> None:
+        """Delete the queue of a host that is gone, with the orders in it."""
+        await self._bus.delete_queue(COMPUTE_INTERFACE, host)
+
     async def external_instance_event(self, context: Context, host: str, event: InstanceEvent) -> None:
         """Pass on an event of another service."""
         await self._bus.cast(COMPUTE_INTERFACE.target(host), EXTERNAL_INSTANCE_EVENT, event, context=context)

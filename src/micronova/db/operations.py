@@ -377,6 +377,11 @@ def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRo
     return cast(list[DepartureRow], list(conn.execute(_DEPARTURES_OF, {"hosts": list(hosts)}).mappings()))
 
 
+def delete_departures_of_host(conn: sa.Connection, host: str) -> None:
+    """Delete the records of departures from a host that is gone."""
+    conn.execute(departures.delete().where(departures.c.host == host))
+
+
 def delete_departures(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:
     """Delete the records of departures (host, instance, epoch): the hosts have destroyed the guests."""
     if gone:

@@ -244,7 +244,7 @@ _CHECKS: dict[str, str] = {
     "get_availability_zone": "role:reader",
     "get_agent": ADMIN_OR_SERVICE,  # the audit of compute reads it
     "update_agent": ADMIN,
-    "delete_agent": ADMIN,
+    "delete_agent": ADMIN_OR_SERVICE,  # compute deletes the agent of a host whose service is deleted
     "get_agent_state": ADMIN_OR_SERVICE,
     "report_agent": ADMIN_OR_SERVICE,
     "get_network_ip_availability": ADMIN_OR_SERVICE,

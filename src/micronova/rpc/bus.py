@@ -103,6 +103,13 @@ class Bus(Protocol):
         """Send a message to every server of a topic that is up now."""
         ...
 
+    async def delete_queue(self, interface: Interface, host: str) -> None:
+        """Delete the queue of a host that is gone, with its messages; a host that lives makes it again.
+
+        Raise BusUnavailable if the broker does not answer in time or does not allow it.
+        """
+        ...
+
     async def serve(
         self,
         interface: Interface,

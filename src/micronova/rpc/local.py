@@ -59,6 +59,11 @@ class Queue:
         """Add a server."""
         self._servers.append(server)
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a server consumes it."""
+        return bool(self._servers)
+
     def leave(self, server: LocalServer) -> None:
         """Remove a server."""
         if server in self._servers:
@@ -225,6 +230,15 @@ class LocalBus(BaseBus):
         )
         self._servers.append(server)
         return server
+
+    async def delete_queue(self, interface: Interface, host: str) -> None:
+        """Delete the queue of a host; one that a server consumes only loses its messages."""
+        exchange, name = self._started(), queue_name(interface.topic, interface.namespace, host)
+        queue = exchange.queues.get(name)
+        if queue is not None:
+            queue.waiting.clear()
+            if not queue.is_served:
+                del exchange.queues[name]
 
     async def probe(self) -> BusStats:
         """Return the statistics: there is no broker to ask."""

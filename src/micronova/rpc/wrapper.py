@@ -36,6 +36,10 @@ class BusWrapper:
         """Send a message to every server of a topic."""
         await self._bus.fanout(topic, method, params, context=context)
 
+    async def delete_queue(self, interface: Interface, host: str) -> None:
+        """Delete the queue of a host."""
+        await self._bus.delete_queue(interface, host)
+
     async def serve(
         self,
         interface: Interface,

@@ -29,6 +29,7 @@ from micronova.api.compute import (
     services,
     versions_doc,
 )
+from micronova.compute.rpcapi import ComputeAPI
 from micronova.conf.settings import Quota
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
@@ -39,6 +40,8 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
 from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
+from micronova.rpc.bus import connect
+from micronova.servers.service_removal import ServiceRemoval
 from tests.unit.db.databases import compute_database
 
 VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
@@ -151,6 +154,11 @@ async def _uptime_of(_: RequestContext, host: str) -> str | None:
     return "up 1 day" if host == "h1" else None  # what a host would answer
 
 
+def _removal(database: Database, clock: Clock) -> ServiceRemoval:
+    bus = connect("local://resources", clock=clock, random=Random(1))  # not started: its queues cannot be deleted
+    return ServiceRemoval(database=database, compute=ComputeAPI(bus), network_client=None)
+
+
 def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
     limit, random = Quota().limits(), Random(1)
@@ -164,7 +172,7 @@ def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[
         *limits.routes(database, limit),
         *quota_sets.routes(database, limit, _project_exists),
         *quota_class_sets.routes(database, limit),
-        *services.routes(database, clock, DOWN_TIME, ZONE),
+        *services.routes(database, clock, _removal(database, clock), DOWN_TIME, ZONE),
         *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
         *hosts.routes(database, clock, ZONE),
         *availability_zones.routes(database, clock, DOWN_TIME, ZONE),

@@ -168,6 +168,18 @@ async def test_cast_arrives_with_its_context(make_bus: MakeBus, bus: Bus, api: S
     assert seen == msgspec.structs.replace(CONTEXT, sender=sender)
 
 
+async def test_a_deleted_queue_loses_its_messages_and_can_be_made_again(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI
+) -> None:
+    await bus.cast(api.target("h1"), api.work, Job(1), context=CONTEXT)
+    for _ in range(2):  # the second time there is no such queue
+        await bus.delete_queue(api.interface, "h1")
+    await bus.cast(api.target("h1"), api.work, Job(2), context=CONTEXT)
+    handler = Handler()
+    await (await make_bus()).serve(api.interface, handler, host="h1")
+    assert (await handler.next_job()).number == 2
+
+
 async def test_casts_keep_their_order(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     handler = Handler()
     await (await make_bus()).serve(api.interface, handler)

@@ -49,6 +49,7 @@ from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
 from micronova.servers.interfaces import Interfaces
 from micronova.servers.security_groups import ServerSecurityGroups
+from micronova.servers.service_removal import ServiceRemoval
 
 VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
 
@@ -67,6 +68,7 @@ class Dependencies:
     external_events: ExternalEvents
     guests: GuestQueries
     consoles: ConsoleLinks
+    service_removal: ServiceRemoval
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
     max_limit: int
@@ -103,7 +105,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *limits.routes(db, quotas),
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
-        *services.routes(db, clock, down, needs.default_zone),
+        *services.routes(db, clock, needs.service_removal, down, needs.default_zone),
         *simple_tenant_usage.routes(db, clock, most),
         *hypervisors.routes(db, clock, needs.guests.host_uptime, down, most),
         *hosts.routes(db, clock, needs.default_zone),

@@ -8,17 +8,17 @@ from msgspec import UNSET, UnsetType
 from micronova.api import inputs
 from micronova.api.inputs import Body, Flag, HostName, Query, Text
 from micronova.api.view import Field, View
-from micronova.db import aggregates, nodes, services
+from micronova.db import aggregates, services
 from micronova.db.engine import Database
 from micronova.db.services import ServiceChanges, ServiceRow
-from micronova.db.tables import instances
 from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.service_names import COMPUTE
+from micronova.servers.service_removal import ServiceRemoval
 
 INTERNAL_ZONE = "internal"  # the zone of all services but compute hosts
 _API = ("nova-osapi_compute", "nova-metadata")  # they answer HTTP and send no heartbeats, so they are not listed
@@ -92,9 +92,12 @@ class Update(Body):
 class Services:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, down_time: float, default_zone: str) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, removal: ServiceRemoval, down_time: float, default_zone: str
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._removal = removal
         self._down_time = down_time
         self._default_zone = default_zone
 
@@ -169,12 +172,12 @@ class Services:
         return row, aggregates.zones(conn, [row.host])
 
     async def delete(self, request: Request, id: str) -> None:
-        """Delete a service; a compute host must hold no servers, and its nodes are deleted with it."""
+        """Delete a service; a compute host must hold no servers, and what belongs to it is deleted with it."""
         key: str | int | None = id if request.minor >= 53 else inputs.number(id)
         if key is None or (isinstance(key, str) and not inputs.is_uuid(key)):
             kind = "number" if key is None else "uuid"
             raise Invalid(f"Invalid id {id[:64]}: it must be a {kind}.")
-        await self._database.write(_delete, key)
+        await self._removal.delete(key)
 
 
 def _only_compute(binary: str) -> None:
@@ -182,22 +185,11 @@ def _only_compute(binary: str) -> None:
         raise Invalid(f"Updating a {binary} service is not supported. Only nova-compute services can be updated.")
 
 
-def _delete(conn: sa.Connection, key: str | int) -> None:
-    found = services.get(conn, key)
-    if found.binary == COMPUTE:
-        held = sa.select(instances.c.uuid).where(instances.c.host == found.host).limit(1)
-        if conn.execute(held).first():
-            raise Conflict(
-                "Unable to delete compute service that is hosting instances. Migrate or delete the instances first."
-            )
-        nodes.delete_of_host(conn, found.host)
-        aggregates.forget_host(conn, found.host)
-    services.delete(conn, found.uuid)
-
-
-def routes(database: Database, clock: Clock, service_down_time: float, default_zone: str) -> list[Route]:
+def routes(
+    database: Database, clock: Clock, removal: ServiceRemoval, service_down_time: float, default_zone: str
+) -> list[Route]:
     """Declare the routes of services."""
-    handlers = Services(database, clock, service_down_time, default_zone)
+    handlers = Services(database, clock, removal, service_down_time, default_zone)
     one, rule = "/os-services/{id}", "os_compute_api:os-services"
     return [
         Route(

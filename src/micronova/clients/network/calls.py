@@ -128,8 +128,12 @@ class Calls:
 
     async def delete_port(self, id: str) -> None:
         """Delete a port, if it exists."""
+        await self.delete("ports", id)
+
+    async def delete(self, collection: str, id: str) -> None:
+        """Delete a resource of a collection, if it exists."""
         try:
-            await self._client.request("DELETE", f"/v2.0/ports/{id}")
+            await self._client.request("DELETE", f"/v2.0/{collection}/{id}")
         except NotFound:
             pass
 

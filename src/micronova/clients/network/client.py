@@ -163,6 +163,16 @@ class NetworkClient:
         except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
             return []
 
+    async def delete_network_agents(self, host: str) -> None:
+        """Delete Micronova's own network agents of a host; one that lives registers again with its next report."""
+        query = (("binary", "micronova-network-agent"), ("host", host), ("fields", "id"))
+        try:
+            found = await self.calls.all_of("agents", *query)
+        except Forbidden:  # a Neutron shows agents to admins only; it has none of ours
+            return
+        for agent in found:
+            await self.calls.delete("agents", agent["id"])
+
     # --- steps ---
 
     async def _common(self, instance_uuid: str, host: str, zone: str | None, hostname: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from micronova.rpc.amqp.session import DEAD_QUEUE, PREFIX, Session
 from micronova.rpc.amqp.url import parse
 from micronova.rpc.base import BaseBus, fail
 from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
-from micronova.rpc.contract import Interface
+from micronova.rpc.contract import Interface, queue_name
 from micronova.rpc.dispatch import Dispatcher
 from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.server import Server
@@ -119,6 +119,15 @@ class AmqpBus(BaseBus):
                 raise BusUnavailable(f"the broker does not let us serve {interface!r}: {error}") from error
             self._servers.append(server)  # _connect attaches it to every new session
             return server
+
+    async def delete_queue(self, interface: Interface, host: str) -> None:
+        """Delete the queue of a host; its user's own rights suffice only for its own queue."""
+        name = PREFIX + queue_name(interface.topic, interface.namespace, host)
+        session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
+        try:
+            await session.delete_queue(name)
+        except (ChannelClosed, ConnectionLost) as error:
+            raise BusUnavailable(f"the queue {name} cannot be deleted: {error}") from error
 
     async def probe(self) -> BusStats:
         """Ask the broker for its dead letters and whether it accepts messages, then return the statistics."""

@@ -130,6 +130,10 @@ class Session:
             self._fanouts.add(name)
         return name
 
+    async def delete_queue(self, queue: str) -> None:
+        """Delete a queue with its messages, if it exists."""
+        await self._request(commands.Queue.Delete(queue=queue))
+
     async def depth(self, queue: str) -> int:
         """Return the number of messages in a queue."""
         answer = await self._request(commands.Queue.Declare(queue=queue, passive=True))
