@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 
 from micronova.cli.state import StateDirectory
+from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.errors import MicronovaError
 from micronova.privileged.names import prefix_of
+from micronova.virt.libvirt.storage.guest_users import guest_ids
 
 RECORDS = Path("/var/lib/micronova-clouds")
 
@@ -49,6 +51,20 @@ def cloud_id(place: StateDirectory, *, new: bool = False) -> str:
     )
     if other is not None:
         raise MicronovaError(f"{place.path} has the id of the cloud in {other}: two clouds cannot share one.")
+    ids = guest_ids(LibvirtSettings().guest_uids, found)
+    other = next(
+        (
+            other
+            for other, id in records.items()
+            if other != directory and guest_ids(LibvirtSettings().guest_uids, id) == ids
+        ),
+        None,
+    )
+    if other is not None:
+        raise MicronovaError(
+            f"The guests of {place.path} would have the user ids of those of {other}, by an accident that is rare: "
+            f"delete {place.path / 'keys.json'} if the cloud is new, or move it to another machine."
+        )
     _write(Record(directory=directory, cloud_id=found))
     return found
 

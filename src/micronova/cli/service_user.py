@@ -11,7 +11,6 @@ import ctypes
 import os
 import pwd
 import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,13 +20,12 @@ from pathlib import Path
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import SettingsError
 from micronova.objects.errors import MicronovaError
+from micronova.virt.libvirt.storage import acl
 
 CACHE = Path("/var/cache/micronova")
 _NEW_MOUNTS = 0x00020000  # CLONE_NEWNS
 _BIND, _RECURSIVE, _SLAVE = 0x1000, 0x4000, 0x80000
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-_READ, _SEARCH = 4, 1
-_NO_ID = 0xFFFFFFFF  # of entries that name no user or group
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +146,11 @@ def share_clouds(place: StateDirectory, person: int) -> bool:
     """
     _close_entries(place)
     try:
-        _grant(place.path, person, _SEARCH)
-        _grant(place.path / "clouds.yaml", person, _READ)
+        for path, right in ((place.path, acl.SEARCH), (place.path / "clouds.yaml", acl.READ)):
+            acl.share(path, path.lstat().st_mode, {person: right})  # group and others keep what they have
     except OSError:  # a file system without access control lists
         return False
     return True
-
-
-def _grant(path: Path, person: int, right: int) -> None:
-    """Give one more user a right by a POSIX access control list; group and others keep what they have."""
-    mode = path.lstat().st_mode
-    group = mode >> 3 & 7
-    entries = (
-        (0x01, mode >> 6 & 7, _NO_ID),  # the owner
-        (0x02, right, person),
-        (0x04, group, _NO_ID),
-        (0x10, right | group, _NO_ID),  # the mask: the most that anybody but the owner gets
-        (0x20, mode & 7, _NO_ID),
-    )
-    content = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
-    os.setxattr(path, "system.posix_acl_access", content, follow_symlinks=False)
 
 
 def _close_entries(place: StateDirectory) -> None:
@@ -189,12 +172,14 @@ def keep_private(place: StateDirectory, *, passable: bool) -> None:
         place.path.chmod(stat.S_IMODE(place.path.stat().st_mode) & 0o711 if passable else 0o700)
 
 
-def let_through(place: StateDirectory, gid: int) -> None:
-    """Let a group pass through DIR to its own files in it, and read nothing else there; for DIR's owner."""
+def let_through(place: StateDirectory) -> None:
+    """Let guests pass through DIR to their own files in it, and read nothing else there; for DIR's owner.
+
+    Each runs as a user of its own, so everybody may pass. What is in DIR is closed to them.
+    """
     os.umask(0o077)
     _close_entries(place)
-    os.chown(place.path, -1, gid)
-    place.path.chmod(0o710)
+    place.path.chmod(0o711)
 
 
 def end_with(parent: int, number: int) -> None:

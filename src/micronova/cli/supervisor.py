@@ -125,15 +125,13 @@ class HostProcesses:
         self.helper = HelperProcess(prefix_of(cloud_id), helper_socket(place), uid=user.uid, guests=guests)
         self._guests = guests
         self._elsewhere = guests if settings.libvirt.instances_path else None
-        self._passing_group: int | None = None  # an existing libvirt's guests, which pass through DIR to their files
-        self.groups: list[int] = []  # more groups of the service user, to share files with guests
+        self.groups: list[int] = []  # more groups of the service user, to use libvirt's socket
 
     def start(self) -> None:
         """Start the helper and libvirtd unless they run."""
         if self.running is not None and not self.groups:
-            guests_user = self.running.user()
-            self.groups = self.running.groups(guests_user)
-            self._passing_group = None if self._elsewhere else guests_user.gid
+            self.running.check()
+            self.groups = self.running.groups()
             self._make_folder()
         if not self.helper.running():
             self.helper.start()
@@ -142,7 +140,6 @@ class HostProcesses:
                 _note_of(self.helper.prefix).write_text(f"{self.running.uri}\n{self._guests}\n")
         if self.libvirtd is not None:
             self.libvirtd.ensure()
-            self.groups = [self.libvirtd.user.gid]
 
     def _make_folder(self) -> None:
         """Make the directory of guests' files if it is outside of DIR; in DIR the service user makes it."""
@@ -152,9 +149,9 @@ class HostProcesses:
             os.chown(self._elsewhere, self._user.uid, self._user.gid, follow_symlinks=False)
 
     def open(self, place: StateDirectory) -> None:
-        """Let the guests' group pass through DIR if it must, and nobody else; for DIR's owner."""
-        if self._passing_group is not None:
-            let_through(place, self._passing_group)
+        """Let the guests of an existing libvirt pass through DIR, if their files are in it; for DIR's owner."""
+        if self.running is not None and self._elsewhere is None:
+            let_through(place)
         else:
             place.path.chmod(0o700)  # an earlier start may have opened it for the guests of another libvirt
 

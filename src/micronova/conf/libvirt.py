@@ -81,8 +81,15 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = 50
     qemu_user: Annotated[
-        str, _doc("User that a private libvirtd runs guests as; empty: the user of the distribution's packages.")
+        str, _doc("User that a private libvirtd probes QEMU as; empty: the user of the distribution's packages.")
     ] = ""
     qemu_group: Annotated[
-        str, _doc("Group that a private libvirtd runs guests as; empty: the group of the distribution's packages.")
+        str, _doc("Group that a private libvirtd probes QEMU as; empty: the group of the distribution's packages.")
     ] = ""
+    guest_uids: Annotated[
+        str,
+        _doc(
+            "User ids of guests, FIRST-LAST: each guest runs as a user of its own, and a cloud uses up to 4096 of "
+            "them. Change it if users or containers of this machine have such ids."
+        ),
+    ] = "2013265920-2147483647"

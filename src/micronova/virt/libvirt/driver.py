@@ -43,8 +43,9 @@ from micronova.virt.libvirt import resources
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.events import EventQueues, GuestEvent
+from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.daemon.existing import explain_failure, share_files
+from micronova.virt.libvirt.daemon.existing import check_way, explain_failure
 from micronova.virt.libvirt.daemon.private import PrivateLibvirtd
 from micronova.virt.libvirt.definition.compose import HostProfile, domain_name
 from micronova.virt.libvirt.guests import diagnostics, domains, hotplug
@@ -54,9 +55,11 @@ from micronova.virt.libvirt.guests.consoles import Consoles
 from micronova.virt.libvirt.guests.graceful import GracefulPower
 from micronova.virt.libvirt.guests.launcher import SAVE_SECONDS_PER_GB, START_TIMEOUT, Launcher
 from micronova.virt.libvirt.guests.lifecycle import LifecycleReporter
-from micronova.virt.libvirt.host import HostFacts, cpu_flags, read_facts
+from micronova.virt.libvirt.host import HostFacts, cpu_flags, kvm_group, read_facts
+from micronova.virt.libvirt.storage import sandbox
 from micronova.virt.libvirt.storage.config_drive import make_config_drive
 from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
+from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.image_cache import ImageCache
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
@@ -114,17 +117,22 @@ class LibvirtDriver:
         self._disks = DiskMaker(layout, self._images, self._files)
         self._ready: tuple[HostFacts, Launcher] | None = None
         self._cleaning: asyncio.Task[None] | None = None
-        self._consoles = Consoles(self._guests, self._connection, layout, self._files, settings)
+        self._is_qemu = uri.startswith("qemu")
+        self._consoles = Consoles(self._guests, self._connection, layout, self._files, settings, sockets=self._is_qemu)
 
     # --- the host ---
 
     async def init_host(self, events: DriverEvents) -> None:
         """Connect, read what the host can do, and remove guests and images that were only partly made."""
         await self._connection.open()
-        if self._daemon is None:
-            capabilities = await self._connection.read(lambda connection: connection.getCapabilities())
-            await self._files.run(share_files, self._layout, capabilities)
+        missing = sandbox.obstacle()
+        if missing is not None:
+            raise LibvirtMissing(f"Guests' disks cannot be made safely: {missing}.")
+        if self._daemon is None and self._is_qemu:
+            await self._files.run(check_way, self._layout.root.parent)
         await self._files.run(self._layout.prepare)
+        if self._is_qemu:
+            await self._files.run(self._layout.check_sharing)
         await self._files.run(self._images.remove_incomplete)
         flags = await self._files.run(cpu_flags)
         facts = await self._connection.read(
@@ -139,9 +147,10 @@ class LibvirtDriver:
             settings=self._settings,
             layout=self._layout,
             vnc_on_socket=self._consoles.vnc_on_socket,
-            relabels=self._daemon is None and facts.is_qemu,
+            kvm_group=kvm_group(facts.virt_type),
         )
-        launcher = Launcher(profile, self._connection, self._guests, self._records, self._files, self._cloud)
+        ids = guest_ids(self._settings.guest_uids, self._cloud)
+        launcher = Launcher(profile, self._connection, self._guests, self._records, self._files, self._cloud, ids)
         self._ready = facts, launcher
         self._reporter.start(events)
         self._cleaning = asyncio.get_running_loop().create_task(self._remove_unused_images())
@@ -257,7 +266,7 @@ class LibvirtDriver:
             if power == power_state.PAUSED:
                 # An agent may have died while this guest waited for the network.
                 await plan.plugged()
-                await self._guests.change(uuid, domains.resume, "resume the guest")
+                await self._launcher.resume(uuid)
             elif power != power_state.RUNNING:
                 await self._launcher.relaunch(plan, record)
 
@@ -296,7 +305,7 @@ class LibvirtDriver:
         async with self._reporter.changing(uuid):
             _, power = await self._guests.require(uuid)
             if power == power_state.PAUSED:
-                await self._guests.change(uuid, domains.resume, "resume the guest")
+                await self._launcher.resume(uuid)
             elif power != power_state.RUNNING:
                 raise Conflict(f"The guest {uuid} does not run: it cannot be resumed.")
 
@@ -320,7 +329,7 @@ class LibvirtDriver:
                 return
             if power == power_state.PAUSED:
                 await plan.plugged()
-                await self._guests.change(uuid, domains.resume, "resume the guest")
+                await self._launcher.resume(uuid)
                 return
             await self._launcher.restore(plan, record)
 

@@ -200,6 +200,16 @@ def can_bypass_cache(folder: Path) -> bool:
     return True
 
 
+def kvm_group(virt_type: str, device: Path = Path("/dev/kvm")) -> int | None:
+    """Return the group that a guest needs in order to use /dev/kvm; None if it needs none."""
+    try:
+        status = device.stat()
+    except OSError:
+        return None
+    everybody = status.st_mode & 0o006 == 0o006
+    return status.st_gid if virt_type == "kvm" and not everybody and status.st_mode & 0o060 == 0o060 else None
+
+
 def require(condition: bool, reason: str) -> None:
     """Raise NotSupported with the reason unless the condition holds."""
     if not condition:

@@ -22,6 +22,8 @@ from micronova.virt.libvirt.daemon.private import (
 from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
 from micronova.virt.libvirt.driver import LibvirtDriver, state_root
 from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags
+from micronova.virt.libvirt.storage import sandbox
+from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.loader import DriverSetup
 
@@ -46,9 +48,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         if settings.instances_path:
             raise Invalid("libvirt.instances_path is for an existing libvirt: set libvirt.connection_uri too.")
         daemon = private_libvirtd(setup.state_dir, setup.cloud_id, host, settings)
-        if os.geteuid() != 0 and daemon.user.gid not in (os.getegid(), *os.getgroups()):
-            raise LibvirtMissing(f"This process has to be in the group {daemon.user.group}, as the guests are.")
-        layout = Layout(root, seen_as=SEEN_AS, gid=daemon.user.gid)
+        layout = Layout(root, seen_as=SEEN_AS)
         uri = daemon.uri
     driver = LibvirtDriver(
         host,
@@ -72,8 +72,7 @@ def private_libvirtd(
 ) -> PrivateLibvirtd:
     """Return the private libvirtd of a cloud's host; nothing is started.
 
-    For an agent that is not root, root starts it before, with the agent's user and group as the client. The agent must
-    also be in the group of the guests (`user.gid`), to share files with them.
+    For an agent that is not root, root starts it before, with the agent's user and group as the client.
     """
     return PrivateLibvirtd(
         state_root(state_dir, settings).absolute(),
@@ -127,6 +126,9 @@ def probe(options: Mapping[str, Any] | None = None) -> str | None:
         return f"Packages are missing: apt-get install --no-install-recommends {wanted}"
     if binding:
         return binding
+    missing = sandbox.obstacle()
+    if missing is not None:
+        return f"Guests' disks cannot be made safely: {missing}."
     if private and os.geteuid() != 0:
         return "A private libvirtd is started by root: run as root, or set libvirt.connection_uri."
     return None
@@ -137,6 +139,7 @@ def _settings(options: Mapping[str, Any]) -> LibvirtSettings:
         settings = msgspec.convert(dict(options), LibvirtSettings)
         parse_cpus(settings.cpu_shared_set)
         parse_cpus(settings.cpu_dedicated_set)
+        guest_ids(settings.guest_uids, "")
     except (msgspec.ValidationError, ValueError) as error:
         raise Invalid(f"The settings of the libvirt driver are wrong: {error}") from error
     return settings

@@ -1,14 +1,13 @@
-"""An existing libvirt of this machine, as opposed to a private one: its user for guests, and this cloud's guests.
+"""An existing libvirt of this machine, as opposed to a private one, and this cloud's guests there.
 
-Guests' files are shared with that user through its group, as with a private libvirtd. They keep their owner: libvirt is
-told not to change it. So that user must be able to traverse all directories above them.
+Its guests run as users of their own, as with a private libvirtd. These users must be able to traverse all directories
+above the guests' files.
 
 Everything here blocks, and is for processes that do not run libvirt's event loop: root's, and commands.
 """
 
 import getpass
 import logging
-import os
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -20,10 +19,10 @@ from urllib.parse import parse_qs, urlsplit
 from micronova.objects.errors import Unavailable
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.library import LibvirtMissing, has_code, is_error, load
-from micronova.virt.libvirt.daemon.qemu_user import QemuUser, barrier, group_name, qemu_user_of
+from micronova.virt.libvirt.client.xmltree import parse
+from micronova.virt.libvirt.daemon.qemu_user import barrier, group_name
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.console_log import log_pool_name, remove_pool
-from micronova.virt.libvirt.storage.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -44,26 +43,23 @@ class ExistingLibvirt:
         self._cloud = cloud_id
         self._guests = guests
 
-    def user(self) -> QemuUser:
-        """Return the user that it runs guests as; raise LibvirtMissing if it cannot be used."""
+    def check(self) -> None:
+        """Raise LibvirtMissing if it does not answer, or cannot run each guest as a user of its own."""
         with self._open() as connection:
-            found = qemu_user_of(connection.getCapabilities())
-        if found is None or not found.gid:
+            models = {model.text for model in parse(connection.getCapabilities()).iterfind("./host/secmodel/model")}
+        if "dac" not in models:
             raise LibvirtMissing(
-                f"The libvirt at {self.uri} runs guests as {'root' if found else 'nobody that it names'}: set user and "
-                f"group in its qemu.conf (such as libvirt-qemu), or {PRIVATE_INSTEAD}."
+                f"The libvirt at {self.uri} cannot run each guest as a user of its own: it has no security model dac. "
+                f"Use one that runs as root, or {PRIVATE_INSTEAD}."
             )
-        return found
 
-    def groups(self, user: QemuUser) -> list[int]:
-        """Return the groups that a process needs in order to use it: the guests' group, and that of its socket."""
-        found = {user.gid}
+    def groups(self) -> list[int]:
+        """Return the groups that a process needs in order to use it: that of its socket, if it has access."""
         path = socket_of(self.uri)
-        if path is not None:
-            status = path.stat()
-            if status.st_mode & stat.S_IWGRP and status.st_gid:
-                found.add(status.st_gid)
-        return sorted(found)
+        if path is None:
+            return []
+        status = path.stat()
+        return [status.st_gid] if status.st_mode & stat.S_IWGRP and status.st_gid else []
 
     def has_guests(self) -> bool:
         """Return whether a guest of the cloud runs."""
@@ -140,29 +136,24 @@ def obstacle(uri: str, folder: Path) -> str | None:
     if address.path == "/session":
         return f"A libvirt of one user has no network for guests: use qemu:///system, or {PRIVATE_INSTEAD}."
     try:
-        user = ExistingLibvirt(uri).user()
+        ExistingLibvirt(uri).check()
     except LibvirtMissing as error:
         return str(error)
-    closed = barrier(folder, user)
-    return None if closed is None else _unreachable(user, closed)
+    closed = barrier(folder)
+    return None if closed is None else _unreachable(closed)
 
 
-def share_files(layout: Layout, capabilities: str) -> None:
-    """Give guests' files to the group that guests run as, if we may; raise LibvirtMissing if it cannot reach them."""
-    user = qemu_user_of(capabilities)
-    if user is None:
-        return
-    if user.gid and (os.geteuid() == 0 or user.gid in (os.getegid(), *os.getgroups())):
-        layout.share(user.gid)
-    closed = barrier(layout.root.parent, user)
+def check_way(folder: Path) -> None:
+    """Raise LibvirtMissing if guests cannot traverse the directories down to the parent of their files."""
+    closed = barrier(folder)
     if closed is not None:
-        raise LibvirtMissing(_unreachable(user, closed))
+        raise LibvirtMissing(_unreachable(closed))
 
 
-def _unreachable(user: QemuUser, closed: Path) -> str:
+def _unreachable(closed: Path) -> str:
     return (
-        f"This libvirt runs guests as {user.name}, who cannot pass {closed}: choose another --dir (such as "
-        "/var/lib/micronova, as root), or set libvirt.instances_path to a directory that this user reaches."
+        f"Guests run as users of their own, who cannot pass {closed}: choose another --dir (such as "
+        "/var/lib/micronova, as root), or set libvirt.instances_path to a directory that everybody can pass through."
     )
 
 

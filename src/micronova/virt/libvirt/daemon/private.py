@@ -40,6 +40,8 @@ STOP_TIMEOUT = 20.0
 NOTICE_TIMEOUT = 3.0
 SOCKET_PATH_LIMIT = 107
 _NOWHERE = Path("/proc/self/fd/none")  # nothing has this path
+GUEST_PROCESSES = 1024
+"""How many threads and processes the user of a guest may have."""
 CONSOLE_LOG_BYTES = 262_144
 """The size at which a console log is rotated; one old file is kept."""
 
@@ -183,7 +185,7 @@ class PrivateLibvirtd:
         # The agent creates and removes files in these.
         for folder in (*Layout(directory).folders, directory / "log" / "qemu"):
             folder.mkdir(exist_ok=True)
-            os.chown(folder, self._client[0], self.user.gid)
+            os.chown(folder, *self._client)
         nothing = directory / "etc" / "nothing"
         nothing.touch()
         nothing.chmod(0)
@@ -212,10 +214,12 @@ class PrivateLibvirtd:
             "qemu.conf": _lines(
                 user=self.user.name,
                 group=self.user.group,
-                # Files get their group from our directories and keep their owner.
-                dynamic_ownership=0,
-                security_driver="none",
+                # What libvirt makes for a guest belongs to the guest's user; definitions except disks from that.
+                dynamic_ownership=1,
+                remember_owner=0,
                 seccomp_sandbox=1,
+                max_processes=GUEST_PROCESSES,
+                max_core=0,
                 stdio_handler="logd",
                 # The machine's control groups are not changed.
                 cgroup_controllers=[],

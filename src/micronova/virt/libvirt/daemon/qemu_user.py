@@ -1,16 +1,13 @@
-"""The user that libvirt runs guests as, and which directories that user can reach."""
+"""The user that libvirt probes QEMU as, and the directories that guests can reach."""
 
 import grp
-import os
 import pwd
 import stat
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from micronova.virt.libvirt.client.library import LibvirtMissing
-from micronova.virt.libvirt.client.xmltree import parse
 
 QEMU_USERS: Final = ("libvirt-qemu", "qemu")
 """The users that distributions' packages make for guests."""
@@ -40,33 +37,10 @@ def find_qemu_user(name: str = "", group: str = "") -> QemuUser:
     )
 
 
-def qemu_user_of(capabilities: str) -> QemuUser | None:
-    """Return the user that a libvirt runs guests as, from its capabilities; None if they do not say."""
-    for model in parse(capabilities).iterfind("./host/secmodel"):
-        if model.findtext("model") != "dac":
-            continue
-        label = model.findtext("./baselabel[@type='qemu']") or model.findtext("./baselabel") or ""
-        uid, _, gid = label.replace("+", "").partition(":")
-        if uid.isdigit() and gid.isdigit():
-            return QemuUser(name=_user_name(int(uid)), group=group_name(int(gid)), uid=int(uid), gid=int(gid))
-    return None
-
-
-def barrier(folder: Path, user: QemuUser) -> Path | None:
-    """Return the first directory on the path to one that QEMU's user may not traverse, or that is missing."""
-    groups = {user.gid, *_groups(user)}
+def barrier(folder: Path) -> Path | None:
+    """Return the first directory on the path to one that not everybody may traverse, or that is missing."""
     path = [*reversed(folder.absolute().parents), folder.absolute()]
-    return next((each for each in path if not (each.exists() and _traversable(each, user.uid, groups))), None)
-
-
-def _traversable(folder: Path, uid: int, groups: Collection[int]) -> bool:
-    """Return whether a user may traverse a directory."""
-    status = folder.stat()
-    if status.st_uid == uid:
-        return bool(status.st_mode & stat.S_IXUSR)
-    if status.st_gid in groups:
-        return bool(status.st_mode & stat.S_IXGRP)
-    return bool(status.st_mode & stat.S_IXOTH)
+    return next((each for each in path if not (each.exists() and each.stat().st_mode & stat.S_IXOTH)), None)
 
 
 def _group(wanted: str, user: str, primary: int) -> tuple[str, int]:
@@ -76,20 +50,6 @@ def _group(wanted: str, user: str, primary: int) -> tuple[str, int]:
         if wanted:
             raise LibvirtMissing(f"There is no group {wanted} to run guests as.") from None
     return grp.getgrgid(primary).gr_name, primary
-
-
-def _groups(user: QemuUser) -> list[int]:
-    try:
-        return os.getgrouplist(user.name, user.gid)
-    except KeyError:
-        return []
-
-
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def group_name(gid: int) -> str:

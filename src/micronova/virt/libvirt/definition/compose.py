@@ -14,14 +14,17 @@ from micronova.objects.orders import InstanceSpec
 from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.definition.properties import GuestProperties
 from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
-from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, Owner, Rng, Screen, Serial, Video
+from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
-from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
 """The CPU model without KVM: the oldest that today's distributions run on."""
 Q35_ROOT_PORTS: Final = 12
+MEMORY_OVERHEAD_MB: Final = 2048
+"""What QEMU may use besides the guest's memory and a quarter of it: emulation alone keeps up to 1 GiB of translated
+code, and screens, disks and networks have buffers."""
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
 _BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen")
@@ -52,7 +55,7 @@ class HostProfile:
     settings: LibvirtSettings
     layout: Layout
     vnc_on_socket: bool
-    relabels: bool = False  # whether libvirt changes the owner of files unless it is told not to
+    kvm_group: int | None = None  # the group that may use /dev/kvm, if not everybody may
 
 
 def domain_name(uuid: str) -> str:
@@ -100,6 +103,8 @@ def compose(
         memory_mb=instance.flavor.ram,
         cpus=cpus,
         cpu=_cpu(facts, settings),
+        user=_user(host, record),
+        memory_limit_mb=_memory_limit(instance.flavor.ram, facts),
         uefi=uefi,
         secure_boot=secure,
         boot_menu=properties.enabled(properties.hardware("boot_menu"), "hw:boot_menu", default=False),
@@ -224,6 +229,19 @@ def _cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:
     return Cpu(mode=mode, model=model, flags=() if mode == "none" else flags)
 
 
+def _user(host: HostProfile, record: GuestRecord) -> GuestUser | None:
+    if record.uid is None or not host.facts.is_qemu:
+        return None
+    # A user without a name has no further groups, so the one that may use /dev/kvm is the guest's only group. It gives
+    # no right to files: those of guests are shared by user.
+    return GuestUser(uid=record.uid, gid=record.uid if host.kvm_group is None else host.kvm_group)
+
+
+def _memory_limit(ram: int, facts: HostFacts) -> int | None:
+    """Return the MiB that QEMU may use: far more than it needs, because the kernel kills a guest that exceeds it."""
+    return ram + ram // 4 + MEMORY_OVERHEAD_MB if facts.cgroups and facts.is_qemu else None
+
+
 def _disks(
     host: HostProfile, properties: GuestProperties, uuid: str, records: tuple[DiskRecord, ...], machine: str
 ) -> tuple[Disk, ...]:
@@ -236,7 +254,7 @@ def _disks(
         prefix = _PREFIXES[bus]
         target = f"{prefix}{_LETTERS[used.setdefault(prefix, 0)]}"
         used[prefix] += 1
-        backing = None if record.backing is None else host.layout.seen(host.layout.base / record.backing)
+        backing = None if record.backing is None else host.layout.seen(folder / BASE_LINK)
         found.append(
             Disk(
                 file=host.layout.seen(folder / record.file),
@@ -246,9 +264,6 @@ def _disks(
                 device=record.device,
                 cache=_cache(host, record),
                 backing=backing,
-                keeps_owner=host.relabels and host.layout.private,
-                # All guests share it, and it belongs to the image cache.
-                backing_keeps_owner=host.relabels,
                 serial=record.serial,
                 boot_order=record.boot_index + 1 if record.boot_index >= 0 else None,
                 limits=limits if record.device == "disk" else (),
@@ -320,8 +335,7 @@ def _screens(host: HostProfile, uuid: str) -> tuple[Screen, ...]:
         else:
             found.append(Screen(protocol="vnc", address=settings.vnc_server_listen or "127.0.0.1"))
     if settings.spice_enabled:
-        # QEMU creates the socket, and can do so only in directories of its group.
-        socket = layout.seen(layout.socket(uuid, "spice")) if layout.private else ""
+        socket = layout.seen(layout.socket(uuid, "spice")) if host.facts.is_qemu else ""
         found.append(Screen(protocol="spice", socket=socket))
     return tuple(found)
 

@@ -50,12 +50,12 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
         child(found, "driver", name="qemu", type=disk.format, cache=disk.cache, io=io, discard=discard)
     else:
         child(found, "driver", name="qemu", type=disk.format)
-    _source(found, disk.file, keeps_owner=disk.keeps_owner)
+    _source(found, disk.file, virt_type)
     # The whole chain is given, so that libvirt does not probe the files' headers.
     if disk.backing is not None:
         backing = child(found, "backingStore", type="file")
         child(backing, "format", type="raw")
-        _source(backing, disk.backing, keeps_owner=disk.backing_keeps_owner)
+        _source(backing, disk.backing, virt_type)
         child(backing, "backingStore")
     elif virt_type in ("kvm", "qemu"):
         child(found, "backingStore")
@@ -73,9 +73,10 @@ def disk(disk: Disk, virt_type: str = "qemu") -> Element:
     return found
 
 
-def _source(parent: Element, file: str, *, keeps_owner: bool) -> None:
+def _source(parent: Element, file: str, virt_type: str) -> None:
     found = child(parent, "source", file=file)
-    if keeps_owner:
+    if virt_type in ("kvm", "qemu"):
+        # The file stays the agent's; an access control list lets the guest's user use it.
         child(found, "seclabel", model="dac", relabel="no")
 
 

@@ -27,6 +27,8 @@ def domain(guest: Definition) -> Element:
     child(found, "name", guest.name)
     child(found, "metadata").append(metadata(guest.owner))
     child(found, "memory", str(guest.memory_mb), unit="MiB")
+    if guest.memory_limit_mb is not None:
+        child(child(found, "memtune"), "hard_limit", str(guest.memory_limit_mb), unit="MiB")
     if guest.cpus.page_kib is not None:
         pages = child(child(found, "memoryBacking"), "hugepages")
         nodes = ",".join(str(cell.id) for cell in guest.cpus.cells)
@@ -45,6 +47,10 @@ def domain(guest: Definition) -> Element:
         child(power, "suspend-to-mem", enabled="no")
         child(power, "suspend-to-disk", enabled="no")
     found.append(devices(guest))
+    if guest.user is not None:
+        # What libvirt itself makes for the guest (the variables of its firmware, saved memory) belongs to this user.
+        label = child(found, "seclabel", type="static", model="dac", relabel="yes")
+        child(label, "label", f"+{guest.user.uid}:+{guest.user.gid}")
     return found
 
 

@@ -40,8 +40,6 @@ class Disk:
     device: str = "disk"
     cache: str = "none"
     backing: str | None = None  # a raw file below a qcow2 one
-    keeps_owner: bool = False  # libvirt is told not to change the file's owner
-    backing_keeps_owner: bool = False
     serial: str = ""
     boot_order: int | None = None
     limits: tuple[tuple[str, int], ...] = ()  # as libvirt's iotune names them
@@ -97,6 +95,14 @@ class Rng:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuestUser:
+    """The user and group that QEMU of a guest runs as."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Definition:
     """The whole guest."""
 
@@ -110,6 +116,8 @@ class Definition:
     memory_mb: int
     cpus: CpuPlan
     cpu: Cpu = Cpu()
+    user: GuestUser | None = None  # None: hypervisors other than QEMU decide
+    memory_limit_mb: int | None = None  # of QEMU with everything that it needs besides the guest's memory
     uefi: bool = False
     secure_boot: bool = False
     boot_menu: bool = False

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from functools import partial
 from typing import Literal
 
@@ -30,21 +29,30 @@ class Consoles:
     """The consoles of one host's guests."""
 
     def __init__(
-        self, guests: GuestAccess, connection: Connection, layout: Layout, files: ThreadPool, settings: LibvirtSettings
+        self,
+        guests: GuestAccess,
+        connection: Connection,
+        layout: Layout,
+        files: ThreadPool,
+        settings: LibvirtSettings,
+        *,
+        sockets: bool,
     ) -> None:
+        """Make it; with `sockets`, the hypervisor can offer screens at Unix sockets."""
         self._guests = guests
         self._connection = connection
         self._layout = layout
         self._files = files
         self._settings = settings
+        self._sockets = sockets
         self._log_pool = log_pool_name(layout.root)
         self._log_pool_used = False
         self._log_lock = asyncio.Lock()
 
     @property
     def vnc_on_socket(self) -> bool:
-        """Whether VNC is at a Unix socket. QEMU creates it, and can do so only in directories of its group."""
-        return self._layout.private and not self._settings.vnc_server_listen
+        """Whether VNC is at a Unix socket."""
+        return self._sockets and not self._settings.vnc_server_listen
 
     async def close(self) -> None:
         """Remove the storage pool through which console logs were read."""
@@ -84,7 +92,7 @@ class Consoles:
         if not self._settings.spice_enabled:
             raise Conflict("This host shows no screens by SPICE: its setting spice_enabled is off.")
         await self._guests.require_running(uuid)
-        if not self._layout.private:
+        if not self._sockets:
             return await self._port(uuid, "spice")
         path = self._layout.socket(uuid, "spice")
         if not await self._files.run(path.exists):
@@ -97,8 +105,6 @@ class Consoles:
         path = self._layout.socket(uuid, f"serial{number}")
         if not await self._files.run(path.exists):
             raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
-        if not await self._files.run(os.access, path, os.W_OK):
-            raise Conflict("This host's agent may not use its guests' serial ports: it has to be in their group.")
         return ConsoleEndpoint(path=str(path))
 
     async def _port(self, uuid: str, protocol: Literal["vnc", "spice"]) -> ConsoleEndpoint:

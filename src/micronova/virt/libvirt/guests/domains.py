@@ -59,10 +59,9 @@ def define(connection: Connect, xml: str) -> None:
     connection.defineXMLFlags(xml, getattr(library, "VIR_DOMAIN_DEFINE_VALIDATE", 0))
 
 
-def start(domain: Domain, *, paused: bool) -> None:
-    """Start a guest that does not run; saved memory is restored."""
-    library = load()
-    domain.createWithFlags(library.VIR_DOMAIN_START_PAUSED if paused else 0)
+def start(domain: Domain) -> None:
+    """Start a guest that does not run, with its CPUs paused; saved memory is restored."""
+    domain.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
 
 
 def pause(domain: Domain) -> None:

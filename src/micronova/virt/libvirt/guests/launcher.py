@@ -16,6 +16,7 @@ from micronova.virt.libvirt.definition.compose import HostProfile, compose
 from micronova.virt.libvirt.definition.guest_xml import domain_xml
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.access import GuestAccess
+from micronova.virt.libvirt.storage.guest_users import free_id
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords, PinRecord
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,10 @@ class Launcher:
         records: GuestRecords,
         files: ThreadPool,
         cloud: str,
+        ids: range,
     ) -> None:
         self._host = host
+        self._ids = ids
         self._connection = connection
         self._guests = guests
         self._records = records
@@ -53,7 +56,7 @@ class Launcher:
             cpus = compose(self._host, plan.instance, record, plan.network_info, taken).cpus
             places = {cell.id: cell.host for cell in cpus.cells if cell.host is not None}
             pins = PinRecord(vcpus=cpus.pins, cells=places, emulator=cpus.emulator)
-            record = msgspec.structs.replace(record, pins=pins)
+            record = msgspec.structs.replace(record, pins=pins, uid=await self._files.run(self._free_id))
             try:
                 await self._files.run(self._records.create, record)
             except FileExistsError:
@@ -62,8 +65,7 @@ class Launcher:
 
     async def launch(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Define a guest by its plan, and start it."""
-        if record.resumed:
-            await self._files.run(self._records.save, msgspec.structs.replace(record, resumed=False))
+        record = await self._admit(msgspec.structs.replace(record, resumed=False))
         xml = domain_xml(compose(self._host, plan.instance, record, plan.network_info))
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
@@ -83,32 +85,52 @@ class Launcher:
 
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with the interfaces that it had when it was saved."""
-        if not record.resumed:
-            await self._files.run(self._records.save, msgspec.structs.replace(record, resumed=True))
+        record = await self._admit(msgspec.structs.replace(record, resumed=True))
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # If the network does not confirm, the memory is saved again, not lost.
         await self._start(plan, timeout, domains.save)
 
+    async def resume(self, uuid: str) -> None:
+        """Let the CPUs of a paused guest run."""
+        await self._files.run(self._host.layout.seal, uuid)
+        await self._guests.change(uuid, domains.resume, "resume the guest")
+
     async def _start(self, plan: GuestPlan, timeout: float, undo: Callable[[Domain], None]) -> None:
-        """Start a defined guest; one with interfaces is paused until the network has confirmed them."""
+        """Start a defined guest; it is paused until the network has confirmed its interfaces."""
         uuid = plan.instance.uuid
-        wait = bool(plan.network_info)
-        if not wait:
-            await plan.plugged()
-        await self._guests.change(
-            uuid, lambda domain: domains.start(domain, paused=wait), "start the guest", timeout=timeout
-        )
-        if not wait:
-            return
+        await self._guests.change(uuid, domains.start, "start the guest", timeout=timeout)
         try:
             await plan.plugged()
-            await self._guests.change(uuid, domains.resume, "resume the guest")
+            await self.resume(uuid)
         except BaseException:
             try:
                 await self._guests.change(uuid, undo, "stop the guest", timeout=timeout)
             except MicronovaError as error:
                 log.warning("guest %s could not be stopped after a failed start: %s", uuid, error)
             raise
+
+    async def _admit(self, record: GuestRecord) -> GuestRecord:
+        """Let the guest's user use its files, and save the record; a guest of an older version gets a user now."""
+        if record.uid is None:
+            async with self._placing:
+                record = msgspec.structs.replace(record, uid=await self._files.run(self._free_id))
+                await self._files.run(self._records.save, record)
+        else:
+            await self._files.run(self._records.save, record)
+        await self._files.run(self._share, record)
+        return record
+
+    def _share(self, record: GuestRecord) -> None:
+        layout = self._host.layout
+        for disk in record.disks:
+            if disk.backing is not None:
+                layout.link_base(record.uuid, disk.backing)
+        if record.uid is not None:
+            files = {disk.file: disk.device != "cdrom" for disk in record.disks}
+            layout.admit(record.uuid, record.uid, files)
+
+    def _free_id(self) -> int | None:
+        return free_id(self._ids, self._records.taken_ids()) if self._host.facts.is_qemu else None
 
     def _taken_cpus(self) -> frozenset[int]:
         pins = [record.pins for record in self._records if record.pins is not None]

@@ -38,7 +38,6 @@ async def make_config_drive(plan: GuestPlan, source: VendorDataSource, layout: L
     try:
         await files.run(_write, scratch, contents)
         await tools.make_iso(scratch, folder / CONFIG_DRIVE, LABEL)
-        await files.run(layout.grant, folder / CONFIG_DRIVE, 0o640 if layout.private else 0o600)
     finally:
         # It has passwords.
         shutil.rmtree(scratch, ignore_errors=True)

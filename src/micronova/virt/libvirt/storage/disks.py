@@ -11,7 +11,7 @@ from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
-from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
 GIB = 1024**3
@@ -113,19 +113,17 @@ class DiskMaker:
         async with self._cache.image(image, plan.image_ticket, limit, progress) as base:
             size = max(base.virtual_size, limit or 0)
             if disk.format == "qcow2":
-                backing = os.path.join("..", "..", self._layout.base.name, base.name)
-                await tools.create_overlay(path, backing, size)
+                await self._files.run(self._layout.link_base, plan.instance.uuid, base.name)
+                await tools.create_overlay(path, path.with_name(BASE_LINK), size)
             else:
                 await tools.copy(base.path, path, base.virtual_size)
                 if disk.device == "disk":
                     await self._files.run(os.truncate, path, size)
-            await self._files.run(self._layout.grant, path)
 
     async def _blank(self, path: Path, size: int) -> None:
         if size <= 0:
             raise BuildAborted("A disk without a size cannot be made: choose a flavor with one.")
         await self._files.run(_make_empty, path, size)
-        await self._files.run(self._layout.grant, path)
 
 
 def _blank_sizes(plan: GuestPlan) -> list[tuple[int, str]]:

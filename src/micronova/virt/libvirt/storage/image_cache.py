@@ -244,7 +244,6 @@ class ImageCache:
                 part.unlink(missing_ok=True)
 
     def _publish(self, raw: Path, target: Path) -> None:
-        self._layout.grant(raw, 0o640 if self._layout.private else 0o644)
         descriptor = os.open(raw, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)

@@ -1,50 +1,46 @@
 """Where a host keeps its guests' files, and the paths by which the hypervisor sees them.
 
-ROOT/instances/UUID/   one guest: its record and its disks
+ROOT/instances/UUID/   one guest: its record and its disks, and a hard link to the cached image below its root disk
 ROOT/base/             the image cache, shared by all guests of the host
-ROOT/sockets/          sockets of the consoles of running guests
+ROOT/sockets/UUID/     sockets of the consoles of a guest, which QEMU creates
 ROOT/console/          console logs, which libvirt's logger writes as root
+
+All of it belongs to the agent. Each guest runs as a user of its own, who gets rights by access control lists: to
+traverse the guest's directory, to use its disks, to create sockets. The image cache is closed to all guests: a cached
+image can be read through the links in the directories of the guests that use it, and nowhere else.
 """
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 from uuid import UUID
 
 from micronova.objects.errors import Invalid
+from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.storage import acl
+
+BASE_LINK: Final = "disk.base"
+"""The name of the cached image in the directory of a guest."""
+_PASSABLE, _CLOSED = 0o711, 0o700
 
 
 class Layout:
     """The files of one host."""
 
-    def __init__(self, root: Path, *, seen_as: Path | None = None, gid: int | None = None) -> None:
+    def __init__(self, root: Path, *, seen_as: Path | None = None) -> None:
         self.root = root
         self._seen_as = seen_as or root
-        self._gid = gid  # of the hypervisor if it uses files through its group; otherwise libvirt makes it their owner
-        self._root_is_ours = gid is None
         self.instances = root / "instances"
         self.base = root / "base"
         self.sockets = root / "sockets"
         self.console = root / "console"
 
-    def share(self, gid: int) -> None:
-        """From now on give files to the hypervisor's group; they keep their owner."""
-        self._gid = gid
-
     @property
-    def private(self) -> bool:
-        """Whether only their owner and the hypervisor's group can use guests' files."""
-        return self._gid is not None
-
-    @property
-    def folder_mode(self) -> int:
-        """The mode of directories that the hypervisor must traverse."""
-        return 0o2750 if self.private else 0o711
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """All directories."""
-        return self.instances, self.base, self.sockets, self.console
+    def folders(self) -> dict[Path, int]:
+        """All directories, with their modes."""
+        return {self.instances: _PASSABLE, self.base: _CLOSED, self.sockets: _PASSABLE, self.console: _CLOSED}
 
     def seen(self, path: Path) -> str:
         """Return the path by which the hypervisor sees a file."""
@@ -53,20 +49,35 @@ class Layout:
     def prepare(self) -> None:
         """Create the directories, and remove guests that were partly created or partly removed."""
         self.root.mkdir(parents=True, exist_ok=True)
-        if self._root_is_ours and self.root.stat().st_uid == os.geteuid():
-            self.grant(self.root, 0o710 if self.private else 0o711)
-        # New files inherit the group of their directory: the hypervisor may read and write them, but not replace them.
-        for folder in self.folders:
+        if self.root.stat().st_uid == os.geteuid():
+            self.root.chmod(_PASSABLE)
+        for folder, mode in self.folders.items():
             folder.mkdir(exist_ok=True)
-            self.grant(folder, self.folder_mode)
-        if self._gid is not None:
-            self.sockets.chmod(0o2770)  # QEMU creates the sockets
+            folder.chmod(mode)
         for leftover in self.instances.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for place in (self.sockets, self.console):
             for file in place.iterdir():
                 if not (self.instances / file.name.partition(".")[0]).exists():
-                    file.unlink(missing_ok=True)
+                    remove(file)
+
+    def check_sharing(self) -> None:
+        """Raise LibvirtMissing if files cannot be given to single guests here."""
+        probe = self.instances / ".probe"
+        link = self.base / ".probe"
+        try:
+            probe.touch(mode=0o600)
+            acl.share(probe, 0o600, {os.geteuid() + 1: acl.READ})
+            link.unlink(missing_ok=True)
+            os.link(probe, link)
+        except OSError as error:
+            raise LibvirtMissing(
+                f"The file system of {self.root} cannot give single guests access to their files ({error.strerror}): "
+                "it needs POSIX access control lists and hard links, as ext4, XFS and Btrfs have. Choose another one."
+            ) from None
+        finally:
+            for file in (probe, link):
+                file.unlink(missing_ok=True)
 
     def guest(self, uuid: str) -> Path:
         """Return a guest's directory."""
@@ -77,14 +88,50 @@ class Layout:
 
     def socket(self, uuid: str, name: str) -> Path:
         """Return the path of a socket of a guest."""
-        return self.sockets / f"{UUID(uuid)}.{name}"
+        return self.sockets / str(UUID(uuid)) / name
 
     def console_log(self, uuid: str) -> Path:
         """Return the path of a guest's newest console log."""
         return self.console / f"{UUID(uuid)}.log"
 
-    def grant(self, path: Path, mode: int = 0o660) -> None:
-        """Give the hypervisor access to a file."""
-        if self._gid is not None and path.stat().st_gid != self._gid:
-            os.chown(path, -1, self._gid)
-        path.chmod(mode)
+    def link_base(self, uuid: str, name: str) -> None:
+        """Put a cached image into a guest's directory, unless it is there."""
+        target = self.guest(uuid) / BASE_LINK
+        if not target.exists():
+            os.link(self.base / name, target)
+        # Everybody may read the file, but only this guest can reach it here, and no guest can enter the cache. An
+        # access control list would have no room for all guests that use an image.
+        target.chmod(0o644)
+
+    def admit(self, uuid: str, user: int, files: Mapping[str, bool]) -> None:
+        """Let a guest's user use its files, each for writing or not, and create its sockets; nobody else's user may.
+
+        The files stay the agent's: a guest can neither replace them nor share them with others.
+        """
+        folder = self.guest(uuid)
+        for name, writable in files.items():
+            acl.share(folder / name, 0o600, {user: acl.READ | (acl.WRITE if writable else 0)})
+        acl.share(folder, 0o700, {user: acl.SEARCH})
+        sockets = self.sockets / folder.name
+        remove(sockets)
+        sockets.mkdir(mode=_CLOSED)
+        every = acl.READ | acl.WRITE | acl.SEARCH
+        acl.share_contents(sockets, 0o700, {os.geteuid(): every})
+        acl.share(sockets, 0o700, {user: every})
+
+    def seal(self, uuid: str) -> None:
+        """Take the right to create sockets away again, once QEMU has started and before the guest runs.
+
+        So a guest that leaves its QEMU cannot put a link or a directory in the place of a socket.
+        """
+        sockets = self.sockets / self.guest(uuid).name
+        if sockets.exists():
+            acl.share(sockets, 0o700, {})
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a directory with its content, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.layout import Layout, remove
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = False  # it has run, so its owner may have data on its disks
     disks: tuple[DiskRecord, ...] = ()
     pins: PinRecord | None = None  # None until it is placed
+    uid: int | None = None  # the user that QEMU runs as; None of a guest that has not been started since it has one
     resumed: bool = False  # its last start restored saved memory instead of booting
 
 
@@ -71,8 +72,7 @@ class GuestRecords:
             raise FileExistsError(folder)
         fresh = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir()
-        self._layout.grant(fresh, self._layout.folder_mode)
+        fresh.mkdir(mode=0o700)
         _write(fresh / RECORD, record)
         fresh.rename(folder)
 
@@ -96,23 +96,28 @@ class GuestRecords:
         """Return all records."""
         return list(self)
 
+    def taken_ids(self) -> set[int]:
+        """Return the user ids of all guests that have files, also of those that are being removed."""
+        every = (_read(folder / RECORD) for folder in self._layout.instances.iterdir())
+        return {record.uid for record in every if record is not None and record.uid is not None}
+
     def remove(self, uuid: str) -> None:
-        """Remove a guest's directory, sockets and console logs."""
+        """Remove a guest's directory, sockets and console logs; the record goes last, as long the user id is taken."""
         folder = self._layout.guest(uuid)
+        for place in (self._layout.sockets, self._layout.console):
+            for file in (place / folder.name, *place.glob(f"{folder.name}.*")):
+                remove(file)
         gone = folder.with_name(f".{folder.name}.gone")
-        try:
-            # A rename is atomic: a guest is never seen without its record.
-            if not gone.exists():
-                folder.rename(gone)
-        except FileNotFoundError:
-            pass
+        # A rename is atomic: a guest is never seen without its record.
+        if folder.exists() and not gone.exists():
+            folder.rename(gone)
         if gone.exists():
+            for file in gone.iterdir():
+                if file.name != RECORD:
+                    remove(file)
             shutil.rmtree(gone)
         if folder.exists():
             self.remove(uuid)
-        for place in (self._layout.sockets, self._layout.console):
-            for file in place.glob(f"{folder.name}.*"):
-                file.unlink(missing_ok=True)
 
 
 def _write(file: Path, record: GuestRecord) -> None:

@@ -1,14 +1,17 @@
-"""Running the host's programs on guests' files: with explicit formats, within limits, and killed with this process."""
+"""Running the host's programs on guests' files: with explicit formats, confined, and killed with this process."""
 
 import asyncio
 import logging
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from micronova.objects.errors import InsufficientResources
 from micronova.virt.driver import DriverFailed
 from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.storage import sandbox
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +36,33 @@ async def run(
     *command: str,
     what: str,
     folder: Path,
+    reads: Sequence[Path] = (),
+    writes: Path,
     file_limit: int,
     memory_limit: int = MEMORY_LIMIT,
     cpu_limit: int = CPU_SECONDS,
 ) -> None:
     """Run a program that reads users' data, with limits on memory, CPU time and the size of files that it writes.
 
-    It is killed when the caller is cancelled and when this process dies.
+    It can open the files that it is given, and the system's code, and has no network (`sandbox.py`). It is killed when
+    the caller is cancelled and when this process dies.
     """
     program = command[0]
-    if shutil.which(program) is None:
+    path = shutil.which(program)
+    if path is None:
         raise LibvirtMissing(f"{program} is missing on this host: install {PACKAGES.get(program, program)}.")
+    # The sandbox lets a program write to files that exist; it cannot create any.
+    os.close(os.open(writes, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     limits = [f"--as={memory_limit}", f"--cpu={cpu_limit}", f"--fsize={file_limit}", "--core=0"]
-    guarded = ["setpriv", "--pdeathsig", "KILL", "prlimit", *limits, "--", *command]
+    privileges = ["--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    confined = [sys.executable, "-I", "-S", sandbox.__file__, "--write", str(writes)]
+    for file in reads:
+        confined += ["--read", str(file)]
     process = await asyncio.create_subprocess_exec(
-        *guarded,
+        *("setpriv", "--pdeathsig", "KILL", *privileges, "prlimit", *limits, "--"),
+        *(*confined, "--", path, *command[1:]),
         cwd=folder,
+        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},  # ours may have secrets
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -87,19 +101,23 @@ async def convert(source: Path, source_format: str, target: Path, size: int) -> 
         str(target),
         what="convert the image",
         folder=target.parent,
+        reads=[source],
+        writes=target,
         file_limit=size + GIGABYTE,
         cpu_limit=cpu_seconds(size),
     )
 
 
-async def create_overlay(target: Path, backing: str, size: int) -> None:
-    """Create a qcow2 file over a raw backing file, whose path is relative to the new file's directory."""
+async def create_overlay(target: Path, backing: Path, size: int) -> None:
+    """Create a qcow2 file over a raw backing file in the same directory."""
     await run(
         "qemu-img",
         "create",
-        *("-q", "-f", "qcow2", "-F", "raw", "-b", backing, str(target), str(size)),
+        *("-q", "-f", "qcow2", "-F", "raw", "-b", backing.name, str(target), str(size)),
         what="make the root disk",
         folder=target.parent,
+        reads=[backing],
+        writes=target,
         file_limit=GIGABYTE,
     )
 
@@ -111,6 +129,8 @@ async def copy(source: Path, target: Path, size: int) -> None:
         *("--sparse=always", "--reflink=auto", "--", str(source), str(target)),
         what="copy the image",
         folder=target.parent,
+        reads=[source],
+        writes=target,
         file_limit=size + GIGABYTE,
         cpu_limit=cpu_seconds(size),
     )
@@ -129,6 +149,7 @@ async def make_file_system(file: Path, kind: str, label: str, size: int) -> None
         str(file),
         what=f"make a disk with {kind}",
         folder=file.parent,
+        writes=file,
         file_limit=size + GIGABYTE,
         cpu_limit=cpu_seconds(size),
     )
@@ -146,6 +167,8 @@ async def make_iso(source: Path, target: Path, label: str) -> None:
         str(source),
         what="make the config drive",
         folder=target.parent,
+        reads=[source],
+        writes=target,
         file_limit=64 * 1024**2,
         memory_limit=GIGABYTE // 2,
     )
