@@ -135,9 +135,13 @@ class LibvirtDriver:
             await self._files.run(self._layout.check_sharing)
         await self._files.run(self._images.remove_incomplete)
         flags = await self._files.run(cpu_flags)
+        own_cgroups = self._daemon is not None and self._daemon.has_cgroups
+        cgroups = own_cgroups or self._daemon is None
+        if not cgroups:
+            log.warning("guests of this host have no limits of memory and CPU: the machine has no control groups")
         facts = await self._connection.read(
             lambda connection: read_facts(
-                connection, self._settings, flags=flags, cgroups=self._daemon is None, folder=self._layout.base
+                connection, self._settings, flags=flags, cgroups=cgroups, folder=self._layout.base
             ),
             "tell what it can do",
             timeout=START_TIMEOUT,
@@ -147,6 +151,7 @@ class LibvirtDriver:
             settings=self._settings,
             layout=self._layout,
             vnc_on_socket=self._consoles.vnc_on_socket,
+            weighs_cpus=own_cgroups,
             kvm_group=kvm_group(facts.virt_type),
         )
         ids = guest_ids(self._settings.guest_uids, self._cloud)

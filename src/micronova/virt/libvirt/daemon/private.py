@@ -30,6 +30,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from micronova.virt.libvirt.client.library import LibvirtMissing
+from micronova.virt.libvirt.daemon.cgroups import CONTROLLERS, DaemonGroup
 from micronova.virt.libvirt.daemon.qemu_user import QemuUser
 from micronova.virt.libvirt.storage.layout import Layout
 
@@ -53,10 +54,23 @@ PROGRAMS = {
     "nsenter": "util-linux",
 }
 _SOCKETS = {"libvirtd": "libvirt-sock", "virtlogd": "virtlogd-sock"}
+_SECURITY = (("selinuxfs", "rw", "/sys/fs/selinux"), ("securityfs", "rw", "/sys/kernel/security"))
+"""By these libvirt finds SELinux and AppArmor, and separates guests by them. A new /sys does not have them."""
 _SHADOWED = ("/etc/libvirt", "/var/lib/libvirt", "/var/log/libvirt", "/var/cache/libvirt")
 
+# Join control groups: the files to write to, "--", and the command line to continue with.
+_JOIN = """
+set -eu
+while [ "$1" != -- ]; do
+    echo $$ >"$1"
+    shift
+done
+shift
+exec "$@"
+"""
+
 # The working directory is the daemon's directory. $1: "fresh" if /sys must show another network namespace; $2: "hide"
-# if /dev/kvm does not work; then the daemon's command line.
+# if /dev/kvm does not work; then type, options and place of each further mount; "--"; the daemon's command line.
 _ENTER = """
 set -eu
 sys=$1 kvm=$2
@@ -74,6 +88,17 @@ if [ "$sys" = fresh ]; then
 fi
 if [ "$kvm" = hide ] && [ -e /dev/kvm ]; then
     mount --bind /var/lib/libvirt/etc/nothing /dev/kvm
+fi
+while [ "$1" != -- ]; do
+    mkdir -p "$3"
+    mount -t "$1" -o "$2" "$1" "$3"
+    shift 3
+done
+shift
+if [ -e /sys/fs/cgroup/cgroup.subtree_control ]; then
+    # A group with processes gives no controllers to its children.
+    mkdir -p /sys/fs/cgroup/daemon
+    echo $$ >/sys/fs/cgroup/daemon/cgroup.procs
 fi
 exec "$@"
 """
@@ -99,6 +124,7 @@ class PrivateLibvirtd:
         self._kvm = kvm  # if not, /dev/kvm is hidden: libvirt would probe it again and again
         self._client = client  # user and group of the agent; access to the socket is equivalent to root
         self._open: int | None = None  # root's descriptor of the directory
+        self._group = DaemonGroup(directory)
 
     @property
     def socket(self) -> Path:
@@ -109,6 +135,11 @@ class PrivateLibvirtd:
     def uri(self) -> str:
         """The URI to connect to it."""
         return f"qemu+unix:///system?socket={quote(str(self.socket))}"
+
+    @property
+    def has_cgroups(self) -> bool:
+        """Whether its guests are in control groups."""
+        return self._group.active
 
     @property
     def _tree(self) -> Path:
@@ -140,6 +171,7 @@ class PrivateLibvirtd:
                 "The private libvirtd of this host does not answer. Root's process of this cloud starts it "
                 "again. If there is no such process, start the cloud as root, or set libvirt.connection_uri."
             )
+        self._group.make()
         self._prepare()
         with self._start_lock():
             for daemon in ("virtlogd", "libvirtd"):
@@ -173,19 +205,23 @@ class PrivateLibvirtd:
                     if time.monotonic() > deadline:
                         _end(pid, signal.SIGKILL)
                     time.sleep(0.02)
+        self._group.remove()
 
     def _prepare(self) -> None:
         directory = self._tree
         # Inside the namespace this is /var/lib/libvirt, which guests traverse.
         directory.chmod(0o711)
-        for name, mode in {"etc": 0o700, "run": 0o755, "log": 0o711, "cache": 0o711}.items():
+        # Guests cannot enter `run`: its sockets are the agent's, and its files name the guests of all tenants.
+        for name, mode in {"etc": 0o700, "run": 0o710, "log": 0o711, "cache": 0o711}.items():
             folder = directory / name
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
+        os.chown(directory / "run", 0, self._client[1])
         # The agent creates and removes files in these.
         for folder in (*Layout(directory).folders, directory / "log" / "qemu"):
             folder.mkdir(exist_ok=True)
             os.chown(folder, *self._client)
+        (directory / "log" / "qemu").chmod(0o700)
         nothing = directory / "etc" / "nothing"
         nothing.touch()
         nothing.chmod(0)
@@ -221,8 +257,7 @@ class PrivateLibvirtd:
                 max_processes=GUEST_PROCESSES,
                 max_core=0,
                 stdio_handler="logd",
-                # The machine's control groups are not changed.
-                cgroup_controllers=[],
+                cgroup_controllers=list(CONTROLLERS) if self.has_cgroups else [],
                 # Libvirt cannot make a /dev for QEMU from one with a hidden device.
                 namespaces=["mount"] if self._kvm else [],
             ),
@@ -235,10 +270,15 @@ class PrivateLibvirtd:
         path = shutil.which(daemon)
         if path is None:
             raise LibvirtMissing(f"{daemon} is missing: install {PROGRAMS[daemon]}.")
-        command = ["unshare", "--mount", "--propagation", "private", "--"]
+        in_group = daemon == "libvirtd" and self.has_cgroups
+        command = ["sh", "-c", _JOIN, daemon, *(self._group.members if in_group else ()), "--"]
+        command += ["unshare", "--mount", "--propagation", "private", *(["--cgroup"] if in_group else ()), "--"]
         command += ["sh", "-c", _ENTER, daemon]
         command += ["fresh" if self._namespace else "same", "show" if self._kvm else "hide"]
-        command += [path, "--daemon", "--config", f"/etc/libvirt/{daemon}.conf"]
+        security = [mount for mount in _SECURITY if self._namespace and os.path.ismount(mount[2])]
+        for mount in (*security, *(self._group.mounts if in_group else ())):
+            command += mount
+        command += ["--", path, "--daemon", "--config", f"/etc/libvirt/{daemon}.conf"]
         command += ["--pid-file", f"/run/libvirt/{daemon}.pid"]
         if self._namespace:
             command = ["nsenter", f"--net=/run/netns/{self._namespace}", "--", *command]

@@ -22,6 +22,7 @@ from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
 """The CPU model without KVM: the oldest that today's distributions run on."""
 Q35_ROOT_PORTS: Final = 12
+SHARES_PER_VCPU: Final = 100
 MEMORY_OVERHEAD_MB: Final = 2048
 """What QEMU may use besides the guest's memory and a quarter of it: emulation alone keeps up to 1 GiB of translated
 code, and screens, disks and networks have buffers."""
@@ -55,6 +56,7 @@ class HostProfile:
     settings: LibvirtSettings
     layout: Layout
     vnc_on_socket: bool
+    weighs_cpus: bool = False  # whether the CPUs of guests are weighed against each other
     kvm_group: int | None = None  # the group that may use /dev/kvm, if not everybody may
 
 
@@ -104,7 +106,6 @@ def compose(
         cpus=cpus,
         cpu=_cpu(facts, settings),
         user=_user(host, record),
-        memory_limit_mb=_memory_limit(instance.flavor.ram, facts),
         uefi=uefi,
         secure_boot=secure,
         boot_menu=properties.enabled(properties.hardware("boot_menu"), "hw:boot_menu", default=False),
@@ -140,7 +141,7 @@ def compose(
         guest_agent=is_qemu
         and properties.enabled(properties.image("hw_qemu_guest_agent"), "hw_qemu_guest_agent", default=False),
         scsi_model=properties.image("hw_scsi_model") or "virtio-scsi",
-        cpu_tune=_cpu_tune(properties, facts),
+        cpu_tune=_cpu_tune(host, properties, instance.flavor.vcpus),
         pcie_ports=Q35_ROOT_PORTS if is_qemu and "q35" in machine else 0,
     )
 
@@ -237,9 +238,9 @@ def _user(host: HostProfile, record: GuestRecord) -> GuestUser | None:
     return GuestUser(uid=record.uid, gid=record.uid if host.kvm_group is None else host.kvm_group)
 
 
-def _memory_limit(ram: int, facts: HostFacts) -> int | None:
+def memory_limit(ram: int) -> int:
     """Return the MiB that QEMU may use: far more than it needs, because the kernel kills a guest that exceeds it."""
-    return ram + ram // 4 + MEMORY_OVERHEAD_MB if facts.cgroups and facts.is_qemu else None
+    return ram + ram // 4 + MEMORY_OVERHEAD_MB
 
 
 def _disks(
@@ -306,12 +307,13 @@ def _disk_limits(properties: GuestProperties) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def _cpu_tune(properties: GuestProperties, facts: HostFacts) -> dict[str, int]:
-    found = {}
+def _cpu_tune(host: HostProfile, properties: GuestProperties, vcpus: int) -> dict[str, int]:
+    # Where all guests of a libvirt are ours, each has a weight by its size. Older kernels allow more than 10,000.
+    found = {"shares": min(SHARES_PER_VCPU * vcpus, 10_000)} if host.weighs_cpus else {}
     for spec, name in _CPU_TUNE.items():
         value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=1)
         if value is not None:
-            require(facts.cgroups, f"its libvirt has no control groups, which quota:{spec} needs")
+            require(host.facts.cgroups, f"its libvirt has no control groups, which quota:{spec} needs")
             found[name] = value
     return found
 

@@ -27,8 +27,6 @@ def domain(guest: Definition) -> Element:
     child(found, "name", guest.name)
     child(found, "metadata").append(metadata(guest.owner))
     child(found, "memory", str(guest.memory_mb), unit="MiB")
-    if guest.memory_limit_mb is not None:
-        child(child(found, "memtune"), "hard_limit", str(guest.memory_limit_mb), unit="MiB")
     if guest.cpus.page_kib is not None:
         pages = child(child(found, "memoryBacking"), "hugepages")
         nodes = ",".join(str(cell.id) for cell in guest.cpus.cells)

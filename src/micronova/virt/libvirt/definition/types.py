@@ -117,7 +117,6 @@ class Definition:
     cpus: CpuPlan
     cpu: Cpu = Cpu()
     user: GuestUser | None = None  # None: hypervisors other than QEMU decide
-    memory_limit_mb: int | None = None  # of QEMU with everything that it needs besides the guest's memory
     uefi: bool = False
     secure_boot: bool = False
     boot_menu: bool = False

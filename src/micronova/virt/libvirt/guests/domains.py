@@ -64,6 +64,19 @@ def start(domain: Domain) -> None:
     domain.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
 
 
+def limit_memory(domain: Domain, megabytes: int) -> bool:
+    """Limit the memory of a guest's process; return False if its libvirt has no control groups."""
+    library = load()
+    try:
+        limit = {library.VIR_DOMAIN_MEMORY_HARD_LIMIT: megabytes * 1024}
+        domain.setMemoryParameters(limit, library.VIR_DOMAIN_AFFECT_LIVE)
+    except Exception as error:
+        if not has_code(error, "VIR_ERR_OPERATION_INVALID"):
+            raise
+        return False
+    return True
+
+
 def pause(domain: Domain) -> None:
     """Stop a guest's CPUs."""
     domain.suspend()

@@ -12,7 +12,7 @@ from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.definition.compose import HostProfile, compose
+from micronova.virt.libvirt.definition.compose import HostProfile, compose, memory_limit
 from micronova.virt.libvirt.definition.guest_xml import domain_xml
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.access import GuestAccess
@@ -99,7 +99,12 @@ class Launcher:
         """Start a defined guest; it is paused until the network has confirmed its interfaces."""
         uuid = plan.instance.uuid
         await self._guests.change(uuid, domains.start, "start the guest", timeout=timeout)
+        most = memory_limit(plan.instance.flavor.ram)
         try:
+            if not await self._guests.change(
+                uuid, lambda domain: domains.limit_memory(domain, most), "limit the guest's memory"
+            ):
+                log.debug("guest %s has no limit of memory: its libvirt has no control groups", uuid)
             await plan.plugged()
             await self.resume(uuid)
         except BaseException:
