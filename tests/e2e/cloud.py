@@ -21,6 +21,7 @@ import yaml
 from micronova.http.client import HTTPTransport
 from micronova.privileged.client import runtime_directory
 from micronova.privileged.names import prefix_of
+from micronova.virt.libvirt.daemon.cgroups import DaemonGroup
 from tests.command import micronova, ok
 from tests.e2e.guests import Tenant, run, until
 from tests.people import People
@@ -130,6 +131,7 @@ class RealCloud(People):
             *processes(str(self.directory), self.prefix),
             *mounts,
             *files,
+            *(["a control group"] if DaemonGroup(self.directory / "libvirt").exists() else []),
         ]
 
     # --- tenants ---------------------------------------------------------------------------------------------------

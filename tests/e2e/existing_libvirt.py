@@ -31,6 +31,10 @@ BY_HAND = """
 class DistributionLibvirtd(PrivateLibvirtd):
     """Runs libvirtd with a distribution's settings, by which it changes the owner of guests' files."""
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        (self.directory / "run").chmod(0o755)  # as a distribution's
+
     def _configuration(self) -> dict[str, str]:
         return {
             "libvirtd.conf": f'host_uuid = "{self._host_uuid}"\n'

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.e2e.cloud import RealCloud, nothing, processes, real_cloud
+from tests.e2e.guest_view import process_of
 from tests.e2e.guests import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
@@ -19,6 +20,7 @@ async def test_a_guest_outlives_a_cloud_that_is_killed_and_runs_again_after_one_
         guest = await tenant.boot("erna")
         await guest.ready()
         life = await guest.ssh("cat /proc/sys/kernel/random/boot_id")
+        user = process_of(guest.id).uid
 
         await kill(cloud)
         assert await guest.answers_ping(), "its network needs no cloud"
@@ -31,6 +33,7 @@ async def test_a_guest_outlives_a_cloud_that_is_killed_and_runs_again_after_one_
 
         stopped = await tenant.boot("otto")
         await stopped.wait("ACTIVE")
+        assert process_of(stopped.id).uid != user == process_of(guest.id).uid, "the new cloud knows whose it is"
         await stopped.act("os-stop", status="SHUTOFF")
         boots = (await guest.log()).count("MICRONOVA-GUEST-READY")
         await cloud.down()
@@ -39,6 +42,7 @@ async def test_a_guest_outlives_a_cloud_that_is_killed_and_runs_again_after_one_
         assert (await guest.ready(boots + 1))["hostname"] == "erna"
         await guest.wait("ACTIVE")
         assert await guest.ssh("cat /proc/sys/kernel/random/boot_id") != life
+        assert process_of(guest.id).uid == user
         await stopped.wait("SHUTOFF")
         await tenant.clear()
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import pwd
-import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest_asyncio
 from tests.command import refused
 from tests.e2e.cloud import nothing, real_cloud
 from tests.e2e.existing_libvirt import DistributionLibvirt, GuestCloud
+from tests.e2e.guest_view import process_of, reach
 from tests.e2e.guests import TIMEOUT, Guest, until
 from tests.e2e.test_cloud_restart import kill
 from tests.functional.consoles import token_of
@@ -69,11 +69,23 @@ async def test_its_tap_is_in_the_clouds_namespace_and_its_files_are_the_clouds(
     owner = pwd.getpwnam("micronova").pw_uid
     files = [*(cloud.libvirt / "base").iterdir(), cloud.libvirt / "instances" / guest.id / "disk"]
     for file in files:
-        about = file.stat()
-        assert about.st_uid == owner and not about.st_mode & stat.S_IRWXO, file
-    # Those who have to pass through the cloud's directory see nothing else in it.
+        assert file.stat().st_uid == owner, file
+    # Whoever passes through the cloud's directory sees nothing else in it.
     open_to_them = [file for file in cloud.directory.iterdir() if file.stat().st_mode & 0o077]
     assert open_to_them == [cloud.libvirt]
+
+
+async def test_each_guest_has_a_user_of_its_own_who_reaches_its_own_files_only(cloud: GuestCloud, guest: Guest) -> None:
+    other = await guest.tenant.boot("greta", networks="none")
+    await other.wait("ACTIVE")
+    mine, theirs = process_of(guest.id), process_of(other.id)
+    assert mine.uid != theirs.uid and mine.status["Groups"] == str(mine.gid) == str(mine.uid)
+    folder = cloud.libvirt / "instances" / guest.id
+    assert reach(mine, str(cloud.directory)) == {
+        str(folder / "disk"): {"read", "write"},
+        str(folder / "disk.base"): {"read"},
+    }
+    await other.delete()
 
 
 async def test_consoles(cloud: GuestCloud, guest: Guest) -> None:
@@ -145,7 +157,7 @@ async def test_what_cannot_be_is_said_in_one_line(libvirt: DistributionLibvirt, 
 
     closed = libvirt.folder / "closed"
     closed.mkdir(mode=0o700)
-    assert f"runs guests as libvirt-qemu, who cannot pass {closed}: " in said(libvirt.uri, closed / "c")
+    assert f"users of their own, who cannot pass {closed}: " in said(libvirt.uri, closed / "c")
     nowhere = f"qemu+unix:///system?socket={tmp_path}/none"
     assert f"No libvirt answers at {nowhere}" in said(nowhere)
     assert "names the machine elsewhere" in said("qemu+ssh://elsewhere/system")

@@ -147,7 +147,7 @@ async def test_two_clouds_on_a_libvirt_that_runs_already(host: Host) -> None:
             uuid = plan.instance.uuid
             await theirs.spawn(plan)
             assert [guest.uuid for guest in await theirs.list_guests()] == [uuid]
-            assert (await theirs.get_vnc_console(uuid)).path == str(directory / "two" / "sockets" / f"{uuid}.vnc")
+            assert (await theirs.get_vnc_console(uuid)).path == str(directory / "two" / "sockets" / uuid / "vnc")
 
             assert await mine.list_guests() == [] and await mine.info(uuid) is None
             await mine.destroy(uuid)

@@ -12,6 +12,7 @@ from micronova.virt.libvirt.host import (
     check_screens,
     choose_virt_type,
     cpu_flags,
+    kvm_group,
     parse_facts,
 )
 
@@ -122,3 +123,14 @@ def test_cpu_flags(tmp_path: Path) -> None:
 def test_direct_io_leaves_nothing(tmp_path: Path) -> None:
     can_bypass_cache(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_group_that_guests_need_for_kvm(tmp_path: Path) -> None:
+    """A guest's user has no name, and so no groups but the one that its definition says."""
+    device = tmp_path / "kvm"
+    assert kvm_group("kvm", device) is None
+    device.touch()
+    for mode, needed in ((0o660, True), (0o666, False), (0o600, False)):
+        device.chmod(mode)
+        assert kvm_group("kvm", device) == (device.stat().st_gid if needed else None)
+        assert kvm_group("qemu", device) is None

@@ -116,7 +116,7 @@ def composed(
     devices: tuple[BlockDevice, ...] = (),
     taken: frozenset[int] = frozenset(),
     vnc_on_socket: bool = True,
-    relabels: bool = False,
+    profile: dict[str, Any] | None = None,
     layout: Layout | None = None,
     record: dict[str, Any] | None = None,
     **changes: Any,
@@ -135,11 +135,11 @@ def composed(
         "epoch": 3,
         "disks": plan_disks(a_plan, settings),
     }
-    layout = layout or Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"), gid=1)
-    profile = HostProfile(
-        facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket, relabels=relabels
+    layout = layout or Layout(Path("/state/libvirt"), seen_as=Path("/var/lib/libvirt"))
+    about = HostProfile(
+        facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket, **(profile or {})
     )
-    return compose(profile, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
+    return compose(about, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
 
 
 def guest_record(uuid: str = UUID, **changes: object) -> GuestRecord:

@@ -50,7 +50,7 @@ def hierarchies(proc: Path = Path("/proc")) -> list[Hierarchy]:
 
 
 class DaemonGroup:
-    """The control group of the private libvirtd of a directory. Methods block; all but `active` are for root."""
+    """The control group of the private libvirtd of a directory. Methods block; all but `exists` are for root."""
 
     def __init__(self, directory: Path, proc: Path = Path("/proc")) -> None:
         self._name = f"micronova-{hashlib.sha256(os.fsencode(directory.absolute())).hexdigest()[:12]}"
@@ -59,8 +59,7 @@ class DaemonGroup:
     def _groups(self) -> list[tuple[Hierarchy, Path]]:
         return [(each, each.path / self._name) for each in hierarchies(self._proc)]
 
-    @property
-    def active(self) -> bool:
+    def exists(self) -> bool:
         """Whether the machine has the group."""
         groups = self._groups()
         return bool(groups) and all(path.is_dir() for _, path in groups)

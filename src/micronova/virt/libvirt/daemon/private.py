@@ -139,7 +139,7 @@ class PrivateLibvirtd:
     @property
     def has_cgroups(self) -> bool:
         """Whether its guests are in control groups."""
-        return self._group.active
+        return self._group.exists()
 
     @property
     def _tree(self) -> Path:
@@ -222,6 +222,10 @@ class PrivateLibvirtd:
             folder.mkdir(exist_ok=True)
             os.chown(folder, *self._client)
         (directory / "log" / "qemu").chmod(0o700)
+        # Libvirt makes these too, but open to be listed; their names are those of all tenants' guests.
+        for name in ("qemu", "qemu/save", "qemu/nvram", "qemu/channel", "qemu/channel/target"):
+            (directory / name).mkdir(exist_ok=True)
+            (directory / name).chmod(0o711)
         nothing = directory / "etc" / "nothing"
         nothing.touch()
         nothing.chmod(0)

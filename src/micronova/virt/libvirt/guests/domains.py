@@ -1,6 +1,7 @@
 """Reading and changing guests through libvirt. Every function here blocks."""
 
 from dataclasses import dataclass
+from typing import Final
 
 from micronova.objects import power_state
 from micronova.virt.libvirt.client.binding import Connect, Domain
@@ -8,6 +9,9 @@ from micronova.virt.libvirt.client.library import has_code, load
 from micronova.virt.libvirt.client.xmltree import parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import NAMESPACE, owner_of
 from micronova.virt.libvirt.definition.types import Owner
+
+NO_LIMIT: Final = 9_007_199_254_740_991
+"""VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, which libvirt's binding does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,12 @@ def start(domain: Domain) -> None:
     domain.createWithFlags(load().VIR_DOMAIN_START_PAUSED)
 
 
-def limit_memory(domain: Domain, megabytes: int) -> bool:
-    """Limit the memory of a guest's process; return False if its libvirt has no control groups."""
+def limit_memory(domain: Domain, megabytes: int | None) -> bool:
+    """Limit the memory of a guest's process, or lift the limit; return False if its libvirt has no control groups."""
     library = load()
+    limit = NO_LIMIT if megabytes is None else megabytes * 1024
     try:
-        limit = {library.VIR_DOMAIN_MEMORY_HARD_LIMIT: megabytes * 1024}
-        domain.setMemoryParameters(limit, library.VIR_DOMAIN_AFFECT_LIVE)
+        domain.setMemoryParameters({library.VIR_DOMAIN_MEMORY_HARD_LIMIT: limit}, library.VIR_DOMAIN_AFFECT_LIVE)
     except Exception as error:
         if not has_code(error, "VIR_ERR_OPERATION_INVALID"):
             raise
@@ -101,6 +105,8 @@ def power_off(domain: Domain, *, discard_memory: bool = True) -> None:
 
 def save(domain: Domain) -> None:
     """Save a guest's memory to disk; it runs when it is restored, even if it is paused now."""
+    # A definition with a limit is saved with it, and then lets the restored guest lock that much, which may be refused.
+    limit_memory(domain, None)
     domain.managedSave(load().VIR_DOMAIN_SAVE_RUNNING)
 
 

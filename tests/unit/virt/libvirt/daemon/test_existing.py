@@ -1,28 +1,29 @@
-"""An existing libvirt: the user that it runs guests as, whether that user reaches their files, and the error if not."""
+"""An existing libvirt: whether its guests reach their files, and the error if they do not."""
 
-import os
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from micronova.virt.libvirt.client.library import LibvirtMissing
-from micronova.virt.libvirt.daemon.existing import explain_failure, obstacle, share_files, socket_of
-from micronova.virt.libvirt.storage.layout import Layout
-from tests.unit.virt.libvirt.daemon.test_qemu_user import CAPABILITIES, NOBODY
+from micronova.virt.libvirt.daemon.existing import check_way, explain_failure, obstacle, socket_of
 
 
-def test_files_are_shared_by_those_who_may_and_not_where_nobody_reaches_them(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
-    closed.mkdir(mode=0o700)
-    with pytest.raises(LibvirtMissing, match=f"as {NOBODY}, who cannot pass .* libvirt.instances_path"):
-        share_files(Layout(closed / "guests"), CAPABILITIES.format(uid=NOBODY, gid=NOBODY))
-    ours = Layout(closed / "guests")
-    share_files(ours, CAPABILITIES.format(uid=os.geteuid(), gid=os.getegid() or NOBODY))
-    assert ours.private
-    silent = Layout(tmp_path / "guests")
-    share_files(silent, "<capabilities><host/></capabilities>")
-    assert not silent.private
+def test_guests_must_reach_their_files() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:  # open to all, but for the last part
+        closed = Path(made)
+        way = closed / "guests"
+        way.mkdir(mode=0o711)
+        with pytest.raises(LibvirtMissing, match=f"who cannot pass {closed}: .* libvirt.instances_path"):
+            check_way(way)
+        closed.chmod(0o750)
+        with pytest.raises(LibvirtMissing, match=f"who cannot pass {closed}: "):
+            check_way(way)
+        closed.chmod(0o711)
+        check_way(way)
+        with pytest.raises(LibvirtMissing, match=f"who cannot pass {way}/none"):
+            check_way(way / "none")
 
 
 def test_where_it_listens(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Guest definitions, and their XML."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.client.xmltree import Element, child, element, parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import domain, domain_xml, metadata, owner_of
-from micronova.virt.libvirt.storage.layout import Layout
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 
 FOLDER = f"/var/lib/libvirt/instances/{UUID}"
@@ -77,7 +75,9 @@ def test_disks() -> None:
     driver = one(root_disk, "driver")
     assert (driver.get("type"), driver.get("cache"), driver.get("io")) == ("qcow2", "none", "native")
     assert one(root_disk, "./backingStore/format").get("type") == "raw"
-    assert str(one(root_disk, "./backingStore/source").get("file")).startswith("/var/lib/libvirt/base/0f6c3a8e")
+    assert str(one(root_disk, "./backingStore/source").get("file")).startswith(
+        f"/var/lib/libvirt/instances/{UUID}/disk.base"
+    )
     # The chain ends there: libvirt must not look into the file for more.
     assert list(one(root_disk, "./backingStore/backingStore")) == []
     assert one(root_disk, "boot").get("order") == "1"
@@ -157,11 +157,11 @@ def test_consoles() -> None:
     root = made()
     serial = one(root, "./devices/serial")
     assert serial.get("type") == "unix"
-    assert one(serial, "source").get("path") == f"/var/lib/libvirt/sockets/{UUID}.serial0"
+    assert one(serial, "source").get("path") == f"/var/lib/libvirt/sockets/{UUID}/serial0"
     assert dict(one(serial, "log").items()) == {"file": f"/var/lib/libvirt/console/{UUID}.log", "append": "on"}
     screen = one(root, "./devices/graphics")
     assert screen.get("type") == "vnc" and screen.get("listen") is None
-    assert one(screen, "listen").get("socket") == f"/var/lib/libvirt/sockets/{UUID}.vnc"
+    assert one(screen, "listen").get("socket") == f"/var/lib/libvirt/sockets/{UUID}/vnc"
     assert one(made(vnc_on_socket=False), "./devices/graphics").get("listen") == "127.0.0.1"
     root = made(settings=LibvirtSettings(vnc_enabled=False))
     assert root.find("./devices/graphics") is None and root.find("./devices/video") is None
@@ -176,18 +176,11 @@ def test_spice_is_beside_vnc_or_instead_of_it() -> None:
     assert [screen.get("type") for screen in root.findall("./devices/graphics")] == ["vnc", "spice"]
     screen = one(root, "./devices/graphics[@type='spice']")
     assert dict(screen.items()) == {"type": "spice"}  # no port
-    assert attributes(screen, "listen") == [{"type": "socket", "socket": f"/var/lib/libvirt/sockets/{UUID}.spice"}]
+    assert attributes(screen, "listen") == [{"type": "socket", "socket": f"/var/lib/libvirt/sockets/{UUID}/spice"}]
     assert one(screen, "image").get("compression") == "auto_lz" and one(screen, "streaming").get("mode") == "off"
     assert attributes(root, "./devices/audio") == [{"id": "1", "type": "none"}]
     root = made(settings=LibvirtSettings(vnc_enabled=False, spice_enabled=True))
     assert one(root, "./devices/graphics").get("type") == "spice" and root.find("./devices/video") is not None
-
-
-def test_spice_of_a_libvirt_that_is_not_ours_listens_on_the_loopback() -> None:
-    root = made(settings=LibvirtSettings(spice_enabled=True), layout=Layout(Path("/state/libvirt")))
-    screen = one(root, "./devices/graphics[@type='spice']")
-    assert screen.get("autoport") == "yes"
-    assert attributes(screen, "listen") == [{"type": "address", "address": "127.0.0.1"}]
 
 
 def test_cpu_models() -> None:
@@ -359,16 +352,27 @@ def test_elements() -> None:
     assert one(parse(unparse(root)), "b").get("z") == "ü"
 
 
-def test_files_keep_their_owner_with_a_libvirt_that_would_give_them_away() -> None:
+def test_a_guest_has_a_user_of_its_own_and_its_files_stay_the_agents() -> None:
+    root = made(config_drive=True, record={"uid": 2_013_265_921})
+    label = one(root, "seclabel")
+    assert label.attrib == {"type": "static", "model": "dac", "relabel": "yes"}
+    assert label.findtext("label") == "+2013265921:+2013265921"
     kept = [{"model": "dac", "relabel": "no"}]
-    assert made().find(".//seclabel") is None
-    root = made(relabels=True, config_drive=True)
     assert [attributes(disk, "./source/seclabel") for disk in root.findall("./devices/disk")] == [kept, kept]
     assert attributes(root, "./devices/disk/backingStore/source/seclabel") == kept
-    # Where guests may not use files through their group libvirt gives them away, but for what all guests share.
-    root = made(relabels=True, layout=Layout(Path("/guests")))
-    assert root.find("./devices/disk/source/seclabel") is None
-    assert attributes(root, "./devices/disk/backingStore/source/seclabel") == kept
+    # Its only group is the one that may use /dev/kvm.
+    root = made(record={"uid": 2_013_265_921}, profile={"kvm_group": 104})
+    assert root.findtext("./seclabel/label") == "+2013265921:+104"
+    assert made().find("./seclabel") is None, "a guest of another hypervisor"
+
+
+def test_guests_have_a_weight_by_their_size_where_all_are_ours() -> None:
+    assert made().find("cputune") is None
+    for vcpus, shares in ((1, 100), (4, 400), (200, 10_000)):
+        root = made(profile={"weighs_cpus": True}, size={"vcpus": vcpus})
+        assert root.findtext("./cputune/shares") == str(shares)
+    root = made(profile={"weighs_cpus": True}, specs={"quota:cpu_shares": "7"})
+    assert root.findtext("./cputune/shares") == "7"
 
 
 def test_interfaces_have_no_link_where_nobody_wires_them() -> None:

@@ -25,15 +25,16 @@ def test_a_record_comes_first_and_goes_last(layout: Layout) -> None:
     store.save(guest_record(complete=True, disks=(disk,)))
     assert GuestRecords(layout).load(UUID) == guest_record(complete=True, disks=(disk,))
     (layout.guest(UUID) / "disk").write_bytes(b"data")
-    layout.socket(UUID, "vnc").write_bytes(b"")
-    layout.socket(OTHER_UUID, "vnc").write_bytes(b"")
+    for uuid in (UUID, OTHER_UUID):
+        layout.socket(uuid, "vnc").parent.mkdir()
+        layout.socket(uuid, "vnc").write_bytes(b"")
     layout.console_log(UUID).write_bytes(b"")
     layout.console_log(UUID).with_suffix(".log.0").write_bytes(b"")
     store.remove(UUID)
     store.remove(UUID)
     assert store.load(UUID) is None and store.all() == []
     assert list(layout.instances.iterdir()) == []
-    assert [path.name for path in layout.sockets.iterdir()] == [f"{OTHER_UUID}.vnc"]
+    assert [path.name for path in layout.sockets.iterdir()] == [OTHER_UUID]
     assert list(layout.console.iterdir()) == []
 
 
