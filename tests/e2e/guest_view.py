@@ -17,14 +17,10 @@ TREES = ("/var/lib/libvirt", "/run/libvirt", "/var/log/libvirt", "/var/cache/lib
 
 @dataclass(frozen=True)
 class Process:
-    """The QEMU of a guest."""
+    """The QEMU of a guest, as it was when it was found."""
 
     pid: int
-
-    @property
-    def status(self) -> dict[str, str]:
-        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
-        return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    status: dict[str, str]
 
     @property
     def uid(self) -> int:
@@ -44,7 +40,8 @@ def process_of(uuid: str) -> Process:
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and _is_qemu(entry, f"-uuid\0{uuid}".encode())
     ]
-    return Process(found)
+    lines = Path(f"/proc/{found}/status").read_text().splitlines()
+    return Process(found, {name: value.strip() for name, _, value in (line.partition(":") for line in lines)})
 
 
 def _is_qemu(entry: Path, words: bytes) -> bool:

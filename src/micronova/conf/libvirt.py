@@ -86,6 +86,13 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     qemu_group: Annotated[
         str, _doc("Group that a private libvirtd probes QEMU as; empty: the group of the distribution's packages.")
     ] = ""
+    security_driver: Annotated[
+        Literal["", "selinux", "apparmor", "none"],
+        _doc(
+            "What separates guests of a private libvirtd beside their users; empty: SELinux or AppArmor, if the "
+            "machine has one. Set it to none if a policy of the machine does not let guests start."
+        ),
+    ] = ""
     guest_uids: Annotated[
         str,
         _doc(

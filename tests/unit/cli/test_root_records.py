@@ -57,6 +57,15 @@ def test_so_is_one_that_gives_the_same_names(tmp_path: Path) -> None:
             root_records.cloud_id(place, new=new)
 
 
+def test_so_is_one_whose_guests_would_have_the_same_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = made(tmp_path / "victim")
+    made(tmp_path / "fine")
+    monkeypatch.setattr(root_records, "guest_ids", lambda ids, cloud: range(70_000, 74_096))
+    with pytest.raises(MicronovaError, match=f"user ids of those of {tmp_path}"):
+        made(tmp_path / "c")
+    assert root_records.cloud_id(victim) == victim.keys().cloud_id, "a cloud that has them already keeps them"
+
+
 def test_a_directory_that_is_made_anew_has_another_cloud(tmp_path: Path) -> None:
     before = root_records.cloud_id(made(tmp_path / "c"))
     shutil.rmtree(tmp_path / "c")

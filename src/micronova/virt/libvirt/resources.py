@@ -15,7 +15,7 @@ from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
 from micronova.virt.libvirt.host import HostFacts
-from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
 from micronova.virt.libvirt.storage.records import GuestRecord
 
 GIB: Final = 1024**3
@@ -124,8 +124,9 @@ def uptime(proc: Path = Path("/proc")) -> str:
 
 
 def _disk_usage(folder: Path) -> int:
-    """Return how many bytes the files of a directory occupy."""
+    """Return how many bytes the files of a directory occupy; cached images that are linked there are the cache's."""
     try:
-        return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in os.scandir(folder))
+        found = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if entry.name != BASE_LINK]
+        return sum(status.st_blocks * 512 for status in found)
     except FileNotFoundError:
         return 0

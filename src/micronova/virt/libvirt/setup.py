@@ -80,6 +80,7 @@ def private_libvirtd(
         namespace=settings.network_namespace,
         user=find_qemu_user(settings.qemu_user, settings.qemu_group),
         client=client or (os.geteuid(), os.getegid()),
+        security_driver=settings.security_driver,
         kvm=settings.virt_type == "kvm" or (settings.virt_type == "auto" and bool(cpu_flags() & HARDWARE_FLAGS)),
     )
 

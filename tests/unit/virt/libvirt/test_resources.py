@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from micronova.conf.libvirt import LibvirtSettings
-from micronova.virt.libvirt.resources import file_system, memory_mb, node_resources, uptime
+from micronova.virt.libvirt import resources
+from micronova.virt.libvirt.resources import FileSystem, file_system, memory_mb, node_resources, uptime
 from micronova.virt.libvirt.storage.layout import Layout
 from tests.unit.virt.libvirt.world import OTHER_UUID, UUID, facts, guest_record
 
@@ -33,6 +34,25 @@ def test_resources(layout: Layout) -> None:
         "host-1", "cloud-1", facts(), LibvirtSettings(cpu_shared_set="0"), layout, records=[], running={}
     )
     assert again.node_uuid == node.node_uuid and again.vcpus == 1
+
+
+def test_a_cached_image_does_not_count_as_a_guests(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the directories of all guests that use it, and on the disk once."""
+    gigabyte = 1024**3
+
+    def used(disk_used: int) -> int:
+        monkeypatch.setattr(resources, "file_system", lambda _: FileSystem(100 * gigabyte, disk_used, 0))
+        records = [guest_record(local_gb=0)]
+        return node_resources(
+            "host-1", "cloud-1", facts(), LibvirtSettings(), layout, records=records, running={}
+        ).local_gb_used
+
+    layout.guest(UUID).mkdir()
+    (layout.base / "image").write_bytes(bytes(1 << 20))
+    layout.link_base(UUID, "image")
+    assert used(gigabyte) == used(gigabyte - (1 << 19)) == 1
+    (layout.guest(UUID) / "disk").write_bytes(bytes(1 << 20))
+    assert used(gigabyte + (1 << 20)) == 1 and used(gigabyte + (2 << 20)) == 2
 
 
 def test_uptime() -> None:

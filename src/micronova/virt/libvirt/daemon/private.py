@@ -116,6 +116,7 @@ class PrivateLibvirtd:
         user: QemuUser,
         kvm: bool = False,
         client: tuple[int, int] = (0, 0),
+        security_driver: str = "",
     ) -> None:
         self.directory = directory
         self._host_uuid = host_uuid
@@ -123,6 +124,7 @@ class PrivateLibvirtd:
         self.user = user
         self._kvm = kvm  # if not, /dev/kvm is hidden: libvirt would probe it again and again
         self._client = client  # user and group of the agent; access to the socket is equivalent to root
+        self._security_driver = security_driver  # empty: what the machine has
         self._open: int | None = None  # root's descriptor of the directory
         self._group = DaemonGroup(directory)
 
@@ -222,10 +224,11 @@ class PrivateLibvirtd:
             folder.mkdir(exist_ok=True)
             os.chown(folder, *self._client)
         (directory / "log" / "qemu").chmod(0o700)
-        # Libvirt makes these too, but open to be listed; their names are those of all tenants' guests.
-        for name in ("qemu", "qemu/save", "qemu/nvram", "qemu/channel", "qemu/channel/target"):
-            (directory / name).mkdir(exist_ok=True)
-            (directory / name).chmod(0o711)
+        if not (directory / "qemu").exists():
+            # Libvirt would let everybody list these, and files in them have the names of all tenants' guests.
+            for name in ("qemu", "qemu/save", "qemu/nvram", "qemu/channel", "qemu/channel/target"):
+                (directory / name).mkdir()
+                (directory / name).chmod(0o711)
         nothing = directory / "etc" / "nothing"
         nothing.touch()
         nothing.chmod(0)
@@ -257,6 +260,7 @@ class PrivateLibvirtd:
                 # What libvirt makes for a guest belongs to the guest's user; definitions except disks from that.
                 dynamic_ownership=1,
                 remember_owner=0,
+                **({"security_driver": self._security_driver} if self._security_driver else {}),
                 seccomp_sandbox=1,
                 max_processes=GUEST_PROCESSES,
                 max_core=0,

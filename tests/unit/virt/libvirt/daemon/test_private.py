@@ -24,6 +24,10 @@ def test_who_may_talk_to_the_private_libvirtd(tmp_path: Path) -> None:
     assert 'unix_sock_rw_perms = "0700"' in files["libvirtd.conf"]
     assert 'unix_sock_ro_perms = "0700"' in files["libvirtd.conf"]
     assert 'user = "libvirt-qemu"' in files["qemu.conf"]
+    assert "security_driver" not in files["qemu.conf"], "SELinux or AppArmor is used where the machine has it"
+    assert "dynamic_ownership = 1" in files["qemu.conf"] and "seccomp_sandbox = 1" in files["qemu.conf"]
+    none = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER, security_driver="none")._configuration()
+    assert 'security_driver = "none"' in none["qemu.conf"]
     assert f"max_size = {CONSOLE_LOG_BYTES}\nmax_backups = 1\n" in files["virtlogd.conf"]
     assert CONSOLE_LOG_BYTES <= 1 << 20, "a guest's console must not fill the disk"
     files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER, client=(1000, 1001))._configuration()
