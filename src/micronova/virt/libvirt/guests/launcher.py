@@ -65,7 +65,7 @@ class Launcher:
 
     async def launch(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Define a guest by its plan, and start it."""
-        record = await self._admit(msgspec.structs.replace(record, resumed=False))
+        record = await self._admit(record, resumed=False)
         xml = domain_xml(compose(self._host, plan.instance, record, plan.network_info))
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
@@ -85,7 +85,7 @@ class Launcher:
 
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with the interfaces that it had when it was saved."""
-        record = await self._admit(msgspec.structs.replace(record, resumed=True))
+        record = await self._admit(record, resumed=True)
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # If the network does not confirm, the memory is saved again, not lost.
         await self._start(plan, timeout, domains.save)
@@ -114,16 +114,15 @@ class Launcher:
                 log.warning("guest %s could not be stopped after a failed start: %s", uuid, error)
             raise
 
-    async def _admit(self, record: GuestRecord) -> GuestRecord:
-        """Let the guest's user use its files, and save the record; a guest of an older version gets a user now."""
-        if record.uid is None:
-            async with self._placing:
-                record = msgspec.structs.replace(record, uid=await self._files.run(self._free_id))
-                await self._files.run(self._records.save, record)
-        else:
-            await self._files.run(self._records.save, record)
-        await self._files.run(self._share, record)
-        return record
+    async def _admit(self, record: GuestRecord, *, resumed: bool) -> GuestRecord:
+        """Write down how a guest is started, and let its user use its files; one of an older version gets a user."""
+        async with self._placing:
+            uid = await self._files.run(self._free_id) if record.uid is None else record.uid
+            started = msgspec.structs.replace(record, resumed=resumed, uid=uid)
+            if started != record:
+                await self._files.run(self._records.save, started)
+        await self._files.run(self._share, started)
+        return started
 
     def _share(self, record: GuestRecord) -> None:
         layout = self._host.layout

@@ -33,6 +33,15 @@ def share_contents(folder: Path, mode: int, users: Mapping[int, int]) -> None:
     os.setxattr(folder, _DEFAULT, _packed(mode, users), follow_symlinks=False)
 
 
+def users(path: Path) -> set[int]:
+    """Return the users that have an entry of their own."""
+    try:
+        content = os.getxattr(path, _ACCESS, follow_symlinks=False)
+    except OSError:  # there is no list
+        return set()
+    return {user for tag, _, user in struct.iter_unpack("<HHI", content[4:]) if tag == _USER}
+
+
 def _packed(mode: int, users: Mapping[int, int]) -> bytes:
     group = mode >> 3 & 7
     most = group

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from micronova.virt.libvirt.storage import acl
 from micronova.virt.libvirt.storage.layout import Layout, remove
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,13 @@ class GuestRecords:
 
     def taken_ids(self) -> set[int]:
         """Return the user ids of all guests that have files, also of those that are being removed."""
-        every = (_read(folder / RECORD) for folder in self._layout.instances.iterdir())
-        return {record.uid for record in every if record is not None and record.uid is not None}
+        found: set[int] = set()
+        for folder in self._layout.instances.iterdir():
+            record = _read(folder / RECORD)
+            if record is not None and record.uid is not None:
+                found.add(record.uid)
+            found |= acl.users(folder)  # the record may be damaged
+        return found
 
     def remove(self, uuid: str) -> None:
         """Remove a guest's directory, sockets and console logs; the record goes last, as long the user id is taken."""

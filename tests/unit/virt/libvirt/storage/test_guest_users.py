@@ -48,6 +48,9 @@ def test_an_id_is_taken_as_long_as_there_are_files_of_its_guest(tmp_path: Path) 
     # An agent that dies while it removes a guest has hidden it already.
     layout.guest(UUID).rename(layout.instances / f".{UUID}.gone")
     assert GuestRecords(layout).taken_ids() == {70_000, 70_001}
+    layout.admit(OTHER_UUID, 70_001, {})
+    (layout.guest(OTHER_UUID) / "guest.json").write_bytes(b"damaged")
+    assert GuestRecords(layout).taken_ids() == {70_000, 70_001}
     records.remove(UUID)
     assert free_id(ids, GuestRecords(layout).taken_ids()) == 70_000
 
