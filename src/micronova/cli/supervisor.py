@@ -125,12 +125,14 @@ class HostProcesses:
         self.helper = HelperProcess(prefix_of(cloud_id), helper_socket(place), uid=user.uid, guests=guests)
         self._guests = guests
         self._elsewhere = guests if settings.libvirt.instances_path else None
+        self._checked = False  # an existing libvirt
         self.groups: list[int] = []  # more groups of the service user, to use libvirt's socket
 
     def start(self) -> None:
         """Start the helper and libvirtd unless they run."""
-        if self.running is not None and not self.groups:
+        if self.running is not None and not self._checked:
             self.running.check()
+            self._checked = True
             self.groups = self.running.groups()
             self._make_folder()
         if not self.helper.running():

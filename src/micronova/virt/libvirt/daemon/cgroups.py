@@ -8,6 +8,7 @@ let root make one, guests have none.
 import contextlib
 import hashlib
 import os
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,17 @@ CONTROLLERS: Final = ("cpu", "cpuacct", "memory", "devices")
 NEEDED: Final = frozenset({"cpu", "memory"})
 REMOVE_TIMEOUT: Final = 5.0
 _ROOT: Final = "/sys/fs/cgroup"
+
+# Join control groups: the files to write to, "--", and the command line to continue with.
+_JOIN: Final = """
+set -eu
+while [ "$1" != -- ]; do
+    echo $$ >"$1"
+    shift
+done
+shift
+exec "$@"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +77,18 @@ class DaemonGroup:
         return bool(groups) and all(path.is_dir() for _, path in groups)
 
     def make(self) -> None:
-        """Make the group, if the machine has control groups and lets root make one."""
+        """Make the group, if the machine has control groups and lets root make and join one."""
         try:
             for _, path in self._groups():
                 path.mkdir(exist_ok=True)
-        except OSError:  # in a container, for example
+            subprocess.run([*self.join(), "true"], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):  # in a container, for example
             self.remove()
 
-    @property
-    def members(self) -> list[str]:
-        """The files into which a process writes its id in order to join the group."""
-        return [str(path / "cgroup.procs") for _, path in self._groups()]
+    def join(self) -> list[str]:
+        """Return the start of a command line that joins the group, in a namespace in which it is the root."""
+        members = [str(path / "cgroup.procs") for _, path in self._groups()]
+        return ["sh", "-c", _JOIN, "join", *members, "--", "unshare", "--cgroup", "--"]
 
     @property
     def mounts(self) -> list[tuple[str, str, str]]:

@@ -58,17 +58,6 @@ _SECURITY = (("selinuxfs", "rw", "/sys/fs/selinux"), ("securityfs", "rw", "/sys/
 """By these libvirt finds SELinux and AppArmor, and separates guests by them. A new /sys does not have them."""
 _SHADOWED = ("/etc/libvirt", "/var/lib/libvirt", "/var/log/libvirt", "/var/cache/libvirt")
 
-# Join control groups: the files to write to, "--", and the command line to continue with.
-_JOIN = """
-set -eu
-while [ "$1" != -- ]; do
-    echo $$ >"$1"
-    shift
-done
-shift
-exec "$@"
-"""
-
 # The working directory is the daemon's directory. $1: "fresh" if /sys must show another network namespace; $2: "hide"
 # if /dev/kvm does not work; then type, options and place of each further mount; "--"; the daemon's command line.
 _ENTER = """
@@ -279,8 +268,8 @@ class PrivateLibvirtd:
         if path is None:
             raise LibvirtMissing(f"{daemon} is missing: install {PROGRAMS[daemon]}.")
         in_group = daemon == "libvirtd" and self.has_cgroups
-        command = ["sh", "-c", _JOIN, daemon, *(self._group.members if in_group else ()), "--"]
-        command += ["unshare", "--mount", "--propagation", "private", *(["--cgroup"] if in_group else ()), "--"]
+        command = self._group.join() if in_group else []
+        command += ["unshare", "--mount", "--propagation", "private", "--"]
         command += ["sh", "-c", _ENTER, daemon]
         command += ["fresh" if self._namespace else "same", "show" if self._kvm else "hide"]
         security = [mount for mount in _SECURITY if self._namespace and os.path.ismount(mount[2])]

@@ -75,7 +75,7 @@ def limit_memory(domain: Domain, megabytes: int | None) -> bool:
     try:
         domain.setMemoryParameters({library.VIR_DOMAIN_MEMORY_HARD_LIMIT: limit}, library.VIR_DOMAIN_AFFECT_LIVE)
     except Exception as error:
-        if not has_code(error, "VIR_ERR_OPERATION_INVALID"):
+        if not has_code(error, "VIR_ERR_OPERATION_INVALID", "VIR_ERR_NO_SUPPORT"):
             raise
         return False
     return True
