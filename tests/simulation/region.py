@@ -14,6 +14,8 @@ import msgspec
 from micronova.cli.names import COMPUTE_ROLES
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import load
+from micronova.db.clock import DatabaseClock
+from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
 from micronova.rpc.bus import Bus, connect
 from tests.simulation.faults import FaultPlan, FaultyBus, FaultyDatabase, Outages, ProcessRun, with_faults
@@ -38,8 +40,7 @@ ROLES = {
     "compute-2": "compute",
 }
 HOSTS_PER_PROCESS = 2
-# In either direction. The bus compares the deadlines of calls across machines, so more would break the shortest calls.
-MAX_SKEW = 0.9  # seconds by which a clock is wrong
+SKEWS = (-30.0, 30.0)  # seconds by which the clocks of the processes are wrong, in turn
 ATTEMPTS = 30  # of a build; hosts stand still often, and a build that runs out of hosts ends in ERROR
 
 
@@ -61,9 +62,19 @@ class ProcessClock:
 
 
 class _RoleProcess(SimulatedProcess):
-    """A process with one role, which reaches the others over a bus in this event loop."""
+    """A process with one role, which reaches the others over a bus in this event loop.
+
+    As on PostgreSQL, a process with the database uses the clock of the database server, which is right.
+    """
 
     local_bus: Bus
+    right_clock: VirtualClock
+
+    async def open_database(self, name: str) -> Database:
+        database = await super().open_database(name)
+        self.clock = self._database_clock = DatabaseClock(self.clock, database, lambda conn: self.right_clock.now())
+        await self._database_clock.start()
+        return database
 
     async def connect_bus(self) -> Bus:
         self.local_bus = connect("local://region", clock=self.clock, random=self.random, name=self.host, grace=0.0)
@@ -139,6 +150,7 @@ class Node:
             name: FaultyDatabase(each, process_run, region.fault_plan, region.outages)
             for name, each in region.databases.items()
         }
+        process.right_clock = region.clock
         self.process = process
         await process.start()
         for driver in drivers_of(process):
@@ -183,8 +195,8 @@ class SimulatedRegion(SimulatedCloud):
         self.random = random
         self.outages = Outages()
         self.nodes = {
-            name: Node(self, name, fresh(template, directory / name), random.uniform(-MAX_SKEW, MAX_SKEW))
-            for name in ROLES
+            name: Node(self, name, fresh(template, directory / name), SKEWS[number % len(SKEWS)])
+            for number, name in enumerate(ROLES)
         }
 
     async def begin(self) -> None:

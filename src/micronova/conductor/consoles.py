@@ -46,7 +46,7 @@ class Consoles:
             host=row["host"],
             protocol=row["protocol"],
             endpoint=endpoint,
-            expires_at=row["expires_at"] / 1e6,
+            lifetime=row["expires_at"] / 1e6 - self._clock.now(),
         )
 
     async def check_console(self, context: Context, params: ConsoleCheck) -> ConsoleCheckReply:

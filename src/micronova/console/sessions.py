@@ -79,10 +79,11 @@ class Sessions:
     async def watch(self, session: Session) -> str:
         """Wait until a session must not continue; return the reason."""
         grant = session.grant
+        expires_at = self._clock.monotonic() + grant.lifetime
         while True:
             pause = CHECK_INTERVAL
             if self._enforce_timeout:
-                left = grant.expires_at - self._clock.now()
+                left = expires_at - self._clock.monotonic()
                 if left <= 0:
                     return "This console link has expired: ask for a new one."
                 pause = min(pause, left)

@@ -7,6 +7,7 @@ how far it is from a clock of this machine that never jumps. A measurement is as
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
@@ -29,9 +30,11 @@ def _now(conn: sa.Connection) -> float:
 class DatabaseClock:
     """A clock that tells the time of a PostgreSQL server; `start` measures it for the first time."""
 
-    def __init__(self, inner: Clock, database: Database) -> None:
+    def __init__(self, inner: Clock, database: Database, read_now: Callable[[sa.Connection], float] = _now) -> None:
+        """`read_now` asks the database for its time: another one is for the simulation."""
         self._inner = inner
         self._database = database
+        self._read_now = read_now
         self._offset = inner.now() - inner.monotonic()
         self._bound = float("inf")  # by how much the offset may be wrong
         self._task: asyncio.Task[None] | None = None
@@ -64,7 +67,7 @@ class DatabaseClock:
     async def measure(self) -> None:
         """Measure once; the result counts if it is more exact than the last one, or shows that it is wrong."""
         begin = self._inner.monotonic()
-        told = await self._database.read(_now)
+        told = await self._database.read(self._read_now)
         end = self._inner.monotonic()
         offset, bound = told - (begin + end) / 2, (end - begin) / 2
         change = abs(offset - self._offset)

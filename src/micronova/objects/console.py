@@ -32,7 +32,7 @@ class ConsoleGrant(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     protocol: ConsoleProtocol
     endpoint: ConsoleEndpoint
-    expires_at: float  # seconds since 1970 (UTC); later connections are refused
+    lifetime: float  # seconds from now, because the clock of a proxy may be wrong
 
 
 def at_registered_relay(answer: ConsoleEndpoint, host: str, address: str) -> ConsoleEndpoint:

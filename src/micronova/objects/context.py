@@ -13,7 +13,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_admin: bool = False
     traceparent: str = ""
     deadline: float = 0.0
-    """Wall-clock time after which the caller no longer waits for the reply; 0: none. Casts have none."""
+    """Monotonic time of this process after which the caller no longer waits; 0: none. Messages do not carry it."""
     sender: str = ""
     """The sender of the message as verified by the transport, which overwrites what the sender writes here."""
 

@@ -36,7 +36,7 @@ from micronova.rpc.errors import (
     from_body,
 )
 
-NO_DEADLINE = 0.0
+NO_LIMIT = 0.0
 log = logging.getLogger(__name__)
 
 PENDING_CALLS_LIMIT = 10_000
@@ -75,14 +75,14 @@ class BaseBus(abc.ABC):
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message and return once it is queued."""
         message_id = self._next_id()
-        body = self._encode(message_id, CAST, method, params, context, NO_DEADLINE)
+        body = self._encode(message_id, CAST, method, params, context, NO_LIMIT)
         await self._send(queue_name(target.topic, method.interface.namespace, target.host), body, message_id)
         self._counters.sent[CAST, method.label] += 1
 
     async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message to every server of a topic."""
         message_id = self._next_id()
-        body = self._encode(message_id, FANOUT, method, params, context, NO_DEADLINE)
+        body = self._encode(message_id, FANOUT, method, params, context, NO_LIMIT)
         await self._send_to_all(queue_name(topic, method.interface.namespace), body, message_id)
         self._counters.sent[FANOUT, method.label] += 1
 
@@ -98,12 +98,11 @@ class BaseBus(abc.ABC):
         """Send a message and return its answer."""
         if len(self._calls) >= PENDING_CALLS_LIMIT:
             raise BusUnavailable(f"{PENDING_CALLS_LIMIT} calls of this process wait for their answers already")
-        now = self._clock.now()
-        left = min(timeout, context.deadline - now) if context.deadline else timeout
+        left = min(timeout, context.deadline - self._clock.monotonic()) if context.deadline else timeout
         if left <= 0:
             raise CallTimeout(f"the deadline passed before {method.label} was called")
         call_id = self._next_id()
-        body = self._encode(call_id, CALL, method, params, context, now + left)
+        body = self._encode(call_id, CALL, method, params, context, left)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         timer = self._deadlines.after(left, partial(self._time_out, call_id, method.label, target))
@@ -153,7 +152,7 @@ class BaseBus(abc.ABC):
         method: Method[P, Any],
         params: P,
         context: Context,
-        deadline: float,
+        left: float,
     ) -> bytes:
         interface = method.interface
         if interface.topic in self._pins and not self.can_send_version(interface, method.since):
@@ -161,8 +160,8 @@ class BaseBus(abc.ABC):
                 f"{method.label} needs contract {method.since}, "
                 f"but this side is pinned to {self._pins[interface.topic]}"
             )
-        if context.deadline != deadline:
-            context = msgspec.structs.replace(context, deadline=deadline)
+        if context.deadline:  # a time of this process's clock, which says nothing to the receiver
+            context = msgspec.structs.replace(context, deadline=0.0)
         return encode(
             OutgoingRequest(
                 message_id,
@@ -172,6 +171,7 @@ class BaseBus(abc.ABC):
                 method.since,
                 context,
                 params,
+                left,
             )
         )
 

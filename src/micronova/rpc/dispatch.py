@@ -74,7 +74,7 @@ class Dispatcher:
         counters: Counters,
     ) -> None:
         self.interface = interface
-        self._clock = clock
+        self.clock = clock
         self._deadlines = deadlines
         self._counters = counters
         self._compatible_versions: set[str] = set()
@@ -85,25 +85,29 @@ class Dispatcher:
                 raise TypeError(f"{type(handler).__name__} has no coroutine {name}, which {interface!r} declares")
             self._handlers[name] = (method, function)
 
-    async def run(self, body: bytes, sender: str) -> Outcome:
-        """Handle one message; raise CancelledError only if the server is being stopped."""
+    async def run(self, body: bytes, sender: str, received_at: float) -> Outcome:
+        """Handle one message; raise CancelledError only if the server is being stopped.
+
+        `received_at` is the monotonic time at which this process got the message: from then on a call's time is
+        counted here. Before, the transport limits how long the message may wait.
+        """
         try:
             request = decode_request(body)
         except msgspec.DecodeError as error:
             log.error("a message from %s cannot be decoded and becomes a dead letter: %s", sender, error)
             return Outcome(dead_letter=f"cannot be decoded: {error}")
-        context = msgspec.structs.replace(request.context, sender=sender)
+        context = msgspec.structs.replace(request.context, sender=sender, deadline=0.0)
         request_id.set(context.request_id)
         timer = None
         try:
-            if request.kind == CALL and context.deadline:
-                left = context.deadline - self._clock.now()
+            if request.kind == CALL and request.left:
+                deadline = received_at + request.left
+                left = deadline - self.clock.monotonic()
                 if left <= 0:
                     return self._expired(
-                        request,
-                        f"from {sender or 'this process'} arrived {-left:.1f} s after its deadline and was dropped; "
-                        "if calls of this sender are always late, compare the clocks of both machines",
+                        request, f"from {sender or 'this process'} waited for a handler longer than its caller waits"
                     )
+                context = msgspec.structs.replace(context, deadline=deadline)
                 task = asyncio.current_task()
                 assert task is not None
                 timer = self._deadlines.after(left, task.cancel)

@@ -25,6 +25,8 @@ class Request(msgspec.Struct, omit_defaults=True):
     version: str = "1.0"
     context: Context = Context()
     payload: msgspec.Raw = msgspec.Raw()
+    left: float = 0.0
+    """Seconds for which the caller of a call waits, from sending on; 0: no limit. The clocks of machines differ."""
 
 
 class OutgoingRequest(msgspec.Struct, omit_defaults=True):
@@ -37,6 +39,7 @@ class OutgoingRequest(msgspec.Struct, omit_defaults=True):
     version: str
     context: Context
     payload: Any
+    left: float = 0.0
 
 
 class Reply(msgspec.Struct, omit_defaults=True):

@@ -95,7 +95,7 @@ class Exchange:
 class LocalDelivery:
     """A message with the queue it came from and the callback that takes its reply."""
 
-    __slots__ = ("_answer", "_exchange", "_queue", "body", "sender")
+    __slots__ = ("_answer", "_exchange", "_queue", "body", "received_at", "sender")
 
     def __init__(
         self,
@@ -103,12 +103,14 @@ class LocalDelivery:
         queue: Queue,
         body: bytes,
         sender: str,
+        received_at: float,
         answer: Callable[[bytes], None] | None,
     ) -> None:
         self._exchange = exchange
         self._queue = queue
         self.body = body
         self.sender = sender
+        self.received_at = received_at
         self._answer = answer
 
     async def settle(self, outcome: Outcome) -> None:
@@ -247,7 +249,7 @@ class LocalBus(BaseBus):
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
         work = exchange.queue(queue)
-        work.put(LocalDelivery(exchange, work, body, self.name, None))
+        work.put(LocalDelivery(exchange, work, body, self.name, self._clock.monotonic(), None))
         if len(work.waiting) >= YIELD_AT:
             await asyncio.sleep(0)  # lets the servers run while a task sends in a loop
 
@@ -256,13 +258,13 @@ class LocalBus(BaseBus):
         work = exchange.queues.get(queue)
         if work is None:
             raise BusUnavailable(f"no server has declared the queue {queue}")
-        work.put(LocalDelivery(exchange, work, body, self.name, self._receive_reply))
+        work.put(LocalDelivery(exchange, work, body, self.name, self._clock.monotonic(), self._receive_reply))
 
     async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
         exchange = self._started()
         for queue in exchange.fanouts.get(topic_queue, ()):
             try:
-                queue.put(LocalDelivery(exchange, queue, body, self.name, None))
+                queue.put(LocalDelivery(exchange, queue, body, self.name, self._clock.monotonic(), None))
             except BusUnavailable:
                 log.warning("a fan-out to %s was dropped: a server's queue is full", topic_queue)
 

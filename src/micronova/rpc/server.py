@@ -16,6 +16,8 @@ class Delivery(Protocol):
 
     body: bytes
     sender: str
+    received_at: float
+    """When this process got the message, by its monotonic clock."""
 
     async def settle(self, outcome: Outcome, /) -> None:
         """Acknowledge the message or make it a dead letter, and send the reply."""
@@ -76,7 +78,7 @@ class Server(abc.ABC):
         task = asyncio.current_task()
         assert task is not None
         try:
-            await delivery.settle(await self._dispatcher.run(delivery.body, delivery.sender))
+            await delivery.settle(await self._dispatcher.run(delivery.body, delivery.sender, delivery.received_at))
         except asyncio.CancelledError:
             delivery.give_back()
         finally:

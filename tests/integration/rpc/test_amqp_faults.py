@@ -16,7 +16,7 @@ from micronova.rpc.amqp.connection import Connection
 from micronova.rpc.amqp.permissions import for_host
 from micronova.rpc.amqp.session import DEAD_QUEUE, DELIVERY_LIMIT, PREFIX
 from micronova.rpc.amqp.url import parse
-from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.errors import BusUnavailable, CallTimeout
 from tests.services.rabbitmq import RabbitMQ
 from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI, api, soon  # noqa: F401
 
@@ -131,6 +131,25 @@ async def test_a_deleted_queue_is_made_again(amqp_url: str, api: SampleAPI) -> N
         await soon(lost.closed)  # the broker cancels the consumer, and the bus reconnects
         await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         assert (await handler.next_job()).number == 1
+
+
+async def test_a_call_that_nobody_takes_expires_in_its_queue(amqp_url: str, api: SampleAPI) -> None:
+    """While no conductor runs, heartbeats of hosts do not pile up; nor are they dead letters."""
+    async with amqp_bus(amqp_url) as bus:
+        server = await bus.serve(api.interface, Handler())
+        await server.stop()
+        assert bus._session is not None
+        for number in range(3):
+            with pytest.raises(CallTimeout):
+                await bus.call(api.target(), api.ask, Job(number), context=CONTEXT, timeout=0.2)
+        async with asyncio.timeout(20):
+            while await bus._session.depth(PREFIX + api.topic):
+                await asyncio.sleep(0.01)
+        await bus.cast(api.target(), api.work, Job(4), context=CONTEXT)  # what is no call does not expire
+        handler = Handler()
+        await bus.serve(api.interface, handler)
+        assert (await handler.next_job()).number == 4
+        assert (await bus.probe()).broker.dead_letters == 0
 
 
 async def raw(url: str) -> Connection:

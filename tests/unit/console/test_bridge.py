@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from micronova.conductor.rpcapi import ConsoleAuthAPI
@@ -14,9 +15,7 @@ from micronova.objects.clock import SystemClock
 from micronova.objects.console import ConsoleEndpoint, ConsoleGrant
 from micronova.rpc.bus import connect
 
-GRANT = ConsoleGrant(
-    instance_uuid="u", name="n", host="h", protocol="serial", endpoint=ConsoleEndpoint(), expires_at=0.0
-)
+GRANT = ConsoleGrant(instance_uuid="u", name="n", host="h", protocol="serial", endpoint=ConsoleEndpoint(), lifetime=0.0)
 
 
 class Browser:
@@ -51,6 +50,13 @@ class Guest:
         self.writer.close()
         self.end.close()
         self._server.close()
+
+
+class WrongClock(SystemClock):
+    """The clock of a proxy's machine that is half a minute ahead of the database."""
+
+    def now(self) -> float:
+        return super().now() + 30.0
 
 
 @pytest.fixture
@@ -88,3 +94,16 @@ async def test_a_guest_that_hangs_up_is_told(sessions: Sessions) -> None:
         await carry(sessions, Session(GRANT), browser.typed.get, browser.send, guest.reader, guest.writer)
     assert browser.shown[0] == {"type": "websocket.send", "bytes": b"bye"}
     assert "closed its console" in browser.shown[1]["reason"]
+
+
+async def test_a_session_lasts_as_long_as_granted_if_the_clock_is_wrong() -> None:
+    clock = WrongClock()
+    bus = connect("local://bridge", clock=clock, random=random.Random(1), name="test")
+    await bus.start()
+    sessions = Sessions(ConsoleAuthAPI(bus), clock, enforce_timeout=True)
+    lasts = msgspec.structs.replace(GRANT, lifetime=600.0)
+    watch = asyncio.create_task(sessions.watch(Session(lasts)))
+    assert "has expired" in await sessions.watch(Session(GRANT))
+    assert not watch.done()
+    watch.cancel()
+    await bus.stop()

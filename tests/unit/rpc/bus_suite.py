@@ -5,7 +5,6 @@ A module that imports them gives the fixtures `bus_url` and `sender` (whom recei
 
 import asyncio
 import random
-import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
@@ -314,13 +313,10 @@ async def test_a_call_times_out_and_its_handler_is_cancelled(make_bus: MakeBus, 
     assert server_bus.stats().expired == {api.ask.label: 1}
 
 
-async def test_a_call_that_arrives_too_late_is_not_run(
-    make_bus: MakeBus, bus: Bus, api: SampleAPI, sender: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_call_that_waits_too_long_is_not_run(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
     gate = Gate()
     handler = Handler(gate)
-    server_bus = await make_bus()
-    await server_bus.serve(api.interface, handler, prefetch=1)
+    await (await make_bus()).serve(api.interface, handler, prefetch=1)
     await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
     assert (await handler.next_job()).number == 1
     with pytest.raises(CallTimeout):
@@ -328,9 +324,41 @@ async def test_a_call_that_arrives_too_late_is_not_run(
     gate.open.set()
     await bus.call(api.target(), api.ask, Job(3), context=CONTEXT, timeout=20)
     assert (await handler.next_job()).number == 3
-    assert server_bus.stats().expired == {api.ask.label: 1}
-    late = rf"{re.escape(api.ask.label)} from {sender} arrived \d+\.\d s after its deadline .* compare the clocks"
-    assert re.search(late, caplog.text)
+    assert handler.seen.empty()
+    assert (await bus.probe()).broker.dead_letters == 0, "nobody looks for a call that its caller gave up"
+
+
+class WrongClock(SystemClock):
+    """The clock of a machine that was set wrong."""
+
+    def __init__(self, wrong: float) -> None:
+        self._wrong = wrong
+
+    def now(self) -> float:
+        return super().now() + self._wrong
+
+
+@pytest.mark.parametrize("wrong", [-30.0, 30.0])
+async def test_clocks_of_caller_and_server_may_differ(bus_url: str, bus: Bus, api: SampleAPI, wrong: float) -> None:
+    """Within the call, what it calls in turn has the time that is left, by whatever clock."""
+    other = connect(bus_url, clock=WrongClock(wrong), random=random.Random(), name="tests", grace=5.0)
+    inner = SampleAPI(f"{api.topic}-inner")
+    gate = Gate()
+
+    async def pass_on(context: Context, job: Job) -> Any:
+        return await other.call(inner.target(), inner.ask, job, context=context, timeout=600)
+
+    await other.start()
+    try:
+        await other.serve(api.interface, Handler(pass_on))
+        await bus.serve(inner.interface, Handler(gate))
+        with pytest.raises(CallTimeout):
+            await bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=1.0)
+        await soon(gate.cancelled.wait())
+        gate.open.set()
+        assert await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=5.0) == Job(2)
+    finally:
+        await soon(other.stop())
 
 
 async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus, bus: Bus, api: SampleAPI) -> None:
@@ -345,11 +373,12 @@ async def test_a_deadline_covers_the_calls_made_on_its_behalf(make_bus: MakeBus,
 
     await inner_bus.serve(api.interface, Handler(pass_on))
     await bus.call(api.target(), api.ask, Job(0), context=CONTEXT, timeout=20)
-    assert deadlines[1] == pytest.approx(deadlines[0], abs=0.001)
+    # The way of the message comes on top, because no clock of one machine can measure it.
+    assert deadlines[0] - 0.001 <= deadlines[1] < deadlines[0] + 20
 
 
 async def test_no_call_is_made_when_its_deadline_has_passed(bus: Bus, api: SampleAPI) -> None:
-    context = msgspec.structs.replace(CONTEXT, deadline=SystemClock().now() - 1)
+    context = msgspec.structs.replace(CONTEXT, deadline=SystemClock().monotonic() - 1)
     with pytest.raises(CallTimeout):
         await bus.call(api.target(), api.ask, Job(), context=context, timeout=20)
     assert bus.stats().sent == {}

@@ -7,9 +7,9 @@ import pytest
 from micronova.objects.clock import SystemClock
 from micronova.rpc import local
 from micronova.rpc.bus import Bus, connect
-from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.errors import BusUnavailable, CallTimeout
 from tests.unit.rpc.bus_suite import *
-from tests.unit.rpc.bus_suite import CONTEXT, Handler, Job, SampleAPI
+from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI
 
 
 @pytest.fixture
@@ -49,3 +49,19 @@ async def test_a_busy_sender_does_not_drown_its_servers(bus: Bus, api: SampleAPI
         await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
     await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=20)
     assert handler.seen.qsize() == local.QUEUE_LIMIT + 1_001
+
+
+async def test_a_call_that_waited_too_long_is_logged(
+    bus: Bus, api: SampleAPI, sender: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    handler = Handler(gate)
+    await bus.serve(api.interface, handler, prefetch=1)
+    await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    await handler.next_job()
+    with pytest.raises(CallTimeout):
+        await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=0.1)
+    gate.open.set()
+    await bus.call(api.target(), api.ask, Job(3), context=CONTEXT, timeout=20)
+    assert bus.stats().expired == {api.ask.label: 1}
+    assert f"{api.ask.label} from {sender} waited for a handler longer than its caller waits" in caplog.text

@@ -192,7 +192,13 @@ class AmqpBus(BaseBus):
                 if not session.unconfirmed.can_publish:
                     await self._wait_to_publish(session, session.unconfirmed, give_up)
                 session.unconfirmed.publish(
-                    "", PREFIX + queue, body, message_id=call_id, reply_to=session.reply_to, mandatory=True
+                    "",
+                    PREFIX + queue,
+                    body,
+                    message_id=call_id,
+                    reply_to=session.reply_to,
+                    mandatory=True,
+                    expires=left,
                 )
             except ChannelClosed as error:
                 raise BusUnavailable(f"the broker refused a call to {queue}: {error}") from error

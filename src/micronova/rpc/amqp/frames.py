@@ -78,6 +78,7 @@ def header_frame(
     message_id: bytes,
     user_id: bytes,
     content_type: bytes = b"",
+    expiration: bytes = b"",
 ) -> bytes:
     """Return a content header; strings are encoded by shortstr, or empty. Content with a type is text in UTF-8."""
     flags = _DELIVERY_MODE | _USER_ID
@@ -87,9 +88,11 @@ def header_frame(
         middle = content_type + _UTF8 + middle
     if reply_to:
         flags |= _REPLY_TO
+    if expiration:
+        flags |= _EXPIRATION
     if message_id:
         flags |= _MESSAGE_ID
-    properties = middle + reply_to + message_id + user_id
+    properties = middle + reply_to + expiration + message_id + user_id
     return _header.pack(HEADER, channel, 14 + len(properties), 60, 0, size, flags) + properties + END_BYTE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from micronova.rpc.amqp.session import HOST_TOPIC, PREFIX, REPLY_PREFIX
+from micronova.rpc.amqp.session import DEAD_EXCHANGE, HOST_TOPIC, PREFIX, REPLY_PREFIX
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ def for_host(user: str, host: str, topic: str = HOST_TOPIC) -> Permissions:
     own = rf"{topic_queue}\.{re.escape(host)}|{replies}\..+|{fanouts}\..+"
     return Permissions(
         configure=f"^({own})$",
-        write=rf"^(amq\.default|{own})$",
+        # The broker asks for this right of who declares a queue whose dead letters go to the exchange.
+        write=rf"^(amq\.default|{re.escape(DEAD_EXCHANGE)}|{own})$",
         read=rf"^({topic_queue}\.fanout|{own})$",
     )

@@ -22,14 +22,15 @@ SendReply = Callable[[str, bytes], Awaitable[None]]
 class AmqpDelivery:
     """A message that a server has received and not acknowledged yet."""
 
-    __slots__ = ("_received", "_send_reply", "_settled", "body", "sender")
+    __slots__ = ("_received", "_send_reply", "_settled", "body", "received_at", "sender")
 
-    def __init__(self, received: Received, send_reply: SendReply) -> None:
+    def __init__(self, received: Received, send_reply: SendReply, received_at: float) -> None:
         self._received = received
         self._send_reply = send_reply
         self._settled = False
         self.body = received.body
         self.sender = received.properties.user_id
+        self.received_at = received_at
 
     async def settle(self, outcome: Outcome) -> None:
         """Acknowledge or reject, then reply; on a lost connection the broker delivers the message again."""
@@ -102,7 +103,7 @@ class AmqpServer(Server):
             self._session, self._channel = session, channel
 
     def _on_message(self, received: Received) -> None:
-        delivery = AmqpDelivery(received, self._send_reply)
+        delivery = AmqpDelivery(received, self._send_reply, self._dispatcher.clock.monotonic())
         if self._stopping:
             delivery.give_back()
         elif self.can_take:

@@ -24,10 +24,13 @@ from micronova.rpc.amqp.url import BrokerUrl
 
 PREFIX = "micronova."
 DEAD_QUEUE = "micronova.dead"
+DEAD_EXCHANGE = "micronova.dead"
 REPLY_PREFIX = "micronova.reply."
 HOST_TOPIC = "compute"
 DELIVERY_LIMIT = 5
 DEAD_LETTERS_KEPT = 100_000
+KEPT_AFTER = ("rejected", "delivery_limit")
+"""Why a message becomes a dead letter. One that has expired does not: nobody waits for the answer to that call."""
 NOT_FOUND = 404
 ACCESS_REFUSED = 403
 
@@ -35,8 +38,7 @@ WORK_QUEUE_ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "quorum",
     # A message that was delivered this often and never acknowledged, because each consumer died, is a dead letter.
     "x-delivery-limit": DELIVERY_LIMIT,
-    "x-dead-letter-exchange": "",
-    "x-dead-letter-routing-key": DEAD_QUEUE,
+    "x-dead-letter-exchange": DEAD_EXCHANGE,
 }
 DEAD_QUEUE_ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": DEAD_LETTERS_KEPT}
 
@@ -89,7 +91,7 @@ class Session:
             # Rare (a right was withdrawn, a queue deleted), so not repaired in place: reconnect and declare all again.
             session.confirmed.on_lost = session.unconfirmed.on_lost = session.abort
             await session._consume_replies(f"{REPLY_PREFIX}{url.user}.{token}", on_reply)
-            await session._unless_refused(session._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS))
+            await session._unless_refused(session._ensure_dead_letters())
             await session._unless_refused(session.ensure_fanout(HOST_TOPIC))
         except BaseException:
             session.abort()
@@ -164,6 +166,17 @@ class Session:
             commands.Queue.Declare(queue=queue, passive=True),
             commands.Queue.Declare(queue=queue, durable=True, arguments=arguments),
         )
+
+    async def _ensure_dead_letters(self) -> None:
+        """Declare the queue of dead letters, and the exchange that routes messages there by why they died."""
+        await self._ensure_queue(DEAD_QUEUE, DEAD_QUEUE_ARGUMENTS)
+        await self._ensure(
+            commands.Exchange.Declare(exchange=DEAD_EXCHANGE, passive=True),
+            commands.Exchange.Declare(exchange=DEAD_EXCHANGE, exchange_type="headers", durable=True),
+        )
+        for reason in KEPT_AFTER:
+            of_reason = {"x-match": "all-with-x", "x-first-death-reason": reason}
+            await self._request(commands.Queue.Bind(queue=DEAD_QUEUE, exchange=DEAD_EXCHANGE, arguments=of_reason))
 
     async def _ensure(self, look_up: Frame, declare: Frame) -> None:
         """Look it up first: a host's broker user may use, but not declare, what belongs to others."""
