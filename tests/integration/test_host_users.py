@@ -137,7 +137,9 @@ async def test_events_of_guests_of_other_hosts(cloud: OneProcess, users: list[Vo
     assert (await user.show(server["id"]))["status"] == "ACTIVE"
 
 
-async def test_where_every_host_must_have_a_user(tmp_path: Path, amqp_url: str, users: list[Voice]) -> None:
+async def test_where_every_host_must_have_a_user(
+    tmp_path: Path, amqp_url: str, users: list[Voice], caplog: pytest.LogCaptureFixture
+) -> None:
     honest, wicked, common = users
     await _register(tmp_path, honest.name)
     settings = load(
@@ -145,6 +147,7 @@ async def test_where_every_host_must_have_a_user(tmp_path: Path, amqp_url: str, 
     )
     process = Process(settings, ["conductor"], StateDirectory(tmp_path))
     await process.start()
+    assert "default.control_users is empty: every user of the broker may give orders" in caplog.text
     try:
         async with heard(users):
             await honest.beats_for(honest.name)

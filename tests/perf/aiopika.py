@@ -44,7 +44,7 @@ class AioPikaBus(BaseBus):
         )
 
         async def handle(message: AbstractIncomingMessage) -> None:
-            outcome = await dispatcher.run(message.body, message.user_id or "")
+            outcome = await dispatcher.run(message.body, message.user_id or "", self._clock.monotonic())
             if outcome.reply is not None and message.reply_to:
                 await channel.default_exchange.publish(aio_pika.Message(outcome.reply), message.reply_to)
             await message.ack()
@@ -63,7 +63,7 @@ class AioPikaBus(BaseBus):
         raise NotImplementedError("the benchmark sends no fan-outs")
 
     async def _on_reply(self, message: AbstractIncomingMessage) -> None:
-        self._receive_reply(message.body)
+        self._receive_reply(message.body, message.user_id or "")
 
     def _broker_state(self) -> BrokerState:
         return BrokerState()

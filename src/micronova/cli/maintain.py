@@ -188,7 +188,7 @@ def check(directory: Path | None, config: Path | None) -> int:
 
 async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[Verdict], None]) -> None:
     from micronova.cli.names import COMPUTE_ROLES
-    from micronova.cli.wiring import Process
+    from micronova.cli.wiring import NO_CONTROL_USERS, Process
 
     process = Process(settings, COMPUTE_ROLES, place)
     if place.has_keys():
@@ -201,6 +201,7 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
                 say(await _check_database(process, name, migrations))
         if settings.default.transport_url != "local://":
             say(await _check_bus(process))
+            say(Verdict("control users", None if settings.default.control_users else NO_CONTROL_USERS))
         identity = settings.identity
         if identity.auth_url and not identity.password and not place.has_keys():
             say(Verdict("service identity", f"the user {identity.username} has no password: set identity.password"))

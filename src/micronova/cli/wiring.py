@@ -33,6 +33,11 @@ from micronova.rpc.guard import GuardedBus
 
 log = logging.getLogger(__name__)
 
+NO_CONTROL_USERS = (
+    "default.control_users is empty: every user of the broker may give orders to hosts and answer for any service. "
+    "Name the broker user of the control services there, also on hosts."
+)
+
 
 class Role(Protocol):
     """A part of the cloud that can be started and stopped."""
@@ -230,12 +235,21 @@ class Process:
             )
         if url == "local://":
             url = f"local://{self.keys.cloud_id}"
-        bus = connect(url, clock=self.clock, random=self.random, pins=pins, name=f"{self.host}:{os.getpid()}")
+        users = frozenset(self.settings.default.control_users)
+        if not users and not url.startswith("local:"):
+            log.warning("%s", NO_CONTROL_USERS)
+        bus = connect(
+            url,
+            clock=self.clock,
+            random=self.random,
+            pins=pins,
+            name=f"{self.host}:{os.getpid()}",
+            control_users=users,
+        )
         try:
             await bus.start()
         except MicronovaError as error:
             raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
-        users = frozenset(self.settings.default.control_users)
         if users and not url.startswith("local:"):
             bus = GuardedBus(bus, users)
         return self.telemetry.bus(self._wrap_bus(bus) if self._wrap_bus is not None else bus)

@@ -71,8 +71,8 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     control_users: Annotated[
         tuple[str, ...],
         _doc(
-            "Broker users that may give orders; the users of compute hosts may only report. "
-            "Empty: messages of all users are accepted."
+            "Broker users that may give orders and answer for services; the users of compute hosts may only report and "
+            "answer for themselves. Empty: messages of all users are accepted, and every start logs a warning."
         ),
     ] = ()
     control_exchange: Annotated[

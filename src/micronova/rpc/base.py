@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,14 @@ def fail(future: asyncio.Future[Any], error: Exception) -> None:
         future.set_exception(error)
 
 
+class PendingCall(NamedTuple):
+    """A call that waits for its answer."""
+
+    answer: asyncio.Future[Reply]
+    host: str | None
+    """The host that was asked, which may answer beside the control users."""
+
+
 class BaseBus(abc.ABC):
     """Sends messages and matches replies to calls; a subclass, the transport, moves the bytes."""
 
@@ -60,7 +68,9 @@ class BaseBus(abc.ABC):
         pins: Mapping[str, str] | None,
         name: str,
         grace: float,
+        control_users: frozenset[str] = frozenset(),
     ) -> None:
+        """Answers are accepted of the control users and of the host that was asked; without control users, of all."""
         self.name = name
         self._clock = clock
         self._random = random
@@ -70,7 +80,8 @@ class BaseBus(abc.ABC):
         self._grace = grace
         self._deadlines = Deadlines(clock)
         self._counters = Counters()
-        self._calls: dict[str, asyncio.Future[Reply]] = {}
+        self._control_users = control_users
+        self._calls: dict[str, PendingCall] = {}
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message and return once it is queued."""
@@ -104,7 +115,7 @@ class BaseBus(abc.ABC):
         call_id = self._next_id()
         body = self._encode(call_id, CALL, method, params, context, left)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = answer
+        self._calls[call_id] = PendingCall(answer, target.host)
         timer = self._deadlines.after(left, partial(self._time_out, call_id, method.label, target))
         try:
             await self._send_call(
@@ -179,15 +190,22 @@ class BaseBus(abc.ABC):
         # Random, because whoever receives one call could otherwise forge the answers to the next ones.
         return f"{self._random.getrandbits(128):032x}"
 
-    def _receive_reply(self, body: bytes) -> None:
+    def _receive_reply(self, body: bytes, sender: str) -> None:
+        """Give an answer to its caller; the transport has verified the sender."""
         try:
             reply = decode_reply(body)
         except msgspec.DecodeError as error:  # any host may write to a queue of replies
             log.warning("a message in the queue of replies cannot be read and is dropped: %s", error)
             return
-        answer = self._calls.get(reply.id)
-        if answer is not None and not answer.done():  # else it is late, or the second one
-            answer.set_result(reply)
+        call = self._calls.get(reply.id)
+        if call is None or call.answer.done():
+            return  # it is late, or the second one
+        if self._control_users and sender not in self._control_users and sender != call.host:
+            log.warning(
+                "%s may not answer a call to %s: its answer is dropped", sender, call.host or "a control service"
+            )
+            return
+        call.answer.set_result(reply)
 
     def _time_out(self, call_id: str, label: str, target: Target) -> None:
         state = self._broker_state()
@@ -195,9 +213,9 @@ class BaseBus(abc.ABC):
         self._fail(call_id, CallTimeout(f"{label} on {target.host or target.topic} did not answer in time{blocked}"))
 
     def _fail(self, call_id: str, error: RpcError) -> None:
-        answer = self._calls.get(call_id)
-        if answer is not None:
-            fail(answer, error)
+        call = self._calls.get(call_id)
+        if call is not None:
+            fail(call.answer, error)
 
     def _fail_all(self, reason: str) -> None:
         for call_id in list(self._calls):

@@ -148,12 +148,14 @@ def connect(
     name: str = "",
     grace: float = 10.0,
     send_wait: float = 5.0,
+    control_users: frozenset[str] = frozenset(),
 ) -> Bus:
     """Make the bus for a URL: local://NAME within this process, amqp:// or amqps:// through RabbitMQ.
 
     pins maps topics to the newest contract version to send. grace is the number of seconds that handlers have to finish
     when a server stops. send_wait is the number of seconds that a message waits for a broker that is lost or accepts no
-    messages. On a local bus, name is the sender of messages; on AMQP the broker shows it as the connection's name, and
+    messages. Calls are answered by the control_users and the host that was asked; if there are none, by every broker
+    user. On a local bus, name is the sender of messages; on AMQP the broker shows it as the connection's name, and
     the sender is the URL's user.
     """
     scheme, _, rest = url.partition("://")
@@ -171,7 +173,16 @@ def connect(
     if scheme in ("amqp", "amqps"):
         from micronova.rpc.amqp.bus import AmqpBus
 
-        return AmqpBus(url, clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait)
+        return AmqpBus(
+            url,
+            clock=clock,
+            random=random,
+            pins=pins,
+            name=name,
+            grace=grace,
+            send_wait=send_wait,
+            control_users=control_users,
+        )
     raise BadBusUrl(f"A bus URL (default.transport_url) begins with local:// or amqp://, not {scheme[:32]}://.")
 
 

@@ -104,7 +104,7 @@ class LocalDelivery:
         body: bytes,
         sender: str,
         received_at: float,
-        answer: Callable[[bytes], None] | None,
+        answer: Callable[[bytes, str], None] | None,
     ) -> None:
         self._exchange = exchange
         self._queue = queue
@@ -116,7 +116,7 @@ class LocalDelivery:
     async def settle(self, outcome: Outcome) -> None:
         """Give the reply to the caller, or keep the message as a dead letter."""
         if outcome.reply is not None and self._answer is not None:
-            self._answer(outcome.reply)
+            self._answer(outcome.reply, "")  # within one process all may answer
         if outcome.dead_letter:
             self._exchange.add_dead_letter(self._queue.name, self.body, outcome.dead_letter)
 

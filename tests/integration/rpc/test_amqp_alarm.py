@@ -195,7 +195,9 @@ async def _check(url: str, directory: Path) -> str:
 
 
 async def test_the_check_of_a_region_finds_the_alarm(broker: RabbitMQ, tmp_path: Path) -> None:
-    assert "ok    bus" in await _check(broker.url, tmp_path)
+    said = await _check(broker.url, tmp_path)
+    assert "ok    bus" in said
+    assert "FAIL  control users: default.control_users is empty: every user of the broker may give orders" in said
     async with alarm(broker):
         assert "FAIL  bus: the broker accepts no messages (low on memory)" in await _check(broker.url, tmp_path)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,15 +16,17 @@ from micronova.rpc.amqp.connection import Connection
 from micronova.rpc.amqp.permissions import for_host
 from micronova.rpc.amqp.session import DEAD_QUEUE, DELIVERY_LIMIT, PREFIX
 from micronova.rpc.amqp.url import parse
+from micronova.rpc.envelope import OutgoingReply, encode
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from tests.services.rabbitmq import RabbitMQ
 from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI, api, soon  # noqa: F401
 
 
 @asynccontextmanager
-async def amqp_bus(url: str, send_wait: float = 20.0) -> AsyncIterator[AmqpBus]:
+async def amqp_bus(url: str, send_wait: float = 20.0, control_users: Iterable[str] = ()) -> AsyncIterator[AmqpBus]:
     """A started bus, stopped at the end."""
-    bus = AmqpBus(url, clock=SystemClock(), random=random.Random(), grace=5.0, send_wait=send_wait)
+    users = frozenset(control_users)
+    bus = AmqpBus(url, clock=SystemClock(), random=random.Random(), grace=5.0, send_wait=send_wait, control_users=users)
     await bus.start()
     try:
         yield bus
@@ -196,6 +198,39 @@ async def test_replies_go_to_reply_queues_only(amqp_url: str, api: SampleAPI) ->
         assert bus.stats().handled == {api.ask.label: 1}
         assert (await bus.probe()).broker.dead_letters == 0
         assert victim.seen.empty()
+
+
+async def test_only_those_who_were_asked_may_answer(
+    rabbitmq: RabbitMQ, amqp_url: str, api: SampleAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    vhost = amqp_url.rpartition("/")[2]
+    hosts = [f"{name}-{vhost}" for name in ("asked", "other")]
+    urls = [await asyncio.to_thread(rabbitmq.add_user, host, "secret", vhost) for host in hosts]
+    gate = Gate()
+    handler = Handler(gate)
+    async with (
+        amqp_bus(amqp_url, control_users=["guest"]) as service,
+        amqp_bus(urls[0], control_users=["guest"]) as asked,
+        amqp_bus(urls[1]) as other,
+    ):
+        await service.serve(api.interface, handler)
+        await asked.serve(api.interface, handler, host=hosts[0], shared=False)
+        for caller, target in ((asked, api.target()), (service, api.target(hosts[0]))):
+            call = asyncio.create_task(caller.call(target, api.ask, Job(1), context=CONTEXT, timeout=60))
+            await handler.next_job()
+            [id] = caller._calls
+            assert caller._session is not None
+            reply_queue = caller._session.reply_to[1:].decode()
+            await other._send_reply(reply_queue, encode(OutgoingReply(id, None, Job(666))))
+            # The broker delivers what one connection sends to one queue in order: after this one, the first is there.
+            await other._send_reply(reply_queue, b"unreadable")
+            async with asyncio.timeout(20):
+                while "cannot be read" not in caplog.text:
+                    await asyncio.sleep(0)
+            caplog.clear()
+            gate.open.set()
+            assert await soon(call) == Job(1)
+            gate.open.clear()
 
 
 async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp_url: str) -> None:

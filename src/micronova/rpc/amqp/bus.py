@@ -52,9 +52,17 @@ class AmqpBus(BaseBus):
         name: str = "",
         grace: float = 10.0,
         send_wait: float = 5.0,
+        control_users: frozenset[str] = frozenset(),
     ) -> None:
         self._url = parse(url)
-        super().__init__(clock=clock, random=random, pins=pins, name=name or self._url.user, grace=grace)
+        super().__init__(
+            clock=clock,
+            random=random,
+            pins=pins,
+            name=name or self._url.user,
+            grace=grace,
+            control_users=control_users,
+        )
         self._send_wait = send_wait
         self._session: Session | None = None
         self._waiters: set[asyncio.Future[Session]] = set()
@@ -307,6 +315,7 @@ class AmqpBus(BaseBus):
             token=self._token(),
             on_reply=self._on_reply,
             on_unroutable=self._on_unroutable,
+            is_host=bool(self._control_users) and self._url.user not in self._control_users,
         )
         try:
             for server in list(self._servers):
@@ -321,7 +330,7 @@ class AmqpBus(BaseBus):
         return session
 
     def _on_reply(self, received: Received) -> None:
-        self._receive_reply(received.body)
+        self._receive_reply(received.body, received.properties.user_id)
 
     def _on_unroutable(self, call_id: str) -> None:
         self._fail(call_id, BusUnavailable("no server has declared the queue that the call was sent to"))

@@ -74,8 +74,12 @@ class Session:
         token: str,
         on_reply: Callable[[Received], None],
         on_unroutable: Callable[[str], None],
+        is_host: bool,
     ) -> Session:
-        """Connect and prepare for sending; raise ConnectionLost or ChannelClosed if that fails."""
+        """Connect and prepare for sending; raise ConnectionLost or ChannelClosed if that fails.
+
+        The user of a host is known to have no right to declare what all share.
+        """
         publishing = await Connection.open(url, host, name=f"{name} (publish)", clock=clock)
         try:
             consuming = await Connection.open(url, host, name=f"{name} (consume)", clock=clock)
@@ -91,7 +95,8 @@ class Session:
             # Rare (a right was withdrawn, a queue deleted), so not repaired in place: reconnect and declare all again.
             session.confirmed.on_lost = session.unconfirmed.on_lost = session.abort
             await session._consume_replies(f"{REPLY_PREFIX}{url.user}.{token}", on_reply)
-            await session._unless_refused(session._ensure_dead_letters())
+            if not is_host:
+                await session._unless_refused(session._ensure_dead_letters())
             await session._unless_refused(session.ensure_fanout(HOST_TOPIC))
         except BaseException:
             session.abort()
@@ -175,7 +180,7 @@ class Session:
             commands.Exchange.Declare(exchange=DEAD_EXCHANGE, exchange_type="headers", durable=True),
         )
         for reason in KEPT_AFTER:
-            of_reason = {"x-match": "all-with-x", "x-first-death-reason": reason}
+            of_reason: dict[str, Any] = {"x-match": "all-with-x", "x-first-death-reason": reason}
             await self._request(commands.Queue.Bind(queue=DEAD_QUEUE, exchange=DEAD_EXCHANGE, arguments=of_reason))
 
     async def _ensure(self, look_up: Frame, declare: Frame) -> None:
