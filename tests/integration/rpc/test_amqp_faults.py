@@ -154,6 +154,52 @@ async def test_a_call_that_nobody_takes_expires_in_its_queue(amqp_url: str, api:
         assert (await bus.probe()).broker.dead_letters == 0
 
 
+async def test_a_queue_without_a_leader_stops_no_other_one(rabbitmq: RabbitMQ, amqp_url: str, api: SampleAPI) -> None:
+    """Its process in the broker stands still, as it waits for a majority of its replicas."""
+    handler = Handler()
+    async with amqp_bus(amqp_url, send_wait=2.0) as bus:
+        await bus.serve(api.interface, handler, host="well")
+        await bus.cast(api.target("stuck"), api.work, Job(0), context=CONTEXT)
+        process = f"'{amqp_url.rpartition('/')[2]}_{PREFIX}{api.topic}.stuck'"
+        await asyncio.to_thread(rabbitmq.eval, f"sys:suspend({process}).")
+        try:
+            casts = [bus.cast(api.target("stuck"), api.work, Job(n), context=CONTEXT) for n in range(1_100)]
+            results = await soon(asyncio.gather(*casts, return_exceptions=True))
+            assert all(isinstance(result, BusUnavailable) for result in results)
+            await bus.cast(api.target("well"), api.work, Job(1), context=CONTEXT)
+            assert (await handler.next_job()).number == 1
+        finally:
+            await asyncio.to_thread(rabbitmq.eval, f"sys:resume({process}).")
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await bus.cast(api.target("stuck"), api.work, Job(2), context=CONTEXT)
+                    break
+                except BusUnavailable:
+                    await asyncio.sleep(0.01)
+
+
+async def test_a_message_that_the_broker_refuses_fails_alone(
+    broker: RabbitMQ, api: SampleAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    await asyncio.to_thread(broker.eval, "application:set_env(rabbit, max_message_size, 100000).")
+    try:
+        handler = Handler()
+        async with amqp_bus(broker.url) as bus, amqp_bus(broker.url) as server_bus:
+            await server_bus.serve(api.interface, handler)
+            jobs = [Job(n, ["x" * 200_000] if n == 10 else []) for n in range(20)]
+            casts = [bus.cast(api.target(), api.work, job, context=CONTEXT) for job in jobs]
+            results = await soon(asyncio.gather(*casts, return_exceptions=True))
+            assert [isinstance(result, BusUnavailable) for result in results] == [n == 10 for n in range(20)]
+            assert "message size" in str(results[10])
+            seen = set()
+            while len(seen) < 19:
+                seen.add((await handler.next_job()).number)
+            assert "is lost" not in caplog.text, "the connection was given up for one message"
+    finally:
+        await asyncio.to_thread(broker.eval, "application:set_env(rabbit, max_message_size, 134217728).")
+
+
 async def raw(url: str) -> Connection:
     """A connection of the test's own."""
     broker_url = parse(url)

@@ -2,7 +2,8 @@
 
 While there is no connection, casts, fan-outs and new calls wait for it for at most `send_wait` seconds, then they raise
 BusUnavailable. The sender need not retry: the sweep of the database finds the work. A cast whose confirmation
-was lost with the connection is sent again, so it may arrive twice. Calls that wait for an answer when the connection
+was lost with the connection, or with the channel because the broker refused another message, is sent again, so it may
+arrive twice. Calls that wait for an answer when the connection
 is lost raise BusUnavailable at once: their answers cannot arrive any more, and only the caller knows whether a
 second call is harmless.
 
@@ -143,9 +144,10 @@ class AmqpBus(BaseBus):
         try:
             session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
             self._dead_letters = await session.depth(DEAD_QUEUE)
-            if session.confirmed.can_publish:
+            channel = await session.confirmed_channel()
+            if channel.can_publish and channel.has_room(PROBE_KEY):
                 # The broker announces that it blocks a connection only when that connection publishes.
-                confirmation = session.confirmed.publish("", PROBE_KEY, b"")
+                confirmation = channel.publish("", PROBE_KEY, b"")
                 assert confirmation is not None
                 await asyncio.wait([confirmation], timeout=PROBE_SECONDS)
                 if confirmation.done():
@@ -160,10 +162,16 @@ class AmqpBus(BaseBus):
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         name = PREFIX + queue
         give_up = self._clock.monotonic() + self._send_wait
+        alone = False
         while True:
             session = await self._wait_for_session(give_up)
             try:
-                await self._publish(session, "", name, body, message_id, give_up)
+                if alone:
+                    async with session.channel_alone() as channel:
+                        await self._publish(session, channel, "", name, body, message_id, give_up)
+                else:
+                    channel = await session.confirmed_channel()
+                    await self._publish(session, channel, "", name, body, message_id, give_up)
             except Unroutable:
                 try:
                     await session.ensure_work_queue(name)
@@ -172,7 +180,9 @@ class AmqpBus(BaseBus):
                 except ConnectionLost:
                     continue
             except ChannelClosed as error:
-                raise BusUnavailable(f"the broker refused a message to {name}: {error}") from error
+                if alone:
+                    raise BusUnavailable(f"the broker refused a message to {name}: {error}") from error
+                alone = True  # it may be another message of the channel that the broker refused
             except ConnectionLost:
                 continue
             else:
@@ -184,7 +194,8 @@ class AmqpBus(BaseBus):
             session = await self._wait_for_session(give_up)
             try:
                 exchange = await session.ensure_fanout(topic_queue)
-                await self._publish(session, exchange, "", body, message_id, give_up)
+                channel = await session.confirmed_channel()
+                await self._publish(session, channel, exchange, "", body, message_id, give_up)
             except ChannelClosed as error:
                 raise BusUnavailable(f"fan-out to {topic_queue} is not possible: {error}") from error
             except ConnectionLost:
@@ -227,14 +238,17 @@ class AmqpBus(BaseBus):
             log.warning("a reply to %s was dropped, its caller will time out: %s", queue, error)
 
     async def _publish(
-        self, session: Session, exchange: str, key: str, body: bytes, message_id: str, give_up: float
+        self, session: Session, channel: Channel, exchange: str, key: str, body: bytes, message_id: str, give_up: float
     ) -> None:
         work = not exchange
-        if not session.confirmed.can_publish:
-            await self._wait_to_publish(session, session.confirmed, give_up)
-        confirmation = session.confirmed.publish(
-            exchange, key, body, message_id=message_id, mandatory=work, persistent=work
-        )
+        while True:
+            if not channel.has_room(key):
+                await self._wait_for_room(channel, key, give_up)
+            if not channel.can_publish:
+                await self._wait_to_publish(session, channel, give_up)
+            if channel.has_room(key):
+                break
+        confirmation = channel.publish(exchange, key, body, message_id=message_id, mandatory=work, persistent=work)
         assert confirmation is not None
         timer = self._deadlines.after(
             give_up - self._clock.monotonic(),
@@ -247,6 +261,15 @@ class AmqpBus(BaseBus):
             raise BusUnavailable(f"the broker did not accept a message to {exchange or key}: {reason}") from error
         finally:
             timer.cancel()
+
+    async def _wait_for_room(self, channel: Channel, queue: str, give_up: float) -> None:
+        try:
+            async with asyncio.timeout(give_up - self._clock.monotonic()):
+                await channel.wait_for_room(queue)
+        except TimeoutError:
+            raise BusUnavailable(
+                f"the broker at {self._url} confirms no messages to {queue}: most replicas of the queue may be down"
+            ) from None
 
     async def _wait_to_publish(self, session: Session, channel: Channel, give_up: float) -> None:
         """Wait until the channel may publish; raise BusUnavailable if it may not in time, or ConnectionLost."""

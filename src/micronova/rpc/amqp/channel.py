@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from micronova.rpc.amqp.connection import Connection
 
 ANSWER_SECONDS = 20.0
-UNCONFIRMED_LIMIT = 1_000
-"""How many messages may wait for the broker's confirmation on one channel before publishers have to wait."""
+UNCONFIRMED_LIMIT = 10_000
+"""How many publishers of one channel may wait for the broker's confirmation before others have to wait."""
+UNCONFIRMED_OF_ONE_QUEUE = 250
+"""How many messages to one queue may be without confirmation, also if their publishers no longer wait for it.
+
+A queue whose leader is lost confirms nothing; the messages to other queues do not wait for it.
+"""
 RESUMED_AT_ONCE = 100
 
 
@@ -74,7 +79,10 @@ class Channel:
         self._consumer_numbers = count(1)
         self._publish_tag = 0
         self._confirming = False
-        self._unconfirmed: dict[int, tuple[str, asyncio.Future[None]]] = {}
+        self._unconfirmed: dict[int, tuple[str, str, asyncio.Future[None]]] = {}  # message, queue, confirmation
+        self._unconfirmed_by_queue: Counter[str] = Counter()
+        self._awaited = 0  # confirmations that a publisher waits for
+        self._waiting_for_queue: dict[str, deque[asyncio.Future[None]]] = {}
         self._returned: set[str] = set()
         self._waiting_to_publish: deque[asyncio.Future[None]] = deque()
         self._publish_frames: dict[tuple[str, str, bool], bytes] = {}
@@ -131,10 +139,22 @@ class Channel:
             if self._within_limits:
                 return
 
+    def has_room(self, queue: str) -> bool:
+        """Return whether one more message to a queue may be published; if not, await wait_for_room() first."""
+        return self._unconfirmed_by_queue[queue] < UNCONFIRMED_OF_ONE_QUEUE
+
+    async def wait_for_room(self, queue: str) -> None:
+        """Return when the broker has confirmed a message to a queue; raise ConnectionLost if that does not happen."""
+        if not self.is_open:
+            raise ConnectionLost("the channel is closed")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_for_queue.setdefault(queue, deque()).append(turn)
+        await turn
+
     def resume_publishing(self) -> None:
         """Let those that wait publish, in order, as many as the limits allow."""
         waiting = self._waiting_to_publish
-        free = min(UNCONFIRMED_LIMIT - len(self._unconfirmed), RESUMED_AT_ONCE)
+        free = min(UNCONFIRMED_LIMIT - self._awaited, RESUMED_AT_ONCE)
         while waiting and free > 0 and self._connection.accepts_messages:
             turn = waiting.popleft()
             if not turn.done():  # else its caller no longer waits
@@ -146,7 +166,7 @@ class Channel:
 
     @property
     def _within_limits(self) -> bool:
-        return self._connection.accepts_messages and len(self._unconfirmed) < UNCONFIRMED_LIMIT
+        return self._connection.accepts_messages and self._awaited < UNCONFIRMED_LIMIT
 
     def publish(
         self,
@@ -189,7 +209,10 @@ class Channel:
             return None
         self._publish_tag += 1
         confirmation: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unconfirmed[self._publish_tag] = (message_id, confirmation)
+        confirmation.add_done_callback(self._no_longer_awaited)
+        self._awaited += 1
+        self._unconfirmed[self._publish_tag] = (message_id, routing_key, confirmation)
+        self._unconfirmed_by_queue[routing_key] += 1
         return confirmation
 
     def ack(self, tag: int) -> None:
@@ -211,10 +234,13 @@ class Channel:
         """Fail all requests and publishes that wait on this channel."""
         self.is_open = False
         waiting: list[asyncio.Future[Any]] = [*self._requests, *self._waiting_to_publish]
-        waiting += [confirmation for _, confirmation in self._unconfirmed.values()]
+        waiting += [turn for turns in self._waiting_for_queue.values() for turn in turns]
+        waiting += [confirmation for _, _, confirmation in self._unconfirmed.values()]
         self._requests.clear()
         self._waiting_to_publish.clear()
+        self._waiting_for_queue.clear()
         self._unconfirmed.clear()
+        self._unconfirmed_by_queue.clear()
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
@@ -267,12 +293,12 @@ class Channel:
         elif self.on_return is not None:
             self.on_return(message_id)
 
-    def _confirmed(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        self._resolve_up_to(tag, multiple=multiple, ok=ok)
+    def _no_longer_awaited(self, confirmation: asyncio.Future[None]) -> None:
+        self._awaited -= 1
         if self._waiting_to_publish:
             self.resume_publishing()
 
-    def _resolve_up_to(self, tag: int, *, multiple: bool, ok: bool) -> None:
+    def _confirmed(self, tag: int, *, multiple: bool, ok: bool) -> None:
         unconfirmed = self._unconfirmed
         if not multiple:
             found = unconfirmed.pop(tag, None)
@@ -285,7 +311,8 @@ class Channel:
                 return
             self._resolve(*unconfirmed.pop(first), ok=ok)
 
-    def _resolve(self, message_id: str, confirmation: asyncio.Future[None], *, ok: bool) -> None:
+    def _resolve(self, message_id: str, queue: str, confirmation: asyncio.Future[None], *, ok: bool) -> None:
+        self._make_room(queue)
         returned = message_id in self._returned
         self._returned.discard(message_id)
         if confirmation.done():
@@ -296,6 +323,19 @@ class Channel:
             confirmation.set_result(None)
         else:
             confirmation.set_exception(Refused("the broker rejected it"))
+
+    def _make_room(self, queue: str) -> None:
+        self._unconfirmed_by_queue[queue] -= 1
+        if not self._unconfirmed_by_queue[queue]:
+            del self._unconfirmed_by_queue[queue]
+        turns = self._waiting_for_queue.get(queue, ())
+        while turns:
+            turn = turns.popleft()
+            if not turn.done():  # else its caller no longer waits
+                turn.set_result(None)
+                break
+        if not turns:
+            self._waiting_for_queue.pop(queue, None)
 
     def _on_other(self, frame: Frame) -> None:
         if isinstance(frame, commands.Channel.Close):

@@ -10,7 +10,8 @@ broker user needs no right to bind its queue to the messages of others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pamqp import commands
@@ -33,6 +34,8 @@ KEPT_AFTER = ("rejected", "delivery_limit")
 """Why a message becomes a dead letter. One that has expired does not: nobody waits for the answer to that call."""
 NOT_FOUND = 404
 ACCESS_REFUSED = 403
+CHANNELS_ALONE = 16
+"""How many casts of those that a closed channel failed are sent again at once, each on a channel of its own."""
 
 WORK_QUEUE_ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "quorum",
@@ -53,12 +56,14 @@ class Session:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with the reason once one of the connections is closed or lost."""
         self.confirmed: Channel
-        """Publishes casts and fan-outs: the broker confirms each."""
+        """Publishes casts and fan-outs: the broker confirms each. Get it with `confirmed_channel`."""
         self.unconfirmed: Channel
         """Publishes calls and replies: the answer to a call is its confirmation."""
         self.reply_to = b""
         self._control: Channel | None = None
         self._control_lock = asyncio.Lock()
+        self._confirmed_lock = asyncio.Lock()
+        self._alone = asyncio.Semaphore(CHANNELS_ALONE)
         self._fanouts: set[str] = set()
         for connection in (publishing, consuming):
             connection.closed.add_done_callback(self._on_closed)
@@ -88,12 +93,11 @@ class Session:
             raise
         session = cls(publishing, consuming, clock.now())
         try:
-            session.confirmed = await publishing.channel()
-            await session.confirmed.confirm()
+            session.confirmed = await session._new_confirmed_channel()
             session.unconfirmed = await publishing.channel()
             session.unconfirmed.on_return = on_unroutable
             # Rare (a right was withdrawn, a queue deleted), so not repaired in place: reconnect and declare all again.
-            session.confirmed.on_lost = session.unconfirmed.on_lost = session.abort
+            session.unconfirmed.on_lost = session.abort
             await session._consume_replies(f"{REPLY_PREFIX}{url.user}.{token}", on_reply)
             if not is_host:
                 await session._unless_refused(session._ensure_dead_letters())
@@ -107,6 +111,30 @@ class Session:
     def is_open(self) -> bool:
         """Whether both connections are open."""
         return not self.publishing.closed.done() and not self.consuming.closed.done()
+
+    async def confirmed_channel(self) -> Channel:
+        """Return the channel for casts, a new one if the broker closed the last one because it refused a message."""
+        if not self.confirmed.is_open:
+            async with self._confirmed_lock:
+                if not self.confirmed.is_open:
+                    self.confirmed = await self._new_confirmed_channel()
+        return self.confirmed
+
+    @asynccontextmanager
+    async def channel_alone(self) -> AsyncIterator[Channel]:
+        """Give a channel for one cast, which fails no other one if the broker refuses it."""
+        async with self._alone:
+            channel = await self._new_confirmed_channel()
+            try:
+                yield channel
+            finally:
+                if channel.is_open and self.publishing.accepts_messages:
+                    await channel.close()
+
+    async def _new_confirmed_channel(self) -> Channel:
+        channel = await self.publishing.channel()
+        await channel.confirm()
+        return channel
 
     def abort(self, reason: str = "the connection was aborted") -> None:
         """Disconnect at once."""

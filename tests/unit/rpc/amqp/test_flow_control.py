@@ -11,8 +11,9 @@ from pamqp import commands
 
 from micronova.objects.clock import SystemClock
 from micronova.rpc import base
+from micronova.rpc.amqp import channel as channels
 from micronova.rpc.amqp.bus import AmqpBus
-from micronova.rpc.amqp.channel import UNCONFIRMED_LIMIT, Channel
+from micronova.rpc.amqp.channel import UNCONFIRMED_OF_ONE_QUEUE, Channel
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.telemetry.metrics import render
 from tests.unit.rpc.amqp.fake_broker import FakeBroker
@@ -43,9 +44,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-def cast(bus: AmqpBus, api: SampleAPI, number: int = 1, size: int = 0) -> asyncio.Task[None]:
+def cast(bus: AmqpBus, api: SampleAPI, number: int = 1, size: int = 0, host: str | None = None) -> asyncio.Task[None]:
     """Begin to cast."""
-    return asyncio.create_task(bus.cast(api.target(), api.work, Job(number, ["x" * size]), context=CONTEXT))
+    return asyncio.create_task(bus.cast(api.target(host), api.work, Job(number, ["x" * size]), context=CONTEXT))
 
 
 def waiting(bus: AmqpBus) -> int:
@@ -114,7 +115,7 @@ async def test_casts_wait_while_the_broker_does_not_read(broker: FakeBroker, api
     size, number = 100_000, 300
     async with started(broker) as bus:
         broker.publishing.reading.clear()
-        casts = [cast(bus, api, n, size) for n in range(number)]
+        casts = [cast(bus, api, n, size, host=f"host-{n % 3}") for n in range(number)]
         await until(lambda: waiting(bus) > 0)
         await asyncio.sleep(0.1)
         assert bus._session is not None
@@ -129,22 +130,49 @@ async def test_casts_wait_while_the_broker_does_not_read(broker: FakeBroker, api
         await soon(asyncio.gather(*casts))
 
 
-async def test_unconfirmed_casts_are_limited(broker: FakeBroker, api: SampleAPI) -> None:
+async def test_unconfirmed_casts_are_limited(
+    broker: FakeBroker, api: SampleAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 1_000
+    monkeypatch.setattr(channels, "UNCONFIRMED_LIMIT", limit)
     async with started(broker) as bus:
-        casts = [cast(bus, api, n) for n in range(UNCONFIRMED_LIMIT + 300)]
-        await broker.publishing.until_published(UNCONFIRMED_LIMIT)
+        casts = [cast(bus, api, n, host=f"host-{n % 100}") for n in range(limit + 300)]
+        await broker.publishing.until_published(limit)
         await until(lambda: waiting(bus) == 300)
         for given_up in casts[-200:-100]:
             given_up.cancel()
         broker.publishing.confirm(150)
-        await broker.publishing.until_published(UNCONFIRMED_LIMIT + 150)
-        assert broker.publishing.published == UNCONFIRMED_LIMIT + 150
-        broker.publishing.confirm(UNCONFIRMED_LIMIT + 150)
-        await broker.publishing.until_published(UNCONFIRMED_LIMIT + 200)
-        broker.publishing.confirm(UNCONFIRMED_LIMIT + 200)
+        await broker.publishing.until_published(limit + 150)
+        assert broker.publishing.published == limit + 150
+        broker.publishing.confirm(limit + 150)
+        await broker.publishing.until_published(limit + 200)
+        broker.publishing.confirm(limit + 200)
         results = await soon(asyncio.gather(*casts, return_exceptions=True))
         assert [isinstance(result, asyncio.CancelledError) for result in results[-200:]] == [True] * 100 + [False] * 100
-        assert results[:-200] == [None] * (UNCONFIRMED_LIMIT + 100)
+        assert results[:-200] == [None] * (limit + 100)
+
+
+async def test_a_queue_that_confirms_nothing_stops_no_other_one(broker: FakeBroker, api: SampleAPI) -> None:
+    """Such as a quorum queue without a leader."""
+    most = UNCONFIRMED_OF_ONE_QUEUE
+    async with started(broker, send_wait=0.5) as bus:
+        for _ in range(2):
+            stuck = [cast(bus, api, n, host="stuck") for n in range(1_100)]
+            results = await soon(asyncio.gather(*stuck, return_exceptions=True))
+            assert all(isinstance(result, BusUnavailable) for result in results)
+            assert broker.publishing.published == most
+        assert "confirms no messages to micronova." in str(results[-1])
+        for number in range(3):
+            other = cast(bus, api)
+            await broker.publishing.until_published(most + number + 1)
+            broker.publishing.send(commands.Basic.Ack(most + number + 1), broker.publishing.channel)
+            await soon(other)
+        # It has a leader again, which confirms what nobody waits for any more.
+        broker.publishing.confirm(most + 3)
+        back = cast(bus, api, host="stuck")
+        await broker.publishing.until_published(most + 4)
+        broker.publishing.confirm(most + 4)
+        await soon(back)
 
 
 async def test_waiting_casts_move_to_a_new_connection(broker: FakeBroker, api: SampleAPI) -> None:
@@ -183,10 +211,10 @@ async def test_a_channel_without_confirms_has_no_limit_of_them(broker: FakeBroke
     async with started(broker) as bus:
         assert bus._session is not None
         channel: Channel = bus._session.unconfirmed
-        for _ in range(UNCONFIRMED_LIMIT + 10):
-            assert channel.can_publish
+        for _ in range(UNCONFIRMED_OF_ONE_QUEUE + 10):
+            assert channel.can_publish and channel.has_room("reply")
             channel.publish("", "reply", b"")
-        await broker.publishing.until_published(UNCONFIRMED_LIMIT + 10)
+        await broker.publishing.until_published(UNCONFIRMED_OF_ONE_QUEUE + 10)
 
 
 async def test_pending_calls_are_limited(broker: FakeBroker, api: SampleAPI, monkeypatch: pytest.MonkeyPatch) -> None:
