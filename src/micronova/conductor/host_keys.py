@@ -18,6 +18,7 @@ class HostKeyIssuer:
 
     async def host_keys(self, context: Context, params: HostKeysRequest) -> HostKeys:
         """Return the keys of the host that asks; hosts are re-read first, so that one just removed gets none."""
-        await self._users.refresh()
-        self._users.check(context, params.host)
-        return self._keyring.issue(params.host, self._clock.now())
+        with self._users.one_message_of(context.sender):  # whether it is that host is not known yet
+            await self._users.refresh()
+            self._users.check(context, params.host)
+            return self._keyring.issue(params.host, self._clock.now())

@@ -1,9 +1,16 @@
-"""Checks that a host sends messages only in its own name: the broker, not the message, says who sent it."""
+"""Checks that a host sends messages only in its own name, and few at once: the broker says who sent a message."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
 
 from micronova.db import services
 from micronova.db.engine import Database
 from micronova.objects.context import Context
-from micronova.objects.errors import Forbidden
+from micronova.objects.errors import Forbidden, Unavailable
+
+MESSAGES_OF_ONE_HOST = 100
+"""Messages of one host, except heartbeats, that a conductor works on at once; the host repeats the others later."""
 
 
 class HostUsers:
@@ -16,6 +23,7 @@ class HostUsers:
         self._names: frozenset[str] = frozenset()  # with those that were removed
         self._removed: frozenset[str] = frozenset()
         self._mark: services.HostUsersMark | None = None
+        self._in_progress: Counter[str] = Counter()  # messages, by host
 
     async def refresh(self) -> None:
         """Read them from the database, if they have changed."""
@@ -40,3 +48,16 @@ class HostUsers:
             raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
         if host in self._removed or (self._required and host not in self._names):
             raise Forbidden(f"Host {host} is not one of this cloud's: `micronova host add {host}` makes it one.")
+
+    @contextlib.contextmanager
+    def one_message_of(self, host: str) -> Iterator[None]:
+        """Raise Unavailable if too many messages of the host are in progress: it must not crowd out others."""
+        if self._in_progress[host] >= MESSAGES_OF_ONE_HOST:
+            raise Unavailable(f"{MESSAGES_OF_ONE_HOST} messages of host {host} are in progress: repeat it later.")
+        self._in_progress[host] += 1
+        try:
+            yield
+        finally:
+            self._in_progress[host] -= 1
+            if not self._in_progress[host]:
+                del self._in_progress[host]

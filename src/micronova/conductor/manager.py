@@ -1,10 +1,7 @@
 """The conductor role: the server end of its messages, and its periodic jobs."""
 
 import asyncio
-import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator
 
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.heartbeats import Heartbeats, apply_power_change, interval_of
@@ -54,8 +51,6 @@ PING_TIMEOUT = 2.0
 FLEET_COUNT_INTERVAL = 30.0  # seconds after which the hosts are counted again
 HOST_MESSAGES = 2000
 """Messages of hosts that a conductor takes at once: many heartbeats share a transaction, and a ping does not wait."""
-MESSAGES_OF_ONE_HOST = 100
-"""Messages of one host, except heartbeats, that a conductor works on at once; the host repeats the others later."""
 
 
 class ConductorManager:
@@ -104,7 +99,6 @@ class ConductorManager:
         self._heartbeats = Heartbeats(dependencies, self._kinds, ratios)
         self._longest_interval = min(dependencies.service_down_time, self.engine.lease) / 3
         self._fleet_counted_at = float("-inf")
-        self._in_progress: Counter[str] = Counter()  # messages, by host
 
     async def start(self) -> None:
         """Serve messages and start the periodic jobs."""
@@ -114,7 +108,7 @@ class ConductorManager:
             await self._bus.serve(TASKS, self),
             await self._bus.serve(HOSTS, self, prefetch=HOST_MESSAGES),
             await self._bus.serve(CONSOLE, self._consoles),
-            await self._bus.serve(KEYS, self._host_keys),
+            await self._bus.serve(KEYS, self._host_keys, prefetch=HOST_MESSAGES),
         ]
         self._loops = [
             asyncio.create_task(self._beat_forever(), name="conductor-heartbeat"),
@@ -179,7 +173,7 @@ class ConductorManager:
     async def report(self, context: Context, params: Report) -> ReportReply:
         """Apply the end of an order: refuse a stale report, else end or continue the operation."""
         self._host_users.check(context, params.host)
-        with self._one_message_of(params.host):
+        with self._host_users.one_message_of(params.host):
             found = await self.engine.write(apply_report, self._kinds, params)
         if found is None:
             return ReportReply(accepted=False)
@@ -203,7 +197,7 @@ class ConductorManager:
     async def plugged_ports(self, context: Context, params: PluggedPortsRequest) -> PluggedPorts:
         """Return those of an instance's ports that are plugged on its host; the event of one may have been lost."""
         self._host_users.check(context, params.host)
-        with self._one_message_of(params.host):
+        with self._host_users.one_message_of(params.host):
             row = await self.engine.database.read(instances.get, params.instance_uuid)
             if row is None or row["host"] != params.host or self._dependencies.network_client is None:
                 return PluggedPorts(())
@@ -213,25 +207,12 @@ class ConductorManager:
     async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
         """Start the guests of a host that was switched off and on."""
         self._host_users.check(context, params.host)
-        with self._one_message_of(params.host):
+        with self._host_users.one_message_of(params.host):
             return GuestsResumed(instance_uuids=await resume_guests(self._dependencies, params))
 
     async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None:
         """Record that a guest changed its power state by itself."""
         self._host_users.check(context, params.host)
         change = PowerChange(params.instance_uuid, params.epoch, params.power_state)
-        with self._one_message_of(params.host):
+        with self._host_users.one_message_of(params.host):
             await self.engine.write(apply_power_change, params.host, change, self.engine.now())
-
-    @contextlib.contextmanager
-    def _one_message_of(self, host: str) -> Iterator[None]:
-        """Raise Unavailable if too many messages of the host are in progress: it must not crowd out others."""
-        if self._in_progress[host] >= MESSAGES_OF_ONE_HOST:
-            raise Unavailable(f"{MESSAGES_OF_ONE_HOST} messages of host {host} are in progress: repeat it later.")
-        self._in_progress[host] += 1
-        try:
-            yield
-        finally:
-            self._in_progress[host] -= 1
-            if not self._in_progress[host]:
-                del self._in_progress[host]

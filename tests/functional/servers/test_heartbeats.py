@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,13 +12,17 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.conductor import heartbeats
-from micronova.conductor.manager import MESSAGES_OF_ONE_HOST, ConductorManager
+from micronova.conductor.host_users import MESSAGES_OF_ONE_HOST
+from micronova.conductor.manager import ConductorManager
 from micronova.conductor.rpcapi import (
     HEARTBEAT,
+    HOST_KEYS,
     HOSTS,
+    KEYS,
     PLUGGED_PORTS,
     REPORT,
     RESUME_GUESTS,
+    HostKeysRequest,
     PluggedPorts,
     PluggedPortsRequest,
     ProbeAPI,
@@ -26,8 +31,10 @@ from micronova.db import instances as instances_of
 from micronova.db import nodes, operations, services
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
+from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
 from micronova.objects.errors import Conflict, Invalid, Unavailable
+from micronova.objects.host_keys import HostKeys
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import (
     GuestAtEpoch,
@@ -41,6 +48,7 @@ from micronova.objects.orders import (
     Report,
 )
 from micronova.objects.service_names import COMPUTE
+from micronova.rpc.bus import connect
 from micronova.rpc.contract import Method
 from tests.functional.cloud import Caller, CloudOptions, OneProcess
 from tests.functional.servers.embedded_services import network
@@ -318,6 +326,40 @@ async def test_a_host_has_few_messages_in_progress(
         answers.set()
     await asyncio.gather(*sent)
     await send(kind, host)
+
+
+async def test_a_host_has_few_requests_for_keys_in_progress(
+    cloud: OneProcess, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stolen host floods the interface with requests in its own name and in that of others."""
+    refresh, answers = conductor._host_users.refresh, asyncio.Event()
+
+    async def slow() -> None:
+        await answers.wait()
+        await refresh()
+
+    monkeypatch.setattr(conductor._host_users, "refresh", slow)
+    senders = {
+        name: connect(f"local://{cloud.process.keys.cloud_id}", clock=SystemClock(), random=Random(), name=name)
+        for name in ("stolen", "honest")
+    }
+    for bus in senders.values():
+        await bus.start()
+
+    async def send(sender: str, host: str) -> HostKeys:
+        params = HostKeysRequest(host)
+        return await senders[sender].call(KEYS.target(), HOST_KEYS, params, context=Context(), timeout=20.0)
+
+    flood = [asyncio.create_task(send("stolen", f"name-{number}")) for number in range(MESSAGES_OF_ONE_HOST)]
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="messages of host stolen are in progress"):
+        await send("stolen", "stolen")
+    honest = asyncio.create_task(send("honest", "honest"))
+    answers.set()
+    assert (await honest).ticket
+    await asyncio.gather(*flood)
+    for bus in senders.values():
+        await bus.stop()
 
 
 def _message(kind: str, host: str, instance: str) -> tuple[Method[Any, Any], object]:

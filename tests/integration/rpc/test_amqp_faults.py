@@ -192,7 +192,7 @@ async def test_a_message_that_the_broker_refuses_fails_alone(
             results = await soon(asyncio.gather(*casts, return_exceptions=True))
             assert [isinstance(result, BusUnavailable) for result in results] == [n == 10 for n in range(20)]
             assert "message size" in str(results[10])
-            seen = set()
+            seen: set[int] = set()
             while len(seen) < 19:
                 seen.add((await handler.next_job()).number)
             assert "is lost" not in caplog.text, "the connection was given up for one message"
