@@ -16,7 +16,6 @@ from micronova.objects.orders import (
     GuestsResumed,
     Heartbeat,
     HeartbeatReply,
-    PowerChangeEvent,
     Report,
     ReportReply,
 )
@@ -50,8 +49,6 @@ class Counting:
 
     async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
         return GuestsResumed(instance_uuids=())
-
-    async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None: ...
 
 
 async def measure(state_dir: Path) -> dict[str, float]:

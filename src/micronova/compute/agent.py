@@ -18,7 +18,6 @@ from micronova.objects.orders import (
     HeartbeatReply,
     HostBeat,
     HostReply,
-    PowerChange,
     RemovedGuest,
     Report,
     ReportReply,
@@ -38,9 +37,6 @@ class Conductor(Protocol):
 
     async def report(self, report: Report, context: Context) -> ReportReply:
         """Report how an order ended; repeat it until a conductor replies."""
-
-    async def power_change_event(self, host: str, change: PowerChange) -> None:
-        """Report that a guest changed its power state by itself; the message may be lost."""
 
     async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
         """Return those of an instance's ports that the network service has plugged on this host."""
@@ -64,10 +60,8 @@ class HostAgent:
         self._to_remove: dict[str, int] = {}  # instance -> epoch at which it left this host; its guest is still here
         self._removals: dict[str, asyncio.Task[None]] = {}
         self._removed: dict[str, int] = {}  # the guest was removed; the conductor does not know that yet
-        self._casts: set[asyncio.Task[None]] = set()
         self._send_all_nodes = True
         self._last_listed: dict[str, Work] = {}  # the work that the last heartbeat lists
-        host.on_power_change = self._send_power_change
 
     # --- orders ---
 
@@ -233,6 +227,7 @@ class HostAgent:
     def beat_failed(self, beat: HostBeat) -> None:
         """Note that no conductor replied to a heartbeat: the next one repeats what it said."""
         self._send_all_nodes = self._send_all_nodes or bool(beat.nodes)
+        self.host.power_changes_uncertain(beat.power_changes)
 
     def beat_answered(self, beat: HostBeat, reply: HostReply | None, now: float = 0.0) -> None:
         """Do what the reply to a heartbeat asks for; `now` is the time of the conductor's clock in the reply."""
@@ -267,12 +262,6 @@ class HostAgent:
         """Whether the conductor asked for the nodes, so that the next heartbeat should follow at once."""
         return self._send_all_nodes
 
-    def _send_power_change(self, change: PowerChange) -> None:
-        """Report a power change at once. The message may be lost; the next heartbeat repeats it."""
-        task = asyncio.get_running_loop().create_task(self._conductor.power_change_event(self.host.name, change))
-        self._casts.add(task)
-        task.add_done_callback(self._casts.discard)
-
     # --- stopping ---
 
     def refuse_orders(self) -> None:
@@ -280,8 +269,8 @@ class HostAgent:
         self._stopping = True
 
     def tasks(self) -> list[asyncio.Task[None]]:
-        """Return the tasks of all orders, removals and messages that are under way."""
-        return [*self._registry.tasks(), *self._removals.values(), *self._casts]
+        """Return the tasks of all orders and removals that are under way."""
+        return [*self._registry.tasks(), *self._removals.values()]
 
     def cancel(self) -> None:
         """Stop all work and undo what is half done; a guest that is complete stays."""

@@ -56,8 +56,9 @@ class Host:
         self._guests: dict[str, _KnownGuest] = {}
         self._found_off: set[str] = set()  # guests that did not run at the start and may have to
         self._unreported: set[str] = set()  # guests whose power state the conductor may not know
+        self._uncertain: set[str] = set()  # of these, an unanswered heartbeat may still change what the conductor knows
         self._changed_during_update: set[str] = set()  # guests that changed while the hypervisor was queried
-        self.on_power_change: Callable[[PowerChange], None] | None = None
+        self.on_power_change: Callable[[], None] | None = None
 
     async def start(self) -> None:
         """Start the driver, and read the nodes and guests that it has."""
@@ -140,6 +141,7 @@ class Host:
         self.boots.guest_gone(uuid)
         self._found_off.discard(uuid)
         self._unreported.discard(uuid)
+        self._uncertain.discard(uuid)
         self._changed_during_update.add(uuid)
         self.work_registry.epochs.forget(uuid)
 
@@ -180,9 +182,8 @@ class Host:
                 and guest.power != guest.reported
                 and not self.work_registry.of_instance(uuid)
             ):
-                # The message may be lost, so what the conductor knows is unknown until a heartbeat is answered.
-                guest.reported = None
-                self.on_power_change(PowerChange(uuid, guest.epoch, guest.power))
+                guest.reported = None  # what the conductor knows is unknown until a heartbeat is answered
+                self.on_power_change()
 
     def found_off(self) -> tuple[GuestAtEpoch, ...]:
         """Return the guests that were off at the start, until the conductor has told which of them should run."""
@@ -200,7 +201,7 @@ class Host:
         changes = []
         for uuid in self._unreported - self._found_off:
             guest = self._guests[uuid]
-            if guest.power == guest.reported:
+            if guest.power == guest.reported and uuid not in self._uncertain:
                 self._unreported.discard(uuid)
             elif guest.power != power_state.NOSTATE and not self.work_registry.of_instance(uuid):
                 changes.append(PowerChange(uuid, guest.epoch, guest.power))
@@ -212,6 +213,15 @@ class Host:
             guest = self._guests.get(change.instance_uuid)
             if guest is not None and guest.epoch == change.epoch:
                 guest.reported = change.power_state
+                self._uncertain.discard(change.instance_uuid)
+                self._unreported.add(change.instance_uuid)  # an order may have changed it since
+
+    def power_changes_uncertain(self, changes: tuple[PowerChange, ...]) -> None:
+        """Note that nobody answered a heartbeat with these; it may still arrive, after the report of an order."""
+        for change in changes:
+            if change.instance_uuid in self._guests:
+                self._uncertain.add(change.instance_uuid)
+                self._unreported.add(change.instance_uuid)
 
     def _power_of(self, uuid: str) -> int | None:
         guest = self._guests.get(uuid)

@@ -1,9 +1,10 @@
 """The compute role: the server end of the messages to its hosts, and their heartbeat."""
 
 import asyncio
+import functools
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
 from micronova.compute.agent import Conductor, HostAgent
@@ -25,11 +26,11 @@ from micronova.compute.rpcapi import (
 from micronova.compute.settings import ComputeSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.console.relay import ConsoleRelay
-from micronova.objects.clock import Clock
+from micronova.objects.clock import Clock, micros
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import NotSupported
+from micronova.objects.errors import NotSupported, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
 from micronova.rpc.bus import Bus, Server
 from micronova.virt.driver import ConsoleLog, Diagnostics, Driver, FaultInjection, HostUptime
@@ -40,6 +41,8 @@ HOSTS_PER_BEAT = 500
 """A process that simulates more hosts sends several messages."""
 RETRY_PAUSE = 0.2
 """Seconds after a first heartbeat without a reply; doubled up to the interval. Short: roles start together."""
+CHANGES_TOGETHER = 0.1
+"""Seconds after a power change until the heartbeat that reports it: others may follow."""
 UNDO_TIME = 5.0
 """Seconds that cancelled work has to undo itself when the agent stops."""
 LAST_BEAT_TIMEOUT = 2.0
@@ -123,6 +126,10 @@ class ComputeManager:
         self._agents = {
             name: HostAgent(Host(name, driver, settings, clock), self._conductor) for name, driver in hosts.items()
         }
+        # Higher than that of an earlier agent on this host; if its clock was ahead, a conductor says so.
+        self._number = micros(clock.now())
+        self._changed: set[str] = set()  # hosts with power changes that were not sent yet
+        self._power_changed = asyncio.Event()
         self._interval = self._pause = settings.report_interval  # seconds between heartbeats; until the next one
         self._servers: list[Server] = []
         self._loops: list[asyncio.Task[None]] = []
@@ -130,7 +137,8 @@ class ComputeManager:
     async def start(self) -> None:
         """Read the guests of the hypervisors, accept orders, and start to send heartbeats."""
         await self._relay.start()
-        for agent in self._agents.values():
+        for name, agent in self._agents.items():
+            agent.host.on_power_change = functools.partial(self._note_power_change, name)
             await agent.host.start()
         for name, agent in self._agents.items():
             manager = HostManager(agent, self._relay)
@@ -175,16 +183,18 @@ class ComputeManager:
             work.order.kind == "build" for agent in self._agents.values() for work in agent.host.work_registry.all()
         )
 
-    async def beat(self) -> bool:
-        """Send one heartbeat for all hosts; return whether a conductor replied."""
+    async def beat(self, hosts: Collection[str] | None = None) -> bool:
+        """Send one heartbeat for all hosts, or for some; return whether a conductor replied."""
         answered, interval = True, self._interval
-        agents = iter(self._agents.values())
+        agents = iter([agent for name, agent in self._agents.items() if hosts is None or name in hosts])
         while part := list(itertools.islice(agents, HOSTS_PER_BEAT)):
             beats = [(agent, agent.beat()) for agent in part]
             try:
-                reply = await self._conductor.heartbeat(Heartbeat(hosts=tuple(beat for _, beat in beats)))
+                reply = await self._conductor.heartbeat(self._heartbeat(beat for _, beat in beats))
             except Exception as error:  # the next heartbeat is sent in any case
                 log.warning("no conductor answered the heartbeat; it is repeated: %s", error)
+                if isinstance(error, StaleHeartbeat):
+                    self._number = max(self._number, int(error.details["newest"]))
                 for agent, beat in beats:
                     agent.beat_failed(beat)
                 answered = False
@@ -219,10 +229,35 @@ class ComputeManager:
             if answered:
                 pause = RETRY_PAUSE
                 if not resends_nodes:
-                    await self._clock.sleep(self._pause)
+                    await self._report_changes(self._pause)
             else:
                 await self._clock.sleep(pause * self._random.uniform(0.5, 1.0))
                 pause = min(self._interval, pause * 2)
+
+    def _heartbeat(self, beats: Iterable[HostBeat]) -> Heartbeat:
+        self._number += 1
+        return Heartbeat(hosts=tuple(beats), number=self._number)
+
+    def _note_power_change(self, host: str) -> None:
+        self._changed.add(host)
+        self._power_changed.set()
+
+    async def _report_changes(self, seconds: float) -> None:
+        """Wait until the next heartbeat is due; meanwhile send one for hosts whose guests change their power state."""
+        due = self._clock.monotonic() + seconds
+        while (left := due - self._clock.monotonic()) > 0:
+            waits = [asyncio.ensure_future(self._clock.sleep(left)), asyncio.ensure_future(self._power_changed.wait())]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            if self._power_changed.is_set():
+                await self._clock.sleep(min(CHANGES_TOGETHER, max(0.0, due - self._clock.monotonic())))
+                self._power_changed.clear()
+                hosts, self._changed = self._changed, set()
+                if due > self._clock.monotonic() and not await self.beat(hosts):
+                    return
 
     async def _update_resources(self) -> None:
         while True:
@@ -251,8 +286,8 @@ class ComputeManager:
         await wait_for_all(self._clock, [task for agent in self._agents.values() for task in agent.tasks()], seconds)
 
     async def _last_beat(self) -> None:
-        hosts = tuple(HostBeat(host=name, stopping=True) for name in self._agents)
+        last = self._heartbeat(HostBeat(host=name, stopping=True) for name in self._agents)
         try:
-            await self._conductor.heartbeat(Heartbeat(hosts=hosts), LAST_BEAT_TIMEOUT)
+            await self._conductor.heartbeat(last, LAST_BEAT_TIMEOUT)
         except Exception as error:  # the agent stops in any case
             log.warning("the leases could not be released and will expire: %s", error)

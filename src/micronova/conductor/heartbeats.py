@@ -23,7 +23,7 @@ from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.clock import micros
-from micronova.objects.errors import Invalid, Unavailable
+from micronova.objects.errors import Invalid, StaleHeartbeat, Unavailable
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, PowerChange, WorkOrder
 from micronova.objects.service_names import COMPUTE
@@ -53,10 +53,11 @@ A host with a broker user of its own has one key. Agents that share a broker use
 class _Waiting:
     """A heartbeat whose sender waits for the reply."""
 
-    __slots__ = ("beat", "hosts", "key", "reply")
+    __slots__ = ("beat", "hosts", "key", "number", "reply")
 
     def __init__(self, sender: str, beat: Heartbeat) -> None:
         self.beat = beat
+        self.number = beat.number
         self.hosts = frozenset(each.host for each in beat.hosts)
         if not beat.hosts or len(self.hosts) < len(beat.hosts):
             raise Invalid("A heartbeat names at least one host, and each host once.")
@@ -94,6 +95,8 @@ class Heartbeats:
         older = self._waiting.get(waiting.key)
         if older is not None and older.beat == beat:  # the message was delivered twice
             return await asyncio.shield(older.reply)
+        if older is not None and older.number > waiting.number:
+            raise StaleHeartbeat("A newer heartbeat of the same hosts arrived earlier.", newest=older.number)
         if older is not None:
             # A host sends one heartbeat at a time: nobody waits for the older one, or the host sends too many.
             older.fail(Unavailable("A newer heartbeat of the same hosts has replaced this one."))
@@ -175,8 +178,9 @@ class Heartbeats:
     async def _apply_together(self, batch: Sequence[_Waiting]) -> None:
         now = self._engine.clock.now()  # before the transaction reads: orders issued earlier are in the reply
         hosts = [each for waiting in batch for each in waiting.beat.hosts]
+        numbers = {each.host: waiting.number for waiting in batch for each in waiting.beat.hosts}
         try:
-            replies, continued = await self._engine.write(self._apply, hosts)
+            replies, continued = await self._engine.write(self._apply, hosts, numbers)
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)
@@ -198,10 +202,13 @@ class Heartbeats:
                 own = tuple(by_host[each.host] for each in waiting.beat.hosts)
                 waiting.reply.set_result(HeartbeatReply(hosts=own, now=now, interval=self.interval))
 
-    def _apply(self, conn: sa.Connection, beats: Sequence[HostBeat]) -> tuple[list[HostReply], list[Operation]]:
+    def _apply(
+        self, conn: sa.Connection, beats: Sequence[HostBeat], numbers: Mapping[str, int]
+    ) -> tuple[list[HostReply], list[Operation]]:
         """Return the replies, and the operations that this conductor continues without hosts that are stopping.
 
-        It locks in the order of all transactions: instances, operations, inventories, services.
+        Raise StaleHeartbeat, which undoes all, if a newer heartbeat of one of the hosts was applied. It locks in the
+        order of all transactions: instances, operations, inventories, services.
         """
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
@@ -236,7 +243,7 @@ class Heartbeats:
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
         with_nodes = nodes.hosts_with_nodes(conn, names)
         nodes.upsert_all(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
-        services.heartbeat(conn, COMPUTE, names, now)
+        services.compute_heartbeats(conn, numbers, now)
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
         services.heartbeat(conn, COMPUTE, stopping, now - micros(self._dependencies.service_down_time) - 1)
@@ -340,13 +347,6 @@ def _lock(
         instances.lock_many(conn, uuids)
     if ids := [row["id"] for each in owned.values() for row in each]:
         operation_rows.lock_many(conn, ids)
-
-
-def apply_power_change(conn: sa.Connection, host: str, change: PowerChange, now: int) -> None:
-    """Record the power state of a guest that changed by itself, unless an operation changes the server."""
-    for uuid, power_state in _power_changes(conn, [(host, change)]):
-        instances.lock(conn, uuid)
-        power_changes.record(conn, uuid, power_state, now)
 
 
 def _power_changes(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> list[tuple[str, int]]:

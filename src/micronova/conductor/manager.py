@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from micronova.conductor.consoles import Consoles
-from micronova.conductor.heartbeats import Heartbeats, apply_power_change, interval_of
+from micronova.conductor.heartbeats import Heartbeats, interval_of
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
 from micronova.conductor.jobs import Jobs
@@ -35,8 +35,6 @@ from micronova.objects.orders import (
     GuestsResumed,
     Heartbeat,
     HeartbeatReply,
-    PowerChange,
-    PowerChangeEvent,
     Report,
     ReportReply,
 )
@@ -209,10 +207,3 @@ class ConductorManager:
         self._host_users.check(context, params.host)
         with self._host_users.one_message_of(params.host):
             return GuestsResumed(instance_uuids=await resume_guests(self._dependencies, params))
-
-    async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None:
-        """Record that a guest changed its power state by itself."""
-        self._host_users.check(context, params.host)
-        change = PowerChange(params.instance_uuid, params.epoch, params.power_state)
-        with self._host_users.one_message_of(params.host):
-            await self.engine.write(apply_power_change, params.host, change, self.engine.now())

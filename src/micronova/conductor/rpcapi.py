@@ -15,8 +15,6 @@ from micronova.objects.orders import (
     GuestsResumed,
     Heartbeat,
     HeartbeatReply,
-    PowerChange,
-    PowerChangeEvent,
     Report,
     ReportReply,
 )
@@ -83,7 +81,6 @@ HOSTS = Interface("conductor", namespace="host", version="2.1", from_hosts=True)
 REPORT = HOSTS.method("report", Report, ReportReply, since="2.0")
 HEARTBEAT = HOSTS.method("heartbeat", Heartbeat, HeartbeatReply, since="2.0")
 PING = HOSTS.method("ping", Ping, Ping, since="2.0")
-POWER_CHANGE_EVENT = HOSTS.method("power_change_event", PowerChangeEvent, since="2.0")
 PLUGGED_PORTS = HOSTS.method("plugged_ports", PluggedPortsRequest, PluggedPorts, since="2.1")
 RESUME_GUESTS = HOSTS.method("resume_guests", GuestsOff, GuestsResumed, since="2.1")
 
@@ -191,24 +188,6 @@ class HostConductorAPI:
             # Jitter, so that not all hosts report at once when the conductor is back.
             await self._clock.sleep(pause * self._random.uniform(0.5, 1.0))
             pause = min(LONGEST_PAUSE, pause * 2)
-
-    async def power_change_event(self, host: str, change: PowerChange) -> None:
-        """Send a power state that changed by itself; if it is lost, the next heartbeat has it."""
-        event = PowerChangeEvent(
-            host=host,
-            instance_uuid=change.instance_uuid,
-            epoch=change.epoch,
-            power_state=change.power_state,
-        )
-        try:
-            await self._bus.cast(POWER_CHANGE_EVENT.interface.target(), POWER_CHANGE_EVENT, event, context=Context())
-        except Exception as error:  # the next heartbeat has it
-            log.info(
-                "host %s: the power state of instance %s was not sent, the next heartbeat has it: %s",
-                host,
-                change.instance_uuid,
-                error,
-            )
 
     async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
         """Return those of an instance's ports that the network service has plugged on this host."""

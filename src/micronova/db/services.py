@@ -1,17 +1,19 @@
 """Services: the processes of the cloud, when they were last heard of, and whether they are enabled."""
 
+import json
 import uuid
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol, TypedDict, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 
 from micronova.db.listed import one_of
 from micronova.db.locking import in_order
 from micronova.db.tables import hosts, services
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.clock import micros
-from micronova.objects.errors import NotFound
+from micronova.objects.errors import NotFound, StaleHeartbeat
 from micronova.objects.service_names import COMPUTE
 
 _s = services.c
@@ -30,6 +32,7 @@ class ServiceRow(Protocol):
     disabled_reason: str | None
     forced_down: bool
     last_seen_at: int
+    heartbeat_number: int
     version: int
     created_at: int
     updated_at: int | None
@@ -59,6 +62,22 @@ _SEEN = (
     .values(last_seen_at=sa.bindparam("now"), version=sa.bindparam("b_version"))
 )
 _KNOWN_HOSTS = sa.select(_s.host).where(_OF_HOSTS)
+_NUMBERS = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS)
+
+
+def _seen_in_order(told: sa.TableValuedAlias) -> sa.Update:
+    """Return the statement that records heartbeats, unless newer ones are recorded; `told` has the number by host."""
+    number = sa.cast(told.c.value, sa.BigInteger)
+    return _SEEN.where(_s.host == told.c.key, _s.heartbeat_number <= number).values(heartbeat_number=number)
+
+
+_TOLD = sa.bindparam("told", type_=sa.Text())
+_SEEN_IN_ORDER = {
+    "sqlite": _seen_in_order(sa.func.json_each(_TOLD).table_valued("key", "value")),
+    "postgresql": _seen_in_order(
+        sa.func.jsonb_each_text(sa.cast(_TOLD, postgresql.JSONB)).table_valued("key", "value")
+    ),
+}
 _ON_HOSTS = sa.select(services).where(_OF_HOSTS).order_by(_s.id)
 
 
@@ -71,6 +90,24 @@ def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
     if conn.execute(_SEEN, values).rowcount >= len(names):
         return set()
     return _register(conn, binary, names, now, version)
+
+
+def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int, version: int = 1) -> None:
+    """Record the heartbeats of compute hosts, by host and number; raise StaleHeartbeat if one has a newer one already.
+
+    The heartbeat that was applied last may be applied again: a message may be delivered twice.
+    """
+    of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
+    values = {**of_hosts, "now": now, "b_version": version, "told": json.dumps(numbers)}
+    if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
+        return
+    known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}
+    for host, newest in known.items():
+        if newest > numbers[host]:
+            raise StaleHeartbeat(f"A newer heartbeat of host {host} was applied already.", newest=newest)
+    new = _register(conn, COMPUTE, sorted(numbers.keys() - known.keys()), now, version)
+    if new:
+        compute_heartbeats(conn, {host: numbers[host] for host in new}, now, version)
 
 
 def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int) -> set[str]:

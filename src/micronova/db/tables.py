@@ -322,6 +322,9 @@ services = sa.Table(
     Column("disabled_reason", String(255)),
     Column("forced_down", Boolean, nullable=False, default=False),
     Column("last_seen_at", Time, nullable=False),
+    Column(
+        "heartbeat_number", BigInteger, nullable=False, default=0, server_default="0"
+    ),  # of the newest, if it has one
     Column("version", Integer, nullable=False, default=1),
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time),

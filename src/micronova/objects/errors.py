@@ -95,6 +95,12 @@ class Conflict(MicronovaError):
     code = "conflict"
 
 
+class StaleHeartbeat(Conflict):
+    """A newer heartbeat of a host was applied already; `details["newest"]` is the highest number that is known."""
+
+    code = "stale_heartbeat"
+
+
 class Gone(MicronovaError):
     """What the request is about does not exist any more (410)."""
 

@@ -167,15 +167,6 @@ class PowerChange(msgspec.Struct, frozen=True):
     power_state: int
 
 
-class PowerChangeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A `PowerChange` with its host, sent at once; the next heartbeat repeats it."""
-
-    host: str
-    instance_uuid: str
-    epoch: int
-    power_state: int
-
-
 class GuestAtEpoch(msgspec.Struct, frozen=True):
     """A guest, and the epoch at which it was built."""
 
@@ -220,9 +211,12 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent process sends every few seconds for all its hosts."""
+    """What an agent process sends every few seconds for all its hosts, and at once for one with a power change."""
 
     hosts: tuple[HostBeat, ...]
+    # It grows with each message of a host, also if the agent is restarted: of two that arrive in another order than
+    # they were sent, the older one is refused.
+    number: int = 0
 
 
 class HostReply(msgspec.Struct, frozen=True, kw_only=True):

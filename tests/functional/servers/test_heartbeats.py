@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import itertools
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
@@ -31,9 +33,9 @@ from micronova.db import instances as instances_of
 from micronova.db import nodes, operations, services
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
-from micronova.objects.clock import SystemClock
+from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Conflict, Invalid, Unavailable
+from micronova.objects.errors import Conflict, Invalid, StaleHeartbeat, Unavailable
 from micronova.objects.host_keys import HostKeys
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import (
@@ -61,6 +63,8 @@ CLOUD = CloudOptions(
         "conductor": {"lease": 3600.0, "sweep_interval": 300.0},
     },
 )
+
+NUMBERS = itertools.count(micros(time.time() + 3600.0))  # higher than those of the agents, which learn them
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -106,10 +110,13 @@ def _node(host: str, node: str) -> NodeResources:
 
 
 async def _beat(cloud: OneProcess, *hosts: HostBeat) -> HeartbeatReply:
+    return await _numbered_beat(cloud, next(NUMBERS), *hosts)
+
+
+async def _numbered_beat(cloud: OneProcess, number: int, *hosts: HostBeat) -> HeartbeatReply:
     assert cloud.process.bus is not None
-    return await cloud.process.bus.call(
-        HOSTS.target(), HEARTBEAT, Heartbeat(hosts=hosts), context=Context(), timeout=60.0
-    )
+    beat = Heartbeat(hosts=hosts, number=number)
+    return await cloud.process.bus.call(HOSTS.target(), HEARTBEAT, beat, context=Context(), timeout=60.0)
 
 
 @contextlib.asynccontextmanager
@@ -137,6 +144,56 @@ async def _busy(cloud: OneProcess) -> AsyncIterator[Callable[[int], Awaitable[No
     finally:
         released.set()
         await holding
+
+
+async def test_a_heartbeat_that_arrives_late_is_refused(cloud: OneProcess, user: Caller) -> None:
+    """An older power state does not win, nor does the last heartbeat of an agent stop the next one."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    assert host is not None and cloud.process.database is not None
+    first, second, third = next(NUMBERS), next(NUMBERS), next(NUMBERS)
+    stopped = HostBeat(host=host, power_changes=(PowerChange(id, 1, 4),))
+    runs = HostBeat(host=host, power_changes=(PowerChange(id, 1, 1),))
+    await _numbered_beat(cloud, second, runs)
+    with pytest.raises(StaleHeartbeat) as refused:
+        await _numbered_beat(cloud, first, stopped)
+    assert refused.value.details["newest"] == second
+    with pytest.raises(StaleHeartbeat):
+        await _numbered_beat(cloud, first, HostBeat(host=host, stopping=True))
+    assert (await user.show(id))["status"] == "ACTIVE"
+    service = (await cloud.process.database.read(services.on_hosts, COMPUTE, [host]))[host]
+    assert services.is_up(service, micros(cloud.process.clock.now()), 3600.0)
+    await _numbered_beat(cloud, third, stopped)
+    assert (await user.show(id))["status"] == "SHUTOFF"
+    await _numbered_beat(cloud, third, stopped)  # delivered twice
+    with pytest.raises(StaleHeartbeat):
+        await _numbered_beat(cloud, second, runs)
+    assert (await user.show(id))["status"] == "SHUTOFF"
+
+
+async def test_a_late_heartbeat_does_not_fail_those_that_share_its_transaction(cloud: OneProcess) -> None:
+    late, now = next(NUMBERS), next(NUMBERS)
+    await _numbered_beat(cloud, now, HostBeat(host="punctual"))
+    async with _busy(cloud) as arrived:
+        sent = [asyncio.create_task(_beat(cloud, HostBeat(host=f"other-{number}"))) for number in range(4)]
+        sent.insert(2, asyncio.create_task(_numbered_beat(cloud, late, HostBeat(host="punctual"))))
+        await arrived(len(sent))
+    answers = await asyncio.gather(*sent, return_exceptions=True)
+    assert [isinstance(answer, StaleHeartbeat) for answer in answers] == [False, False, True, False, False]
+    assert isinstance(answers[4], HeartbeatReply)
+
+
+async def test_of_two_waiting_heartbeats_the_newer_one_counts(cloud: OneProcess) -> None:
+    late, now = next(NUMBERS), next(NUMBERS)
+    async with _busy(cloud) as arrived:
+        first = asyncio.create_task(_beat(cloud, HostBeat(host="before")))
+        await arrived(1)
+        newer = asyncio.create_task(_numbered_beat(cloud, now, HostBeat(host="reordered")))
+        await arrived(2)
+        with pytest.raises(StaleHeartbeat):
+            await _numbered_beat(cloud, late, HostBeat(host="reordered"))
+    await first
+    assert (await newer).hosts[0].host == "reordered"
 
 
 async def test_heartbeats_share_transactions(cloud: OneProcess) -> None:

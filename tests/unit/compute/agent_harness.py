@@ -15,7 +15,7 @@ from micronova.compute.manager import ComputeManager
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, PluggedPorts, PluggedPortsRequest
 from micronova.objects.context import Context
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import StaleHeartbeat, Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.orders import (
     Guest,
@@ -26,7 +26,6 @@ from micronova.objects.orders import (
     HostBeat,
     HostReply,
     InstanceSpec,
-    PowerChangeEvent,
     Report,
     ReportReply,
     WorkOrder,
@@ -85,9 +84,9 @@ class FakeConductor:
     def __init__(self) -> None:
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.beats: list[Heartbeat] = []
-        self.events: list[PowerChangeEvent] = []
         self.replies: deque[HostReply] = deque()
         self.unavailable = False
+        self.newest = 0
         self.plugged: set[str] = set()
         self.questions: list[PluggedPortsRequest] = []
         self.failures = 0
@@ -102,6 +101,8 @@ class FakeConductor:
 
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         self._check_available()
+        if params.number < self.newest:
+            raise StaleHeartbeat("A newer heartbeat is known.", newest=self.newest)
         self.beats.append(params)
         hosts = (self.replies.popleft(),) if self.replies else ()
         return HeartbeatReply(hosts=hosts, now=self.now, interval=self.interval)
@@ -117,9 +118,6 @@ class FakeConductor:
     async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
         self._check_available()
         return GuestsResumed(instance_uuids=())
-
-    async def power_change_event(self, context: Context, params: PowerChangeEvent) -> None:
-        self.events.append(params)
 
     async def next_report(self) -> Report:
         """Return the next report; wait for it."""

@@ -1,5 +1,8 @@
 """Reports that are repeated, heartbeats, drops and departures."""
 
+import itertools
+
+from micronova.compute.manager import CHANGES_TOGETHER
 from micronova.objects.orders import Departure, HostReply, RemovedGuest, ReportReply
 from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order, settle
 
@@ -194,23 +197,53 @@ async def test_a_departure_that_fails_is_tried_again(harness: AgentHarness) -> N
     assert await harness.guest("i-1") is None
 
 
-async def test_a_guest_that_stops_itself_is_reported_at_once_and_with_the_beat(harness: AgentHarness) -> None:
+async def test_a_guest_that_stops_itself_is_reported_at_once(harness: AgentHarness) -> None:
     await harness.carry_out(order(epoch=2))
     await harness.beat()
     harness.driver.guest_stops("i-1")
-    await settle()
-    event = harness.conductor.events[-1]
-    assert (event.instance_uuid, event.epoch, event.power_state) == ("i-1", 2, 4)
-    beat = await harness.beat()
-    assert [(each.instance_uuid, each.power_state) for each in beat.power_changes] == [("i-1", 4)]
+    await harness.clock.advance(CHANGES_TOGETHER)
+    [change] = harness.conductor.last_beat().power_changes
+    assert (change.instance_uuid, change.epoch, change.power_state) == ("i-1", 2, 4)
     assert not (await harness.beat()).power_changes
+
+
+async def test_a_power_change_of_an_unanswered_heartbeat_is_repeated_after_an_order(harness: AgentHarness) -> None:
+    """A conductor may apply that heartbeat still, after the report of the order."""
+    await harness.carry_out(order(epoch=2))
+    await harness.beat()
+    harness.conductor.unavailable = True
+    harness.driver.guest_stops("i-1")
+    await harness.clock.advance(CHANGES_TOGETHER)
+    harness.conductor.unavailable = False
+    answered = len(harness.conductor.beats)
+    await harness.carry_out(order("start", epoch=3))
+    await harness.beat()
+    later = [change for beat in harness.conductor.beats[answered:] for change in beat.hosts[0].power_changes]
+    assert [(each.instance_uuid, each.power_state) for each in later] == [("i-1", 1)]
+
+
+async def test_heartbeats_are_numbered_also_by_the_next_agent(harness: AgentHarness) -> None:
+    await harness.beat()
+    await harness.beat()
+    await harness.kill_agent()
+    await harness.clock.advance(1.0)
+    await harness.start_agent()
+    await harness.beat()
+    numbers = [beat.number for beat in harness.conductor.beats]
+    assert len(numbers) > 3 and all(one < next for one, next in itertools.pairwise(numbers))
+
+
+async def test_an_agent_whose_clock_was_ahead_learns_the_newest_number(harness: AgentHarness) -> None:
+    newest = harness.conductor.beats[-1].number + 10_000_000_000
+    harness.conductor.newest = newest
+    await harness.clock.advance(harness.settings.report_interval)
+    assert harness.conductor.beats[-1].number == newest + 1
 
 
 async def test_what_an_order_does_is_no_event(harness: AgentHarness) -> None:
     await harness.carry_out(order(epoch=2))
     await harness.carry_out(order("stop", epoch=3))
     await harness.carry_out(order("start", epoch=4))
-    assert harness.conductor.events == []
     assert not (await harness.beat()).power_changes
 
 

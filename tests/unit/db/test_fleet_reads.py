@@ -10,7 +10,7 @@ from micronova.db import aggregates, services
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Forbidden, NotFound
+from micronova.objects.errors import Forbidden, NotFound, StaleHeartbeat
 from micronova.objects.service_names import COMPUTE
 from tests.unit.db.databases import KINDS, compute_database
 
@@ -54,6 +54,17 @@ async def test_a_zone_whose_hosts_an_operator_has_taken_out_is_not_in_service(
         found = await database.read(services.find, host, COMPUTE)
         await database.write(services.update, found.uuid, change, NOW)
     assert not await _in_service(database, "a")
+
+
+async def test_heartbeats_of_hosts_are_recorded_in_order(database: Database) -> None:
+    await database.write(services.compute_heartbeats, {"h1": 5, "h2": 1 << 60}, NOW)
+    await database.write(services.compute_heartbeats, {"h1": 6, "h2": 1 << 60, "new": 0}, NOW + 1)
+    with pytest.raises(StaleHeartbeat, match="host h1") as stale:
+        await database.write(services.compute_heartbeats, {"h1": 5, "h2": (1 << 60) + 1, "newer": 1}, NOW + 2)
+    assert stale.value.details["newest"] == 6
+    found = await database.read(services.on_hosts, COMPUTE, ["h1", "h2", "new", "newer"])
+    told = {host: (row.heartbeat_number, row.last_seen_at - NOW) for host, row in found.items()}
+    assert told == {"h1": (6, 1), "h2": (1 << 60, 1), "new": (0, 1)}
 
 
 async def test_the_default_zone_may_be_an_aggregate_too(database: Database) -> None:
