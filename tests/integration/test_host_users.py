@@ -20,8 +20,11 @@ from micronova.db.tables import metadata
 from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
-from micronova.objects.orders import Heartbeat, HostBeat, PowerChange, Report
+from micronova.objects.orders import Heartbeat, HostBeat, PowerChange, RemovedGuest, Report
+from micronova.rpc.amqp.bus import AmqpBus
+from micronova.rpc.amqp.session import PREFIX
 from micronova.rpc.bus import Bus, connect
+from micronova.rpc.envelope import OutgoingRequest, encode
 from tests.functional.cloud import CloudOptions, OneProcess, one_process
 from tests.services.rabbitmq import RabbitMQ
 
@@ -37,7 +40,7 @@ class Voice:
         self.bus: Bus = connect(url, clock=SystemClock(), random=Random(), name=name)
 
     async def beats_for(self, host: str) -> None:
-        beat = Heartbeat(hosts=(HostBeat(host=host),))
+        beat = Heartbeat(hosts=(HostBeat(host=host),), number=1 << 60)
         await self.bus.call(TO, HEARTBEAT, beat, context=Context(sender=host), timeout=10)
 
     async def reports(self, operation: Any, host: str) -> bool:
@@ -47,6 +50,24 @@ class Voice:
             outcome="done", power_state=1,
         )  # fmt: skip
         return (await self.bus.call(TO, REPORT, report, context=Context(sender=host), timeout=10)).accepted
+
+    async def floods(self, kind: str, number: int) -> None:
+        """Send as many messages as the broker takes, and wait for no answer."""
+        assert isinstance(self.bus, AmqpBus) and self.bus._session is not None
+        channel, reply_to = self.bus._session.unconfirmed, self.bus._session.reply_to
+        for n in range(number):
+            beat = Heartbeat(hosts=(HostBeat(host=self.name, removed_guests=(RemovedGuest("none", n),)),), number=n)
+            report = Report(operation_id="none", epoch=1, instance_uuid="none", host=self.name, outcome="done")
+            method, params = (HEARTBEAT, beat) if kind == "heartbeat" else (REPORT, report)
+            id = f"{n:032x}"
+            request = OutgoingRequest(
+                id, "call", method.name, method.interface.namespace, method.since, Context(), params
+            )
+            body = b"unreadable" if kind == "unreadable" else encode(request)
+            channel.publish(
+                "", f"{PREFIX}{TO.topic}:{method.interface.namespace}", body, message_id=id, reply_to=reply_to
+            )
+        await self.bus.probe()  # the broker reads a connection in order: it has all of them
 
     async def tells(self, host: str, uuid: str, power_state: int) -> None:
         told = HostBeat(host=host, power_changes=(PowerChange(uuid, 1, power_state),))
@@ -86,7 +107,7 @@ async def _register(directory: Path, *hosts: str) -> None:
 async def cloud(tmp_path: Path, amqp_url: str, users: list[Voice]) -> AsyncIterator[OneProcess]:
     """A cloud with two simulated hosts of its own, which knows the two hosts with users."""
     await _register(tmp_path, *(user.name for user in users[:2]))
-    wanted = CloudOptions(hosts=2, settings={"default": {"transport_url": amqp_url}})
+    wanted = CloudOptions(hosts=2, settings={"default": {"transport_url": amqp_url, "control_users": ["guest"]}})
     async with one_process(tmp_path, wanted) as made, heard(users):
         yield made
 
@@ -120,6 +141,17 @@ async def test_heartbeats_of_other_hosts(cloud: OneProcess, users: list[Voice]) 
     await common.beats_for("fake-1")  # which has no user of its own
     known = {service["host"] for service in (await admin.get("/os-services?binary=nova-compute"))["services"]}
     assert known == {honest.name, "fake-1", "fake-2"}
+
+
+@pytest.mark.parametrize("kind", ["heartbeat", "report", "unreadable"])
+async def test_a_flood_of_one_host_does_not_delay_the_heartbeats_of_others(
+    cloud: OneProcess, users: list[Voice], kind: str
+) -> None:
+    """Thousands of its messages are in the queue before the heartbeat of another host, which has ten seconds."""
+    honest, wicked, _ = users
+    await honest.beats_for(honest.name)
+    await wicked.floods(kind, 5_000)
+    await honest.beats_for(honest.name)
 
 
 async def test_power_states_of_guests_of_other_hosts(cloud: OneProcess, users: list[Voice]) -> None:

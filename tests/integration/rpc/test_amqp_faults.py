@@ -10,6 +10,8 @@ import pytest
 from pamqp import commands
 
 from micronova.objects.clock import SystemClock
+from micronova.objects.context import Context
+from micronova.rpc.amqp import server
 from micronova.rpc.amqp.bus import AmqpBus
 from micronova.rpc.amqp.channel import ChannelClosed
 from micronova.rpc.amqp.connection import Connection
@@ -69,7 +71,7 @@ async def test_a_message_is_delivered_again_when_its_consumer_is_cut_off(amqp_ur
 async def test_a_message_that_takes_its_consumers_down_ends_as_dead_letter(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler(Gate())
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
-        server = await server_bus.serve(api.interface, handler)
+        serving = await server_bus.serve(api.interface, handler)
         await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         for _ in range(DELIVERY_LIMIT + 1):
             await handler.next_job()
@@ -78,7 +80,7 @@ async def test_a_message_that_takes_its_consumers_down_ends_as_dead_letter(amqp_
             while (await bus.probe()).broker.dead_letters == 0:
                 await asyncio.sleep(0)
         assert handler.seen.empty()
-        await server.stop(grace=0)
+        await serving.stop(grace=0)
 
 
 async def test_calls_in_flight_fail_when_the_connection_is_cut(amqp_url: str, api: SampleAPI) -> None:
@@ -138,8 +140,8 @@ async def test_a_deleted_queue_is_made_again(amqp_url: str, api: SampleAPI) -> N
 async def test_a_call_that_nobody_takes_expires_in_its_queue(amqp_url: str, api: SampleAPI) -> None:
     """While no conductor runs, heartbeats of hosts do not pile up; nor are they dead letters."""
     async with amqp_bus(amqp_url) as bus:
-        server = await bus.serve(api.interface, Handler())
-        await server.stop()
+        serving = await bus.serve(api.interface, Handler())
+        await serving.stop()
         assert bus._session is not None
         for number in range(3):
             with pytest.raises(CallTimeout):
@@ -277,6 +279,30 @@ async def test_only_those_who_were_asked_may_answer(
             gate.open.set()
             assert await soon(call) == Job(1)
             gate.open.clear()
+
+
+async def test_a_host_that_floods_a_queue_does_not_delay_others(
+    rabbitmq: RabbitMQ, amqp_url: str, api: SampleAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "MESSAGES_OF_ONE_HOST", 10)
+    vhost = amqp_url.rpartition("/")[2]
+    url = await asyncio.to_thread(rabbitmq.add_user, f"flood-{vhost}", "secret", vhost)
+    gate = Gate()
+
+    async def slow(context: Context, job: Job) -> None:
+        if context.sender != "guest":
+            await gate(context, job)
+
+    handler = Handler(slow)
+    async with amqp_bus(amqp_url, control_users=["guest"]) as service, amqp_bus(url) as host:
+        await service.serve(api.interface, handler, prefetch=20)
+        for n in range(100):
+            await host.cast(api.target(), api.work, Job(n), context=CONTEXT)
+        assert await service.call(api.target(), api.ask, Job(1000), context=CONTEXT, timeout=20) == Job(1000)
+        assert gate.most == 10
+        assert f"flood-{vhost} sends more than 10 messages at once" in caplog.text
+        gate.open.set()
+        assert await host.call(api.target(), api.ask, Job(1001), context=CONTEXT, timeout=20) == Job(1001)
 
 
 async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp_url: str) -> None:

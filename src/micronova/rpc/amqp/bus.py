@@ -114,6 +114,7 @@ class AmqpBus(BaseBus):
             self._grace,
             host=host,
             shared=shared,
+            control_users=self._control_users,
             name_fanout_queue=lambda: f"{PREFIX}fanout.{self._url.user}.{self._token()}",
             send_reply=self._send_reply,
         )

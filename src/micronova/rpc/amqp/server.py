@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import logging
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
 from pamqp import commands
@@ -13,7 +14,15 @@ from micronova.rpc.amqp.session import PREFIX, REPLY_PREFIX, Session
 from micronova.rpc.contract import queue_name
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher, Outcome
-from micronova.rpc.server import Server
+from micronova.rpc.server import Delivery, Server
+
+log = logging.getLogger(__name__)
+
+MESSAGES_OF_ONE_HOST = 500
+"""Messages of one host's user that a server holds at once. It drops more of them without an answer: a host that floods
+a queue must not delay those whose messages are behind. The callers repeat what was dropped."""
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings of a flood."""
 
 SendReply = Callable[[str, bytes], Awaitable[None]]
 """Sends a reply to a queue, or drops and logs it if it cannot be sent."""
@@ -67,9 +76,11 @@ class AmqpServer(Server):
         *,
         host: str | None,
         shared: bool,
+        control_users: frozenset[str],
         name_fanout_queue: Callable[[], str],
         send_reply: SendReply,
     ) -> None:
+        """The messages of other than the control users are limited, if there are control users."""
         super().__init__(dispatcher, deadlines, prefetch, grace)
         topic, namespace = dispatcher.interface.topic, dispatcher.interface.namespace
         self._topic_queue = queue_name(topic, namespace)
@@ -83,13 +94,17 @@ class AmqpServer(Server):
         self._consumers: list[str] = []
         self._backlog: deque[AmqpDelivery] = deque()
         self._attaching = asyncio.Lock()
+        self._control_users = control_users
+        self._held: Counter[str] = Counter()  # messages of hosts, by their users
+        self._warned_at = float("-inf")
 
     async def attach(self, session: Session) -> None:
         """Consume on this session's connection; raise ConnectionLost or ChannelClosed."""
         async with self._attaching:
             if self._session is session or self._stopping:
                 return
-            self._backlog.clear()  # the broker delivers again what the lost connection brought
+            while self._backlog:  # the broker delivers again what the lost connection brought
+                self._let_go(self._backlog.pop())
             for queue in self._work_queues:
                 await session.ensure_work_queue(queue)
             exchange = await session.ensure_fanout(self._topic_queue)
@@ -106,11 +121,41 @@ class AmqpServer(Server):
         delivery = AmqpDelivery(received, self._send_reply, self._dispatcher.clock.monotonic())
         if self._stopping:
             delivery.give_back()
-        elif self.can_take:
+            return
+        if self._control_users and delivery.sender not in self._control_users:
+            if self._held[delivery.sender] >= MESSAGES_OF_ONE_HOST:
+                self._drop(received)
+                return
+            self._held[delivery.sender] += 1
+        if self.can_take:
             self.take(delivery)
         else:
             # The broker's prefetch limit is per consumer; ours covers all queues of this server.
             self._backlog.append(delivery)
+
+    def _drop(self, received: Received) -> None:
+        received.channel.ack(received.tag)
+        now = self._dispatcher.clock.monotonic()
+        if now - self._warned_at >= WARN_INTERVAL:
+            self._warned_at = now
+            log.warning(
+                "%s sends more than %d messages at once to %r; more of them are dropped",
+                received.properties.user_id,
+                MESSAGES_OF_ONE_HOST,
+                self.interface,
+            )
+
+    def _let_go(self, delivery: Delivery) -> None:
+        if delivery.sender in self._held:
+            self._held[delivery.sender] -= 1
+            if not self._held[delivery.sender]:
+                del self._held[delivery.sender]
+
+    async def _work(self, delivery: Delivery) -> None:
+        try:
+            await super()._work(delivery)
+        finally:
+            self._let_go(delivery)
 
     def _next(self) -> None:
         if self._backlog and self.can_take:
@@ -119,7 +164,9 @@ class AmqpServer(Server):
     async def _detach(self) -> None:
         async with self._attaching:
             while self._backlog:
-                self._backlog.pop().give_back()
+                delivery = self._backlog.pop()
+                self._let_go(delivery)
+                delivery.give_back()
             if self._channel is not None and self._channel.is_open:
                 try:
                     for consumer in self._consumers:
