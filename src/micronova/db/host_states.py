@@ -1,4 +1,9 @@
-"""Hosts as the scheduler needs them: all of them at its start, afterwards what changed."""
+"""Hosts as the scheduler needs them: all of them at its start, afterwards what changed.
+
+Changes are found by their times. A commit may be late, so a reader looks at the last seconds again each time; it does
+not read again what it knows: first it reads how many rows changed in each short slot of time, with the sum of their
+times, and then the rows of the slots in which this differs from what it has read before.
+"""
 
 from collections.abc import Collection
 from typing import Any
@@ -13,17 +18,18 @@ from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 
 DEFAULT_ZONE = "nova"
-_MANY = 5000  # beyond so many hosts, naming each costs more than reading all
+SLOT = 100_000  # microseconds
 
-Amount = tuple[str, str, int, int, int]  # node uuid, resource class, total, capacity, used
+Amount = tuple[str, str, int, int, int, int]  # node uuid, resource class, total, capacity, used, changed at
 ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
+Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What has changed since some time."""
+    """What has changed since some time: nodes and amounts by slot, and services."""
 
-    states: list[HostState]
-    amounts: list[Amount]
+    nodes: dict[int, Digest]
+    amounts: dict[int, Digest]
     services: list[ServiceState]
 
 
@@ -48,47 +54,81 @@ _STATES = sa.select(
     _s.last_seen_at,
 ).outerjoin(services, sa.and_(_s.host == _n.host, _s.binary == COMPUTE))
 _STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
-_STATES_SINCE = _STATES.where(_n.changed_at > bindparam("since"))
-_AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.capacity, _i.used)
+_PAGE = _STATES.where(_n.uuid > bindparam("after")).order_by(_n.uuid).limit(bindparam("limit"))
+_AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.capacity, _i.used, _i.changed_at)
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
-_AMOUNTS_SINCE = _AMOUNTS.where(_i.changed_at > bindparam("since"))
 _SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
-_SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
-_SERVICES_HEARD_SINCE = _SERVICES.where(
-    sa.or_(_s.last_seen_at > bindparam("heard_since"), _s.updated_at > bindparam("since"))
+_SERVICES_SINCE = _SERVICES.where(
+    # A service that has just registered is read with its node, which registers afterwards.
+    sa.or_(_s.updated_at > bindparam("since"), _s.last_seen_at < bindparam("silent_since"))
 )
+
+
+def _changed_between(query: Any, *columns: Any) -> Any:
+    """The rows that changed from a time on until another, after the mark (time and key), in this order."""
+    at, until = bindparam("at", type_=sa.BigInteger), bindparam("until", type_=sa.BigInteger)
+    mark = sa.tuple_(at, *(bindparam(f"key{number}", type_=sa.String) for number in range(len(columns) - 1)))
+    changed = query.where(columns[0] >= at, columns[0] < until, sa.tuple_(*columns) > mark)
+    return changed.order_by(*columns).limit(bindparam("limit"))
+
+
+_CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
+_CHANGED_AMOUNTS = _changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class)
+
+
+def _digests(changed_at: Any) -> Any:
+    slot = (changed_at // SLOT).label("slot")
+    total = sa.func.sum(changed_at - bindparam("since", type_=sa.BigInteger))
+    return sa.select(slot, sa.func.count(), total).where(changed_at >= bindparam("since")).group_by(slot)
+
+
+_NODE_DIGESTS = _digests(_n.changed_at)
+_AMOUNT_DIGESTS = _digests(_i.changed_at)
 _AGGREGATES = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.metadata.label("properties")).join(
     aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
 )
 _AGGREGATES_OF = _AGGREGATES.where(one_of(aggregate_hosts.c.host, "hosts"))
 
 
-def load_hosts(
-    conn: sa.Connection, uuids: Collection[str] | None = None, *, default_zone: str = DEFAULT_ZONE
-) -> list[HostState]:
-    """Return all hosts, or these nodes: three statements however many there are."""
-    if uuids is None:
-        rows = conn.execute(_STATES).all()
-        amounts = conn.execute(_AMOUNTS).all()
-        return _states(rows, amounts, conn.execute(_AGGREGATES).all(), default_zone)
+def load_hosts(conn: sa.Connection, uuids: Collection[str], *, default_zone: str = DEFAULT_ZONE) -> list[HostState]:
+    """Return these nodes: three statements however many there are."""
     wanted = sorted(uuids)
     return _complete(conn, conn.execute(_STATES_OF, {"uuids": wanted}).all(), default_zone) if wanted else []
 
 
-def load_changes(
-    conn: sa.Connection, since: int, heard_since: int | None = None, *, default_zone: str = DEFAULT_ZONE
-) -> Changes:
-    """Return what changed since a time, and the services heard of since another (microseconds), in 3 statements."""
-    rows = conn.execute(_STATES_SINCE, {"since": since}).all()
-    if heard_since is None:
-        heard = conn.execute(_SERVICES_SINCE, {"since": since}).all()
-    else:
-        heard = conn.execute(_SERVICES_HEARD_SINCE, {"since": since, "heard_since": heard_since}).all()
+def load_page(conn: sa.Connection, after: str, limit: int, *, default_zone: str = DEFAULT_ZONE) -> list[HostState]:
+    """Return the next nodes after a uuid, in the order of their uuids."""
+    return _complete(conn, conn.execute(_PAGE, {"after": after, "limit": limit}).all(), default_zone)
+
+
+def load_changes(conn: sa.Connection, since: int, silent_since: int | None = None) -> Changes:
+    """Return what changed since a time, and the services not heard of since another (microseconds): 3 statements."""
+    # A time before all others finds no service that is silent.
+    times = {"since": since, "silent_since": 0 if silent_since is None else silent_since}
     return Changes(
-        states=_complete(conn, rows, default_zone),
-        amounts=_amounts(conn.execute(_AMOUNTS_SINCE, {"since": since})),
-        services=[(host, not disabled, forced_down, seen / 1e6) for host, disabled, forced_down, seen in heard],
+        nodes={slot: (count, int(total)) for slot, count, total in conn.execute(_NODE_DIGESTS, {"since": since})},
+        amounts={slot: (count, int(total)) for slot, count, total in conn.execute(_AMOUNT_DIGESTS, {"since": since})},
+        services=[
+            (host, not disabled, forced_down, seen / 1e6)
+            for host, disabled, forced_down, seen in conn.execute(_SERVICES_SINCE, times)
+        ],
     )
+
+
+def load_changed_nodes(
+    conn: sa.Connection, after: tuple[int, str], until: int, limit: int, *, default_zone: str = DEFAULT_ZONE
+) -> list[HostState]:
+    """Return nodes that changed before a time and after a mark (time and uuid), in the order of their changes."""
+    at, uuid = after
+    rows = conn.execute(_CHANGED_NODES, {"at": at, "key0": uuid, "until": until, "limit": limit}).all()
+    return _complete(conn, rows, default_zone)
+
+
+def load_changed_amounts(conn: sa.Connection, after: tuple[int, str, str], until: int, limit: int) -> list[Amount]:
+    """Return amounts that changed before a time and after a mark (time, node, class), in the order of their changes."""
+    at, node, name = after
+    mark = {"at": at, "key0": node, "key1": name}
+    return [tuple(row) for row in conn.execute(_CHANGED_AMOUNTS, mark | {"until": until, "limit": limit})]
 
 
 def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
@@ -99,17 +139,14 @@ def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
 def _complete(conn: sa.Connection, rows: Any, default_zone: str) -> list[HostState]:
     if not rows:
         return []
-    if len(rows) > _MANY:
-        amounts, groups = conn.execute(_AMOUNTS).all(), conn.execute(_AGGREGATES).all()
-    else:
-        amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
-        groups = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
+    amounts = conn.execute(_AMOUNTS_OF, {"uuids": [row.uuid for row in rows]}).all()
+    groups = conn.execute(_AGGREGATES_OF, {"hosts": sorted({row.host for row in rows})}).all()
     return _states(rows, amounts, groups, default_zone)
 
 
 def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[HostState]:
     stock: dict[str, tuple[dict[str, int], dict[str, int], dict[str, int]]] = {}
-    for node, name, total, capacity, used in amounts:
+    for node, name, total, capacity, used, _ in amounts:
         totals, capacities, uses = stock.setdefault(node, ({}, {}, {}))
         totals[name], capacities[name], uses[name] = total, capacity, used
     member_of: dict[str, list[tuple[str, dict[str, str]]]] = {}
@@ -148,7 +185,3 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
             )
         )
     return states
-
-
-def _amounts(rows: Any) -> list[Amount]:
-    return [(node, name, total, capacity, used) for node, name, total, capacity, used in rows]

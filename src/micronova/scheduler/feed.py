@@ -1,11 +1,16 @@
-"""Keeps the host table up to date: reads changes when a decision needs them, and all hosts periodically."""
+"""Keeps the host table up to date: reads changes when a decision needs them, and all hosts periodically.
+
+No read grows with the fleet: changes are read once, heartbeats only of hosts that are late, and everything in parts,
+because PostgreSQL's rows are decoded in the event loop.
+"""
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterable, Mapping
 
 from micronova.db import host_states
 from micronova.db.engine import Database
+from micronova.db.host_states import SLOT, Digest
 from micronova.objects.clock import Clock, micros
 from micronova.scheduler.host_table import HostTable
 
@@ -16,9 +21,55 @@ RELOAD_INTERVAL = 60.0  # seconds; finds deleted hosts, and changes that were mi
 LEAST_RELOAD_INTERVAL = 2.0  # seconds, however many requests find no host
 RELOAD_SHARE = 0.02  # of the time may be spent on reading all hosts: a larger fleet is read less often
 LONGEST_RELOAD_INTERVAL = 600.0  # seconds, however long it takes
-CHUNK = 500  # hosts that are updated before other tasks may run
+CHUNK = 500  # rows that are read and applied before other tasks may run
 
 NEVER = float("-inf")
+END = 1 << 62  # microseconds: later than any change
+
+
+class _Seen:
+    """The rows that were read, by the slot of time in which they changed."""
+
+    def __init__(self) -> None:
+        self._times: dict[Hashable, int] = {}
+        self._slots: dict[int, dict[Hashable, int]] = {}
+
+    def note(self, key: Hashable, changed_at: int) -> None:
+        """Note a row that was read with its time of change."""
+        before = self._times.get(key)
+        if before == changed_at:
+            return
+        if before is not None:
+            del self._slots[before // SLOT][key]
+        self._times[key] = changed_at
+        self._slots.setdefault(changed_at // SLOT, {})[key] = changed_at
+
+    def forget(self, begin: int, end: int) -> None:
+        """Forget the rows of some slots."""
+        for slot in [slot for slot in self._slots if begin <= slot < end]:
+            for key in self._slots.pop(slot):
+                del self._times[key]
+
+    def unread(self, digests: Mapping[int, Digest], since: int) -> list[int]:
+        """Return the slots with rows that were not read, in order."""
+        nothing: dict[Hashable, int] = {}
+        found = []
+        for slot, digest in sorted(digests.items()):
+            known = self._slots.get(slot, nothing)
+            if digest != (len(known), sum(known.values()) - since * len(known)):
+                found.append(slot)
+        return found
+
+
+def _runs(slots: Iterable[int]) -> list[tuple[int, int]]:
+    """Join slots that follow each other: (first, after the last)."""
+    runs: list[tuple[int, int]] = []
+    for slot in slots:
+        if runs and runs[-1][1] == slot:
+            runs[-1] = (runs[-1][0], slot + 1)
+        else:
+            runs.append((slot, slot + 1))
+    return runs
 
 
 class HostFeed:
@@ -29,8 +80,9 @@ class HostFeed:
         self._database = database
         self._clock = clock
         self._default_zone = default_zone
-        # Not every read includes heartbeats: they are many, and a host is not down as soon as one is late.
+        # Not every read includes heartbeats: a host is not down as soon as one is late.
         self._heartbeat_interval = heartbeat_interval
+        self._nodes_seen, self._amounts_seen = _Seen(), _Seen()
         # Wall clock when the last read began: of changes, of heartbeats, of everything.
         self._as_of = self._heartbeats_as_of = self._all_as_of = NEVER
         self._reload_took = 0.0  # seconds
@@ -62,9 +114,9 @@ class HostFeed:
 
     async def reload_nodes(self, node_uuids: Collection[str]) -> None:
         """Read some nodes whose rows in the table are wrong."""
-        states = await self._database.read(host_states.load_hosts, node_uuids, default_zone=self._default_zone)
-        self.table.update(states)
-        self.table.remove(set(node_uuids) - {state.node_uuid for state in states})
+        await self._reload_nodes(node_uuids)
+        # Another task may have applied newer changes of these nodes meanwhile, which are not read again.
+        self._outdated_nodes |= set(node_uuids)
 
     def _reload_interval(self, least: float) -> float:
         """Return the seconds between two reads of all hosts, at least so many."""
@@ -115,27 +167,80 @@ class HostFeed:
             raise
 
     async def _take_changes(self, begin: float, with_heartbeats: bool, outdated: set[str]) -> None:
+        first, newest = micros(self._as_of - OVERLAP) // SLOT, micros(self._as_of) // SLOT
+        # A host that is not among the silent ones has been heard of since. The next read comes before this is so long
+        # ago that the host would count as down.
+        heard_since = begin - 2 * self._heartbeat_interval
         changes = await self._database.read(
-            host_states.load_changes,
-            micros(self._as_of - OVERLAP),
-            micros(self._heartbeats_as_of - OVERLAP) if with_heartbeats else None,
-            default_zone=self._default_zone,
+            host_states.load_changes, first * SLOT, micros(heard_since) if with_heartbeats else None
         )
-        self.table.update(changes.states)
+        if with_heartbeats:
+            self.table.set_heard_since(heard_since)
         self.table.set_services(changes.services)
-        unknown = self.table.set_amounts(changes.amounts)
+        unknown: set[str] = set()
+        for seen, digests, read in (
+            (self._nodes_seen, changes.nodes, self._read_nodes),
+            (self._amounts_seen, changes.amounts, self._read_amounts),
+        ):
+            seen.forget(0, first)
+            # The newest changes first: a row that has changed again is then not missing in its former slot.
+            if any(slot >= newest for slot in seen.unread(digests, first * SLOT)):
+                seen.forget(newest, END)
+                unknown |= await read(newest * SLOT, END)
+            for slot, end in _runs(slot for slot in seen.unread(digests, first * SLOT) if slot < newest):
+                seen.forget(slot, end)
+                unknown |= await read(slot * SLOT, end * SLOT)
         self._as_of = begin
         if with_heartbeats:
             self._heartbeats_as_of, self._heartbeats_due = begin, False
-        if outdated | unknown:
-            await self.reload_nodes(outdated | unknown)
+        await self._reload_nodes(outdated | unknown)
+
+    async def _read_nodes(self, since: int, until: int) -> set[str]:
+        """Read the nodes that changed between two times; there are no unknown ones among them."""
+        mark, more = (since, ""), True
+        while more:
+            page = await self._database.read(
+                host_states.load_changed_nodes, mark, until, CHUNK, default_zone=self._default_zone
+            )
+            self.table.update(page)
+            for state in page:
+                self._nodes_seen.note(state.node_uuid, state.changed_at)
+                mark = (state.changed_at, state.node_uuid)
+            more = len(page) == CHUNK
+        return set()
+
+    async def _read_amounts(self, since: int, until: int) -> set[str]:
+        """Read the amounts that changed between two times; return the nodes that are not in the table."""
+        mark, more, unknown = (since, "", ""), True, set[str]()
+        while more:
+            page = await self._database.read(host_states.load_changed_amounts, mark, until, CHUNK)
+            unknown |= self.table.set_amounts(row[:5] for row in page)
+            for node, name, *_, changed_at in page:
+                self._amounts_seen.note((node, name), changed_at)
+                mark = (changed_at, node, name)
+            more = len(page) == CHUNK
+        return unknown
+
+    async def _reload_nodes(self, node_uuids: Collection[str]) -> None:
+        wanted = sorted(node_uuids)
+        for first in range(0, len(wanted), CHUNK):
+            part = wanted[first : first + CHUNK]
+            states = await self._database.read(host_states.load_hosts, part, default_zone=self._default_zone)
+            self.table.update(states)
+            self.table.remove(set(part) - {state.node_uuid for state in states})
 
     async def _read_all(self) -> None:
         begin, started = self._now(), self._clock.monotonic()
-        states = await self._database.read(host_states.load_hosts, default_zone=self._default_zone)
-        for first in range(0, len(states), CHUNK):
-            self.table.update(states[first : first + CHUNK])
-            await asyncio.sleep(0)
-        self.table.remove(set(self.table.uuids) - {state.node_uuid for state in states})
+        found: set[str] = set()
+        after, more = "", True
+        while more:
+            page = await self._database.read(host_states.load_page, after, CHUNK, default_zone=self._default_zone)
+            self.table.update(page)
+            found.update(state.node_uuid for state in page)
+            more = len(page) == CHUNK
+            if page:
+                after = page[-1].node_uuid
+            await asyncio.sleep(0)  # on SQLite rows are decoded in another thread, and the table is updated here
+        self.table.remove(set(self.table.uuids) - found)
         self._as_of = self._heartbeats_as_of = self._all_as_of = begin
         self._reload_took = self._clock.monotonic() - started

@@ -168,6 +168,11 @@ class HostTable:
                 columns["forced_down"][row] = forced_down
                 columns["last_seen"][row] = last_seen
 
+    def set_heard_since(self, moment: float) -> None:
+        """Record that all hosts have sent a heartbeat since a time; `set_services` then names those that have not."""
+        last_seen = self._columns["last_seen"]
+        np.maximum(last_seen, moment, out=last_seen)
+
     # --- for decisions ---
 
     def fits(self, row: int, resources: Mapping[str, int]) -> bool:

@@ -240,6 +240,8 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
     "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
     "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW, NOW),
+    "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
+    "scheduler: changed amounts": lambda conn: host_states.load_changed_amounts(conn, (100, "", ""), 120, 500),
     "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
     "hypervisor": lambda conn: nodes.get(conn, _uuid("node", 7)),
     "hypervisors, a page": lambda conn: nodes.list_(conn, limit=20),

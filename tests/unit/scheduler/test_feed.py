@@ -1,12 +1,24 @@
 """The host table follows the database, also when the clock is set."""
 
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
+import sqlalchemy as sa
 
-from micronova.db.engine import open_database
+from micronova.db import host_states, services
+from micronova.db.engine import Database, open_database
+from micronova.db.tables import inventories
 from micronova.objects.clock import SystemClock, micros
-from micronova.scheduler.feed import HostFeed
+from micronova.objects.scheduling import HostState
+from micronova.objects.service_names import COMPUTE
+from micronova.scheduler.feed import CHUNK, HostFeed
+from micronova.scheduler.filters.base import FilterOptions
+from micronova.scheduler.filters.basic import ComputeFilter
+from micronova.scheduler.host_table import Amount, HostTable, ServiceState
+from tests.unit.scheduler.factory import a_spec
 from tests.unit.scheduler.rows import add_host, make_tables
 
 
@@ -63,9 +75,168 @@ async def test_a_full_cloud_is_not_read_as_a_whole_all_the_time(tmp_path: Path) 
             clock.time += 0.1
             await feed.refresh_fully()
             assert f"node-new{number}" in feed.table
-        assert database.statistics.by_function["load_hosts"] == 1
+        assert database.statistics.by_function["load_page"] == 1
         clock.time += 600.0
         await feed.refresh_fully()
-        assert database.statistics.by_function["load_hosts"] == 2
+        assert database.statistics.by_function["load_page"] == 2
     finally:
         await database.close()
+
+
+class CountingTable(HostTable):
+    """A table that counts the rows that were read into it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = self.amounts = self.services = 0
+
+    def update(self, states: Iterable[HostState]) -> None:
+        rows = list(states)
+        self.nodes += len(rows)
+        super().update(rows)
+
+    def set_amounts(self, amounts: Iterable[Amount]) -> set[str]:
+        rows = list(amounts)
+        self.amounts += len(rows)
+        return super().set_amounts(rows)
+
+    def set_services(self, services: Iterable[ServiceState]) -> None:
+        rows = list(services)
+        self.services += len(rows)
+        super().set_services(rows)
+
+    def forget_counts(self) -> None:
+        self.nodes = self.amounts = self.services = 0
+
+
+class Cloud:
+    """A database with hosts, and a feed whose reads are counted."""
+
+    def __init__(self, database: Database) -> None:
+        self.database, self.clock, self.table = database, SettableClock(), CountingTable()
+        self.feed = HostFeed(database, self.clock, default_zone="nova")
+        self.feed.table = self.table
+        self.largest_read = 0
+        read = database.read
+
+        async def counted(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            found = await read(fn, *args, **kwargs)
+            self.largest_read = max(self.largest_read, _rows(found))
+            return found
+
+        database.read = counted  # type: ignore[method-assign]
+
+    @property
+    def now(self) -> int:
+        return micros(self.clock.now())
+
+    async def add_hosts(self, count: int) -> None:
+        def add(conn: sa.Connection) -> None:
+            for number in range(count):
+                add_host(conn, f"host{number}", number + 1, now=self.now)
+
+        await self.database.write(add)
+
+    async def refresh_for(self, seconds: float) -> None:
+        """Refresh the table as a busy scheduler does."""
+        for _ in range(round(seconds / 0.5)):
+            self.clock.time += 0.5
+            await self.feed.refresh(0.4)
+
+
+def _rows(found: Any) -> int:
+    """Return how many rows were decoded at once."""
+    if isinstance(found, msgspec.Struct):
+        return sum(_rows(getattr(found, name)) for name in found.__struct_fields__)
+    return len(found) if isinstance(found, list | tuple | dict) else 0
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[Cloud]:
+    database = open_database(f"sqlite:///{tmp_path}/compute.db")
+    await make_tables(database)
+    yield Cloud(database)
+    await database.close()
+
+
+async def test_a_change_is_read_once(cloud: Cloud) -> None:
+    """Reads overlap by seconds; a change of the whole fleet was read ten times by each scheduler."""
+    await cloud.add_hosts(20)
+    await cloud.refresh_for(10.0)
+    cloud.table.forget_counts()
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], cloud.now)
+    claimed = inventories.update().where(inventories.c.node_uuid.in_(["node-host1", "node-host2"]))
+    await cloud.database.write(lambda conn: conn.execute(claimed.values(used=1, changed_at=cloud.now)))
+    cloud.clock.time += 0.3
+    await cloud.refresh_for(10.0)
+    assert (cloud.table.nodes, cloud.table.amounts) == (20, 6)
+
+    # A node of a change that was read changes again.
+    cloud.table.forget_counts()
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(20)], cloud.now)
+    cloud.clock.time += 0.3
+    await cloud.refresh_for(1.0)
+    await cloud.database.write(host_states.touch_hosts, ["host7"], cloud.now)
+    cloud.clock.time += 0.3
+    await cloud.refresh_for(10.0)
+    assert cloud.table.nodes == 21
+
+
+@pytest.mark.parametrize("late", [0.05, 1.0, 4.0])
+async def test_a_commit_that_is_late_is_found(cloud: Cloud, late: float) -> None:
+    await cloud.add_hosts(20)
+    await cloud.refresh_for(10.0)
+    moment = cloud.now
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(5)], moment)
+    cloud.clock.time += late
+    await cloud.feed.refresh(0.0)
+    used = inventories.update().where(inventories.c.node_uuid == "node-host9", inventories.c.resource_class == "VCPU")
+    await cloud.database.write(lambda conn: conn.execute(used.values(used=3, changed_at=moment)))
+    await cloud.database.write(lambda conn: add_host(conn, "late", 99, now=moment))
+    cloud.clock.time += 0.01
+    await cloud.feed.refresh(0.0)
+    assert "node-late" in cloud.table
+    row = cloud.table.index("node-host9")
+    assert row is not None and cloud.table.state(row).used["VCPU"] == 3
+
+
+async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> None:
+    """A scheduler read the heartbeats of all hosts every few seconds."""
+    await cloud.add_hosts(20)
+    await cloud.feed.refresh(0.0)
+    compute_filter = ComputeFilter(FilterOptions(service_down_time=20.0))
+    everyone = [f"host{n}" for n in range(20)]
+    dead, died = "host3", cloud.clock.now()
+
+    def up() -> set[str]:
+        cloud.table.now = cloud.clock.now()
+        view = cloud.table.view()
+        mask = compute_filter.mask(view, a_spec())
+        assert mask is not None
+        return {view.name(n) for n in range(len(view)) if mask[n]}
+
+    cloud.table.forget_counts()
+    while cloud.clock.now() < died + 60.0:
+        await cloud.database.write(services.heartbeat, COMPUTE, [h for h in everyone if h != dead], cloud.now)
+        await cloud.refresh_for(4.5)
+        expected = set(everyone) if cloud.clock.now() - died <= 20.0 else set(everyone) - {dead}
+        assert up() == expected
+    await cloud.database.write(services.heartbeat, COMPUTE, everyone, cloud.now)
+    await cloud.refresh_for(6.0)
+    assert up() == set(everyone)
+    assert 0 < cloud.table.services <= 12, "only the dead host's heartbeat is read, once per interval"
+
+
+async def test_a_large_fleet_is_read_in_parts(cloud: Cloud) -> None:
+    """On PostgreSQL rows are decoded in the event loop, which has other things to do."""
+    count = 3 * CHUNK + 10
+    await cloud.add_hosts(count)
+    await cloud.feed.refresh(0.0)
+    assert len(cloud.table) == count
+    await cloud.refresh_for(10.0)
+    await cloud.database.write(host_states.touch_hosts, [f"host{n}" for n in range(count)], cloud.now)
+    everything = inventories.update().values(used=1, changed_at=cloud.now)
+    await cloud.database.write(lambda conn: conn.execute(everything))
+    await cloud.refresh_for(1.0)
+    assert set(cloud.table.view().used("VCPU")) == {1.0}
+    assert cloud.largest_read <= CHUNK
