@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast
 import sqlalchemy as sa
 
 from micronova.db.host_states import touch_hosts
+from micronova.db.listed import one_of
 from micronova.db.tables import aggregate_hosts, aggregates, instances, services
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.errors import Conflict, Invalid, NotFound
@@ -66,12 +67,36 @@ def zones(conn: sa.Connection, of: Iterable[str] | None = None) -> dict[str, str
     """Return the availability zone of each host that an aggregate puts into one."""
     query = sa.select(_h.host, _a.metadata).join(aggregates, _a.id == _h.aggregate_id).order_by(_a.id)
     if of is not None:
-        query = query.where(_h.host.in_(list(of)))
+        query = query.where(one_of(_h.host, "hosts"))
     found: dict[str, str] = {}
-    for row in conn.execute(query):
+    for row in conn.execute(query, {} if of is None else {"hosts": list(of)}):
         if zone := row.metadata.get(ZONE):
             found.setdefault(row.host, zone)
     return found
+
+
+def zones_available(conn: sa.Connection, default_zone: str) -> dict[str, bool]:
+    """Return the zones that have a compute service, and whether one of its services is enabled: counted, not listed."""
+    zone_of = _zone_of_aggregates(conn)
+    service = services.c
+    enabled = sa.func.max(sa.case((service.disabled.is_(False), 1), else_=0))
+    compute = sa.and_(service.host == _h.host, service.binary == COMPUTE)
+    members = sa.select(_h.aggregate_id, enabled).join(services, compute).where(_h.aggregate_id.in_(list(zone_of)))
+    found: dict[str, bool] = {}
+    for number, usable in conn.execute(members.group_by(_h.aggregate_id)):
+        zone = zone_of[number]
+        found[zone] = found.get(zone, False) or bool(usable)
+    in_zones = sa.select(_h.host).where(_h.aggregate_id.in_(list(zone_of)))
+    others = sa.select(enabled).where(service.binary == COMPUTE, service.host.not_in(in_zones))
+    usable = conn.execute(others).scalar()
+    if usable is not None:
+        found[default_zone] = found.get(default_zone, False) or bool(usable)
+    return found
+
+
+def _zone_of_aggregates(conn: sa.Connection) -> dict[int, str]:
+    found = conn.execute(sa.select(_a.id, _a.metadata)).all()
+    return {row.id: row.metadata[ZONE] for row in found if row.metadata.get(ZONE)}
 
 
 def zone_is_in_service(conn: sa.Connection, zone: str, default_zone: str) -> bool:
@@ -80,8 +105,7 @@ def zone_is_in_service(conn: sa.Connection, zone: str, default_zone: str) -> boo
     Heartbeats do not count, because they are missing during an outage of the broker, too. This reads the aggregates and
     looks for one host, however many there are.
     """
-    found = conn.execute(sa.select(_a.id, _a.metadata)).all()
-    zone_of = {row.id: row.metadata[ZONE] for row in found if row.metadata.get(ZONE)}
+    zone_of = _zone_of_aggregates(conn)
     service = services.c
     usable = sa.select(service.uuid).where(
         service.binary == COMPUTE, service.disabled.is_(False), service.forced_down.is_(False)

@@ -148,9 +148,16 @@ def count_up(conn: sa.Connection, binary: str, now: int, down_time: float) -> in
     return int(conn.execute(counted).scalar_one())
 
 
-def list_(conn: sa.Connection, *, binary: str | None = None, host: str | None = None) -> Sequence[ServiceRow]:
-    """Return services in the order in which they registered."""
-    query = sa.select(services).order_by(_s.id)
+def list_(
+    conn: sa.Connection,
+    *,
+    binary: str | None = None,
+    host: str | None = None,
+    after: int = 0,
+    limit: int | None = None,
+) -> Sequence[ServiceRow]:
+    """Return services in the order in which they registered, after the one with this number."""
+    query = sa.select(services).where(_s.id > after).order_by(_s.id).limit(limit)
     if binary is not None:
         query = query.where(_s.binary == binary)
     if host is not None:

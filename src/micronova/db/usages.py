@@ -8,6 +8,18 @@ from micronova.db.tables import deleted_instances, instances
 from micronova.objects.errors import NotFound
 
 _COLUMNS = ("uuid", "project_id", "display_name", "vm_state", "flavor", "created_at", "launched_at")
+_HOUR = 3600 * 1_000_000
+
+Mark = tuple[int, str]  # when a server was created, and its uuid
+
+
+def find_mark(conn: sa.Connection, uuid: str, project_id: str | None) -> Mark:
+    """Return where a page begins that follows a server, of this project if one is named; raise NotFound."""
+    for table in (instances, deleted_instances):
+        found = conn.execute(sa.select(table.c.created_at, table.c.project_id).where(table.c.uuid == uuid)).first()
+        if found is not None and project_id in (None, found.project_id):
+            return found.created_at, uuid
+    raise NotFound(f"marker [{uuid[:64]}] not found")
 
 
 def used(
@@ -16,30 +28,64 @@ def used(
     end: int,
     *,
     project_id: str | None = None,
-    marker: str | None = None,
-    limit: int | None = None,
+    after: Mark | None = None,
+    limit: int,
 ) -> list[Any]:
-    """List servers that ran at some moment of the span, oldest first; `ended_at` says when one was deleted.
-
-    A page begins after the server `marker`.
-    """
+    """List servers that ran at some moment of the span, oldest first; `ended_at` says when one was deleted."""
     parts = []
-    for table, ended in ((instances, sa.null()), (deleted_instances, deleted_instances.c.deleted_at)):
+    for table, ended in _tables():
         columns = [table.c[name] for name in _COLUMNS]
-        query = sa.select(*columns, sa.cast(ended, sa.BigInteger).label("ended_at")).where(
-            table.c.launched_at.is_not(None), table.c.launched_at < end
-        )
-        if table is deleted_instances:
-            query = query.where(deleted_instances.c.deleted_at > begin)
+        query = sa.select(*columns, ended.label("ended_at")).where(_in_span(table, begin, end))
         if project_id is not None:
             query = query.where(table.c.project_id == project_id)
-        parts.append(query)
+        order = (table.c.created_at, table.c.uuid)
+        if after is not None:
+            query = query.where(table.c.created_at >= after[0], sa.tuple_(*order) > sa.tuple_(*after))
+        # Each table gives its first rows by an index; those of both are few.
+        parts.append(sa.select(query.order_by(*order).limit(limit).subquery()))
     both = sa.union_all(*parts).subquery()
-    query = sa.select(both).order_by(both.c.created_at, both.c.uuid)
-    if marker is not None:
-        known = conn.execute(sa.select(both.c.created_at).where(both.c.uuid == marker)).scalar()
-        if known is None:
-            raise NotFound(f"marker [{marker[:64]}] not found")
-        later = sa.and_(both.c.created_at == known, both.c.uuid > marker)
-        query = query.where(sa.or_(both.c.created_at > known, later))
-    return [*conn.execute(query.limit(limit))]
+    return [*conn.execute(sa.select(both).order_by(both.c.created_at, both.c.uuid).limit(limit))]
+
+
+def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[Any]:
+    """Add up what each project used: hours, and hours times memory, CPUs and disks; the oldest project first."""
+    parts = []
+    for table, ended in _tables():
+        until = sa.func.coalesce(ended, now)
+        last, first = _lesser(until, end), _greater(table.c.launched_at, begin)
+        hours = sa.cast(_greater(last - first, 0), sa.Float) / _HOUR
+        flavor = table.c.flavor
+        disk = flavor["disk"].as_integer() + sa.func.coalesce(flavor["ephemeral"].as_integer(), 0)
+        parts.append(
+            sa.select(
+                table.c.project_id,
+                sa.func.min(table.c.created_at).label("oldest"),
+                sa.func.sum(hours).label("hours"),
+                sa.func.sum(hours * flavor["ram"].as_integer()).label("memory_mb"),
+                sa.func.sum(hours * flavor["vcpus"].as_integer()).label("vcpus"),
+                sa.func.sum(hours * disk).label("local_gb"),
+            )
+            .where(_in_span(table, begin, end))
+            .group_by(table.c.project_id)
+        )
+    both = sa.union_all(*parts).subquery()
+    sums = (sa.func.sum(both.c[name]).label(name) for name in ("hours", "memory_mb", "vcpus", "local_gb"))
+    query = sa.select(both.c.project_id, *sums).group_by(both.c.project_id).order_by(sa.func.min(both.c.oldest))
+    return [*conn.execute(query)]
+
+
+def _tables() -> tuple[tuple[sa.Table, sa.ColumnElement[Any]], ...]:
+    return (instances, sa.cast(sa.null(), sa.BigInteger)), (deleted_instances, deleted_instances.c.deleted_at)
+
+
+def _in_span(table: sa.Table, begin: int, end: int) -> sa.ColumnElement[bool]:
+    launched = sa.and_(table.c.launched_at.is_not(None), table.c.launched_at < end)
+    return launched if table is instances else sa.and_(launched, deleted_instances.c.deleted_at > begin)
+
+
+def _lesser(one: Any, other: int) -> sa.ColumnElement[int]:
+    return sa.case((one < other, one), else_=sa.literal(other, sa.BigInteger))
+
+
+def _greater(one: Any, other: int) -> sa.ColumnElement[int]:
+    return sa.case((one > other, one), else_=sa.literal(other, sa.BigInteger))

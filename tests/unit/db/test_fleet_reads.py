@@ -6,13 +6,14 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor.host_users import HostUsers
-from micronova.db import aggregates, services
+from micronova.db import aggregates, services, tables, usages
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, NotFound, StaleHeartbeat
 from micronova.objects.service_names import COMPUTE
 from tests.unit.db.databases import KINDS, compute_database
+from tests.unit.scheduler.rows import add_instances
 
 DOWN = 20.0
 NOW = micros(1_000.0)
@@ -77,6 +78,39 @@ async def test_the_default_zone_may_be_an_aggregate_too(database: Database) -> N
     assert not await _in_service(database, "b", default="b")
     assert not await _in_service(database, "nova")
     assert await _in_service(database, "a", default="a")
+
+
+async def test_zones_are_available_while_a_service_is_enabled(database: Database) -> None:
+    await database.write(_zones)
+    assert await database.read(aggregates.zones_available, "nova") == {"a": True, "b": True, "nova": True}
+    for host in ("b1", "plain", "a1"):
+        found = await database.read(services.find, host, COMPUTE)
+        await database.write(services.update, found.uuid, {"disabled": True}, NOW)
+    assert await database.read(aggregates.zones_available, "nova") == {"a": True, "b": False, "nova": False}
+    assert await database.read(aggregates.zones_available, "a") == {"a": True, "b": False}
+
+
+async def test_the_database_adds_up_what_projects_used(database: Database) -> None:
+    hour = 3600 * 1_000_000
+    flavor = {"name": "f", "ram": 512, "vcpus": 2, "disk": 10, "ephemeral": 5}
+
+    def add(conn: sa.Connection) -> None:
+        add_instances(conn, "living", "not-launched", "later")
+        set_ = tables.instances.update().values(flavor=flavor)
+        conn.execute(set_.where(tables.instances.c.uuid == "living").values(launched_at=0))
+        conn.execute(set_.where(tables.instances.c.uuid == "later").values(launched_at=9 * hour))
+        columns = [column for column in tables.instances.c if column.name in tables.deleted_instances.c]
+        row = conn.execute(sa.select(*columns).where(tables.instances.c.uuid == "living")).mappings().one()
+        for name, ended in (("gone", 3 * hour), ("gone-before", hour)):
+            conn.execute(tables.deleted_instances.insert(), {**row, "uuid": name, "deleted_at": ended})
+
+    await database.write(add)
+    [sums] = await database.read(usages.totals, hour, 5 * hour, 4 * hour)
+    assert tuple(sums) == ("p", 3 + 2, 5 * 512, 5 * 2, 5 * 15)
+    rows = await database.read(usages.used, hour, 5 * hour, limit=10)
+    assert [row.uuid for row in rows] == ["gone", "living"]
+    rows = await database.read(usages.used, hour, 5 * hour, project_id="p", after=(1, "gone"), limit=10)
+    assert [row.uuid for row in rows] == ["living"]
 
 
 async def test_services_are_read_by_host(database: Database) -> None:

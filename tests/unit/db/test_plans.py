@@ -21,6 +21,7 @@ from micronova.db import (
     retention,
     server_lists,
     services,
+    usages,
 )
 from micronova.db.allocations import Claim
 from micronova.db.engine import Database
@@ -245,6 +246,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
     "hypervisor": lambda conn: nodes.get(conn, _uuid("node", 7)),
     "hypervisors, a page": lambda conn: nodes.list_(conn, limit=20),
+    "usage, a page": lambda conn: usages.used(conn, 0, NOW, after=(1_000_000, MIDDLE), limit=50),
+    "usage, a page of a project": lambda conn: usages.used(conn, 0, NOW, project_id="p7", after=(1_000, ""), limit=50),
+    "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
 }

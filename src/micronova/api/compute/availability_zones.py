@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from micronova.api.compute.services import INTERNAL_ZONE
+from micronova.api.compute.services import INTERNAL_ZONE, read_services
 from micronova.api.inputs import STRICT, NoQuery
 from micronova.db import aggregates, services
 from micronova.db.engine import Database
@@ -26,7 +26,7 @@ class AvailabilityZones:
 
     async def _services(self) -> dict[str, list[Any]]:
         """Return the services by zone; a zone is available while one of them is enabled."""
-        rows, zones = await self._database.read(lambda conn: (services.list_(conn), aggregates.zones(conn)))
+        rows, zones = await read_services(self._database)
         found: dict[str, list[Any]] = {}
         for row in rows:
             zone = zones.get(row.host, self._default_zone) if row.binary == COMPUTE else INTERNAL_ZONE
@@ -35,12 +35,11 @@ class AvailabilityZones:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List zones by name."""
-        zones = await self._services()
+        zones = await self._database.read(aggregates.zones_available, self._default_zone)
         return {
             "availabilityZoneInfo": [
-                {"zoneName": zone, "zoneState": {"available": _available(rows)}, "hosts": None}
-                for zone, rows in zones.items()
-                if zone != INTERNAL_ZONE
+                {"zoneName": zone, "zoneState": {"available": available}, "hosts": None}
+                for zone, available in sorted(zones.items(), key=lambda item: (not item[1], item[0]))
             ]
         }
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
-from micronova.api.compute.services import INTERNAL_ZONE
+from micronova.api.compute.services import INTERNAL_ZONE, read_services
 from micronova.api.inputs import Body, NoQuery, Query
-from micronova.db import aggregates, nodes, services
+from micronova.db import nodes, services
 from micronova.db.engine import Database
 from micronova.db.services import ServiceChanges, ServiceRow
 from micronova.db.tables import instances
@@ -46,7 +46,7 @@ class Hosts:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List the enabled hosts with their services."""
-        rows, zones = await self._database.read(lambda conn: (services.list_(conn), aggregates.zones(conn)))
+        rows, zones = await read_services(self._database)
         wanted = request.query.zone
         shown = [
             {

@@ -1,5 +1,6 @@
 """Services: the processes of the cloud; an administrator enables and disables compute hosts here."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from micronova.objects.service_names import COMPUTE
 from micronova.servers.service_removal import ServiceRemoval
 
 INTERNAL_ZONE = "internal"  # the zone of all services but compute hosts
+PART = 500  # services that are read at a time
 _API = ("nova-osapi_compute", "nova-metadata")  # they answer HTTP and send no heartbeats, so they are not listed
 
 
@@ -89,6 +91,25 @@ class Update(Body):
     forced_down: Flag | UnsetType = UNSET
 
 
+async def read_services(
+    database: Database, *, host: str | None = None, binary: str | None = None
+) -> tuple[list[ServiceRow], dict[str, str]]:
+    """Read services and the zones of their hosts in parts, so that other requests are answered in between."""
+    rows: list[ServiceRow] = []
+    zones: dict[str, str] = {}
+
+    def read(conn: sa.Connection, after: int) -> tuple[Sequence[ServiceRow], dict[str, str]]:
+        page = services.list_(conn, host=host, binary=binary, after=after, limit=PART)
+        return page, aggregates.zones(conn, {row.host for row in page})
+
+    while True:
+        page, of_page = await database.read(read, rows[-1].id if rows else 0)
+        rows += page
+        zones |= of_page
+        if len(page) < PART:
+            return rows, zones
+
+
 class Services:
     """The handlers."""
 
@@ -109,9 +130,7 @@ class Services:
         query: ListQuery = request.query
         host = None if isinstance(query.host, UnsetType) or not query.host else query.host
         binary = None if isinstance(query.binary, UnsetType) or not query.binary else query.binary
-        rows, zones = await self._database.read(
-            lambda conn: (services.list_(conn, host=host, binary=binary), aggregates.zones(conn))
-        )
+        rows, zones = await read_services(self._database, host=host, binary=binary)
         shape, facts = VIEW.at(request.minor), self._facts(zones)
         return {"services": [shape(row, facts) for row in rows if row.binary not in _API]}
 

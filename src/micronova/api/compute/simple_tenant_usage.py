@@ -1,9 +1,11 @@
 """Usage of projects: hours of servers, multiplied by their memory, CPUs and disks."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
@@ -22,6 +24,7 @@ RULE = "os_compute_api:os-simple-tenant-usage"
 PAGED = since(40)
 FOUR_WEEKS = 28 * 24 * 3600 * 1_000_000
 HOUR = 3600 * 1_000_000
+PART = 1_000  # servers that are read at a time
 
 
 class UsageQuery(Paged):
@@ -52,12 +55,16 @@ class SimpleTenantUsage:
 
     async def index(self, request: Request) -> dict[str, Any]:
         """Show what every project used."""
+        # Nova accepts only "1" here.
+        detailed = request.query.detailed == "1"
+        if not detailed and request.minor not in PAGED:
+            span = self._span(request.query)
+            sums = await self._database.read(usages.totals, span.begin, span.end, span.now)
+            return {"tenant_usages": [_shown(span, *row) for row in sums]}
         span, rows, links = await self._used(request, "os-simple-tenant-usage", None)
         by_project: dict[str, list[Any]] = {}
         for row in rows:
             by_project.setdefault(row.project_id, []).append(row)
-        # Nova accepts only "1" here.
-        detailed = request.query.detailed == "1"
         shown = [_total(project, of, span, detailed) for project, of in by_project.items()]
         return {"tenant_usages": shown, **({"tenant_usages_links": links} if links else {})}
 
@@ -73,16 +80,30 @@ class SimpleTenantUsage:
     ) -> tuple[Span, list[Any], list[dict[str, str]]]:
         query: UsageQuery = request.query
         span = self._span(query)
-        paged = request.minor in PAGED
-        limit, marker = query.page(self._max_limit) if paged else (None, None)
+        used = partial(usages.used, begin=span.begin, end=span.end, project_id=project)
+        if request.minor not in PAGED:
+            return span, await self._read_all(used), []
+        limit, marker = query.page(self._max_limit)
+
+        def read(conn: sa.Connection) -> list[Any]:
+            return used(conn, after=None if marker is None else usages.find_mark(conn, marker, project), limit=limit)
+
         try:
-            rows = await self._database.read(
-                lambda conn: usages.used(conn, span.begin, span.end, project_id=project, marker=marker, limit=limit)
-            )
+            rows = await self._database.read(read)
         except NotFound as error:
             raise Invalid(str(error)) from None
         more = bool(limit) and len(rows) == limit
         return span, rows, Links(request).next(request, path, rows[-1].uuid) if more else []
+
+    async def _read_all(self, used: Callable[..., list[Any]]) -> list[Any]:
+        """Read all servers of a span in parts, so that other requests are answered in between."""
+        rows: list[Any] = []
+        while True:
+            after = (rows[-1].created_at, rows[-1].uuid) if rows else None
+            page = await self._database.read(lambda conn, mark: used(conn, after=mark, limit=PART), after)
+            rows += page
+            if len(page) < PART:
+                return rows
 
     def _span(self, query: UsageQuery) -> Span:
         now = micros(self._clock.now())
@@ -100,21 +121,26 @@ def _hours(row: Any, span: Span) -> float:
     return max(0, min(span.end, ended) - began) / HOUR
 
 
+def _shown(span: Span, project: str, hours: float, memory_mb: float, vcpus: float, local_gb: float) -> dict[str, Any]:
+    return {
+        "tenant_id": project,
+        "start": iso_micros(span.begin),
+        "stop": iso_micros(span.end),
+        "total_hours": hours,
+        "total_memory_mb_usage": memory_mb,
+        "total_vcpus_usage": vcpus,
+        "total_local_gb_usage": local_gb,
+    }
+
+
 def _total(project: str, rows: list[Any], span: Span, detailed: bool) -> dict[str, Any]:
     used = [(row, _hours(row, span)) for row in rows]
 
     def sum_of(amount: str) -> float:
         return sum(hours * _amount(row.flavor, amount) for row, hours in used)
 
-    total: dict[str, Any] = {
-        "tenant_id": project,
-        "start": iso_micros(span.begin),
-        "stop": iso_micros(span.end),
-        "total_hours": sum(hours for _, hours in used),
-        "total_memory_mb_usage": sum_of("memory_mb"),
-        "total_vcpus_usage": sum_of("vcpus"),
-        "total_local_gb_usage": sum_of("local_gb"),
-    }
+    amounts = {amount: sum_of(amount) for amount in ("memory_mb", "vcpus", "local_gb")}
+    total = _shown(span, project, sum(hours for _, hours in used), **amounts)
     if detailed:
         total["server_usages"] = [_server(row, hours, span) for row, hours in used]
     return total

@@ -1,0 +1,128 @@
+"""Requests that concern all hosts or all servers of a span read few rows at a time, or let the database count."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.db.engine import Database
+from micronova.db.tables import deleted_instances, instances
+from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process
+
+HOSTS = 1_201
+SERVERS = 2_400  # of two projects; half of them deleted
+MOST = 1_000  # rows of one read
+HOUR = 3600 * 1_000_000
+SETTINGS = {
+    "default": {"report_interval": 300.0, "service_down_time": 3600.0},
+    "conductor": {"lease": 600.0, "sweep_interval": 300.0},
+}
+
+
+class Reads:
+    """The largest read of a database, in rows."""
+
+    def __init__(self, database: Database) -> None:
+        self.largest = 0
+        read = database.read
+
+        async def counted(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            found = await read(fn, *args, **kwargs)
+            self.largest = max(self.largest, _rows(found))
+            return found
+
+        database.read = counted  # type: ignore[method-assign]
+
+
+def _rows(found: Any) -> int:
+    if isinstance(found, tuple) and not hasattr(found, "_fields"):
+        return sum(_rows(each) for each in found)
+    return len(found) if isinstance(found, list | dict) else 0
+
+
+@pytest.fixture
+async def cloud(tmp_path: Path) -> AsyncIterator[Cloud]:
+    async with one_process(tmp_path, CloudOptions(hosts=HOSTS, settings=SETTINGS)) as made:
+        yield made
+
+
+async def test_zones_hosts_and_services(cloud: Cloud) -> None:
+    database, admin = cloud.process.database, cloud.caller().admin.at(42)
+    assert database is not None
+    names = [row["host_name"] for row in (await admin.get("/os-hosts"))["hosts"] if row["service"] == "compute"]
+    assert len(names) == HOSTS
+    asked = {"aggregate": {"name": "a", "availability_zone": "red"}}
+    made = (await admin.post("/os-aggregates", asked, 200))["aggregate"]
+    await admin.post(f"/os-aggregates/{made['id']}/action", {"add_host": {"host": names[0]}}, 200)
+    reads = Reads(database)
+
+    async def zones() -> dict[str, bool]:
+        shown = (await admin.get("/os-availability-zone"))["availabilityZoneInfo"]
+        return {each["zoneName"]: each["zoneState"]["available"] for each in shown}
+
+    assert await zones() == {"nova": True, "red": True}
+    await admin.put("/os-services/disable", {"host": names[0], "binary": "nova-compute"})
+    assert await zones() == {"nova": True, "red": False}
+    assert reads.largest < 20, "the zones are counted by the database"
+
+    shown = {z["zoneName"]: z for z in (await admin.get("/os-availability-zone/detail"))["availabilityZoneInfo"]}
+    assert len(shown["nova"]["hosts"]) == HOSTS - 1 and shown["red"]["hosts"] is None
+    listed = (await admin.get("/os-hosts"))["hosts"]
+    assert len([each for each in listed if each["zone"] == "nova"]) == HOSTS - 1
+    assert len((await admin.get("/os-services?binary=nova-compute"))["services"]) == HOSTS
+    assert reads.largest <= MOST
+
+
+def _add_servers(conn: sa.Connection, server: str) -> None:
+    columns = [column for column in instances.c if column.name in deleted_instances.c]
+    template = conn.execute(sa.select(*columns).where(instances.c.uuid == server)).mappings().one()
+    begin = template["created_at"] - 10 * HOUR
+    rows = [
+        {
+            **template,
+            "uuid": f"00000000-0000-0000-0000-{number:012}",
+            "project_id": f"usage{number % 2}",
+            "created_at": begin + number // 7,
+            "launched_at": begin + number * 1000,
+        }
+        for number in range(SERVERS)
+    ]
+    conn.execute(instances.insert(), rows[: SERVERS // 2])
+    gone = [{**row, "deleted_at": row["launched_at"] + 2 * HOUR} for row in rows[SERVERS // 2 :]]
+    conn.execute(deleted_instances.insert(), gone)
+
+
+async def test_usage(cloud: Cloud) -> None:
+    database, user = cloud.process.database, cloud.caller().at(39)
+    assert database is not None
+    server = await user.boot()
+    await database.write(_add_servers, server["id"])
+    reads = Reads(database)
+
+    async def usage(caller: Caller, query: str = "") -> dict[str, dict[str, Any]]:
+        found = (
+            await caller.get(f"/os-simple-tenant-usage?start=2020-01-01T00:00:00&end=2100-01-01T00:00:00&{query}")
+        )["tenant_usages"]
+        return {each["tenant_id"]: each for each in found}
+
+    counted = await usage(user.admin)
+    assert reads.largest < 20, "the database adds up what projects used"
+    detailed = await usage(user.admin, "detailed=1")
+    assert reads.largest <= MOST
+    assert set(counted) == set(detailed) == {user.project, "usage0", "usage1"}
+    for project in ("usage0", "usage1"):
+        servers = detailed[project].pop("server_usages")
+        assert len(servers) == SERVERS / 2
+        assert sorted({each["state"] for each in servers}) == ["active", "terminated"]
+        for name, amount in (("memory_mb", "memory_mb"), ("vcpus", "vcpus"), ("local_gb", "local_gb")):
+            expected = sum(each["hours"] * each[amount] for each in servers)
+            assert counted[project][f"total_{name}_usage"] == pytest.approx(expected, rel=1e-3)
+        assert counted[project]["total_hours"] == pytest.approx(detailed[project]["total_hours"], rel=1e-3)
+        assert counted[project].keys() == detailed[project].keys()
+    one = (await user.admin.get("/os-simple-tenant-usage/usage1?start=2020-01-01T00:00:00&end=2100-01-01T00:00:00"))[
+        "tenant_usage"
+    ]
+    assert len(one["server_usages"]) == SERVERS / 2
+    assert reads.largest <= MOST
