@@ -239,6 +239,30 @@ def test_root_follows_no_link_of_the_service_user(tmp_path: Path) -> None:
 
 
 @AS_ROOT
+@pytest.mark.parametrize(
+    "command", [("db", "upgrade"), ("db", "purge", "--before", "2020-01-01"), ("check",), ("host", "list")]
+)
+def test_root_opens_no_database_that_the_service_user_links_to(tmp_path: Path, command: tuple[str, ...]) -> None:
+    made = UpCloud(tmp_path / "cloud")
+    made.up()
+    made.down()
+    # The database of another cloud, which root alone can open.
+    victim = tmp_path / "closed" / "compute.sqlite"
+    victim.parent.mkdir(mode=0o700)
+    own = made.directory / "compute.sqlite"
+    shutil.copy(own, victim)
+    assert micronova(*command, "--dir", made.directory).returncode == 0
+    files = [each for each in made.directory.iterdir() if each.is_file()]
+    assert {each.stat().st_uid for each in files} == {made.directory.stat().st_uid} != {0}
+    own.unlink()
+    own.symlink_to(victim)
+    before = sorted(victim.parent.iterdir()), victim.read_bytes()
+    done = micronova(*command, "--dir", made.directory)
+    assert done.returncode != 0 and "compute" in done.stdout + done.stderr
+    assert (sorted(victim.parent.iterdir()), victim.read_bytes()) == before
+
+
+@AS_ROOT
 def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "cloud"
     place.mkdir()
@@ -572,12 +596,11 @@ def test_bad_settings_are_told_when_it_starts_in_the_background(tmp_path: Path) 
     ok("down", "--dir", tmp_path / "cloud")
 
 
+@pytest.mark.parametrize("user", ["", '[default]\nuser = "root"\n'], ids=["service user", "root"])
 @pytest.mark.parametrize("how", [(), ("--detach",)])
-def test_a_start_that_fails_leaves_no_new_directory(tmp_path: Path, how: tuple[str, ...]) -> None:
+def test_a_start_that_fails_leaves_no_new_directory(tmp_path: Path, how: tuple[str, ...], user: str) -> None:
     file = tmp_path / "micronova.toml"
-    # In the foreground a process that has given root's rights up cannot remove a directory of root's.
-    user = "" if how else 'user = "root"\n'
-    file.write_text(f'[default]\n{user}[database]\nconnection = "sqlite:////nowhere/compute.sqlite"\n')
+    file.write_text(f'{user}[database]\nconnection = "sqlite:////nowhere/compute.sqlite"\n')
     new, old = tmp_path / "new", tmp_path / "old"
     old.mkdir()
     for place in (new, old):

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from micronova.cli.state import StateDirectory, default_directory, new_password
+from micronova.cli.maintain import place_of_databases
+from micronova.cli.state import new_password
 from micronova.conf.settings import Settings, load
 from micronova.db.engine import Database
 from micronova.objects.errors import MicronovaError
@@ -22,7 +23,7 @@ def _with_database(
     directory: Path | None, config: Path | None, work: Callable[[Database, Settings], Awaitable[Any]]
 ) -> Any:
     settings = load(config)
-    place = StateDirectory((directory or Path(settings.default.state_path or default_directory())).absolute())
+    place = place_of_databases(directory, settings)
     if not settings.database.connection and not place.path.exists():
         raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
 
@@ -62,16 +63,21 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
 
 def disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers."""
+
+    async def work(database: Database, settings: Settings) -> None:
+        await _disable(database, name, reason)
+
+    _with_database(directory, config, work)
+
+
+async def _disable(database: Database, name: str, reason: str) -> None:
     import time
 
     from micronova.db import services
 
-    async def work(database: Database, settings: Settings) -> None:
-        row = await database.read(services.find, name, COMPUTE)
-        values: services.ServiceChanges = {"disabled": True, "disabled_reason": reason or None}
-        await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
-
-    _with_database(directory, config, work)
+    row = await database.read(services.find, name, COMPUTE)
+    values: services.ServiceChanges = {"disabled": True, "disabled_reason": reason or None}
+    await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
     click.echo(f"{name} gets no new servers; its servers keep running.")
 
 
@@ -166,9 +172,8 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers, and print those that it still has; they cannot be moved yet."""
     from micronova.db.tables import instances
 
-    disable(name, "draining", directory, config)
-
     async def work(database: Database, settings: Settings) -> list[Any]:
+        await _disable(database, name, "draining")
         query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 

@@ -34,6 +34,15 @@ def _place(directory: Path | None, settings: Settings) -> StateDirectory:
     return StateDirectory((directory or Path(settings.default.state_path or default_directory())).absolute())
 
 
+def place_of_databases(directory: Path | None, settings: Settings) -> StateDirectory:
+    """Return DIR for work on its SQLite files, which its owner does: SQLite opens them by name and follows links."""
+    from micronova.cli.service_user import become_owner
+
+    place = _place(directory, settings)
+    become_owner(place)
+    return place
+
+
 def rotate_token_key(directory: Path | None, config: Path | None, after: int) -> None:
     """Make a new key for tokens, and print from when on it signs."""
     settings = load(config)
@@ -60,7 +69,7 @@ def _with_keys(place: StateDirectory) -> StateDirectory:
 def upgrade(directory: Path | None, config: Path | None) -> None:
     """Bring every database to the newest revision, and print the revisions."""
     settings = load(config)
-    asyncio.run(_upgrade(settings, _place(directory, settings)))
+    asyncio.run(_upgrade(settings, place_of_databases(directory, settings)))
 
 
 async def _upgrade(settings: Settings, place: StateDirectory) -> None:
@@ -89,7 +98,7 @@ async def _upgrade(settings: Settings, place: StateDirectory) -> None:
 def purge(directory: Path | None, config: Path | None, before: float, dry_run: bool) -> None:
     """Delete what ended or was deleted before a time, in batches, and print the progress."""
     settings = load(config)
-    place = _place(directory, settings)
+    place = place_of_databases(directory, settings)
     if not settings.database.connection and not place.path.exists():
         raise MicronovaError(f"There is no cloud in {place.path}.")
     asyncio.run(_purge(settings, place, micros(before), dry_run))
@@ -173,7 +182,7 @@ def check(directory: Path | None, config: Path | None) -> int:
         if key:
             constant = len(set(key)) == 1
             say(Verdict(name, "everybody can guess it: set the output of `openssl rand -hex 32`" if constant else None))
-    place = _place(directory, settings)
+    place = place_of_databases(directory, settings)
     try:
         parent = next(path for path in (place.path, *place.path.parents) if path.exists())
         place.has_keys()

@@ -133,6 +133,23 @@ def become(user: ServiceUser, place: StateDirectory, groups: Iterable[int] = ())
         )
 
 
+def become_owner(place: StateDirectory) -> None:
+    """If this is root, become the owner of DIR for good: in a directory of another user, root follows no links."""
+    if os.geteuid() != 0:
+        return
+    try:
+        found = place.path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return  # root makes it, or there is none
+    if found.st_uid == 0:
+        return
+    try:
+        name = pwd.getpwuid(found.st_uid).pw_name
+    except KeyError:
+        name = str(found.st_uid)
+    become(ServiceUser(name, found.st_uid, found.st_gid), place)
+
+
 def sudo_user() -> int | None:
     """Return the id of the person who typed sudo; None if this process is not root's or was not started by sudo."""
     number = os.environ.get("SUDO_UID", "")

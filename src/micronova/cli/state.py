@@ -193,7 +193,7 @@ class StateDirectory:
 
     def has_database(self, name: str) -> bool:
         """Return whether one of the SQLite files was ever made."""
-        return (self.path / f"{name}.sqlite").exists()
+        return os.path.lexists(self.path / f"{name}.sqlite")
 
     @property
     def control(self) -> Path:

@@ -62,6 +62,7 @@ def up(
     settings, lack = without_links(settings)
     notice = notice or lack
     starter, new = os.getpid(), not place.path.exists()
+    remover = _start_remover(place) if new and not detach else None
     try:
         if detach:
             _detach(place, sys.argv[1:])
@@ -71,7 +72,17 @@ def up(
         # A cloud that came up has clouds.yaml. Root's process removes what its child, who may not, has made.
         if new and os.getpid() == starter and not (place.path / "clouds.yaml").exists():
             shutil.rmtree(place.path, ignore_errors=True)
+            if remover is not None:
+                remover.communicate()
         raise
+
+
+def _start_remover(place: StateDirectory) -> "subprocess.Popen[bytes] | None":
+    """Start a process of root's that removes DIR, if it is empty, when this one ends, which may be root no more."""
+    if os.geteuid() != 0:
+        return None
+    command = ["sh", "-c", 'read -r end; rmdir -- "$1" 2>/dev/null', "sh", str(place.path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
 
 def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
