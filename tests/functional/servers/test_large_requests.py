@@ -25,3 +25,23 @@ async def test_the_filters_of_a_decision_are_stored_once(tmp_path: Path) -> None
     sizes = [len(msgspec.json.encode(row.explanation)) for row in rows]
     assert len(with_filters) < 10  # one for each decision; a request is decided in a few parts
     assert sorted(sizes)[len(sizes) // 2] < 600
+
+
+async def test_the_filters_that_left_no_host_are_stored_once(tmp_path: Path) -> None:
+    """A request without a valid host stored its filters with each server."""
+    async with one_process(tmp_path, CloudOptions(hosts=4)) as cloud:
+        user = cloud.caller()
+        wanted = {"name": "large", "ram": 1 << 30, "vcpus": 1, "disk": 1}
+        flavor = (await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"]
+        asked = user.body(min_count=20, max_count=20, return_reservation_id=True, flavorRef=flavor)
+        reservation = (await user.post("/servers", asked))["reservation_id"]
+        listed = await user.admin.get(f"/servers/detail?reservation_id={reservation}")
+        ids = [server["id"] for server in listed["servers"]]
+        for id in ids:
+            await user.wait_for(id, "ERROR")
+        rows = await cloud.read(sa.select(operations))
+        assert cloud.process.database is not None
+        told = [await cloud.process.database.read(find_timeline, id) for id in ids]
+    decisions = [timeline["operations"][0]["explanation"] for timeline in told]
+    assert len(decisions) == 20 and all(each == {**each, "hosts": 4} and each["filters"] for each in decisions)
+    assert len([row for row in rows if row.explanation.get("filters")]) == 1

@@ -17,7 +17,7 @@ from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
 from micronova.objects.clock import micros
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import Explanation
+from micronova.objects.explanation import Explanation, FilterStep
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import Report
@@ -101,7 +101,7 @@ class BuildOutcomes:
             operation, owner=self._engine.owner, step=step, payload=payload, epoch=operation.epoch + 1
         )
 
-    def give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> ReportResult:
+    def give_up(self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = "") -> ReportResult:
         """Give up a build that this conductor owns; a later request may have overtaken it."""
         row = instances.lock(conn, operation.instance_uuid)
         if not self._transitions.owns(conn, operation):
@@ -109,22 +109,35 @@ class BuildOutcomes:
         if row is None or row["epoch"] != operation.epoch:
             self._transitions.cancel_in(conn, operation, self.release_claim)
             return NoMoreWork()
-        return self.failed(conn, operation, row, error)
+        return self.failed(conn, operation, row, error, same_as)
 
     def give_up_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[ReportResult]:
-        """Give up several builds; return their results in the same order."""
+        """Give up several builds, which one decision found no host for; return their results in the same order."""
         uuids = [operation.instance_uuid for operation, _ in failed]
         instances.lock_many(conn, uuids)
         operation_rows.lock_many(conn, [operation.id for operation, _ in failed])
         held = allocations.get_many(conn, uuids)
         # Claims are released in the order of their nodes, in which every transaction locks inventories.
         in_order = sorted(failed, key=lambda each: [claim.node_uuid for claim in held.get(each[0].instance_uuid, [])])
-        results = {operation.id: self.give_up(conn, operation, error) for operation, error in in_order}
+        results: dict[str, ReportResult] = {}
+        explained = ""  # the operation that has the filters of the decision
+        for operation, error in in_order:
+            results[operation.id] = result = self.give_up(conn, operation, error, explained)
+            if result.notifications:  # it was not overtaken
+                explained = explained or operation.id
         return [results[operation.id] for operation, _ in failed]
 
-    def failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> ReportResult:
-        """Set the server to ERROR; the step `cleanup` deletes its ports if it may have some."""
+    def failed(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, same_as: str = ""
+    ) -> ReportResult:
+        """Set the server to ERROR; the step `cleanup` deletes its ports if it may have some.
+
+        `same_as` is the operation of the same request that has the filters of the decision.
+        """
         now = self._engine.now()
+        decision = _decision(error, same_as)
+        if decision is not None:
+            operation_rows.explain(conn, operation.id, decision)
         fault = fault_of(error, now)
         values: InstanceChanges = {
             "vm_state": states.ERROR,
@@ -140,9 +153,6 @@ class BuildOutcomes:
         if row["host"] is not None:
             # The record of the departure lets the host remove what it left behind.
             operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
-        if isinstance(error, NoValidHost) and "reasons" in error.details:
-            decision = {"hosts": error.details.get("hosts", 0), "filters": error.details["reasons"]}
-            operation_rows.explain(conn, operation.id, msgspec.convert(decision, Explanation))
         notifications = [("create.error", changed(row, values), fault)]
         event = self._event if row["host"] is not None else SCHEDULING_EVENT
         has_ports = self._dependencies.network_client is not None and instances.may_have_ports(conn, row)
@@ -184,6 +194,14 @@ class BuildOutcomes:
         """Release the claim of a cancelled build, unless the instance is on a host."""
         if row is None or row["host"] is None:
             allocations.release(conn, operation.instance_uuid, now=self._engine.now())
+
+
+def _decision(error: Exception, same_as: str) -> Explanation | None:
+    """Return why the scheduler found no host; another operation may have the filters already."""
+    if not isinstance(error, NoValidHost) or "reasons" not in error.details:
+        return None
+    filters = () if same_as else msgspec.convert(error.details["reasons"], tuple[FilterStep, ...])
+    return Explanation(hosts=error.details.get("hosts", 0), filters=filters, same_as=same_as)
 
 
 def timed(operation: Operation, report: Report) -> BuildPayload:
