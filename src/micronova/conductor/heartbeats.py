@@ -35,6 +35,7 @@ WINDOW = 0.1  # seconds between two transactions
 MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
 REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
+MOST_LOGGED = 10  # hosts of one transaction that the log names
 BEATS_PER_SECOND = 500  # of all hosts together; a larger fleet sends heartbeats less often
 
 
@@ -180,7 +181,7 @@ class Heartbeats:
         hosts = [each for waiting in batch for each in waiting.beat.hosts]
         numbers = {each.host: waiting.number for waiting in batch for each in waiting.beat.hosts}
         try:
-            replies, continued = await self._engine.write(self._apply, hosts, numbers)
+            replies, continued, back = await self._engine.write(self._apply, hosts, numbers)
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)
@@ -193,6 +194,7 @@ class Heartbeats:
                 return
             self._refuse(batch[0], error)
             return
+        _log_hosts_that_are_back(back)
         for operation in continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])
@@ -204,8 +206,9 @@ class Heartbeats:
 
     def _apply(
         self, conn: sa.Connection, beats: Sequence[HostBeat], numbers: Mapping[str, int]
-    ) -> tuple[list[HostReply], list[Operation]]:
-        """Return the replies, and the operations that this conductor continues without hosts that are stopping.
+    ) -> tuple[list[HostReply], list[Operation], dict[str, float]]:
+        """Return the replies, the operations that this conductor continues without hosts that are stopping, and the
+        hosts that are back, with the seconds for which they counted as down.
 
         Raise StaleHeartbeat, which undoes all, if a newer heartbeat of one of the hosts was applied. It locks in the
         order of all transactions: instances, operations, inventories, services.
@@ -243,14 +246,19 @@ class Heartbeats:
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
         with_nodes = nodes.hosts_with_nodes(conn, names)
         nodes.upsert_all(conn, {each.host: each.nodes for each in beats}, now, ratios=self._ratios)
+        down_since = now - micros(self._dependencies.service_down_time)
+        silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
+        back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
         services.compute_heartbeats(conn, numbers, now)
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
-        services.heartbeat(conn, COMPUTE, stopping, now - micros(self._dependencies.service_down_time) - 1)
+        services.heartbeat(conn, COMPUTE, stopping, down_since - 1)
         asked = {each.host for each in running if not each.nodes} - with_nodes
-        return [
-            msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies
-        ], continued
+        return (
+            [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
+            continued,
+            back,
+        )
 
     def _void(
         self, conn: sa.Connection, beats: Iterable[HostBeat], owned: dict[str, list[OperationRow]]
@@ -305,6 +313,20 @@ class Heartbeats:
                 if result is not None:
                     taken.append(result.operation)
         return taken
+
+
+def _log_hosts_that_are_back(hosts: Mapping[str, float]) -> None:
+    """Log each host, or their number if a large part of the fleet is back."""
+    if len(hosts) > MOST_LOGGED:
+        log.info(
+            "%d hosts are back after they were down for up to %.0f s; one is %s",
+            len(hosts),
+            max(hosts.values()),
+            min(hosts),
+        )
+        return
+    for host, seconds in hosts.items():
+        log.info("host %s is back after it was down for %.0f s", host, seconds)
 
 
 def _reply(

@@ -136,6 +136,22 @@ def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
     return added
 
 
+_SILENT = sa.select(_s.host, _s.last_seen_at).where(_OF_HOSTS, _s.last_seen_at < sa.bindparam("before"))
+_LOCK = sa.select(_s.uuid).where(_OF_HOSTS).order_by(_s.uuid).with_for_update()
+
+
+def silent(conn: sa.Connection, binary: str, hosts: Sequence[str], before: int) -> dict[str, int]:
+    """Return those of the hosts that were last heard of before a time, and when.
+
+    If there are some, their rows stay locked: of two transactions that record a heartbeat, one finds a host silent.
+    """
+    values = {"b_binary": binary, "b_hosts": sorted(set(hosts))}
+    if conn.execute(_SILENT, {**values, "before": before}).first() is None:
+        return {}
+    conn.execute(_LOCK, values)
+    return {row.host: row.last_seen_at for row in conn.execute(_SILENT, {**values, "before": before})}
+
+
 def on_hosts(conn: sa.Connection, binary: str, hosts: Iterable[str]) -> dict[str, ServiceRow]:
     """Return the services of this binary on hosts, by host: one statement."""
     found = conn.execute(_ON_HOSTS, {"b_binary": binary, "b_hosts": sorted(set(hosts))})

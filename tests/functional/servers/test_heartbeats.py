@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
@@ -495,3 +496,26 @@ def _sent_long_ago_before_the_port_was_plugged(conn: sa.Connection, id: str) -> 
 
 async def _lose(context: Context, order: object) -> None:
     """Lose a message."""
+
+
+async def test_hosts_that_are_back_are_logged_once(cloud: OneProcess, caplog: pytest.LogCaptureFixture) -> None:
+    """Only hosts that restarted guests were logged."""
+    caplog.set_level("INFO", heartbeats.__name__)
+    await _beat(cloud, HostBeat(host="returns"))
+    await _beat(cloud, HostBeat(host="returns"))
+    assert "is back" not in caplog.text
+    assert cloud.process.database is not None
+    hour_ago = micros(cloud.process.clock.now() - 3600.0 - 90.0)
+    await cloud.process.database.write(services.heartbeat, COMPUTE, ["returns"], hour_ago)
+    for _ in range(3):
+        await _beat(cloud, HostBeat(host="returns"))
+    assert [line for line in caplog.messages if "is back" in line] == [
+        "host returns is back after it was down for 90 s"
+    ]
+    many = [HostBeat(host=f"many{number}") for number in range(30)]
+    await _beat(cloud, *many)
+    await _beat(cloud, *(msgspec.structs.replace(each, stopping=True) for each in many))
+    caplog.clear()
+    await _beat(cloud, *many)
+    [line] = [line for line in caplog.messages if "back" in line]
+    assert line.startswith("30 hosts are back")
