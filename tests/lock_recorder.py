@@ -59,6 +59,7 @@ class LockRecorder:
 
     def __init__(self, database: Database) -> None:
         self.transactions: list[Transaction] = []
+        self._engine: sa.Engine = database._engine  # type: ignore[attr-defined]
         self._current: Transaction | None = None
         self._looking = False
         write = database.write
@@ -76,7 +77,7 @@ class LockRecorder:
             return all_(query, conn, **parameters)
 
         Query.all = noted  # type: ignore[method-assign, assignment]
-        sa.event.listen(database._engine, "before_execute", self._before)  # type: ignore[attr-defined]
+        sa.event.listen(self._engine, "before_execute", self._before)
 
     def close(self) -> None:
         """Let queries go their way again."""
@@ -98,6 +99,8 @@ class LockRecorder:
         self, conn: sa.Connection, statement: Any, multi: list[dict[str, Any]], params: dict[str, Any], _options: Any
     ) -> None:
         if self._current is None or self._looking or conn.get_execution_options().get("micronova_read"):
+            return
+        if conn.engine is not self._engine:  # every recorder sees the queries of all databases
             return
         self._looking = True
         try:

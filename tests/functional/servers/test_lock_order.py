@@ -7,12 +7,16 @@ order, and the rows of a table in the order of their keys.
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from tests.functional.cloud import CloudOptions, OneProcess
+from tests.functional.servers.embedded_services import call, make, network, ok
+from tests.functional.servers.killable_host import KillableHost
 from tests.lock_recorder import LockRecorder, Transaction
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,15 +30,15 @@ ORDER = (
 class RecordedCloud(OneProcess):
     """A cloud whose locks are recorded from its first transaction on."""
 
-    recorder: LockRecorder
+    recorders: dict[str, LockRecorder]
 
     async def start(self) -> None:
         open_database = self.process.open_database
+        self.recorders = {}
 
         async def recorded(name: str) -> Any:
             database = await open_database(name)
-            if name == "compute":
-                self.recorder = LockRecorder(database)
+            self.recorders[name] = LockRecorder(database)
             return database
 
         self.process.open_database = recorded  # type: ignore[method-assign]
@@ -42,17 +46,30 @@ class RecordedCloud(OneProcess):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def transactions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Transaction]]:
-    """Return all transactions of a run of the main flows."""
-    cloud = RecordedCloud(tmp_path_factory.mktemp("cloud"), CloudOptions(hosts=3))
+async def recorded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, list[Transaction]]]:
+    """Return all transactions of a run of the main flows, by service."""
+    place = tmp_path_factory.mktemp("cloud")
+    settings = {"default": {"report_interval": 0.2}, "conductor": {"sweep_interval": 0.2}}
+    cloud = RecordedCloud(place, CloudOptions(hosts=3, roles=("network",), settings=settings))
     await cloud.start()
     try:
         await _live(cloud)
+        await _change_interfaces(cloud)
+        await _stop_hosts(cloud, place)
+        await _use_networks(cloud)
+        await cloud.delete_all()
         await cloud.assert_clean()
     finally:
         await cloud.stop()
-        cloud.recorder.close()
-    yield cloud.recorder.transactions
+        for recorder in reversed(cloud.recorders.values()):
+            recorder.close()
+    yield {name: recorder.transactions for name, recorder in cloud.recorders.items()}
+
+
+@pytest.fixture
+def transactions(recorded: dict[str, list[Transaction]]) -> list[Transaction]:
+    """Return the transactions of compute."""
+    return recorded["compute"]
 
 
 async def _live(cloud: RecordedCloud) -> None:
@@ -81,7 +98,65 @@ async def _live(cloud: RecordedCloud) -> None:
     await user.gone(building)
     await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
     await asyncio.gather(*(user.gone(id) for id in ids))
-    await cloud.delete_all()
+
+
+async def _change_interfaces(cloud: RecordedCloud) -> None:
+    """Attach and detach interfaces, several at the same time, and delete a server meanwhile."""
+    user = cloud.caller()
+    first, second = await network(user), await network(user, cidr="10.8.0.0/24")
+    ids = await user.boot_many(3, networks=[{"uuid": first["id"]}])
+    wanted = {"interfaceAttachment": {"net_id": second["id"]}}
+    made = await asyncio.gather(*(user.post(f"/servers/{id}/os-interface", wanted, 200) for id in ids))
+    ports = [each["interfaceAttachment"]["port_id"] for each in made]
+    await asyncio.gather(
+        *(user.delete(f"/servers/{id}/os-interface/{port}", 202) for id, port in zip(ids, ports, strict=True))
+    )
+    await cloud.settled()
+    await user.post(f"/servers/{ids[0]}/os-interface", wanted, 200)
+    await asyncio.gather(*(user.delete(f"/servers/{id}") for id in ids))
+    await asyncio.gather(*(user.gone(id) for id in ids))
+
+
+async def _stop_hosts(cloud: RecordedCloud, place: Path) -> None:
+    """Stop a host that builds several servers, kill it while it builds others, and start it again."""
+    user = cloud.caller()
+    group = {"server_group": {"name": "h", "policy": "soft-affinity"}}
+    group_id = (await user.post("/os-server-groups", group, 200))["server_group"]["id"]
+    host = KillableHost(cloud, "stops", place, vcpus=1000, memory_mb=1 << 20, local_gb=10_000)
+    await host.start({"operation": "spawn", "kind": "hang"})
+    ids = [await user.create({"group": group_id}) for _ in range(4)]
+    for id in ids:
+        await user.wait_for(id, "BUILD", task="spawning")
+    assert {await user.host_of(id) for id in ids} == {"stops"}
+    await host.stop()
+    await asyncio.gather(*(user.wait_for(id, "ACTIVE") for id in ids))
+    await host.start()
+    await cloud.settled()
+    await host.stop()
+
+
+async def _use_networks(cloud: RecordedCloud) -> None:
+    """Change what the embedded network service holds."""
+    user = cloud.caller()
+    made = await network(user, cidr="10.9.0.0/24")
+    groups = [await make(user, "security_group", name=f"g{number}") for number in range(3)]
+    for group in groups:
+        rule = {"direction": "ingress", "ethertype": "IPv4", "protocol": "icmp", "remote_group_id": groups[0]["id"]}
+        rules = [
+            await make(user, "security_group_rule", security_group_id=group["id"], port_range_min=n, **rule)
+            for n in (1, 2)
+        ]
+        await call(user, "DELETE", f"/network/v2.0/security-group-rules/{rules[0]['id']}")
+    wanted = [group["id"] for group in groups]
+    ports = [await make(user, "port", network_id=made["id"], security_groups=wanted) for _ in range(3)]
+    for port in ports:
+        change = {"port": {"security_groups": wanted[:1], "name": "new"}}
+        await ok(user, "PUT", f"/network/v2.0/ports/{port['id']}", change)
+    for port in ports:
+        await call(user, "DELETE", f"/network/v2.0/ports/{port['id']}")
+    for group in groups:
+        await call(user, "DELETE", f"/network/v2.0/security-groups/{group['id']}")
+    await call(user, "DELETE", f"/network/v2.0/networks/{made['id']}")
 
 
 async def test_statements_lock_rows_in_the_order_of_their_keys(transactions: list[Transaction]) -> None:
@@ -131,3 +206,34 @@ async def test_what_belongs_to_an_instance_is_changed_under_its_lock(transaction
 
 async def test_the_recorder_sees_what_it_should(transactions: list[Transaction]) -> None:
     assert {lock.table for transaction in transactions for lock in transaction.locked} >= set(ORDER)
+
+
+async def test_the_embedded_network_service_locks_rows_and_tables_in_one_order(
+    recorded: dict[str, list[Transaction]],
+) -> None:
+    """No document has the order of its tables; the order of its transactions must have no circle."""
+    # The first start of the service alone knows the rows that it makes.
+    transactions = [each for each in recorded["network"] if each.name != "Builder.first_networks"]
+    assert {"ports", "networks"} <= {lock.table for transaction in transactions for lock in transaction.locked}
+    # The groups of a port are changed under the lock of the port, so their order does not matter.
+    of_port = "DELETE FROM port_security_groups WHERE port_security_groups.port_id = ?"
+    wrong = {each for transaction in transactions for each in transaction.unordered if not each.endswith(of_port)}
+    follows: dict[str, set[str]] = {}
+    seen: dict[tuple[str, str], str] = {}
+    for transaction in transactions:
+        tables = [lock.table for lock in transaction.locked]
+        ports = {lock.key[0] for lock in transaction.locked if lock.table == "ports"}
+        assert {lock.key[0] for lock in transaction.locked if lock.table == "port_security_groups"} <= ports
+        for table in set(tables):
+            keys = [lock.key for lock in transaction.locked if lock.table == table]
+            if keys != sorted(keys):
+                wrong.add(f"{transaction.name}: {table}")
+        for first, second in itertools.combinations(dict.fromkeys(tables), 2):
+            follows.setdefault(second, set()).add(first)
+            seen[first, second] = transaction.name
+    assert "\n".join(sorted(wrong)) == ""
+    try:
+        TopologicalSorter(follows).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        pytest.fail("; ".join(f"{a} before {b} in {seen.get((a, b))}" for a, b in itertools.pairwise(circle)))

@@ -19,6 +19,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.db.locking import in_order
 from micronova.embedded.network.tables import events, ports
 from micronova.http.client import ServiceClient
 from micronova.objects.clock import Clock, micros
@@ -247,7 +248,7 @@ def _is_true(event: Any, port: Any) -> bool:
 def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
     """Delete events that compute has accepted, and schedule the next attempt for the newest of equal others."""
     if done:
-        conn.execute(events.delete().where(events.c.id.in_(done)))
+        conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(done))))
     if not again:
         return
     newer = events.alias()
@@ -257,19 +258,21 @@ def record_results(conn: sa.Connection, done: list[str], again: list[Event], now
         newer.c.name == events.c.name,
         sa.tuple_(newer.c.created_at, newer.c.id) > sa.tuple_(events.c.created_at, events.c.id),
     )
-    conn.execute(events.delete().where(events.c.id.in_([event.id for event in again]), superseded))
+    repeated = sa.and_(events.c.id.in_([event.id for event in again]), superseded)
+    conn.execute(events.delete().where(in_order(events.c.id, repeated)))
     waits: dict[float, list[str]] = {}
     for event in again:
         wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(event.attempts, 10))
         age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
         waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
     for wait, ids in sorted(waits.items()):
-        conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))
+        conn.execute(events.update().where(in_order(events.c.id, events.c.id.in_(ids))).values(not_before=now + micros(wait)))
 
 
 def retry_all(conn: sa.Connection, now: int) -> None:
     """Let all events that compute did not take be sent again now."""
-    conn.execute(events.update().where(events.c.attempts > 0, events.c.not_before > now).values(not_before=now))
+    waiting = sa.and_(events.c.attempts > 0, events.c.not_before > now)
+    conn.execute(events.update().where(in_order(events.c.id, waiting)).values(not_before=now))
 
 
 def count(conn: sa.Connection) -> int:
@@ -280,4 +283,4 @@ def count(conn: sa.Connection) -> int:
 def delete_oldest(conn: sa.Connection, excess: int) -> None:
     """Delete so many of the oldest events."""
     oldest = sa.select(events.c.id).order_by(events.c.created_at, events.c.id).limit(excess)
-    conn.execute(events.delete().where(events.c.id.in_(oldest.scalar_subquery())))
+    conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(oldest.scalar_subquery()))))

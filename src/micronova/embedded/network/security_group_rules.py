@@ -158,14 +158,15 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         return row
 
     def _insert(self, conn: sa.Connection, wanted: list[NewRule]) -> list[Resource]:
+        # The groups first: a request that deletes a group locks it before its rules.
+        for group in sorted({row["security_group_id"] for row in wanted}):
+            touch_group(conn, group, wanted[0]["created_at"])
         for row in wanted:
             if not insert_if_absent(conn, security_group_rules, row):
                 r = security_group_rules.c
                 same = sa.and_(r.security_group_id == row["security_group_id"], r.fingerprint == row["fingerprint"])
                 found = conn.execute(sa.select(r.id).where(same)).scalar()
                 raise conflict(f"Security group rule already exists. Rule id is {found}.", "SecurityGroupRuleExists")
-        for group in sorted({row["security_group_id"] for row in wanted}):
-            touch_group(conn, group, wanted[0]["created_at"])
         charge_all(conn, (row["project_id"] for row in wanted), "security_group_rule", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row in wanted])
 
@@ -344,10 +345,11 @@ def _group_owners(conn: sa.Connection, ids: list[str]) -> dict[str, str]:
 
 def _delete(conn: sa.Connection, id: str, now: int) -> None:
     r = security_group_rules.c
-    gone = conn.execute(
-        security_group_rules.delete().where(r.id == id).returning(r.project_id, r.security_group_id)
-    ).first()
+    group = conn.execute(sa.select(r.security_group_id).where(r.id == id)).scalar()
+    if group is None:
+        raise Changed
+    touch_group(conn, group, now)  # before the rule, as when the group is deleted
+    gone = conn.execute(security_group_rules.delete().where(r.id == id).returning(r.project_id)).first()
     if gone is None:
         raise Changed
-    touch_group(conn, gone.security_group_id, now)
     release(conn, gone.project_id, "security_group_rule")

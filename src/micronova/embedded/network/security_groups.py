@@ -7,6 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
+from micronova.db.locking import in_order
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
@@ -265,7 +266,7 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
     r = security_group_rules.c
     gone = conn.execute(
         security_group_rules.delete()
-        .where(sa.or_(r.security_group_id == id, r.remote_group_id == id))
+        .where(in_order(r.id, sa.or_(r.security_group_id == id, r.remote_group_id == id)))
         .returning(r.project_id, r.security_group_id)
     ).all()
     note(conn, now, [f"rules:{each.security_group_id}" for each in gone])
