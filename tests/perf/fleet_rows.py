@@ -125,9 +125,10 @@ class Filler:
             await self._actions(number, key, "create")
             await self._actions(number, key, "delete")
 
-    async def analyze(self) -> None:
-        """Give the planner its statistics, as autovacuum does after a while."""
-        await self._connection.execute("ANALYZE")
+    async def vacuum(self) -> None:
+        """Do what autovacuum and the checkpointer would do later, while something is measured."""
+        await self._connection.execute("VACUUM (ANALYZE)")
+        await self._connection.execute("CHECKPOINT")
 
     async def _actions(self, number: str, key: str, action: str) -> None:
         request = self._key("n", action)
