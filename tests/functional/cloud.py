@@ -42,6 +42,8 @@ IMAGE = "11111111-1111-4111-8111-111111111111"
 PATIENCE = 30.0  # seconds; a test that waits longer fails
 ON_CLUSTER = os.environ.get("MICRONOVA_TEST_CLOUD") == "cluster"
 
+ORIGIN = "https://dashboard.example.org"  # of the pages that may call the cluster's API from a browser
+
 # The preference of a server group outweighs everything else, so that a test can see it.
 GROUPS_FIRST = {"soft_affinity_weight_multiplier": 100.0, "soft_anti_affinity_weight_multiplier": 100.0}
 
@@ -432,7 +434,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     database = request.getfixturevalue("session_database_url")
     bus = request.getfixturevalue("session_amqp_url")
     made = Cluster(
-        tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2}, api={"workers": 2},
+        tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2},
+        api={"workers": 2, "cors_allowed_origins": [ORIGIN]},
         filter_scheduler=GROUPS_FIRST,
         scheduler={"refresh_interval": 0.01},
         default={"vif_plugging_timeout": 10.0, "default_access_ip_network_name": "access"},

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.functional.cloud import Caller, CloudOptions
+from tests.functional.cloud import ORIGIN, Caller, CloudOptions
 
-ORIGIN = "https://dashboard.example.org"
-CLOUD = CloudOptions(hosts=2, settings={"api": {"cors_allowed_origins": [ORIGIN]}})
+CLOUD = CloudOptions(hosts=2, settings={"api": {"cors_allowed_origins": [ORIGIN]}}, cluster_too=True)
 
 
 def _listed(value: str) -> set[str]:
