@@ -266,7 +266,9 @@ def record_results(conn: sa.Connection, done: list[str], again: list[Event], now
         age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
         waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
     for wait, ids in sorted(waits.items()):
-        conn.execute(events.update().where(in_order(events.c.id, events.c.id.in_(ids))).values(not_before=now + micros(wait)))
+        conn.execute(
+            events.update().where(in_order(events.c.id, events.c.id.in_(ids))).values(not_before=now + micros(wait))
+        )
 
 
 def retry_all(conn: sa.Connection, now: int) -> None:
