@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID, uuid5
 
+from micronova.conf.settings import Fake
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
@@ -34,7 +35,6 @@ from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.diagnostics import boot_sign, diagnose
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
-from micronova.virt.fake.settings import FakeSettings
 
 _NODES = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
@@ -53,7 +53,7 @@ class FakeDriver:
         self,
         host: str,
         *,
-        settings: FakeSettings,
+        settings: Fake,
         store: GuestStore,
         faults: FaultRules,
         cloud_id: str,
@@ -68,8 +68,6 @@ class FakeDriver:
         self._events: DriverEvents | None = None
         self._consoles = FakeConsoles()
         self._up_since = clock.monotonic()
-        count = settings.nodes_per_host
-        self.nodes = [host] if count == 1 else [f"{host}-node-{number}" for number in range(1, count + 1)]
 
     async def init_host(self, events: DriverEvents) -> None:
         """Remember the agent's callbacks."""
@@ -85,8 +83,8 @@ class FakeDriver:
         return implemented(self)
 
     async def get_available_resources(self) -> list[NodeResources]:
-        """Return the simulated nodes."""
-        return [self._node(node) for node in self.nodes]
+        """Return the node of the host."""
+        return [self._node()]
 
     async def list_guests(self) -> list[Guest]:
         """Return this cloud's guests."""
@@ -106,7 +104,7 @@ class FakeDriver:
         guest = FakeGuest(
             uuid=instance.uuid,
             cloud=self._cloud_id,
-            node=instance.node or self.nodes[0],
+            node=self.host,
             epoch=plan.epoch,
             name=instance.name,
             hostname=instance.hostname,
@@ -322,13 +320,13 @@ class FakeDriver:
             raise error(fault.message or f"Simulated fault {fault.kind!r} at {call} on {self.host}.")
         return fault.kind == "crash"
 
-    def _node(self, node: str) -> NodeResources:
+    def _node(self) -> NodeResources:
         settings = self._settings
-        guests = [guest for guest in self._store if guest.node == node]
+        guests = list(self._store)
         disk_used = sum(guest.local_gb for guest in guests)
         return NodeResources(
-            node=node,
-            node_uuid=str(uuid5(_NODES, f"{self._cloud_id}/{self.host}/{node}")),
+            node=self.host,
+            node_uuid=str(uuid5(_NODES, f"{self._cloud_id}/{self.host}/{self.host}")),
             hypervisor_type="fake",
             hypervisor_version=1_000,
             vcpus=settings.vcpus,

@@ -4,21 +4,22 @@ from urllib.parse import quote
 
 import msgspec
 
+from micronova.conf.settings import Fake
 from micronova.objects.errors import Invalid
 from micronova.virt.fake.driver import FakeDriver
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import GuestStore
-from micronova.virt.fake.settings import FakeSettings
 from micronova.virt.loader import DriverSetup
 
 
 def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     """Return the simulated hosts of this process: one with the host's own name, or a numbered series."""
     try:
-        settings = msgspec.convert(dict(setup.options), FakeSettings)
+        settings = msgspec.convert(dict(setup.options), Fake)
     except msgspec.ValidationError as error:
         raise Invalid(f"The settings of the fake driver are wrong: {error}") from error
-    faults = FaultRules(setup.random, settings.rules)
+    faults = FaultRules(setup.random)
+    faults.replace(list(settings.rules))
     drivers = {}
     for name in _names(settings, setup.host):
         path = None if setup.state_dir is None else setup.state_dir / "guests" / f"{quote(name, safe='')}.jsonl"
@@ -33,12 +34,9 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     return drivers
 
 
-def _names(settings: FakeSettings, host: str) -> list[str]:
-    if settings.hosts < 1 or settings.nodes_per_host < 1:
-        raise Invalid("The fake driver needs at least one host with one node.")
+def _names(settings: Fake, host: str) -> list[str]:
     if settings.hosts == 1 and host:
         return [host]
     if settings.hosts > 1 and "{}" not in settings.host_pattern:
         raise Invalid(f"host_pattern {settings.host_pattern!r} gives all hosts one name: put {{}} for the number.")
-    first = settings.first_host
-    return [settings.host_pattern.replace("{}", str(number)) for number in range(first, first + settings.hosts)]
+    return [settings.host_pattern.replace("{}", str(number)) for number in range(1, settings.hosts + 1)]
