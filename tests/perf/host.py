@@ -13,7 +13,7 @@ from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
 from micronova.objects.orders import (
     GuestsOff,
-    GuestsResumed,
+    GuestsToStart,
     Heartbeat,
     HeartbeatReply,
     Report,
@@ -47,8 +47,8 @@ class Counting:
     async def ping(self, context: Context, params: Ping) -> Ping:
         return params
 
-    async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
-        return GuestsResumed(instance_uuids=())
+    async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
+        return GuestsToStart(instance_uuids=())
 
 
 async def measure(state_dir: Path) -> dict[str, float]:

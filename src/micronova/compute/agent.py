@@ -28,7 +28,7 @@ from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
-RESUMED_TOGETHER = 50
+STARTED_TOGETHER = 50
 """Guests that one message asks to be started after a boot of the host."""
 
 
@@ -41,7 +41,7 @@ class Conductor(Protocol):
     async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
         """Return those of an instance's ports that the network service has plugged on this host."""
 
-    async def resume_guests(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
+    async def start_guests_after_host_boot(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
         """Ask that guests which are off and should run are started; return their instances."""
 
     async def heartbeat(self, beat: Heartbeat, timeout: float = ...) -> HeartbeatReply:
@@ -192,12 +192,12 @@ class HostAgent:
 
     # --- heartbeats ---
 
-    async def resume_guests(self) -> None:
+    async def start_guests_after_host_boot(self) -> None:
         """Ask for a start of guests that are off and should run; until then no heartbeat reports them as off."""
         found = self.host.found_off()
-        for part in (found[begin : begin + RESUMED_TOGETHER] for begin in range(0, len(found), RESUMED_TOGETHER)):
+        for part in (found[begin : begin + STARTED_TOGETHER] for begin in range(0, len(found), STARTED_TOGETHER)):
             try:
-                resumed = await self._conductor.resume_guests(self.host.name, part)
+                to_start = await self._conductor.start_guests_after_host_boot(self.host.name, part)
             except Exception as error:  # asked again after the next heartbeat
                 log.warning(
                     "host %s: no conductor answered which of %d guests should run; this is repeated: %s",
@@ -206,7 +206,7 @@ class HostAgent:
                     error,
                 )
                 return
-            self.host.resumed(part, frozenset(resumed))
+            self.host.start_decided(part, frozenset(to_start))
 
     def beat(self) -> HostBeat:
         """Return this host's part of a heartbeat."""

@@ -189,11 +189,11 @@ class Host:
         """Return the guests that were off at the start, until the conductor has told which of them should run."""
         return tuple(GuestAtEpoch(uuid, self._guests[uuid].epoch) for uuid in sorted(self._found_off))
 
-    def resumed(self, asked: Iterable[GuestAtEpoch], started: Collection[str]) -> None:
+    def start_decided(self, asked: Iterable[GuestAtEpoch], to_start: Collection[str]) -> None:
         """Note which guests the conductor starts; the others stay off, and heartbeats say so."""
         for uuid in self._found_off.intersection(guest.instance_uuid for guest in asked):
             self._found_off.discard(uuid)
-            if uuid in started:
+            if uuid in to_start:
                 self._guests[uuid].reported = self._guests[uuid].power
 
     def power_changes(self) -> tuple[PowerChange, ...]:

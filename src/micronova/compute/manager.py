@@ -217,7 +217,7 @@ class ComputeManager:
                 answered = await self.beat()
                 if answered:  # before that, orders are not accepted
                     for agent in self._agents.values():
-                        await agent.resume_guests()
+                        await agent.start_guests_after_host_boot()
             except Exception:
                 # Without heartbeats the host counts as down, so the loop never ends.
                 log.exception("the heartbeat failed and is repeated")

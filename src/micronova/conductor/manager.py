@@ -5,6 +5,7 @@ import logging
 
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.heartbeats import Heartbeats, interval_of
+from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
 from micronova.conductor.jobs import Jobs
@@ -15,7 +16,6 @@ from micronova.conductor.operations.engine import Engine
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.power import Power
 from micronova.conductor.operations.transitions import Transitions
-from micronova.conductor.resume import resume_guests
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
@@ -32,7 +32,7 @@ from micronova.objects.context import Context
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import (
     GuestsOff,
-    GuestsResumed,
+    GuestsToStart,
     Heartbeat,
     HeartbeatReply,
     Report,
@@ -202,8 +202,8 @@ class ConductorManager:
             plugged = await self._dependencies.network_client.plugged_ports(params.instance_uuid, params.host)
             return PluggedPorts(tuple(port for port in params.ports if port in plugged))
 
-    async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
+    async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
         """Start the guests of a host that was switched off and on."""
         self._host_users.check(context, params.host)
         with self._host_users.one_message_of(params.host):
-            return GuestsResumed(instance_uuids=await resume_guests(self._dependencies, params))
+            return GuestsToStart(instance_uuids=await start_guests_after_host_boot(self._dependencies, params))

@@ -12,7 +12,7 @@ from micronova.objects.host_keys import HostKeys
 from micronova.objects.orders import (
     GuestAtEpoch,
     GuestsOff,
-    GuestsResumed,
+    GuestsToStart,
     Heartbeat,
     HeartbeatReply,
     Report,
@@ -82,7 +82,7 @@ REPORT = HOSTS.method("report", Report, ReportReply, since="2.0")
 HEARTBEAT = HOSTS.method("heartbeat", Heartbeat, HeartbeatReply, since="2.0")
 PING = HOSTS.method("ping", Ping, Ping, since="2.0")
 PLUGGED_PORTS = HOSTS.method("plugged_ports", PluggedPortsRequest, PluggedPorts, since="2.1")
-RESUME_GUESTS = HOSTS.method("resume_guests", GuestsOff, GuestsResumed, since="2.1")
+START_GUESTS_AFTER_HOST_BOOT = HOSTS.method("start_guests_after_host_boot", GuestsOff, GuestsToStart, since="2.1")
 
 CONSOLE = Interface("conductor", namespace="console", version="1.0")
 AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleAuthRequest, ConsoleGrant)
@@ -196,11 +196,15 @@ class HostConductorAPI:
         answer = await self._bus.call(target, PLUGGED_PORTS, request, context=Context(), timeout=HOST_TIMEOUT)
         return frozenset(answer.ports)
 
-    async def resume_guests(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
+    async def start_guests_after_host_boot(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
         """Ask that guests which are off and should run are started; return their instances."""
         found = GuestsOff(host=host, guests=guests)
         answer = await self._bus.call(
-            RESUME_GUESTS.interface.target(), RESUME_GUESTS, found, context=Context(), timeout=HOST_TIMEOUT
+            START_GUESTS_AFTER_HOST_BOOT.interface.target(),
+            START_GUESTS_AFTER_HOST_BOOT,
+            found,
+            context=Context(),
+            timeout=HOST_TIMEOUT,
         )
         return answer.instance_uuids
 

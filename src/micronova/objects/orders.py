@@ -181,7 +181,7 @@ class GuestsOff(msgspec.Struct, frozen=True, kw_only=True):
     guests: tuple[GuestAtEpoch, ...]
 
 
-class GuestsResumed(msgspec.Struct, frozen=True, kw_only=True):
+class GuestsToStart(msgspec.Struct, frozen=True, kw_only=True):
     """Those of these guests that should run: the host gets orders to start them."""
 
     instance_uuids: tuple[str, ...]

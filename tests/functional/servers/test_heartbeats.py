@@ -24,7 +24,7 @@ from micronova.conductor.rpcapi import (
     KEYS,
     PLUGGED_PORTS,
     REPORT,
-    RESUME_GUESTS,
+    START_GUESTS_AFTER_HOST_BOOT,
     HostKeysRequest,
     PluggedPorts,
     PluggedPortsRequest,
@@ -348,7 +348,7 @@ async def test_a_flood_does_not_delay_the_proof_of_health(cloud: OneProcess) -> 
     assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
 
 
-@pytest.mark.parametrize("kind", ["report", "resume_guests", "plugged_ports"])
+@pytest.mark.parametrize("kind", ["report", "start_guests_after_host_boot", "plugged_ports"])
 async def test_a_host_has_few_messages_in_progress(
     cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -377,7 +377,7 @@ async def test_a_host_has_few_messages_in_progress(
         while bus.stats().count("call", f"conductor.{kind}") < before + len(sent):
             await asyncio.sleep(0)
         await ProbeAPI(bus).ping(30.0)
-        for other in ("report", "resume_guests", "plugged_ports"):
+        for other in ("report", "start_guests_after_host_boot", "plugged_ports"):
             with pytest.raises(Unavailable, match=f"messages of host {host} are in progress"):
                 await send(other, host)
         assert await send("plugged_ports", "somebody-else") == PluggedPorts(())
@@ -424,8 +424,8 @@ def _message(kind: str, host: str, instance: str) -> tuple[Method[Any, Any], obj
     if kind == "report":
         report = Report(operation_id="none", epoch=1, instance_uuid=instance, host=host, outcome="done", power_state=1)
         return REPORT, report
-    if kind == "resume_guests":
-        return RESUME_GUESTS, GuestsOff(host=host, guests=(GuestAtEpoch("none", 1),))
+    if kind == "start_guests_after_host_boot":
+        return START_GUESTS_AFTER_HOST_BOOT, GuestsOff(host=host, guests=(GuestAtEpoch("none", 1),))
     return PLUGGED_PORTS, PluggedPortsRequest(host=host, instance_uuid=instance, ports=())
 
 

@@ -84,7 +84,7 @@ async def test_the_answer_may_be_lost(
     id = (await user.boot())["id"]
     await killable_host.stop()
     killable_host.driver.guest_stops(id)
-    ask = rpcapi.HostConductorAPI.resume_guests
+    ask = rpcapi.HostConductorAPI.start_guests_after_host_boot
     answers: list[str] = []
 
     async def lose_the_first_answer(*arguments: object) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ async def test_the_answer_may_be_lost(
             raise TimeoutError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(rpcapi.HostConductorAPI, "resume_guests", lose_the_first_answer)
+    monkeypatch.setattr(rpcapi.HostConductorAPI, "start_guests_after_host_boot", lose_the_first_answer)
     await killable_host.start()
     await _history(cloud, user, id, "start", "create")
     await user.wait_for(id, "ACTIVE", task=None)

@@ -20,7 +20,7 @@ from micronova.objects.flavor import Flavor
 from micronova.objects.orders import (
     Guest,
     GuestsOff,
-    GuestsResumed,
+    GuestsToStart,
     Heartbeat,
     HeartbeatReply,
     HostBeat,
@@ -115,9 +115,9 @@ class FakeConductor:
         self.questions.append(params)
         return PluggedPorts(tuple(port for port in params.ports if port in self.plugged))
 
-    async def resume_guests(self, context: Context, params: GuestsOff) -> GuestsResumed:
+    async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
         self._check_available()
-        return GuestsResumed(instance_uuids=())
+        return GuestsToStart(instance_uuids=())
 
     async def next_report(self) -> Report:
         """Return the next report; wait for it."""

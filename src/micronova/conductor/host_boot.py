@@ -27,19 +27,19 @@ again, because the answer to a commit was lost, finds it."""
 START = "start"
 
 
-async def resume_guests(dependencies: Dependencies, found: GuestsOff) -> tuple[str, ...]:
+async def start_guests_after_host_boot(dependencies: Dependencies, found: GuestsOff) -> tuple[str, ...]:
     """Start those of the guests that should run; return their instances."""
     engine = dependencies.engine
     # Every transaction locks in this order. One for each server: a host may have thousands.
-    resumed: dict[str, str] = {}
+    started: dict[str, str] = {}
     for guest in sorted(found.guests, key=lambda guest: guest.instance_uuid):
         operation = await engine.write(_begin, dependencies, found.host, guest)
         if operation is not None:
-            resumed[guest.instance_uuid] = operation
-    if resumed:
-        log.info("host %s is back: %d of its servers are started again", found.host, len(resumed))
-        await engine.lease_and_run(tuple(resumed.values()))
-    return tuple(resumed)
+            started[guest.instance_uuid] = operation
+    if started:
+        log.info("host %s is back: %d of its servers are started again", found.host, len(started))
+        await engine.lease_and_run(tuple(started.values()))
+    return tuple(started)
 
 
 def _begin(conn: sa.Connection, dependencies: Dependencies, host: str, guest: GuestAtEpoch) -> str | None:
