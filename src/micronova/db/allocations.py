@@ -27,7 +27,7 @@ from micronova.db.tables import (
     server_group_hosts,
     server_groups,
 )
-from micronova.objects.scheduling import GroupSpec
+from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
 
 Resources = dict[str, int]
 MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
@@ -44,6 +44,22 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
+
+    @classmethod
+    def of(
+        cls, instance_uuid: str, selected: Selection, spec: RequestSpec, epoch: int | None, *, keep_held: bool = False
+    ) -> "Claim":
+        """Return the claim of an instance on the node that was selected for it."""
+        return cls(
+            consumer_uuid=instance_uuid,
+            node_uuid=selected.node_uuid,
+            host=selected.host,
+            resources=spec.flavor.resources(),
+            group=spec.group,
+            epoch=epoch,
+            keep_held=keep_held,
+            avoid_hosts=spec.ignore_hosts,
+        )
 
 
 class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):

@@ -138,7 +138,7 @@ class Unavailable(MicronovaError):
 
 
 class OperationFailed(MicronovaError):
-    """An operation that the caller waited for failed (500, with the reason)."""
+    """An operation failed, on a host or elsewhere: the message has the reason (500, if the caller waited for it)."""
 
     code = "operation_failed"
 

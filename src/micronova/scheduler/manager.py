@@ -181,19 +181,15 @@ class SchedulerManager:
     async def _claim(
         self, spec: RequestSpec, request: SelectDestinations, decision: Decision, on_deleted_nodes: set[str]
     ) -> ClaimResult:
-        resources = spec.flavor.resources()
         # An instance with a requested host does not keep what it holds elsewhere.
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
         claims = [
-            Claim(
-                consumer_uuid=placement.instance_uuid,
-                node_uuid=placement.selected.node_uuid,
-                host=placement.selected.host,
-                resources=resources,
-                group=spec.group,
-                epoch=request.epochs.get(placement.instance_uuid),
+            Claim.of(
+                placement.instance_uuid,
+                placement.selected,
+                spec,
+                request.epochs.get(placement.instance_uuid),
                 keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
-                avoid_hosts=spec.ignore_hosts,
             )
             for placement in decision.placements
         ]

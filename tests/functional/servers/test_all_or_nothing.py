@@ -68,7 +68,7 @@ async def test_a_sweep_takes_all_operations_of_a_request_or_none(
 async def test_a_conductor_that_dies_while_it_gives_up_leaves_no_part_to_place(
     cloud: OneProcess, user: Caller, flavor: str
 ) -> None:
-    crashes.next = ("build", "given up")
+    crashes.next = ("build", "failed")
     ids = await _request(user, flavorRef=flavor, min_count=TOO_MANY, max_count=TOO_MANY)
 
     async def crashed() -> bool | None:

@@ -250,7 +250,7 @@ async def test_all_operations_end_when_the_conductor_crashes_after_a_step(
         assert crashes.seen >= {
             ("build", "cleanup"),
             ("delete", "cleanup"),
-            ("build", "dispatched"), ("build", "schedule"), ("build", "given up"), ("delete", "dispatched"),
+            ("build", "dispatched"), ("build", "schedule"), ("build", "failed"), ("delete", "dispatched"),
             ("stop", "dispatched"), ("start", "dispatched"), ("reboot", "dispatched"),
             ("attach_interface", "dispatched"), ("attach_interface", "cleanup"),
             ("detach_interface", "dispatched"), ("detach_interface", "cleanup"),

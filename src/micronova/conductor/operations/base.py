@@ -16,7 +16,7 @@ from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import SecretBox
 from micronova.notifications.notifier import Notifier
-from micronova.objects.errors import BuildAborted, MicronovaError
+from micronova.objects.errors import MicronovaError, OperationFailed
 from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.orders import Report, WorkOrder
 from micronova.plugins.hooks import Hooks
@@ -138,6 +138,6 @@ def fault_of(error: BaseException | str, now: int, code: int = 500) -> Fault:
     }
 
 
-def abort_error(report: Report) -> MicronovaError:
-    """Return a host's failure as an error with the host's message."""
-    return BuildAborted(report.message or "The host could not carry out the order.", details=report.details or "")
+def reported_error(report: Report) -> OperationFailed:
+    """Return the error of a report that says that the host failed, with the host's message."""
+    return OperationFailed(report.message or "The host could not carry out the order.", details=report.details or "")

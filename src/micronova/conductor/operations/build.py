@@ -1,4 +1,4 @@
-"""Building servers: place them, prepare their networks, order the host; then reschedule or give up if it fails.
+"""Building servers: place them, prepare their networks, order the host; then reschedule it or fail.
 
 Steps: `schedule` (place and prepare; only the claim is persisted, and a second attempt replaces it) → `dispatched` (a
 host builds) → done, or back to `schedule` for the next host, or `cleanup` (the server is in ERROR, its ports are
@@ -14,11 +14,18 @@ from dataclasses import dataclass, field
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import Continue, Dependencies, HostKind, NoMoreWork, ReportResult, abort_error
+from micronova.conductor.operations.base import (
+    Continue,
+    Dependencies,
+    HostKind,
+    NoMoreWork,
+    ReportResult,
+    reported_error,
+)
 from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.placing import Candidate, Placer, load, request_of
+from micronova.conductor.operations.placing import Placer, ServerToBuild, load, request_of
 from micronova.conductor.operations.transitions import Transitions
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
@@ -41,9 +48,9 @@ LOOKS_AT_PORTS = 4  # how often the ports of a server are read again because it 
 class _Dispatched:
     """The builds of one transaction: dispatched with their orders, overtaken, or to prepare again."""
 
-    orders: list[tuple[Candidate, WorkOrder]] = field(default_factory=list)
-    overtaken: list[Candidate] = field(default_factory=list)
-    changed: list[tuple[Candidate, InstanceRow]] = field(default_factory=list)  # with the present row
+    orders: list[tuple[ServerToBuild, WorkOrder]] = field(default_factory=list)
+    overtaken: list[ServerToBuild] = field(default_factory=list)
+    changed: list[tuple[ServerToBuild, InstanceRow]] = field(default_factory=list)  # with the present row
 
 
 class Build(HostKind):
@@ -75,7 +82,7 @@ class Build(HostKind):
     # --- schedule --------------------------------------------------------------------------------------------
 
     async def _schedule(self, operations: list[Operation]) -> None:
-        candidates = []
+        servers = []
         begun = self._engine.now()
         for operation, row, spec, ports in await self._engine.database.read(load, operations):
             if row is None or spec is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
@@ -84,119 +91,117 @@ class Build(HostKind):
             payload = BuildPayload.decode(operation.payload)
             if payload.tried:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
-            candidates.append(Candidate(operation, payload, row, spec, ports, Attempt(begun)))
+            servers.append(ServerToBuild(operation, payload, row, spec, ports, Attempt(begun)))
         # Each server has its own list of hosts that failed; servers with the same list are placed together.
-        alike: dict[tuple[str, ...], list[Candidate]] = {}
-        for candidate in candidates:
-            alike.setdefault(tuple(sorted(candidate.payload.tried)), []).append(candidate)
+        alike: dict[tuple[str, ...], list[ServerToBuild]] = {}
+        for server in servers:
+            alike.setdefault(tuple(sorted(server.payload.tried)), []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 
-    async def _schedule_together(self, candidates: list[Candidate]) -> None:
+    async def _schedule_together(self, servers: list[ServerToBuild]) -> None:
         try:
-            with span("schedule", instances=len(candidates)):
-                await self._placer.place(candidates)
+            with span("schedule", instances=len(servers)):
+                await self._placer.place(servers)
         except Stale:  # one of them was deleted meanwhile: load again and place the others
-            await self._schedule([candidate.operation for candidate in candidates])
+            await self._schedule([server.operation for server in servers])
             return
-        except (NoValidHost, BuildAborted) as error:
-            if isinstance(error, NoValidHost) and await self._transitions.heartbeats_may_be_missing(error):
+        except NoValidHost as error:
+            if await self._transitions.heartbeats_may_be_missing(error):
                 raise Unavailable("Hosts that could not be heard for a while may have room.") from error
-            await self._fail_together(candidates, error)
+            await self._fail_together(servers, error)
             return
         placed = self._engine.now()
-        for candidate in candidates:
-            candidate.attempt.placed = placed
-            self._dependencies.hooks.pre("build_instance", candidate.operation.context, candidate.row)
-            self._transitions.notify("create.start", candidate.operation, candidate.row)
-        await self._dispatch(await self._prepare_all(candidates))
+        for server in servers:
+            server.attempt.placed = placed
+            self._dependencies.hooks.pre("build_instance", server.operation.context, server.row)
+            self._transitions.notify("create.start", server.operation, server.row)
+        await self._dispatch(await self._prepare_all(servers))
 
-    async def _prepare_all(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates whose ports are allocated and bound."""
+    async def _prepare_all(self, servers: Sequence[ServerToBuild]) -> list[ServerToBuild]:
+        """Return the servers whose ports are allocated and bound."""
         # All of them end before an error is raised: none may allocate ports after the operations were put back.
-        prepared = await asyncio.gather(*(self._prepare(candidate) for candidate in candidates), return_exceptions=True)
+        prepared = await asyncio.gather(*(self._prepare(server) for server in servers), return_exceptions=True)
         for result in prepared:
             if isinstance(result, BaseException):
                 raise result
-        return [candidate for candidate in prepared if isinstance(candidate, Candidate)]
+        return [server for server in prepared if isinstance(server, ServerToBuild)]
 
-    async def _prepare(self, candidate: Candidate) -> Candidate | None:
+    async def _prepare(self, server: ServerToBuild) -> ServerToBuild | None:
         """Allocate the server's ports and bind them to its host; return None if the build cannot continue now."""
         network_client = self._dependencies.network_client
-        if candidate.ports == "none" or network_client is None:
-            return candidate
-        if await self._engine.database.read(_is_continued_elsewhere, candidate.operation):
+        if server.ports == "none" or network_client is None:
+            return server
+        if await self._engine.database.read(self._transitions.continued_elsewhere, server.operation):
             return None  # placing took longer than the lease
-        chosen = candidate.chosen
+        chosen = server.chosen
         try:
-            with span("network", instance=candidate.row["uuid"]):
-                candidate.vifs = await network_client.allocate(
-                    instance_uuid=candidate.row["uuid"],
-                    project_id=candidate.row["project_id"],
+            with span("network", instance=server.row["uuid"]):
+                server.vifs = await network_client.allocate(
+                    instance_uuid=server.row["uuid"],
+                    project_id=server.row["project_id"],
                     host=chosen.host,
                     zone=chosen.zone,
-                    ports=candidate.ports,
-                    security_groups=candidate.row["security_groups"],
-                    hostname=candidate.row["hostname"],
-                    fresh=candidate.operation.leases == 1 and not candidate.payload.tried and not candidate.vifs,
-                    check=functools.partial(self._transitions.check_owner, candidate.operation),
+                    ports=server.ports,
+                    security_groups=server.row["security_groups"],
+                    hostname=server.row["hostname"],
+                    fresh=server.operation.leases == 1 and not server.payload.tried and not server.vifs,
+                    check=functools.partial(self._transitions.check_owned, server.operation),
                 )
         except Stale:
             return None  # another conductor continues
         except Unavailable as error:
             # Only this server waits. Its next attempt replaces the claim.
-            await self._engine.later([candidate.operation], error)
+            await self._engine.later([server.operation], error)
             return None
         except MicronovaError as error:
-            await self.fail(candidate.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
+            await self.fail(server.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
             return None
-        candidate.attempt.networked = self._engine.now()
-        candidate.payload.wait_for_plugs = [vif.port_id for vif in candidate.vifs if vif.status != "ACTIVE"]
-        return candidate
+        server.attempt.networked = self._engine.now()
+        server.payload.wait_for_plugs = [vif.port_id for vif in server.vifs if vif.status != "ACTIVE"]
+        return server
 
-    async def _dispatch(self, candidates: Sequence[Candidate], looks: int = LOOKS_AT_PORTS) -> None:
+    async def _dispatch(self, servers: Sequence[ServerToBuild], looks: int = LOOKS_AT_PORTS) -> None:
         """Make the hosts the owners of all these builds in one transaction, then send the orders.
 
         A server that changed since it was loaded is prepared again: an event may have told of its ports.
         """
-        if not candidates:
+        if not servers:
             return
-        with span("dispatch", instances=len(candidates)):
-            result = await self._engine.database.write(self._dispatch_all, candidates, looks > 0)
+        with span("dispatch", instances=len(servers)):
+            result = await self._engine.database.write(self._dispatch_all, servers, looks > 0)
             self._engine.committed(self.name, "dispatched")
-            await asyncio.gather(
-                *(self._transitions.send(candidate.operation, order) for candidate, order in result.orders)
-            )
-            for candidate in result.overtaken:
-                await self._overtaken(candidate.operation, candidate.ports, candidate.vifs)
-        for candidate, row in result.changed:
-            candidate.row = row
-        await self._dispatch(await self._prepare_all([candidate for candidate, _ in result.changed]), looks - 1)
+            await asyncio.gather(*(self._transitions.send(server.operation, order) for server, order in result.orders))
+            for server in result.overtaken:
+                await self._overtaken(server.operation, server.ports, server.vifs)
+        for server, row in result.changed:
+            server.row = row
+        await self._dispatch(await self._prepare_all([server for server, _ in result.changed]), looks - 1)
 
-    def _dispatch_all(self, conn: sa.Connection, candidates: Sequence[Candidate], unchanged_only: bool) -> _Dispatched:
+    def _dispatch_all(self, conn: sa.Connection, servers: Sequence[ServerToBuild], unchanged_only: bool) -> _Dispatched:
         """Dispatch the builds; with `unchanged_only`, not those of servers with ports that changed since."""
         result = _Dispatched()
         explained: dict[int, str] = {}  # by decision: the operation that has its filters
-        if len(candidates) > 1:
-            instances.lock_many(conn, [candidate.row["uuid"] for candidate in candidates])
-            operation_rows.lock_many(conn, [candidate.operation.id for candidate in candidates])
-        for candidate in candidates:
-            if unchanged_only and candidate.vifs:
-                known = instances.lock(conn, candidate.row["uuid"])
+        if len(servers) > 1:
+            instances.lock_many(conn, [server.row["uuid"] for server in servers])
+            operation_rows.lock_many(conn, [server.operation.id for server in servers])
+        for server in servers:
+            if unchanged_only and server.vifs:
+                known = instances.lock(conn, server.row["uuid"])
                 if (
                     known is not None
-                    and known["epoch"] == candidate.operation.epoch
-                    and known["updated_at"] != candidate.row["updated_at"]
+                    and known["epoch"] == server.operation.epoch
+                    and known["updated_at"] != server.row["updated_at"]
                 ):
-                    result.changed.append((candidate, known))
+                    result.changed.append((server, known))
                     continue
-            chosen = candidate.chosen
+            chosen = server.chosen
             payload = msgspec.structs.replace(
-                candidate.payload,
-                tried=[*candidate.payload.tried, chosen.host],
+                server.payload,
+                tried=[*server.payload.tried, chosen.host],
                 builds=[
-                    *candidate.payload.builds,
-                    msgspec.structs.replace(candidate.attempt, dispatched=self._engine.now(), host=chosen.host),
+                    *server.payload.builds,
+                    msgspec.structs.replace(server.attempt, dispatched=self._engine.now(), host=chosen.host),
                 ],
             )
             changes: InstanceChanges = {
@@ -205,20 +210,20 @@ class Build(HostKind):
                 "node_uuid": chosen.node_uuid,
                 "availability_zone": chosen.zone,
                 "task_state": states.SPAWNING,
-                "epoch": candidate.operation.epoch + 1,
-                "network_info": msgspec.to_builtins(candidate.vifs),
+                "epoch": server.operation.epoch + 1,
+                "network_info": msgspec.to_builtins(server.vifs),
             }
-            dispatched = self._transitions.dispatch(conn, candidate.operation, chosen.host, changes, payload.encode())
+            dispatched = self._transitions.dispatch(conn, server.operation, chosen.host, changes, payload.encode())
             if dispatched is None:
-                result.overtaken.append(candidate)
+                result.overtaken.append(server)
                 continue
-            if candidate.explanation is not None:
-                first = explained.setdefault(id(candidate.explanation), candidate.operation.id)
-                same_as = first if first != candidate.operation.id else ""
-                own = candidate.explanation.of_one(chosen.host, chosen.node, same_as)
-                operation_rows.explain(conn, candidate.operation.id, own)
-            order = self.order(conn, dispatched, changed(candidate.row, changes))
-            result.orders.append((candidate, order))
+            if server.explanation is not None:
+                first = explained.setdefault(id(server.explanation), server.operation.id)
+                same_as = first if first != server.operation.id else ""
+                own = server.explanation.of_one(chosen.host, chosen.node, same_as)
+                operation_rows.explain(conn, server.operation.id, own)
+            order = self.order(conn, dispatched, changed(server.row, changes))
+            result.orders.append((server, order))
         return result
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
@@ -245,14 +250,14 @@ class Build(HostKind):
         if report.outcome == "done":
             return self._outcomes.built(conn, operation, row, report)
         payload = timed(operation, report)
-        error = abort_error(report)
+        error: MicronovaError = reported_error(report)
         if report.outcome == "reschedule":
             nodes.note_failed_build(conn, row["node_uuid"], self._engine.now())
             spec = request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
             if not spec.forced and len(payload.tried) < self._max_attempts:
                 return self._outcomes.reschedule(conn, operation, row, payload, error.message, report.left_behind)
             error = exhausted(row["uuid"], payload.tried, error.message)
-        return self._outcomes.failed(conn, operation, row, error)
+        return self._outcomes.fail(conn, operation, row, error)
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""
@@ -314,31 +319,31 @@ class Build(HostKind):
 
         In that case only the ports are deleted that this attempt (`vifs`) created too late.
         """
-        if await self._engine.database.read(_is_continued_elsewhere, operation):
+        if await self._engine.database.read(self._transitions.continued_elsewhere, operation):
             await self._transitions.withdraw(operation, vifs)
             return
         if self._dependencies.network_client is not None and ports != "none":
             await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self._transitions.check_release, operation)
+                operation.instance_uuid, check=functools.partial(self._transitions.check_not_continued, operation)
             )
         await self._transitions.cancel(operation, self._outcomes.release_claim)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Give up: the server goes to ERROR with a fault, and its claim and ports are released."""
-        result = await self._engine.database.write(self._outcomes.give_up, operation, error)
-        self._engine.committed(self.name, "given up")
+        """Set the server to ERROR with a fault, and release its claim and ports."""
+        result = await self._engine.database.write(self._outcomes.fail_owned, operation, error)
+        self._engine.committed(self.name, "failed")
         await self._continue(operation, result)
 
-    async def _fail_together(self, candidates: Sequence[Candidate], error: MicronovaError) -> None:
-        """Give up all of these builds in one transaction.
+    async def _fail_together(self, servers: Sequence[ServerToBuild], error: MicronovaError) -> None:
+        """Fail all of these builds in one transaction.
 
         Else a conductor that dies in between would leave fewer servers, for which there might be hosts.
         """
-        failed = [(candidate.operation, _final_error(candidate, error)) for candidate in candidates]
-        results = await self._engine.database.write(self._outcomes.give_up_all, failed)
-        self._engine.committed(self.name, "given up")
-        for candidate, result in zip(candidates, results, strict=True):
-            await self._continue(candidate.operation, result)
+        failed = [(server.operation, _final_error(server, error)) for server in servers]
+        results = await self._engine.database.write(self._outcomes.fail_all, failed)
+        self._engine.committed(self.name, "failed")
+        for server, result in zip(servers, results, strict=True):
+            await self._continue(server.operation, result)
 
     async def _continue(self, operation: Operation, result: ReportResult) -> None:
         self._transitions.notify_all(operation, result.notifications)
@@ -349,25 +354,16 @@ class Build(HostKind):
         """Delete the ports of a failed build; deleting the server does the same, so this may run twice."""
         if self._dependencies.network_client is not None:
             await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self._transitions.check_release, operation)
+                operation.instance_uuid, check=functools.partial(self._transitions.check_not_continued, operation)
             )
         waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
         if waiting:
             await self._engine.lease_and_run(waiting)
 
 
-def _final_error(candidate: Candidate, error: MicronovaError) -> MicronovaError:
+def _final_error(server: ServerToBuild, error: MicronovaError) -> MicronovaError:
     """Return the error that users see: why the last host failed, if there was one."""
-    if not candidate.payload.tried:
+    if not server.payload.tried:
         return error
-    last = candidate.payload.last_error or error.message
-    return exhausted(candidate.row["uuid"], candidate.payload.tried, last, **error.details)
-
-
-def _is_continued_elsewhere(conn: sa.Connection, operation: Operation) -> bool:
-    """Return True if another conductor or a host continues this build; False if it is ours or is being deleted."""
-    found = operation_rows.get(conn, operation.id)
-    if found is not None and found["owner"] == operation.owner and found["epoch"] == operation.epoch:
-        return False
-    instance = instances.get(conn, operation.instance_uuid)
-    return instance is not None and instance["task_state"] != states.DELETING
+    last = server.payload.last_error or error.message
+    return exhausted(server.row["uuid"], server.payload.tried, last, **error.details)

@@ -101,18 +101,20 @@ class BuildOutcomes:
             operation, owner=self._engine.owner, step=step, payload=payload, epoch=operation.epoch + 1
         )
 
-    def give_up(self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = "") -> ReportResult:
-        """Give up a build that this conductor owns; a later request may have overtaken it."""
+    def fail_owned(
+        self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = ""
+    ) -> ReportResult:
+        """Fail a build if this conductor still owns it; cancel it if a later request has overtaken it."""
         row = instances.lock(conn, operation.instance_uuid)
         if not self._transitions.owns(conn, operation):
             return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
             self._transitions.cancel_in(conn, operation, self.release_claim)
             return NoMoreWork()
-        return self.failed(conn, operation, row, error, same_as)
+        return self.fail(conn, operation, row, error, same_as)
 
-    def give_up_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[ReportResult]:
-        """Give up several builds, which one decision found no host for; return their results in the same order."""
+    def fail_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[ReportResult]:
+        """Fail several builds, which one decision found no host for; return their results in the same order."""
         uuids = [operation.instance_uuid for operation, _ in failed]
         instances.lock_many(conn, uuids)
         operation_rows.lock_many(conn, [operation.id for operation, _ in failed])
@@ -122,12 +124,12 @@ class BuildOutcomes:
         results: dict[str, ReportResult] = {}
         explained = ""  # the operation that has the filters of the decision
         for operation, error in in_order:
-            results[operation.id] = result = self.give_up(conn, operation, error, explained)
+            results[operation.id] = result = self.fail_owned(conn, operation, error, explained)
             if result.notifications:  # it was not overtaken
                 explained = explained or operation.id
         return [results[operation.id] for operation, _ in failed]
 
-    def failed(
+    def fail(
         self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception, same_as: str = ""
     ) -> ReportResult:
         """Set the server to ERROR; the step `cleanup` deletes its ports if it may have some.

@@ -80,7 +80,7 @@ class Delete(HostKind):
             if await database.write(self._waits, operation):
                 return
             await self._dependencies.network_client.deallocate(
-                row["uuid"], check=functools.partial(self._transitions.check_release, operation)
+                row["uuid"], check=functools.partial(self._transitions.check_not_continued, operation)
             )
         if await database.write(self._end, operation):
             self._transitions.notify("delete.end", operation, row)
@@ -128,5 +128,5 @@ class Delete(HostKind):
         quotas.release(conn, row["project_id"], quotas.of_server(flavor["vcpus"], flavor["ram"]), row["user_id"])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Raise Unavailable: a delete is never given up, but repeated with growing pauses."""
+        """Raise Unavailable: a delete does not fail, but is repeated with growing pauses."""
         raise Unavailable(f"The delete is tried again: {error}")

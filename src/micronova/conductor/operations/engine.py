@@ -80,6 +80,14 @@ class Operation(msgspec.Struct, kw_only=True):
             created_at=row["created_at"],
         )
 
+    def is_current(self, row: OperationRow | None) -> bool:
+        """Return whether nobody has ended, taken over or leased the operation since, according to its present row."""
+        return (
+            row is not None
+            and row["finished_at"] is None
+            and (row["owner"], row["epoch"], row["attempts"]) == (self.owner, self.epoch, self.leases)
+        )
+
 
 def retry_pause(operation: Operation) -> float:
     """Return the seconds until an operation is tried again; they grow with its leases."""
@@ -102,7 +110,7 @@ class Kind(ABC):
 
     @abstractmethod
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Give up: set the instance to the state that the failure of this kind means."""
+        """End an operation that cannot succeed: set the instance to the state that the failure of this kind means."""
 
 
 class Observer(Protocol):
@@ -240,7 +248,7 @@ class Engine:
             async with self._limit:
                 now = self.now()
                 late = [operation for operation in group if operation.deadline < now]
-                await self._give_up(kind, late, MicronovaError(f"{kind.name} did not end in time."))
+                await self._fail(kind, late, MicronovaError(f"{kind.name} did not end in time."))
                 if timely := [operation for operation in group if operation.deadline >= now]:
                     await kind.run(timely)
         except Crash as crash:
@@ -258,7 +266,7 @@ class Engine:
                 await self.later(timely, lack)
             else:
                 log.exception("operation %s (%s) failed", timely[0].id, kind.name)
-                await self._give_up(kind, timely, error)
+                await self._fail(kind, timely, error)
         finally:
             for operation in group:
                 self._leased.pop(operation.id, None)
@@ -278,7 +286,7 @@ class Engine:
         except Unavailable:
             self.health.outage_noticed()  # the lease expires
 
-    async def _give_up(self, kind: Kind, group: list[Operation], error: Exception) -> None:
+    async def _fail(self, kind: Kind, group: list[Operation], error: Exception) -> None:
         for operation in group:
             try:
                 await kind.fail(operation, error)

@@ -19,15 +19,15 @@ from micronova.conductor.operations.base import (
     NoMoreWork,
     Notification,
     ReportResult,
-    abort_error,
     fault_of,
+    reported_error,
 )
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.transitions import Transitions
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.errors import BuildAborted, MicronovaError, Stale, Unavailable
+from micronova.objects.errors import MicronovaError, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed
 from micronova.objects.network import VIF
 from micronova.objects.operations import InterfacePayload
@@ -88,9 +88,7 @@ class InterfaceKind(HostKind):
         order = await self._engine.database.write(self._dispatch, operation, vif, payload)
         self._engine.committed(self.name, "dispatched")
         if order is None:
-            try:
-                await self._transitions.check_release(operation)
-            except Stale:  # another conductor continues it, or has ended it
+            if await self._engine.database.read(self._transitions.continued_elsewhere, operation):
                 await self._transitions.withdraw(operation, [vif] if vif is not None else [])
             else:
                 await self.overtaken(operation)
@@ -147,7 +145,7 @@ class InterfaceKind(HostKind):
     ) -> list[Notification]:
         """End the operation, with the payload's error if it has one; return the notifications to send."""
         now = self._engine.now()
-        fault = fault_of(BuildAborted(payload.error), now) if payload.error else None
+        fault = fault_of(payload.error, now) if payload.error else None
         vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state, **(values or {})}
         encoded = msgspec.msgpack.encode(payload)
@@ -182,7 +180,7 @@ class AttachInterface(InterfaceKind):
                 port=payload.request,
                 hostname=row["hostname"],
                 operation=operation.id,
-                check=functools.partial(self._transitions.check_owner, operation),
+                check=functools.partial(self._transitions.check_owned, operation),
             )
         except (Stale, Unavailable):
             raise
@@ -198,7 +196,7 @@ class AttachInterface(InterfaceKind):
         payload = _payload(operation)
         if report.outcome == "done":
             return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
-        payload.error_code, payload.error = report.error_code, abort_error(report).message
+        payload.error_code, payload.error = report.error_code, reported_error(report).message
         return self.to_clean_up(conn, operation, payload)
 
     async def overtaken(self, operation: Operation) -> None:
@@ -216,20 +214,20 @@ class AttachInterface(InterfaceKind):
             await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 operation=operation.id,
-                check=functools.partial(self._transitions.check_release, operation),
+                check=functools.partial(self._transitions.check_not_continued, operation),
             )
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Give up: release the port; the server is as before."""
+        """Release the port; the server is as before."""
         if operation.step != "cleanup":
-            result = await self._engine.database.write(self._give_up, operation, error)
+            result = await self._engine.database.write(self._fail, operation, error)
             if result is None:
                 return
             self._engine.committed(self.name, "cleanup")
             operation = result.operation
         await self.clean_up(operation)
 
-    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
         instances.lock(conn, operation.instance_uuid)
         if not self._transitions.owns(conn, operation):
             return None
@@ -255,7 +253,7 @@ class DetachInterface(InterfaceKind):
         payload = _payload(operation)
         if report.outcome == "done":
             return self.to_clean_up(conn, operation, payload)
-        payload.error_code, payload.error = report.error_code, abort_error(report).message
+        payload.error_code, payload.error = report.error_code, reported_error(report).message
         return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
 
     async def overtaken(self, operation: Operation) -> None:
@@ -269,22 +267,22 @@ class DetachInterface(InterfaceKind):
             await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 port_id=port,
-                check=functools.partial(self._transitions.check_release, operation),
+                check=functools.partial(self._transitions.check_not_continued, operation),
             )
         await self.finish(operation)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Give up: the server keeps the interface, unless it is unplugged already; then its port is released."""
+        """Leave the interface with the server, unless it is unplugged already; then its port is released."""
         if operation.step == "cleanup":
             await self.clean_up(operation)
             return
-        notifications = await self._engine.database.write(self._give_up, operation, error)
+        notifications = await self._engine.database.write(self._fail, operation, error)
         if notifications is None:
             await self._transitions.cancel(operation)
             return
         self._transitions.notify_all(operation, notifications)
 
-    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
         row = instances.lock(conn, operation.instance_uuid)
         if not self._transitions.owns(conn, operation):
             return []

@@ -18,8 +18,8 @@ from micronova.scheduler.rpcapi import SchedulerAPI
 
 
 @dataclass(slots=True)
-class Candidate:
-    """A server in the schedule step."""
+class ServerToBuild:
+    """A server in the step `schedule`: what is known of it, and what the step finds out."""
 
     operation: Operation
     payload: BuildPayload
@@ -39,18 +39,18 @@ class Placer:
         self._engine = engine
         self._scheduler = scheduler
 
-    async def place(self, candidates: list[Candidate]) -> None:
+    async def place(self, servers: list[ServerToBuild]) -> None:
         """Claim a host for each: an alternate of the last decision if there is one, else the scheduler's choice."""
-        if len(candidates) == 1 and await self._take_alternate(candidates[0]):
+        if len(servers) == 1 and await self._take_alternate(servers[0]):
             return
-        first = candidates[0]
+        first = servers[0]
         spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(sorted(first.payload.tried)))
         try:
             answer = await self._scheduler.select_destinations(
                 first.operation.context,
                 spec,
-                [c.row["uuid"] for c in candidates],
-                epochs={c.row["uuid"]: c.operation.epoch for c in candidates},
+                [server.row["uuid"] for server in servers],
+                epochs={server.row["uuid"]: server.operation.epoch for server in servers},
             )
         except BusUnavailable as error:
             self._engine.health.outage_noticed()  # heartbeats may not arrive, either
@@ -58,24 +58,17 @@ class Placer:
         except CallTimeout as error:
             raise Unavailable(f"The scheduler does not answer: {error}") from error
         placements = {placement.instance_uuid: placement for placement in answer.placements}
-        for candidate in candidates:
-            placement = placements[candidate.row["uuid"]]
-            candidate.chosen = placement.selected
-            candidate.payload.alternates = list(placement.alternates)
-            candidate.explanation = answer.explanation
+        for server in servers:
+            placement = placements[server.row["uuid"]]
+            server.chosen = placement.selected
+            server.payload.alternates = list(placement.alternates)
+            server.explanation = answer.explanation
 
-    async def _take_alternate(self, candidate: Candidate) -> bool:
-        alternates = candidate.payload.alternates
+    async def _take_alternate(self, server: ServerToBuild) -> bool:
+        alternates = server.payload.alternates
         while alternates:
-            candidate.chosen = alternates.pop(0)
-            claim = allocations.Claim(
-                consumer_uuid=candidate.row["uuid"],
-                node_uuid=candidate.chosen.node_uuid,
-                host=candidate.chosen.host,
-                resources=candidate.spec.flavor.resources(),
-                group=candidate.spec.group,
-                epoch=candidate.operation.epoch,
-            )
+            server.chosen = alternates.pop(0)
+            claim = allocations.Claim.of(server.row["uuid"], server.chosen, server.spec, server.operation.epoch)
             result = await self._engine.database.write(allocations.claim, [claim], now=self._engine.now())
             if result.claimed:
                 return True

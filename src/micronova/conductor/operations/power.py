@@ -9,8 +9,8 @@ from micronova.conductor.operations.base import (
     NoMoreWork,
     Notification,
     ReportResult,
-    abort_error,
     fault_of,
+    reported_error,
 )
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
@@ -68,22 +68,22 @@ class Power(HostKind):
         if report.power_state is not None:
             changes["power_state"] = report.power_state
         if report.outcome != "done":
-            fault = fault_of(abort_error(report), now)
-            return NoMoreWork(notifications=[self._failed(conn, operation, row, action, fault, changes)])
+            fault = fault_of(reported_error(report), now)
+            return NoMoreWork(notifications=[self._record_failure(conn, operation, row, action, fault, changes)])
         changes["vm_state"] = states.state_after(action, row["vm_state"])
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self._transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(notifications=[(f"{self._notification}.end", changed(row, changes), None)])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Give up: the server gets the state that its action has for a failure."""
-        notifications = await self._engine.database.write(self._give_up, operation, error)
+        """Set the state that the server's action has for a failure."""
+        notifications = await self._engine.database.write(self._fail, operation, error)
         if notifications is None:
             await self._transitions.cancel(operation)
             return
         self._transitions.notify_all(operation, notifications)
 
-    def _give_up(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
         """Return the notifications to send, or None if a later request has overtaken the operation."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
@@ -92,9 +92,9 @@ class Power(HostKind):
         if row is None or row["epoch"] != operation.epoch:
             return None
         fault = fault_of(error, self._engine.now())
-        return [self._failed(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})]
+        return [self._record_failure(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})]
 
-    def _failed(
+    def _record_failure(
         self,
         conn: sa.Connection,
         operation: Operation,

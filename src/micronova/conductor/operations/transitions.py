@@ -49,7 +49,7 @@ class Transitions:
     ) -> Operation | None:
         """Make a host the owner of an operation, change the instance and start the event.
 
-        Return the operation as the host owns it, or None if another request or conductor has taken over.
+        Return the operation as it is persisted, or None if another request or conductor has taken over.
         """
         now = self._engine.now()
         epoch = changes.get("epoch", operation.epoch)
@@ -66,7 +66,11 @@ class Transitions:
             conn, operation.instance_uuid, operation.context.request_id, epoch, self._event, now, host=host
         )
         return msgspec.structs.replace(
-            operation, epoch=epoch, payload=operation.payload if payload is None else payload
+            operation,
+            owner=owner,
+            step="dispatched",
+            epoch=epoch,
+            payload=operation.payload if payload is None else payload,
         )
 
     async def send(self, operation: Operation, order: WorkOrder) -> None:
@@ -135,35 +139,30 @@ class Transitions:
             new_epoch=epoch,
         )
 
-    def owns(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Lock the operation and return whether its owner and epoch are still the same."""
-        row = operation_rows.get(conn, operation.id, lock=True)
-        return (
-            row is not None
-            and row["finished_at"] is None
-            and row["owner"] == operation.owner
-            and row["epoch"] == operation.epoch
-        )
+    # `Operation.is_current` answers whether an operation is still the worker's own. A transaction asks with `owns`,
+    # which locks the row. Work on ports is in another service: it asks with a check before each change. To delete
+    # ports, an operation need not be current if its server is being deleted.
 
-    async def check_owner(self, operation: Operation) -> None:
-        """Raise Stale if another conductor, or another attempt of this one, has leased the operation since."""
-        row = await self._engine.database.read(operation_rows.get, operation.id)
-        if (
-            row is None
-            or row["finished_at"] is not None
-            or row["owner"] != operation.owner
-            or (row["epoch"], row["attempts"]) != (operation.epoch, operation.leases)
-        ):
+    def owns(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Lock the operation and return whether it is current."""
+        return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
+
+    async def check_owned(self, operation: Operation) -> None:
+        """Raise Stale if the operation is not current."""
+        if not operation.is_current(await self._engine.database.read(operation_rows.get, operation.id)):
             raise Stale(f"Operation {operation.id} has got another owner.")
 
-    async def check_release(self, operation: Operation) -> None:
-        """Raise Stale if the operation has another owner and the server is not being deleted: it may use its ports."""
-        try:
-            await self.check_owner(operation)
-        except Stale:
-            instance = await self._engine.database.read(instances.get, operation.instance_uuid)
-            if instance is not None and instance["task_state"] != states.DELETING:
-                raise
+    def continued_elsewhere(self, conn: sa.Connection, operation: Operation) -> bool:
+        """Return whether another owner may use the server's ports: it has the operation, and no delete has begun."""
+        if operation.is_current(operation_rows.get(conn, operation.id)):
+            return False
+        instance = instances.get(conn, operation.instance_uuid)
+        return instance is not None and instance["task_state"] != states.DELETING
+
+    async def check_not_continued(self, operation: Operation) -> None:
+        """Raise Stale if another owner may use the server's ports."""
+        if await self._engine.database.read(self.continued_elsewhere, operation):
+            raise Stale(f"Operation {operation.id} has got another owner.")
 
     async def withdraw(self, operation: Operation, vifs: Sequence[VIF]) -> None:
         """Delete the ports that an overtaken attempt created, unless the server has them."""
