@@ -14,7 +14,7 @@ from micronova.conductor.operations.build import Build
 from micronova.conductor.operations.delete import Delete
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
-from micronova.conductor.operations.power import Power
+from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.transitions import Transitions
 from micronova.conductor.rpcapi import (
     CONSOLE,
@@ -82,13 +82,7 @@ class ConductorManager:
         kinds: tuple[HostKind, ...] = (
             Build(dependencies, SchedulerAPI(bus), max_attempts),
             Delete(dependencies),
-            Power(dependencies, "stop", "compute_stop_instance"),
-            Power(dependencies, "start", "compute_start_instance"),
-            Power(dependencies, "reboot", "compute_reboot_instance"),
-            Power(dependencies, "pause", "compute_pause_instance"),
-            Power(dependencies, "unpause", "compute_unpause_instance"),
-            Power(dependencies, "suspend", "compute_suspend_instance"),
-            Power(dependencies, "resume", "compute_resume_instance"),
+            *(Power(dependencies, kind) for kind in POWER_KINDS),
             AttachInterface(dependencies),
             DetachInterface(dependencies),
         )

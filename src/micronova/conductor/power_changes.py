@@ -12,6 +12,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from micronova.conductor.operations.base import fault_of
+from micronova.conductor.operations.power import action_event_of
 from micronova.db import instance_actions, instances
 from micronova.objects import power_state, states
 from micronova.objects.instance import InstanceChanges, InstanceRow
@@ -64,16 +65,24 @@ def _changes(row: InstanceRow, power: int, now: int) -> InstanceChanges:
 
 
 def _record_action(conn: sa.Connection, row: InstanceRow, after: str, now: int) -> None:
-    action, event = {
-        states.ACTIVE: ("start", "compute_start_instance"),
-        states.PAUSED: ("pause", "compute_pause_instance"),
-        states.STOPPED: ("stop", "compute_stop_instance"),
-        states.SUSPENDED: ("suspend", "compute_suspend_instance"),
-        states.ERROR: ("stop", "compute_stop_instance"),
+    action = {
+        states.ACTIVE: "start",
+        states.PAUSED: "pause",
+        states.STOPPED: "stop",
+        states.SUSPENDED: "suspend",
+        states.ERROR: "stop",
     }[after]
     request = f"req-{uuid.uuid5(_NAMESPACE, ' '.join((row['uuid'], str(row['epoch']), after, str(now))))}"
     instance_actions.start(conn, row["uuid"], request, action, "", "", now, finished=True)
     result = "Error" if after == states.ERROR else "Success"
     instance_actions.event_finish(
-        conn, row["uuid"], request, row["epoch"], event, now, result=result, host=row["host"], details=_DETAILS[after]
+        conn,
+        row["uuid"],
+        request,
+        row["epoch"],
+        action_event_of(action),
+        now,
+        result=result,
+        host=row["host"],
+        details=_DETAILS[after],
     )

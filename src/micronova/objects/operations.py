@@ -67,7 +67,7 @@ class BuildPayload(msgspec.Struct, kw_only=True):
     alternates: list[Selection] = []
     wait_for_plugs: list[str] = []
     last_error: str = ""
-    builds: list[Attempt] = msgspec.field(default_factory=list, name="attempts")  # one for each host that was tried
+    attempts: list[Attempt] = []  # one for each host that was tried
 
     @classmethod
     def decode(cls, payload: bytes) -> "BuildPayload":

@@ -201,7 +201,7 @@ class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str
     running_orders: tuple[RunningOrder, ...] = ()
-    removed_guests: tuple[RemovedGuest, ...] = msgspec.field(default=(), name="departed")  # since the last reply
+    removed_guests: tuple[RemovedGuest, ...] = ()  # since the last reply
     nodes: tuple[NodeResources, ...] = ()  # at the start, and afterwards those that changed
     power_changes: tuple[
         PowerChange, ...

@@ -199,8 +199,8 @@ class Build(HostKind):
             payload = msgspec.structs.replace(
                 server.payload,
                 tried=[*server.payload.tried, chosen.host],
-                builds=[
-                    *server.payload.builds,
+                attempts=[
+                    *server.payload.attempts,
                     msgspec.structs.replace(server.attempt, dispatched=self._engine.now(), host=chosen.host),
                 ],
             )

@@ -1,5 +1,7 @@
 """Start, stop, reboot, pause and suspend: one order to the host, its report, a new state."""
 
+from typing import Final
+
 import msgspec
 import sqlalchemy as sa
 
@@ -22,16 +24,23 @@ from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, chan
 from micronova.objects.operations import PowerPayload
 from micronova.objects.orders import Report, WorkOrder
 
+POWER_KINDS: Final = ("stop", "start", "reboot", "pause", "unpause", "suspend", "resume")
+
+
+def action_event_of(kind: str) -> str:
+    """Return the name of the event in the instance action, which is Nova's."""
+    return f"compute_{kind}_instance"
+
 
 class Power(HostKind):
     """One kind per power action; `objects/states.py` has their states."""
 
-    def __init__(self, dependencies: Dependencies, kind: str, event: str) -> None:
+    def __init__(self, dependencies: Dependencies, kind: str) -> None:
         self.name = kind
-        self.action_event = event
+        self.action_event = action_event_of(kind)
         self._notification = {"stop": "power_off", "start": "power_on"}.get(kind, kind)
         self._engine = dependencies.engine
-        self._transitions = Transitions(dependencies, event)
+        self._transitions = Transitions(dependencies, self.action_event)
 
     async def run(self, operations: list[Operation]) -> None:
         """Send the order to the server's host; send it again if the host's lease has expired."""
