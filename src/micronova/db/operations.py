@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 import msgspec
 import sqlalchemy as sa
@@ -19,6 +19,17 @@ from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.operations import VERSIONS, OperationRow
 
 _HOST = "host:"
+
+
+class Lease(NamedTuple):
+    """What a worker holds of an operation. The row changes only for the worker whose lease is the row's.
+
+    The number of leases tells apart two leases of one conductor, which has the same name in both.
+    """
+
+    owner: str
+    epoch: int
+    number: int  # of the leases by conductors so far; the column is `attempts`
 
 
 def host_owner(host: str) -> str:
@@ -43,11 +54,14 @@ _RENEW = (
     .where(in_order(operations.c.id, _NAMED, _OPEN, _OWN), _OPEN, _OWN)
     .values(lease_until=bindparam("until"))
 )
-_POSTPONE = (
-    operations.update()
-    .where(operations.c.id == bindparam("b_id"), _OPEN, _OWN, operations.c.epoch == bindparam("b_epoch"))
-    .values(lease_until=bindparam("until"))
+_HELD = sa.and_(
+    operations.c.id == bindparam("b_id"),
+    _OPEN,
+    _OWN,
+    operations.c.epoch == bindparam("b_epoch"),
+    operations.c.attempts == bindparam("b_attempts"),
 )
+_POSTPONE = operations.update().where(_HELD).values(lease_until=bindparam("until"))
 # The lease of a host is not renewed if its instance has another epoch or the deadline has passed.
 _RENEW_HOSTS = (
     operations.update()
@@ -76,23 +90,13 @@ _CANCEL = (
 )
 _FINISH = (
     operations.update()
-    .where(
-        operations.c.id == bindparam("b_id"),
-        _OPEN,
-        operations.c.owner == bindparam("b_owner"),
-        operations.c.epoch == bindparam("b_epoch"),
-    )
+    .where(_HELD)
     .values(finished_at=bindparam("now"), result=bindparam("b_result"), secrets=None, step="done")
 )
 _FINISH_WITH_PAYLOAD = _FINISH.values(payload=bindparam("b_payload"))
 _STEP = (
     operations.update()
-    .where(
-        operations.c.id == bindparam("b_id"),
-        _OPEN,
-        operations.c.owner == bindparam("b_owner"),
-        operations.c.epoch == bindparam("b_epoch"),
-    )
+    .where(_HELD)
     .values(
         step=bindparam("b_step"),
         owner=bindparam("new_owner"),
@@ -211,11 +215,23 @@ def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> No
         conn.execute(_RENEW, {"ids": list(ids), "b_owner": owner, "until": until})
 
 
-def postpone(conn: sa.Connection, leased: Sequence[tuple[str, int]], owner: str, until: int) -> None:
-    """Let operations (id, epoch) wait until the same time, except those that have another owner or epoch."""
+def _held(id: str, lease: Lease) -> dict[str, Any]:
+    return {"b_id": id, "b_owner": lease.owner, "b_epoch": lease.epoch, "b_attempts": lease.number}
+
+
+def is_held(row: OperationRow | None, lease: Lease) -> bool:
+    """Return whether the row is open and has this lease."""
+    return (
+        row is not None
+        and row["finished_at"] is None
+        and (row["owner"], row["epoch"], row["attempts"]) == (lease.owner, lease.epoch, lease.number)
+    )
+
+
+def postpone(conn: sa.Connection, leased: Sequence[tuple[str, Lease]], until: int) -> None:
+    """Let operations wait until the same time, except those that have another lease."""
     lock_many(conn, [id for id, _ in leased])
-    values = [{"b_id": id, "b_epoch": epoch, "b_owner": owner, "until": until} for id, epoch in leased]
-    conn.execute(_POSTPONE, values)
+    conn.execute(_POSTPONE, [{**_held(id, lease), "until": until} for id, lease in leased])
 
 
 def renew_of_hosts(conn: sa.Connection, ids: Sequence[str], owners: Sequence[str], now: int, until: int) -> None:
@@ -300,11 +316,9 @@ def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> None:
         instance_actions.cancel(conn, instance_uuid, request_id, now)
 
 
-def finish(
-    conn: sa.Connection, id: str, now: int, result: str, *, owner: str, epoch: int, payload: bytes | None = None
-) -> bool:
-    """End an operation and erase its secrets; return False if it has another owner or epoch."""
-    values = {"b_id": id, "now": now, "b_result": result, "b_owner": owner, "b_epoch": epoch}
+def finish(conn: sa.Connection, id: str, now: int, result: str, lease: Lease, *, payload: bytes | None = None) -> bool:
+    """End an operation and erase its secrets; return False if it has another lease."""
+    values = {**_held(id, lease), "now": now, "b_result": result}
     if payload is None:
         return conn.execute(_FINISH, values).rowcount == 1
     return conn.execute(_FINISH_WITH_PAYLOAD, {**values, "b_payload": payload}).rowcount == 1
@@ -313,27 +327,24 @@ def finish(
 def step(
     conn: sa.Connection,
     id: str,
+    lease: Lease,
     *,
-    owner: str,
-    epoch: int,
     step: str,
     payload: bytes,
     until: int,
     new_owner: str | None = None,
     new_epoch: int | None = None,
 ) -> bool:
-    """Persist the next step of an operation; return False if it has another owner or epoch."""
+    """Persist the next step of an operation; return False if it has another lease."""
     done = conn.execute(
         _STEP,
         {
-            "b_id": id,
-            "b_owner": owner,
-            "b_epoch": epoch,
+            **_held(id, lease),
             "b_step": step,
             "b_payload": payload,
             "until": until,
-            "new_owner": new_owner or owner,
-            "new_epoch": epoch if new_epoch is None else new_epoch,
+            "new_owner": new_owner or lease.owner,
+            "new_epoch": lease.epoch if new_epoch is None else new_epoch,
         },
     )
     return done.rowcount == 1

@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from micronova.conductor.operations.engine import Engine, Kind, Operation
@@ -45,9 +46,14 @@ class Recorder(Kind):
         self.ran: list[str] = []
         self.failed: list[tuple[str, str]] = []
         self.error: Exception | None = None
+        self.running: asyncio.Queue[list[Operation]] = asyncio.Queue()
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def run(self, operations: list[Operation]) -> None:
         self.ran += [operation.id for operation in operations]
+        self.running.put_nowait(operations)
+        await self.may_end.wait()
         if self.error is not None:
             raise self.error
 
@@ -172,3 +178,61 @@ async def test_any_other_error_ends_an_operation(
     await engine.lease_and_run([id])
     await engine.idle()
     assert [failed for failed, _ in kind.failed] == [id]
+
+
+async def test_an_operation_runs_once_at_a_time_in_a_process(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """After a standstill the lease of a running operation has expired: the sweep of the same conductor finds it."""
+    [id] = await record(database, clock, clock.time + 3600)
+    kind.may_end.clear()
+    await engine.lease_and_run([id])
+    await kind.running.get()
+    clock.time += LEASE + 1
+    await engine.lease_and_run([id])
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert kind.ran == [id]
+    kind.may_end.set()
+    await engine.idle()
+    assert kind.ran == [id, id]  # it was not ended, so it runs again, after the first run
+
+
+async def test_the_lease_of_a_second_run_is_renewed_when_the_first_ends(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """A report may return an operation to a conductor whose task is still sending the order."""
+    [id] = await record(database, clock, clock.time + 3600)
+    kind.may_end.clear()
+    await engine.lease_and_run([id])
+    [operation] = await kind.running.get()
+    first, kind.may_end = kind.may_end, asyncio.Event()
+    engine.run([msgspec.structs.replace(operation)])
+    await kind.running.get()
+    first.set()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    clock.time += LEASE / 2
+    await engine.renew()
+    assert await lease_of(database, id) == micros(clock.time + LEASE)
+    kind.may_end.set()
+
+
+async def test_a_run_whose_operation_was_leased_again_changes_nothing(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """Owner and epoch do not tell two leases of one conductor apart: the number of leases does."""
+    [id] = await record(database, clock, clock.time + 3600)
+    await engine.lease_and_run([id])
+    [old] = await kind.running.get()
+    await engine.idle()
+    clock.time += LEASE + 1
+    await engine.lease_and_run([id])
+    [new] = await kind.running.get()
+    await engine.idle()
+    assert (old.owner, old.epoch) == (new.owner, new.epoch)
+    until = await lease_of(database, id)
+    await engine.later([old], Unavailable("late"))
+    assert await lease_of(database, id) == until
+    for each, done in ((old, False), (new, True)):
+        assert await database.write(operation_rows.finish, id, micros(clock.time), "success", each.lease) is done

@@ -187,7 +187,7 @@ class BuildOutcomes:
         now = self._engine.now()
         instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
-        if not operation_rows.finish(conn, operation.id, now, "error", owner=operation.owner, epoch=operation.epoch):
+        if not operation_rows.finish(conn, operation.id, now, "error", operation.lease):
             return []
         instance_actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
         return operation_rows.wake(conn, operation.instance_uuid)

@@ -80,13 +80,14 @@ class Operation(msgspec.Struct, kw_only=True):
             created_at=row["created_at"],
         )
 
+    @property
+    def lease(self) -> operation_rows.Lease:
+        """The lease with which its owner may change the row."""
+        return operation_rows.Lease(self.owner, self.epoch, self.leases)
+
     def is_current(self, row: OperationRow | None) -> bool:
         """Return whether nobody has ended, taken over or leased the operation since, according to its present row."""
-        return (
-            row is not None
-            and row["finished_at"] is None
-            and (row["owner"], row["epoch"], row["attempts"]) == (self.owner, self.epoch, self.leases)
-        )
+        return operation_rows.is_held(row, self.lease)
 
 
 def retry_pause(operation: Operation) -> float:
@@ -154,7 +155,8 @@ class Engine:
         self._sweep_interval = sweep_interval
         self._kinds: Mapping[str, Kind] = {}
         self._known: operation_rows.Known = ()
-        self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased
+        self._leased: dict[str, Operation] = {}  # the operations that this conductor has leased and works on
+        self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = asyncio.Semaphore(concurrency)
         self._after_commit = after_commit
@@ -218,10 +220,18 @@ class Engine:
         self._observer.ended(operation.kind, result, (self.now() - operation.created_at) / 1e6)
 
     async def lease_and_run(self, ids: Sequence[str]) -> None:
-        """Lease these operations and start to run those that were free."""
+        """Lease these operations and start to run those that were free.
+
+        After a standstill the lease of an operation that this conductor works on may have expired. It is leased when
+        that work has ended, because a conductor does not work on an operation twice at the same time.
+        """
         if self._stopping:
             return
-        taken = await self.database.write(operation_rows.lease, ids, self.owner, self.now(), self.until(), self._known)
+        self._again.update(id for id in ids if id in self._leased)
+        free = [id for id in ids if id not in self._leased]
+        if not free:
+            return
+        taken = await self.database.write(operation_rows.lease, free, self.owner, self.now(), self.until(), self._known)
         groups: dict[tuple[str, str, str], list[Operation]] = {}
         for row in taken:
             operation = Operation.of(row)
@@ -238,8 +248,19 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, group: list[Operation]) -> None:
-        with self._observer.running(group[0]):
-            await self._work(group)
+        try:
+            with self._observer.running(group[0]):
+                await self._work(group)
+        finally:
+            for operation in group:
+                if self._leased.get(operation.id) is operation:  # else a newer run has it
+                    del self._leased[operation.id]
+        if again := [operation.id for operation in group if operation.id in self._again]:
+            self._again.difference_update(again)
+            try:
+                await self.lease_and_run(again)
+            except Unavailable as error:
+                log.warning("operations are not leased again before the next sweep: %s", error)
 
     async def _work(self, group: list[Operation]) -> None:
         kind = self._kinds[group[0].kind]
@@ -267,9 +288,6 @@ class Engine:
             else:
                 log.exception("operation %s (%s) failed", timely[0].id, kind.name)
                 await self._fail(kind, timely, error)
-        finally:
-            for operation in group:
-                self._leased.pop(operation.id, None)
 
     async def later(self, group: list[Operation], error: Unavailable) -> None:
         """Try again after a pause that grows with the attempts: a service or the database does not answer.
@@ -281,8 +299,8 @@ class Engine:
             "%s of instance %s is tried again in %.1f s: %s", group[0].kind, group[0].instance_uuid, pause, error
         )
         try:
-            leased = [(operation.id, operation.epoch) for operation in group]
-            await self.database.write(operation_rows.postpone, leased, self.owner, self.until(pause))
+            leased = [(operation.id, operation.lease) for operation in group]
+            await self.database.write(operation_rows.postpone, leased, self.until(pause))
         except Unavailable:
             self.health.outage_noticed()  # the lease expires
 

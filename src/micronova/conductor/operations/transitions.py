@@ -130,8 +130,7 @@ class Transitions:
         return operation_rows.step(
             conn,
             operation.id,
-            owner=operation.owner,
-            epoch=operation.epoch,
+            operation.lease,
             step=step,
             payload=operation.payload if payload is None else payload,
             until=self._engine.until(seconds),
@@ -190,9 +189,7 @@ class Transitions:
     ) -> bool:
         """End the operation, its event and its instance action; return False if it has got another owner."""
         now = self._engine.now()
-        if not operation_rows.finish(
-            conn, operation.id, now, result, owner=operation.owner, epoch=operation.epoch, payload=payload
-        ):
+        if not operation_rows.finish(conn, operation.id, now, result, operation.lease, payload=payload):
             return False
         request_id = operation.context.request_id
         if result == "cancelled":
