@@ -41,7 +41,6 @@ ROLES = {
 }
 HOSTS_PER_PROCESS = 2
 SKEWS = (-30.0, 30.0)  # seconds by which the clocks of the processes are wrong, in turn
-ATTEMPTS = 30  # of a build; hosts stand still often, and a build that runs out of hosts ends in ERROR
 
 
 class ProcessClock:
@@ -132,7 +131,6 @@ class Node:
                 default={"host": self.name, "transport_url": "local://region"},
                 api={"auth_strategy": "noauth2"},
                 quota={"instances": -1, "cores": -1, "ram": -1},
-                scheduler={"max_attempts": ATTEMPTS},
                 fake={
                     "hosts": HOSTS_PER_PROCESS,
                     "host_pattern": f"{self.name}-{{}}",
@@ -259,6 +257,11 @@ class SimulatedRegion(SimulatedCloud):
         run.pool_free.clear()
         await self.clock.sleep(seconds)
         run.pool_free.set()
+
+    async def restart(self, *names: str) -> None:
+        """Stop processes cleanly; they are started again."""
+        for name in names:
+            self.nodes[name].run.stop_requested.set()
 
     async def crash(self, name: str) -> None:
         """Kill a process."""

@@ -79,6 +79,22 @@ def test_a_process_has_no_free_connection_for_a_minute(name: str, template: Path
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", seeds())
+def test_all_agents_restart(seed: int, template: Path, tmp_path: Path) -> None:
+    """While they do, no host is up: servers that are created, and builds that the agents had begun, wait."""
+    agents = [name for name, role in ROLES.items() if role == "compute"]
+
+    async def disturb(region: SimulatedRegion) -> None:
+        await region.clock.sleep(60.0)  # a conductor that has just started waits for silent hosts in any case
+        users = [asyncio.create_task(stays_active(region, f"meanwhile-{n}", n / 4)) for n in range(8)]
+        await region.restart(*agents)
+        for user in users:
+            await user
+
+    _run(seed, template, tmp_path, disturb)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", seeds())
 def test_everything_at_random(seed: int, template: Path, tmp_path: Path) -> None:
     """Several disturbances at once or one after the other, and faults of single messages and transactions."""
     random = Random(seed)

@@ -359,7 +359,9 @@ class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scheduler."""
 
-    max_attempts: Annotated[int, Meta(ge=1, description="Hosts that a build tries before its server is in ERROR.")] = 3
+    max_attempts: Annotated[
+        int, Meta(ge=1, description="Hosts on which a build may fail before its server is in ERROR.")
+    ] = 3
     refresh_interval: Annotated[
         float, Meta(gt=0, description="Seconds between updates of the scheduler's table of hosts.")
     ] = 0.5

@@ -147,7 +147,10 @@ class OperationFailed(MicronovaError):
 
 
 class NoValidHost(MicronovaError):
-    """No host satisfies the request. `details["reasons"]` lists for admins how many hosts each filter removed."""
+    """No host satisfies the request. `details["reasons"]` lists for admins how many hosts each filter removed.
+
+    With `details["hosts_may_return"]` a host would, if it answered: it has been silent for a short time only.
+    """
 
     code = "no_valid_host"
 

@@ -63,11 +63,11 @@ class Attempt(msgspec.Struct, array_like=True):
 class BuildPayload(msgspec.Struct, kw_only=True):
     """The payload of a build; there is one for each server of a request."""
 
-    tried: list[str] = []
+    tried: list[str] = []  # the hosts where it failed, and the one that builds it; the scheduler chooses others
     alternates: list[Selection] = []
     wait_for_plugs: list[str] = []
     last_error: str = ""
-    attempts: list[Attempt] = []  # one for each host that was tried
+    attempts: list[Attempt] = []  # one for each dispatch, also to hosts that were lost
 
     @classmethod
     def decode(cls, payload: bytes) -> "BuildPayload":

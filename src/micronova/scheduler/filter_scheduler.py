@@ -106,6 +106,27 @@ class FilterScheduler:
             explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=spec.forced),
         )
 
+    def would_fit(
+        self,
+        table: HostTable,
+        spec: RequestSpec,
+        instance_uuids: Sequence[str],
+        *,
+        now: float,
+        held: Mapping[str, str] | None = None,
+    ) -> bool:
+        """Return whether `select` would place all instances at this time; the table stays as it was."""
+        try:
+            decision = self.select(table, spec, instance_uuids, now=now, held=held)
+        except NoValidHost:
+            return False
+        resources = spec.flavor.resources()
+        for placement in decision.placements:
+            row = table.index(placement.selected.node_uuid)
+            if row is not None and placement.instance_uuid not in (held or {}):
+                table.release(row, resources)
+        return True
+
     def _filter(
         self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
     ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
@@ -223,7 +244,6 @@ class FilterScheduler:
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)
-        log.info("No valid host: %s of %s hosts considered, %s", len(hosts), len(table), explanation.reasons())
         return NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=len(rows), reasons=explanation.reasons())
 
 

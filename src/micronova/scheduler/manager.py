@@ -77,6 +77,7 @@ class SchedulerManager:
         self._refresh_interval = refresh_interval
         self._host = host
         self._report_interval = report_interval
+        self._service_down_time = service_down_time
         self._feed = HostFeed(
             database,
             clock,
@@ -150,7 +151,7 @@ class SchedulerManager:
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._with_group(request.spec)
-                decision = self._decide(spec, request, held, spread=1)
+                decision = self._decide_finally(spec, request, held)
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
                 return decision
@@ -177,6 +178,21 @@ class SchedulerManager:
             )
         finally:
             self._timed(self._clock.monotonic() - begun)
+
+    def _decide_finally(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str]) -> Decision:
+        """Decide; if there is no valid host, say whether one may return.
+
+        Agents that are restarted, all of them perhaps, are silent for some seconds. So a host that is down may return
+        within `service_down_time`; a host that announced its stop is down at once.
+        """
+        try:
+            return self._decide(spec, request, held, spread=1)
+        except NoValidHost as error:
+            earlier = self._clock.now() - self._service_down_time
+            if self._scheduler.would_fit(self._feed.table, spec, request.instance_uuids, now=earlier, held=held):
+                error.details["hosts_may_return"] = True
+            log.info("no valid host for %d instances: %s", len(request.instance_uuids), error.details)
+            raise
 
     async def _claim(
         self, spec: RequestSpec, request: SelectDestinations, decision: Decision, on_deleted_nodes: set[str]

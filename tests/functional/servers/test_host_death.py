@@ -227,3 +227,13 @@ async def test_a_clean_stop_undoes_and_the_build_goes_on_elsewhere_or_later(
     servers = await asyncio.gather(*(user.wait_for(id, "ACTIVE") for id in ids))
     assert {await user.host_of(server["id"]) for server in servers} <= set(cloud.hosts)
     await cloud.assert_clean()
+
+
+async def test_there_is_no_valid_host_when_all_hosts_stay_away(
+    cloud: Cloud, user: Caller, killable_host: KillableHost
+) -> None:
+    await killable_host.start()
+    await killable_host.stop()
+    id = await user.admin.create(host=killable_host.name)
+    assert "No valid host" in (await user.wait_for(id, "ERROR"))["fault"]["message"]
+    await cloud.assert_clean()

@@ -174,13 +174,30 @@ async def test_a_silent_host_is_down_and_up_when_heard_of(
     databases: list[Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cloud(databases[:1], hosts=1, down_time=600.0) as c:
-        monkeypatch.setattr(CLOCK, "ahead", 1000.0)
+        monkeypatch.setattr(CLOCK, "ahead", 1300.0)
         error = await no_valid_host(c.select(a_spec(), "i0"))
-        assert error is not None
+        assert error is not None and "hosts_may_return" not in error.details
         assert error.details["reasons"][-1]["name"] == "ComputeFilter"
-        monkeypatch.setattr(CLOCK, "ahead", 1200.0)
+        monkeypatch.setattr(CLOCK, "ahead", 1500.0)
         await c.database.write(_heard, "h0", CLOCK.now())
         assert len(await c.select(a_spec(), "i0")) == 1
+
+
+async def test_a_host_that_has_just_gone_may_come_back(
+    databases: list[Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long again as a host may be silent, it is not valid, but the answer says that it may return."""
+    async with cloud(databases[:1], hosts=1, down_time=600.0) as c:
+        monkeypatch.setattr(CLOCK, "ahead", 1000.0)
+        error = await no_valid_host(c.select(a_spec(), "i0", "i1"))
+        assert error is not None and error.details["hosts_may_return"]
+        assert set((await c.database.read(used)).values()) == {0}
+        for spec in (a_spec(flavor=a_flavor(ram=8192)), a_spec(ignore_hosts=("h0",))):
+            error = await no_valid_host(c.select(spec, "i0"))
+            assert error is not None and "hosts_may_return" not in error.details
+        await c.database.write(_heard, "h0", CLOCK.now())
+        monkeypatch.setattr(CLOCK, "ahead", 1010.0)
+        assert len(await c.select(a_spec(), "i0", "i1", "i2", "i3")) == 4
 
 
 def _heard(conn: sa.Connection, host: str, at: float) -> None:

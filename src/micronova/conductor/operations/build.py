@@ -65,7 +65,7 @@ class Build(HostKind):
         self._transitions = Transitions(dependencies, self.action_event)
         self._outcomes = BuildOutcomes(dependencies, self._transitions, self.action_event)
         self._max_attempts = max_attempts
-        self._placer = Placer(dependencies.engine, scheduler)
+        self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
 
     async def run(self, operations: list[Operation]) -> None:
         """Continue from the persisted step; operations of one request in the same step come together."""
@@ -89,7 +89,7 @@ class Build(HostKind):
                 await self._overtaken(operation)
                 continue
             payload = BuildPayload.decode(operation.payload)
-            if payload.tried:
+            if payload.attempts:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
             servers.append(ServerToBuild(operation, payload, row, spec, ports, Attempt(begun)))
         # Each server has its own list of hosts that failed; servers with the same list are placed together.
@@ -107,9 +107,12 @@ class Build(HostKind):
             await self._schedule([server.operation for server in servers])
             return
         except NoValidHost as error:
-            if await self._transitions.heartbeats_may_be_missing(error):
-                raise Unavailable("Hosts that could not be heard for a while may have room.") from error
-            await self._fail_together(servers, error)
+            if await self._transitions.hosts_may_return(error):
+                reason = Unavailable("A host that does not answer for the moment may have room.")
+                longest = self._dependencies.service_down_time / 4  # the time in which hosts return
+                await self._engine.later([server.operation for server in servers], reason, longest=longest)
+            else:
+                await self._fail_together(servers, error)
             return
         placed = self._engine.now()
         for server in servers:
@@ -145,7 +148,7 @@ class Build(HostKind):
                     ports=server.ports,
                     security_groups=server.row["security_groups"],
                     hostname=server.row["hostname"],
-                    fresh=server.operation.leases == 1 and not server.payload.tried and not server.vifs,
+                    fresh=server.operation.leases == 1 and not server.payload.attempts and not server.vifs,
                     check=functools.partial(self._transitions.check_owned, server.operation),
                 )
         except Stale:
@@ -253,8 +256,7 @@ class Build(HostKind):
         error: MicronovaError = reported_error(report)
         if report.outcome == "reschedule":
             nodes.note_failed_build(conn, row["node_uuid"], self._engine.now())
-            spec = request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
-            if not spec.forced and len(payload.tried) < self._max_attempts:
+            if not self._is_forced(conn, row) and len(payload.tried) < self._max_attempts:
                 return self._outcomes.reschedule(conn, operation, row, payload, error.message, report.left_behind)
             error = exhausted(row["uuid"], payload.tried, error.message)
         return self._outcomes.fail(conn, operation, row, error)
@@ -264,30 +266,40 @@ class Build(HostKind):
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
             return None
-        payload = BuildPayload.decode(operation.payload)
-        spec = request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]])
-        if (
-            spec.forced
-            or len(payload.tried) >= self._max_attempts
-            or not services.any_up(
-                conn,
-                COMPUTE,
-                self._engine.now(),
-                self._dependencies.service_down_time,
-                besides=payload.tried,
-            )
-        ):
+        now, down_time = self._engine.now(), self._dependencies.service_down_time
+        tried = BuildPayload.decode(operation.payload).tried
+        if self._is_forced(conn, row) or not services.any_up(conn, COMPUTE, now, down_time, besides=tried):
             return None
-        # The record of the departure lets the host remove, when it is back, what it could not undo in time.
-        return self._outcomes.reschedule(conn, operation, row, payload, "The host was stopped.", left_behind=True)
+        return self._host_lost(conn, operation, row, "The host was stopped.")
 
-    def _host_died(self, conn: sa.Connection, operation: Operation, report: Report) -> ReportResult:
-        """Take the build from a host that is down, as if the host had reported a failure."""
+    def _host_is_down(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
+        """Take the build from its host, which is down; return None if no other host may build it and it may return."""
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
             return NoMoreWork()
-        operation_rows.record_departure(conn, report.host, row["uuid"], operation.epoch, self._engine.now())
-        return self.reported(conn, operation, row, report)
+        assert row["host"] is not None  # the operation was dispatched at this epoch
+        now, down_time = self._engine.now(), self._dependencies.service_down_time
+        reason = "The host does not answer any more."
+        forced = self._is_forced(conn, row)
+        if forced and services.host_is_up(conn, row["host"], now, 2 * down_time):  # as in the scheduler
+            return None
+        nodes.note_failed_build(conn, row["node_uuid"], now)
+        if not forced:
+            return self._host_lost(conn, operation, row, reason)
+        return self._outcomes.fail(conn, operation, row, exhausted(row["uuid"], [row["host"]], reason))
+
+    def _host_lost(self, conn: sa.Connection, operation: Operation, row: InstanceRow, reason: str) -> Continue:
+        """Reschedule a build that has not failed on its host: it may return there, and has not used up an attempt.
+
+        The record of the departure lets the host remove, when it is back, what it could not undo. The operation's
+        deadline limits how often hosts may be lost.
+        """
+        payload = BuildPayload.decode(operation.payload)
+        payload.tried = [host for host in payload.tried if host != row["host"]]
+        return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
+
+    def _is_forced(self, conn: sa.Connection, row: InstanceRow) -> bool:
+        return request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]]).forced
 
     async def _check_host(self, operation: Operation) -> None:
         """Take the build from a host whose lease expired if the host is down; else return it to the host."""
@@ -295,16 +307,9 @@ class Build(HostKind):
         if row is None or row["epoch"] != operation.epoch or row["host"] is None:
             await self._overtaken(operation)
         elif await self._transitions.host_is_down(row["host"]):
-            report = Report(
-                operation_id=operation.id,
-                epoch=operation.epoch,
-                instance_uuid=operation.instance_uuid,
-                host=row["host"],
-                outcome="reschedule",
-                error_code="host_down",
-                message="The host does not answer any more.",
-            )
-            result = await self._engine.database.write(self._host_died, operation, report)
+            result = await self._engine.database.write(self._host_is_down, operation)
+            if result is None:
+                raise Unavailable(f"Host {row['host']} does not answer.")
             self._engine.committed(self.name, "rescheduled")
             await self._continue(operation, result)
         else:
@@ -363,7 +368,7 @@ class Build(HostKind):
 
 def _final_error(server: ServerToBuild, error: MicronovaError) -> MicronovaError:
     """Return the error that users see: why the last host failed, if there was one."""
-    if not server.payload.tried:
+    if not server.payload.attempts:
         return error
     last = server.payload.last_error or error.message
     return exhausted(server.row["uuid"], server.payload.tried, last, **error.details)

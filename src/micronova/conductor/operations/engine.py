@@ -33,6 +33,7 @@ from micronova.objects.operations import VERSIONS, OperationRow
 log = logging.getLogger(__name__)
 
 SWEEP_BATCH = 200
+LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class Operation(msgspec.Struct, kw_only=True):
 
 def retry_pause(operation: Operation) -> float:
     """Return the seconds until an operation is tried again; they grow with its leases."""
-    return min(30.0, 0.5 * float(2 ** min(operation.leases, 6)))
+    return min(LONGEST_PAUSE, 0.5 * float(2 ** min(operation.leases, 6)))
 
 
 class Kind(ABC):
@@ -289,12 +290,12 @@ class Engine:
                 log.exception("operation %s (%s) failed", timely[0].id, kind.name)
                 await self._fail(kind, timely, error)
 
-    async def later(self, group: list[Operation], error: Unavailable) -> None:
+    async def later(self, group: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the attempts: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """
-        pause = retry_pause(group[0])
+        pause = min(longest, retry_pause(group[0]))
         log.warning(
             "%s of instance %s is tried again in %.1f s: %s", group[0].kind, group[0].instance_uuid, pause, error
         )

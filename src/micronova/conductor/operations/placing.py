@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Engine, Operation
-from micronova.db import allocations, instances
+from micronova.db import allocations, instances, services
 from micronova.objects.errors import Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceRow
@@ -35,9 +35,10 @@ class ServerToBuild:
 class Placer:
     """Finds hosts for servers that may use the same hosts."""
 
-    def __init__(self, engine: Engine, scheduler: SchedulerAPI) -> None:
+    def __init__(self, engine: Engine, scheduler: SchedulerAPI, service_down_time: float) -> None:
         self._engine = engine
         self._scheduler = scheduler
+        self._service_down_time = service_down_time
 
     async def place(self, servers: list[ServerToBuild]) -> None:
         """Claim a host for each: an alternate of the last decision if there is one, else the scheduler's choice."""
@@ -69,10 +70,16 @@ class Placer:
         while alternates:
             server.chosen = alternates.pop(0)
             claim = allocations.Claim.of(server.row["uuid"], server.chosen, server.spec, server.operation.epoch)
-            result = await self._engine.database.write(allocations.claim, [claim], now=self._engine.now())
-            if result.claimed:
+            if await self._engine.database.write(self._claim_if_up, claim):
                 return True
         return False
+
+    def _claim_if_up(self, conn: sa.Connection, claim: allocations.Claim) -> bool:
+        """Claim an alternate, which may have gone down since the scheduler chose it."""
+        now = self._engine.now()
+        if not services.host_is_up(conn, claim.host, now, self._service_down_time):
+            return False
+        return allocations.claim(conn, [claim], now=now).claimed
 
 
 Loaded = tuple[Operation, InstanceRow | None, RequestSpec | None, PlannedPorts]

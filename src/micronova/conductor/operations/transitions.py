@@ -98,8 +98,10 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
-    async def heartbeats_may_be_missing(self, error: NoValidHost) -> bool:
-        """Return whether hosts seem down, or seemed so to the scheduler, only because nobody got their heartbeats."""
+    async def hosts_may_return(self, error: NoValidHost) -> bool:
+        """Return whether hosts are silent only for a short time, or only because nobody got their heartbeats."""
+        if error.details.get("hosts_may_return"):
+            return True
         if self._engine.health.healthy():
             return False
         # The heartbeats may have arrived since the scheduler decided.

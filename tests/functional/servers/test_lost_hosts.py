@@ -1,0 +1,89 @@
+"""Hosts that are silent for some time, because they are restarted or stand still, cost builds nothing but time."""
+
+import pytest
+
+from micronova.conductor import heartbeats
+from micronova.conductor.manager import ConductorManager
+from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
+
+CLOUD = CloudOptions(
+    hosts=2,
+    settings={
+        "default": {"report_interval": 0.1, "service_down_time": 600.0},
+        "conductor": {"lease": 1.0, "sweep_interval": 0.1},
+        "scheduler": {"max_attempts": 2},
+    },
+)
+SLOW = {"operation": "spawn", "kind": "hang"}
+
+
+@pytest.fixture(autouse=True)
+def resend_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeats, "JUST_SENT", 100_000)
+
+
+async def _healthy(cloud: OneProcess) -> None:
+    """Wait until the conductor would take a silent host for dead: else it waits for hosts in any case."""
+    [conductor] = [role for role in cloud.process.started if isinstance(role, ConductorManager)]
+
+    async def probe() -> bool | None:
+        return True if conductor.engine.health.healthy() else None
+
+    await cloud.until(probe, "the conductor to be healthy")
+
+
+async def _placed_in_vain(cloud: OneProcess) -> None:
+    """Wait until a build that found no host is tried again, or has failed."""
+
+    async def probe() -> bool | None:
+        rows = await cloud.open_operations()
+        return True if not rows or rows[0].attempts > 2 else None
+
+    await cloud.until(probe, "the build to be tried again")
+
+
+async def test_a_server_created_while_all_agents_restart_is_built_afterwards(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost
+) -> None:
+    """The request allows no other host, so this one is all there is."""
+    await killable_host.start()
+    await _healthy(cloud)
+    await killable_host.stop()
+    id = await user.admin.create(host=killable_host.name)
+    await _placed_in_vain(cloud)
+    await killable_host.start()
+    await user.wait_for(id, "ACTIVE")
+    assert await killable_host.has_guest(id)
+    await cloud.assert_clean()
+
+
+async def test_a_build_returns_to_its_host_that_was_lost(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost
+) -> None:
+    """It did not fail there, so neither is the host excluded nor do lost hosts count as attempts."""
+    await killable_host.start(SLOW)
+    await _healthy(cloud)
+    id = await user.admin.create(host=killable_host.name)
+    for _ in range(3):
+        await user.wait_for(id, "BUILD", task="spawning")
+        await killable_host.stop()
+        await user.wait_for(id, "BUILD", task="scheduling")
+        await _placed_in_vain(cloud)
+        await killable_host.start(SLOW)
+    await user.wait_for(id, "BUILD", task="spawning")
+    await killable_host.stop()
+    await killable_host.start()
+    await user.wait_for(id, "ACTIVE")
+    assert await killable_host.has_guest(id)
+    await cloud.assert_clean()
+
+
+async def test_a_build_that_fails_uses_up_its_attempts_as_before(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost
+) -> None:
+    await killable_host.start({"operation": "spawn", "kind": "fail"})
+    id = await user.admin.create(host=killable_host.name)
+    fault = (await user.wait_for(id, "ERROR"))["fault"]
+    assert "Exceeded maximum number of retries" in fault["message"]
+    await cloud.assert_clean()
