@@ -7,6 +7,7 @@ import pytest_asyncio
 from micronova.db.engine import Database, open_database
 from tests.unit.scheduler import manager_cases
 from tests.unit.scheduler.manager_cases import (  # noqa: F401
+    test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,
     test_selects_claims_and_tells,

@@ -151,6 +151,7 @@ class SchedulerManager:
             except NoValidHost:
                 await self._feed.refresh_fully()
                 spec = await self._with_group(request.spec)
+                held |= await self._held_already(spec, request)
                 decision = self._decide_finally(spec, request, held)
             result = await self._claim(spec, request, decision, on_deleted_nodes)
             if result.claimed:
@@ -178,6 +179,24 @@ class SchedulerManager:
             )
         finally:
             self._timed(self._clock.monotonic() - begun)
+
+    async def _held_already(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, str]:
+        """Return the nodes of instances that have their resources since an earlier request: these may be the last."""
+        found = await self._database.read(allocations.get_many, request.instance_uuids)
+        host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
+        held = {}
+        for uuid, [first, *others] in found.items():
+            row = self._feed.table.index(first.node_uuid)
+            if row is None or others or first.resources != spec.flavor.resources():
+                continue
+            selection = self._feed.table.selections[row]
+            if (
+                host in (None, selection.host)
+                and node in (None, selection.node)
+                and selection.host not in spec.ignore_hosts
+            ):
+                held[uuid] = first.node_uuid
+        return held
 
     def _decide_finally(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str]) -> Decision:
         """Decide; if there is no valid host, say whether one may return.

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.conductor.operations import engine
+from micronova.conductor.operations import build, engine
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db.tables import operations
 from micronova.objects.errors import Unavailable
@@ -65,7 +65,7 @@ async def test_a_sweep_takes_all_operations_of_a_request_or_none(
     await _assert_none_is_placed(cloud, user, ids)
 
 
-async def test_a_conductor_that_dies_while_it_gives_up_leaves_no_part_to_place(
+async def test_a_conductor_that_dies_while_it_fails_them_leaves_no_part_to_place(
     cloud: OneProcess, user: Caller, flavor: str
 ) -> None:
     crashes.next = ("build", "failed")
@@ -79,6 +79,30 @@ async def test_a_conductor_that_dies_while_it_gives_up_leaves_no_part_to_place(
     expired = operations.update().where(operations.c.finished_at.is_(None)).values(lease_until=0)
     await cloud.process.database.write(lambda conn: conn.execute(expired))
     await _assert_none_is_placed(cloud, user, ids)
+
+
+async def test_a_conductor_that_dies_between_two_parts_of_a_dispatch_has_placed_all(
+    cloud: OneProcess, user: Caller, flavor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The servers that are not dispatched yet keep the resources that they hold: another request gets none."""
+    monkeypatch.setattr(build, "DISPATCHED_TOGETHER", 2)
+    crashes.next = ("build", "dispatched")
+    ids = await _request(user, flavorRef=flavor, min_count=TOO_MANY - 1, max_count=TOO_MANY - 1)
+
+    async def crashed() -> bool | None:
+        return True if crashes.next is None else None
+
+    await cloud.until(crashed, "the crash")
+    waiting = [row for row in await cloud.open_operations() if row.step == "schedule"]
+    assert len(waiting) == TOO_MANY - 1 - 2
+    other = await user.create(flavorRef=flavor)
+    assert "No valid host" in (await user.wait_for(other, "ERROR"))["fault"]["message"]
+    assert cloud.process.database is not None
+    expired = operations.update().where(operations.c.finished_at.is_(None)).values(lease_until=0)
+    await cloud.process.database.write(lambda conn: conn.execute(expired))
+    for id in ids:
+        await user.wait_for(id, "ACTIVE")
+    await cloud.assert_clean()
 
 
 async def test_operations_that_are_tried_later_are_tried_together(

@@ -1,21 +1,29 @@
-"""What a request for many servers stores."""
+"""What a request for many servers stores, and in which parts."""
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
+import pytest
 import sqlalchemy as sa
 
 from micronova.cli.timeline import find_timeline
+from micronova.conductor.operations import build
 from micronova.db.tables import operations
 from tests.functional.cloud import CloudOptions, one_process
 
 
-async def test_the_filters_of_a_decision_are_stored_once(tmp_path: Path) -> None:
+async def test_the_filters_of_a_decision_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its servers are dispatched in several transactions, none of which may lock many operations."""
+    monkeypatch.setattr(build, "DISPATCHED_TOGETHER", 7)
     async with one_process(tmp_path, CloudOptions(hosts=4)) as cloud:
         user = cloud.caller()
-        ids = await user.boot_many(60)
-        rows = await cloud.read(sa.select(operations))
         assert cloud.process.database is not None
+        before = Counter(cloud.process.database.statistics.by_function)
+        ids = await user.boot_many(60)
+        written = Counter(cloud.process.database.statistics.by_function) - before
+        assert written["Build._dispatch_part"] >= 60 / 7
+        rows = await cloud.read(sa.select(operations))
         told = [await cloud.process.database.read(find_timeline, id) for id in ids]
         for id, timeline in zip(ids, told, strict=True):
             decision = timeline["operations"][0]["explanation"]

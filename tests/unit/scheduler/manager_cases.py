@@ -221,6 +221,20 @@ def _zone(conn: sa.Connection, zone: str, host: str) -> None:
     touch_hosts(conn, [host], micros(CLOCK.now()))
 
 
+async def test_asking_again_for_the_last_resources(databases: list[Database]) -> None:
+    """A conductor that died after the claim leaves instances that hold all that there is."""
+    async with cloud(databases[:1], hosts=1) as c:
+        uuids = [f"i{number}" for number in range(4)]
+        await c.database.write(add_instances, *uuids)
+        for spec in (a_spec(), a_spec(), a_spec(requested_host="h0")):
+            placements = await c.select(spec, *uuids)
+            assert [each.selected.host for each in placements] == ["h0"] * 4
+        assert await c.database.read(used) == {"h0": 4}
+        assert await no_valid_host(c.select(a_spec(ignore_hosts=("h0",)), *uuids)) is not None
+        assert await no_valid_host(c.select(a_spec(flavor=a_flavor(ram=2048)), *uuids)) is not None
+        assert await no_valid_host(c.select(a_spec(), *uuids, "i4")) is not None
+
+
 async def test_asking_again_gives_the_same_answer(databases: list[Database]) -> None:
     async with cloud(databases[:2]) as c:
         await c.database.write(add_instances, "i0", "i1")

@@ -11,6 +11,7 @@ from tests.unit.scheduler.manager_cases import (  # noqa: F401
     test_a_host_that_came_or_was_disabled_is_noticed,
     test_a_host_that_has_just_gone_may_come_back,
     test_a_silent_host_is_down_and_up_when_heard_of,
+    test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,
     test_messages_of_a_newer_version_are_understood,

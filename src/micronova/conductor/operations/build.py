@@ -8,7 +8,7 @@ still to be deleted). `build_outcomes` has the transactions that end an attempt.
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,6 +41,8 @@ from micronova.telemetry.spans import span
 
 log = logging.getLogger(__name__)
 
+DISPATCHED_TOGETHER = 100
+"""Builds that one transaction dispatches: it locks their operations, whose leases cannot be renewed meanwhile."""
 LOOKS_AT_PORTS = 4  # how often the ports of a server are read again because it changed before it got a host
 
 
@@ -51,6 +53,7 @@ class _Dispatched:
     orders: list[tuple[ServerToBuild, WorkOrder]] = field(default_factory=list)
     overtaken: list[ServerToBuild] = field(default_factory=list)
     changed: list[tuple[ServerToBuild, InstanceRow]] = field(default_factory=list)  # with the present row
+    explained: dict[int, str] = field(default_factory=dict)  # by decision: the operation that has its filters
 
 
 class Build(HostKind):
@@ -165,26 +168,37 @@ class Build(HostKind):
         return server
 
     async def _dispatch(self, servers: Sequence[ServerToBuild], looks: int = LOOKS_AT_PORTS) -> None:
-        """Make the hosts the owners of all these builds in one transaction, then send the orders.
+        """Make the hosts the owners of all these builds and send the orders.
 
-        A server that changed since it was loaded is prepared again: an event may have told of its ports.
+        If this conductor dies after a part of them, the others are placed again, where they hold their resources. A
+        server that changed since it was loaded is prepared again: an event may have told of its ports.
         """
-        if not servers:
-            return
-        with span("dispatch", instances=len(servers)):
-            result = await self._engine.database.write(self._dispatch_all, servers, looks > 0)
-            self._engine.committed(self.name, "dispatched")
-            await asyncio.gather(*(self._transitions.send(server.operation, order) for server, order in result.orders))
-            for server in result.overtaken:
-                await self._overtaken(server.operation, server.ports, server.vifs)
-        for server, row in result.changed:
-            server.row = row
-        await self._dispatch(await self._prepare_all([server for server, _ in result.changed]), looks - 1)
-
-    def _dispatch_all(self, conn: sa.Connection, servers: Sequence[ServerToBuild], unchanged_only: bool) -> _Dispatched:
-        """Dispatch the builds; with `unchanged_only`, not those of servers with ports that changed since."""
         result = _Dispatched()
-        explained: dict[int, str] = {}  # by decision: the operation that has its filters
+        again = []
+        for first in range(0, len(servers), DISPATCHED_TOGETHER):
+            part = servers[first : first + DISPATCHED_TOGETHER]
+            with span("dispatch", instances=len(part)):
+                result = await self._engine.database.write(self._dispatch_part, part, looks > 0, result.explained)
+                self._engine.committed(self.name, "dispatched")
+                await asyncio.gather(
+                    *(self._transitions.send(server.operation, order) for server, order in result.orders)
+                )
+                for server in result.overtaken:
+                    await self._overtaken(server.operation, server.ports, server.vifs)
+            for server, row in result.changed:
+                server.row = row
+                again.append(server)
+        if again:
+            await self._dispatch(await self._prepare_all(again), looks - 1)
+
+    def _dispatch_part(
+        self, conn: sa.Connection, servers: Sequence[ServerToBuild], unchanged_only: bool, explained: Mapping[int, str]
+    ) -> _Dispatched:
+        """Dispatch the builds; with `unchanged_only`, not those of servers with ports that changed since.
+
+        `explained` are the decisions whose filters earlier parts have stored.
+        """
+        result = _Dispatched(explained=dict(explained))
         if len(servers) > 1:
             instances.lock_many(conn, [server.row["uuid"] for server in servers])
             operation_rows.lock_many(conn, [server.operation.id for server in servers])
@@ -221,7 +235,7 @@ class Build(HostKind):
                 result.overtaken.append(server)
                 continue
             if server.explanation is not None:
-                first = explained.setdefault(id(server.explanation), server.operation.id)
+                first = result.explained.setdefault(id(server.explanation), server.operation.id)
                 same_as = first if first != server.operation.id else ""
                 own = server.explanation.of_one(chosen.host, chosen.node, same_as)
                 operation_rows.explain(conn, server.operation.id, own)
