@@ -172,8 +172,8 @@ async def test_what_drifted_is_found_and_mended(tmp_path: Path) -> None:
         await database.write(damage)
         kinds = {finding["kind"] for finding in await run_audit(cloud.process)}
         assert kinds == {"allocation", "quota"}
-        assert await database.write(mend, 1)
+        assert await mend(database, 1)
         assert await run_audit(cloud.process) == []
-        assert await database.write(mend, 1) == []
+        assert await mend(database, 1) == []
     finally:
         await cloud.stop()

@@ -205,27 +205,50 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], _Servers]
     return findings, servers
 
 
-def mend(conn: sa.Connection, now: int) -> list[str]:
-    """Correct counters that drifted, except those of servers with open operations; return what was corrected.
+async def mend(database: Database, now: int) -> list[str]:
+    """Correct counters that drifted; return what was corrected. Servers with open operations are left alone.
 
-    Nothing that we do makes counters drift; a restored backup or a hand in the database can.
+    Each counter is corrected in a transaction of its own, which locks what it counts and then counts again: what was
+    found without locks may have been a change under way. Nothing that we do makes counters drift; a restored backup or
+    a hand in the database can.
     """
-    busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
-    mended = []
-    for drift in allocation_audit.audit(conn):
-        if drift.where in busy:
-            continue
-        if drift.kind == "orphan":
-            allocation_rows.release(conn, drift.where, now=now)
-        elif drift.kind == "used":
-            allocation_audit.mend(conn, [drift.where], now)
-        else:
-            continue
-        mended.append(f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}")
-    for project in sorted({usage.project_id for usage in quotas.drift(conn) if usage.project_id}):
-        quotas.recount(conn, project)
-        mended.append(f"quota usage of project {project}")
+    consumers, nodes, projects = await database.read(_drifted)
+    found = [drift for uuid in consumers for drift in await database.write(_release_orphan, uuid, now)]
+    found += [drift for uuid in nodes for drift in await database.write(allocation_audit.mend, uuid, now)]
+    mended = [
+        f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}" for drift in found
+    ]
+    for project in projects:
+        mended += [
+            f"quota usage of project {project}, {usage.resource}: {usage.recorded} → {usage.actual}"
+            for usage in await database.write(quotas.recount, project)
+        ]
     return mended
+
+
+def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
+    """Return consumers that are gone and hold resources, nodes and projects whose counters seem wrong."""
+    busy = set(conn.execute(sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))).scalars())
+    drifts = [drift for drift in allocation_audit.audit(conn) if drift.where not in busy]
+    return (
+        sorted({drift.where for drift in drifts if drift.kind == "orphan"}),
+        sorted({drift.where for drift in drifts if drift.kind == "used"}),
+        sorted({usage.project_id for usage in quotas.drift(conn) if usage.project_id}),
+    )
+
+
+def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[allocation_audit.Drift]:
+    """Release what a consumer holds that is no instance; return what it held."""
+    if conn.execute(sa.select(instances.c.uuid).where(instances.c.uuid == consumer_uuid)).first() is not None:
+        return []
+    held = allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
+    allocation_rows.release(conn, consumer_uuid, now=now)
+    return [
+        allocation_audit.Drift(
+            kind="orphan", where=consumer_uuid, what=each.node_uuid, recorded=len(each.resources), actual=0
+        )
+        for each in held
+    ]
 
 
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:

@@ -58,7 +58,7 @@ class Jobs:
 
     async def mend(self) -> None:
         """Correct counters that drifted."""
-        for what in await self._database.write(audit.mend, micros(self._clock.now())):
+        for what in await audit.mend(self._database, micros(self._clock.now())):
             log.warning("the audit mended: %s", what)
 
     async def purge(self) -> None:

@@ -1,6 +1,5 @@
 """Checks the counters of claims: `used` against the allocations, server groups against their members."""
 
-from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -32,29 +31,33 @@ def oversold(conn: sa.Connection) -> list[tuple[str, str]]:
     return [(node, name) for node, name in conn.execute(query)]
 
 
-def mend(conn: sa.Connection, node_uuids: Collection[str], now: int) -> None:
-    """Set `used` of these nodes to what their allocations add up to."""
-    for node in sorted(node_uuids):
-        # Locked first: a claim under way has changed the row, but its allocations are not to be seen yet.
-        rows = sa.select(_i.resource_class).where(_i.node_uuid == node).order_by(_i.resource_class)
-        conn.execute(rows.with_for_update())
-        held = (
-            sa.select(sa.func.coalesce(sa.func.sum(_a.used), 0))
-            .where(_a.node_uuid == _i.node_uuid, _a.resource_class == _i.resource_class)
-            .scalar_subquery()
-        )
+def mend(conn: sa.Connection, node_uuid: str, now: int) -> list[Drift]:
+    """Set `used` of a node to what its allocations add up to; return what was wrong."""
+    # Locked first: a claim under way has changed the row, but its allocations are not to be seen yet.
+    rows = sa.select(_i.resource_class).where(_i.node_uuid == node_uuid).order_by(_i.resource_class)
+    known = set(conn.execute(rows.with_for_update()).scalars())
+    wrong = [drift for drift in _usage(conn, node_uuid) if drift.what in known]
+    for drift in wrong:
         conn.execute(
-            inventories.update().where(_i.node_uuid == node, _i.used != held).values(used=held, changed_at=now)
+            inventories.update()
+            .where(_i.node_uuid == node_uuid, _i.resource_class == drift.what)
+            .values(used=drift.actual, changed_at=now)
         )
+    return wrong
 
 
-def _usage(conn: sa.Connection) -> list[Drift]:
+def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
+    """Return where `used` differs from the allocations, of one node or of all."""
     held_query = sa.select(_a.node_uuid, _a.resource_class, sa.func.sum(_a.used)).group_by(
         _a.node_uuid, _a.resource_class
     )
+    used_query = sa.select(_i.node_uuid, _i.resource_class, _i.used).order_by(_i.node_uuid, _i.resource_class)
+    if node_uuid is not None:
+        held_query = held_query.where(_a.node_uuid == node_uuid)
+        used_query = used_query.where(_i.node_uuid == node_uuid)
     held = {(node, name): int(used) for node, name, used in conn.execute(held_query)}
     found = []
-    for node, name, used in conn.execute(sa.select(_i.node_uuid, _i.resource_class, _i.used)):
+    for node, name, used in conn.execute(used_query):
         actual = held.pop((node, name), 0)
         if actual != used:
             found.append(Drift(kind="used", where=node, what=name, recorded=used, actual=actual))

@@ -3,6 +3,7 @@
 PostgreSQL locks the rows of an UPDATE or DELETE in the order in which it finds them. SQLite has one writer at a time.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,3 +16,12 @@ def in_order(key: sa.Column[Any], *conditions: sa.ColumnElement[bool]) -> sa.Col
     """
     locked = sa.select(key).where(*conditions).order_by(key).with_for_update().correlate(None)
     return key.in_(locked)
+
+
+def numbered(rows: Iterable[dict[str, Any]], first: int) -> list[dict[str, Any]]:
+    """Return new rows with ids from `first` on, in an order in which both their ids and their uuids grow.
+
+    Transactions that insert at the same moment choose the same ids. Inserted in this order, the later one waits for the
+    first id, before it has inserted a row for which the earlier one could wait.
+    """
+    return [{**row, "id": first + n} for n, row in enumerate(sorted(rows, key=lambda row: str(row["uuid"])))]

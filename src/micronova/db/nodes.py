@@ -6,6 +6,7 @@ from typing import Any, Protocol, cast
 import sqlalchemy as sa
 
 from micronova.db.listed import one_of
+from micronova.db.locking import numbered
 from micronova.db.tables import allocations, compute_nodes, instances, inventories
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
@@ -134,8 +135,7 @@ def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
                 name = row["hypervisor_hostname"]
                 raise Conflict(f"Host {row['host']} has a node {name} already, with another uuid.")
         # Ids are unique: of two that register at the same moment, one finds its id taken and tries again.
-        numbered = [{**row, "id": first + n} for n, row in enumerate(missing.values())]
-        conn.execute(_INSERT.on(conn), sorted(numbered, key=lambda row: str(row["uuid"])))
+        conn.execute(_INSERT.on(conn), numbered(missing.values(), first))
         for uuid in conn.execute(sa.select(_n.uuid).where(_n.uuid.in_(list(missing)))).scalars().all():
             del missing[uuid]
 

@@ -295,13 +295,15 @@ def drift(conn: sa.Connection, project_id: str | None = None) -> list[Drift]:
     ]
 
 
-def recount(conn: sa.Connection, project_id: str) -> None:
-    """Set a project's recorded usage to what exists."""
+def recount(conn: sa.Connection, project_id: str) -> list[Drift]:
+    """Set a project's recorded usage to what exists; return what was wrong."""
     # Transactions that charge hold locks on these rows. With the locks, all charged instances are committed.
     query = sa.select(_u.user_id).where(_u.project_id == project_id).order_by(_u.user_id, _u.resource)
     conn.execute(query.with_for_update()).all()
-    for found in drift(conn, project_id):
+    wrong = drift(conn, project_id)
+    for found in wrong:
         _write_usage(conn, found.project_id, found.user_id, {found.resource: found.actual})
+    return wrong
 
 
 def _write_usage(conn: sa.Connection, project_id: str, user_id: str, amounts: Mapping[str, int]) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from micronova.db.listed import one_of
-from micronova.db.locking import in_order
+from micronova.db.locking import in_order, numbered
 from micronova.db.tables import hosts, services
 from micronova.db.upsert import PerDialect, insert_if_absent
 from micronova.objects.clock import micros
@@ -119,7 +119,6 @@ def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
         rows = [
             {
                 "uuid": service_uuid(binary, host),
-                "id": first + number,
                 "host": host,
                 "binary": binary,
                 "disabled": False,
@@ -128,10 +127,10 @@ def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
                 "version": version,
                 "created_at": now,
             }
-            for number, host in enumerate(sorted(missing))
+            for host in missing
         ]
         # Ids are unique: of two processes that register at the same moment, one finds its id taken and tries again.
-        conn.execute(_INSERT.on(conn), sorted(rows, key=lambda row: str(row["uuid"])))
+        conn.execute(_INSERT.on(conn), numbered(rows, first))
         missing -= set(conn.execute(_KNOWN_HOSTS, of_hosts).scalars())
     return added
 

@@ -6,13 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs
-from micronova.db import retention
+from micronova.db import allocation_audit, allocations, retention
 from micronova.db.engine import Database
 from micronova.db.tables import deleted_instances, operations
 from micronova.objects.clock import micros
 from tests.unit.compute.agent_harness import ManualClock
 from tests.unit.db.databases import compute_database
 from tests.unit.db.test_retention import _instance, _operation
+from tests.unit.scheduler.rows import a_claim, add_host, add_instances, used
 
 
 @pytest.fixture
@@ -34,12 +35,34 @@ async def test_three_conductors_mend_once(database: Database) -> None:
         for count in (1, 2):
             await clock.advance(MEND_INTERVAL)
             async with asyncio.timeout(60):
-                while database.statistics.by_function.get("mend", 0) < count:
+                while database.statistics.by_function.get("_drifted", 0) < count:
                     await asyncio.sleep(0.01)
             await database.write(lambda conn: None)  # the writer is done with what the conductors asked for
-            assert database.statistics.by_function["mend"] == count
+            assert database.statistics.by_function["_drifted"] == count
     finally:
         await asyncio.gather(*(each.stop() for each in conductors))
+
+
+async def test_what_is_right_when_it_is_locked_is_not_mended(
+    database: Database, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is found without locks may be a claim or a delete under way; allocations may have no inventory."""
+    await database.write(lambda conn: add_host(conn, "a", 1))
+    await database.write(add_instances, "i-1")
+    await database.write(allocations.claim, [a_claim("i-1", "a")], now=1)
+    under_way = [
+        allocation_audit.Drift(kind="used", where="node-a", what="VCPU", recorded=9, actual=1),
+        allocation_audit.Drift(kind="used", where="node-b", what="VCPU", recorded=0, actual=1),
+        allocation_audit.Drift(kind="orphan", where="i-1", what="node-a", recorded=1, actual=0),
+        allocation_audit.Drift(kind="orphan", where="i-2", what="node-a", recorded=1, actual=0),
+    ]
+    before = await database.read(used)
+    with monkeypatch.context() as patched:
+        patched.setattr(allocation_audit, "audit", lambda conn: under_way)
+        await _jobs(database, ManualClock(), "a").mend()
+    assert "mended: allocation" not in caplog.text
+    assert await database.read(used) == before
+    assert list(await database.read(allocations.get_many, ["i-1"])) == ["i-1"]
 
 
 @pytest.mark.parametrize(("keep_deleted", "left"), [(0.0, {"old", "new"}), (100.0, {"new"})])

@@ -1,16 +1,18 @@
 """Statements that change several rows lock them in the order of their keys, whatever the order of the rows on disk."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from micronova.db import operations, services
+from micronova.db import nodes, operations, services, tables
 from micronova.db.engine import Database
 from micronova.db.tables import operations as table
 from micronova.objects.context import Context
+from micronova.objects.orders import NodeResources
 from tests.services.postgres import Postgres
 from tests.unit.db.databases import compute_database
 
@@ -84,9 +86,56 @@ async def test_a_lease_is_taken_once_by_those_who_wait_for_it(database: Database
     assert sorted(taken, key=len) == [set(), set(IDS)]
 
 
+def _register_services(conn: sa.Connection, hosts: Sequence[str]) -> None:
+    services.heartbeat(conn, "nova-compute", hosts, 1)
+
+
+def _register_nodes(conn: sa.Connection, hosts: Sequence[str]) -> None:
+    found = {
+        host: [
+            NodeResources(
+                node=host,
+                node_uuid=str(uuid5(NAMESPACE_DNS, host)),
+                hypervisor_type="fake",
+                hypervisor_version=1,
+                vcpus=1,
+                memory_mb=1,
+                local_gb=1,
+            )
+        ]
+        for host in hosts
+    }
+    nodes.upsert_all(conn, found, 1)
+
+
+@pytest.mark.parametrize(
+    ("register", "registered"), [(_register_services, tables.services), (_register_nodes, tables.compute_nodes)]
+)
+async def test_hosts_that_register_at_the_same_moment(
+    database: Database,
+    postgres: Postgres,
+    register: Callable[[sa.Connection, Sequence[str]], None],
+    registered: sa.Table,
+) -> None:
+    """Somebody registers the first host of the cloud: whoever waits for its id has registered no other."""
+    engine = database._engine  # type: ignore[attr-defined]
+    fleet = [f"host-{number}" for number in range(12)]
+    async with engine.begin() as holder:
+        await holder.run_sync(register, ["first"])
+        waiter = asyncio.ensure_future(database.write(register, fleet))
+        await _waits(postgres, holder)
+        await holder.execute(sa.text("SET LOCAL lock_timeout = '1s'"))
+        await holder.run_sync(register, ["second", "third", "fourth", "fifth"])
+    await waiter
+    assert database.statistics.retries == 0, "they waited for each other"
+    listed = await database.read(lambda conn: conn.execute(sa.select(registered.c.id, registered.c.host)).all())
+    assert sorted(row.id for row in listed) == list(range(1, 18))
+    assert {row.host for row in listed} == {*fleet, "first", "second", "third", "fourth", "fifth"}
+
+
 async def test_heartbeats_of_services(database: Database) -> None:
     names = [f"host-{number}" for number in range(5)]
     assert await database.write(services.heartbeat, "nova-compute", names, 1) == set(names)
     assert await database.write(services.heartbeat, "nova-compute", names, 2) == set()
     seen = await database.read(services.list_, binary="nova-compute")
-    assert [(row.host, row.last_seen_at) for row in seen] == [(name, 2) for name in names]
+    assert {(row.host, row.last_seen_at) for row in seen} == {(name, 2) for name in names}

@@ -126,6 +126,7 @@ async def test_drift_is_listed_and_mended(database: Database) -> None:
     await database.write(quotas.charge, "p", {"instances": 3}, {"instances": 10})
     found = await database.read(quotas.drift)
     assert [(each.resource, each.recorded, each.actual) for each in found] == [("instances", 3, 0)]
-    await database.write(quotas.recount, "p")
+    assert await database.write(quotas.recount, "p") == found
+    assert await database.write(quotas.recount, "p") == []
     assert await database.read(quotas.drift) == []
     assert (await database.read(lambda conn: conn.execute(sa.select(quota_usages.c.in_use)).scalar())) == 0

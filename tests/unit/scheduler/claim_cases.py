@@ -173,7 +173,8 @@ async def test_audit_finds_and_mends_drift(database: Database) -> None:
         ("orphan", "stranger", "node-b"),
     }
     assert await database.read(allocation_audit.oversold) == [("node-a", "VCPU")]
-    await database.write(allocation_audit.mend, ["node-a", "node-b"], 2)
+    for node in ("node-a", "node-b"):
+        await database.write(allocation_audit.mend, node, 2)
     assert await database.read(used) == {"a": 1, "b": 1}
     assert {drift.kind for drift in await database.read(allocation_audit.audit)} == {"orphan"}
 
