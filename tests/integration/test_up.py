@@ -21,9 +21,12 @@ from typing import Any
 
 import pytest
 
+import micronova as micronova_package
 from micronova.cli.own_command import own_command
 from micronova.cli.ssh import _prepare
 from micronova.cli.user_session import open_session
+from micronova.objects.errors import MicronovaError
+from micronova.testimage import builder
 from tests.command import UpCloud, micronova, ok, refused
 from tests.services.process import free_port
 
@@ -203,6 +206,124 @@ def test_clouds_yaml_is_readable_by_who_typed_sudo_and_nobody_else() -> None:
     finally:
         _ensure_down(made)
         shutil.rmtree(parent)
+
+
+PERSON = 12345
+
+
+def _as_person(*arguments: str | Path, home: Path, **env: str) -> Any:
+    """Run the command as a person who is not root; skip the test if this person cannot read our code."""
+    inside = ["setpriv", f"--reuid={PERSON}", f"--regid={PERSON}", "--clear-groups"]
+    if subprocess.run([*inside, "test", "-r", micronova_package.__file__], stdin=subprocess.DEVNULL).returncode:
+        pytest.skip("other users cannot read this clone")
+    return micronova(
+        *arguments, env={"HOME": str(home), "XDG_STATE_HOME": "", "XDG_CACHE_HOME": "", **env}, inside=inside
+    )
+
+
+def _one_line(done: Any) -> str:
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done
+    assert len(done.stderr.splitlines()) == 1 or done.stderr.startswith("Usage: "), done
+    return str(done.stderr.splitlines()[-1])
+
+
+@pytest.fixture
+def public_place() -> Iterator[Path]:
+    """A directory that everybody can pass through; pytest's own are closed to others."""
+    parent = Path(tempfile.mkdtemp(prefix="mn-person-"))
+    parent.chmod(0o755)
+    yield parent
+    shutil.rmtree(parent)
+
+
+@AS_ROOT
+def test_who_typed_sudo_is_told_when_sudo_is_needed(public_place: Path) -> None:
+    made = UpCloud(public_place / "cloud", environment={"SUDO_UID": str(PERSON), "SUDO_GID": str(PERSON)})
+    made.up()
+
+    def person(*arguments: str) -> str:
+        """Run a command with the variables that `up` prints."""
+        variables = {"OS_CLIENT_CONFIG_FILE": str(made.directory / "clouds.yaml"), "OS_CLOUD": "micronova-demo"}
+        done = _as_person(*arguments, home=public_place, MICRONOVA_DIR=str(made.directory), **variables)
+        return _one_line(done)
+
+    try:
+        # It logs in as a member, for which clouds.yaml suffices.
+        assert "simulated" in person("ssh", "nothing")
+        for command in ("status", "audit", "timeline x", "down", "connect 203.0.113.3 22", "up", "image build-test"):
+            assert "use sudo" in person(*command.split()), command
+        for command in ("host list", "db upgrade", "db purge --before 2020-01-01", "token-key show"):
+            assert "sudo" in person(*command.split()), command
+    finally:
+        made.down()
+
+
+@AS_ROOT
+def test_what_a_person_may_not_write_is_one_line(public_place: Path) -> None:
+    closed = public_place / "closed"
+    closed.mkdir(mode=0o700)
+    cache = public_place / "cache"
+    cache.mkdir()
+    os.chown(cache, PERSON, PERSON)
+    (cache / f"testimage-{builder._digest()}.qcow2").write_bytes(b"built before")
+    for command in (
+        ("up", "--driver", "fake", "--port", "0", "--dir", closed / "cloud"),
+        ("up", "--driver", "fake", "--port", "0", "--dir", closed / "cloud", "--detach"),
+        ("up", "--driver", "fake", "--port", "0", "--dir", public_place / "new"),
+        ("run", "api", "identity", "--dir", closed / "cloud"),
+        ("image", "build-test", "--output", closed / "x.img", "--cache", cache),
+        ("image", "build-test", "--output", cache / "x.img", "--cache", closed),
+        ("host", "list", "--dir", closed / "cloud"),
+        ("db", "upgrade", "--dir", closed / "cloud"),
+        ("token-key", "rotate", "--dir", closed / "cloud"),
+        ("down", "--dir", closed / "cloud"),
+        ("status", "--dir", closed / "cloud"),
+        ("config", "--config", closed / "settings.toml"),
+        ("policy", "check", "--file", closed / "policy.yaml"),
+    ):
+        said = _one_line(_as_person(*command, home=public_place))
+        assert str(public_place) in said, (command, said)
+
+
+@AS_ROOT
+def test_a_directory_that_is_deleted_is_forgotten(tmp_path: Path) -> None:
+    made = UpCloud(tmp_path / "cloud")
+    for _ in range(2):
+        made.up()
+        assert made.down().strip() == "stopped"
+        shutil.rmtree(made.directory)
+
+
+def test_ssh_changes_nothing_if_guests_are_simulated(cloud: UpCloud, tmp_path: Path) -> None:
+    _ensure_up(cloud)
+    demo = cloud.token("demo", "demo")
+    headers = {"X-Auth-Token": demo}
+
+    def there() -> list[Any]:
+        paths = ("/network/v2.0/floatingips", "/network/v2.0/security-group-rules", "/compute/v2.1/os-keypairs")
+        return [cloud.request("GET", path, headers=headers)[1] for path in paths]
+
+    _create(cloud, demo, "simulated")
+    _until(_all_active(cloud, demo, "simulated", 1), "the server")
+    before = there()
+    env = {"HOME": str(tmp_path), "OS_CLIENT_CONFIG_FILE": "", "OS_CLOUD": ""}
+    said = refused("ssh", "simulated", "--yes", "--dir", cloud.directory, env=env)
+    assert "simulated: SSH is not possible" in said
+    assert there() == before and list(tmp_path.iterdir()) == []
+
+
+async def test_a_server_that_has_no_key_gets_none(
+    cloud: UpCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ensure_up(cloud)
+    demo = cloud.token("demo", "demo")
+    _create(cloud, demo, "keyless")
+    _until(_all_active(cloud, demo, "keyless", 1), "the server")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    session = open_session(cloud.directory / "clouds.yaml", "micronova-demo")
+    with pytest.raises(MicronovaError, match="created without a key pair"):
+        await _prepare(session, "keyless", None, yes=True)
+    assert cloud.compute("GET", "/os-keypairs", token=demo)["keypairs"] == [] and list(tmp_path.iterdir()) == []
 
 
 @AS_ROOT

@@ -42,7 +42,10 @@ def explain(address: str, port: int, reason: str) -> str:
     if "refused" in reason:
         return f"{reached}: the guest answers, but no program listens there. Is it still booting?"
     if "No route" in reason or "unreachable" in reason:
-        return f"{reached}: no running server has this address. `openstack floating ip list` shows which one should."
+        return (
+            f"{reached}: no running server has this address, or its guest is still booting. "
+            "`openstack floating ip list` shows which server should have it."
+        )
     return f"{reached}: {reason}."
 
 

@@ -1,5 +1,6 @@
 """The `micronova` command."""
 
+import errno
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,9 +10,12 @@ import click
 
 from micronova.objects.errors import MicronovaError
 
+# What a person mends by another user, another path or more space.
+_NO_FAULT_OF_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR, errno.EISDIR)
+
 
 class ErrorsAsLines(click.Group):
-    """A group that prints a MicronovaError as one line and exits with 1, without a traceback."""
+    """A group that prints an error that a person can mend as one line and exits with 1, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -20,6 +24,13 @@ class ErrorsAsLines(click.Group):
         except MicronovaError as error:
             click.echo(f"micronova: {error.message}", err=True)
             ctx.exit(1)
+        except OSError as error:
+            if error.errno not in _NO_FAULT_OF_OURS or error.filename is None:
+                raise
+            denied = error.errno in (errno.EACCES, errno.EPERM)
+            hint = "use sudo, or name another place" if denied else "name another place"
+            click.echo(f"micronova: Cannot use {error.filename}: {error.strerror}; {hint}.", err=True)
+            ctx.exit(1)
 
 
 def directory_option(command: Any) -> Any:
@@ -27,7 +38,8 @@ def directory_option(command: Any) -> Any:
     return click.option(
         "--dir",
         "directory",
-        type=click.Path(path_type=Path, file_okay=False),
+        # The person who typed sudo may pass through DIR, not list it.
+        type=click.Path(path_type=Path, file_okay=False, readable=False),
         envvar="MICRONOVA_DIR",
         help="Directory of the cloud [default: $MICRONOVA_DIR, else /var/lib/micronova for root, "
         "else ~/.local/state/micronova].",
@@ -229,8 +241,8 @@ def ssh(
 ) -> None:
     """Log in to SERVER by SSH, or run a COMMAND in it: micronova ssh SERVER -- COMMAND...
 
-    A floating IP, a security group rule and a key pair are made if they are missing, after a question. It acts as the
-    user of OS_CLOUD in OS_CLIENT_CONFIG_FILE, by default as micronova-demo of the cloud in DIR.
+    A floating IP and a security group rule are made if they are missing, after a question. It acts as the user of
+    OS_CLOUD in OS_CLIENT_CONFIG_FILE, by default as micronova-demo of the cloud in DIR.
     """
     from micronova.cli.ssh import ssh as run
 
@@ -311,7 +323,11 @@ def image() -> None:
 @image.command("build-test")
 @directory_option
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Only write the image to this file.")
-@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Directory that keeps built images.")
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False, readable=False),
+    help="Directory that keeps built images.",
+)
 @click.option("--name", default="micronova-test", show_default=True, help="The registered image's name.")
 def image_build_test(directory: Path | None, output: Path | None, cache: Path | None, name: str) -> None:
     """Build a small Linux image from Debian packages, and register it with the cloud in DIR."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from micronova.cli import root_records
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import SettingsError
 from micronova.objects.errors import MicronovaError
@@ -60,13 +61,19 @@ def service_user(name: str) -> ServiceUser | None:
 
 
 def claim(place: StateDirectory, user: ServiceUser) -> None:
-    """Create DIR with its keys, or refuse a directory of another user."""
+    """Create DIR with its keys, or refuse a directory of another user.
+
+    Root records which cloud it has made, with every driver: an older record was of a directory that is gone.
+    """
     place.create()
     if place.path.stat().st_uid not in (0, user.uid):
         raise MicronovaError(
             f"{place.path} belongs to another user than {user.name}: choose another --dir, or set default.user."
         )
+    new = not place.has_keys()
     place.keys()
+    if new:
+        root_records.cloud_id(place, new=True)
 
 
 def hand_over(place: StateDirectory, user: ServiceUser) -> None:

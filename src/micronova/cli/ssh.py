@@ -1,8 +1,9 @@
 """`micronova ssh`: log in to a server, and before that make what is missing for it.
 
 It acts as a plain member, by the public APIs. A server is reached by SSH if it has a key pair whose private key is
-here, a floating IP, and a security group that lets TCP port 22 in. Each missing part is a `Change`. Changes are listed,
-carried out only after the person agrees, and each says how it is undone.
+here, a floating IP, and a security group that lets TCP port 22 in. A missing floating IP or rule is a `Change`. Changes
+are listed, carried out only after the person agrees, and each says how it is undone. What cannot be changed, such as a
+server without a key pair or a guest that is simulated, is said before anything is changed.
 """
 
 import asyncio
@@ -24,10 +25,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from micronova.cli.own_command import own_command
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import helper_socket
-from micronova.cli.user_session import UserSession, session_of_environment
+from micronova.cli.user_session import UserSession, guests_of, session_of_environment
 from micronova.objects.errors import MicronovaError, NotFound
 
-KEY_PAIR = "micronova-ssh"
 PORT = 22
 PATIENCE = 90.0  # seconds until a guest must answer: one that has just been started boots first
 PAUSE = 1.0
@@ -55,7 +55,11 @@ def ssh(
 ) -> None:
     """Replace this process by ssh to a server."""
     place = StateDirectory((directory or default_directory()).absolute())
-    address, key = asyncio.run(_prepare(session_of_environment(place), server, identity, yes))
+    session = session_of_environment(place)
+    guests = guests_of(place)
+    if guests != "real":
+        raise MicronovaError(f"Guests of the cloud in {place.path} are {guests}: SSH is not possible.")
+    address, key = asyncio.run(_prepare(session, server, identity, yes))
     proxy = _proxy_command(place)
     _wait_for_guest([*proxy, address, str(PORT)], server, address)
     arguments = ssh_arguments(proxy, key, login, address, command)
@@ -89,7 +93,7 @@ async def _prepare(session: UserSession, name: str, identity: Path | None, yes: 
     """Return the floating IP of a server and the private key, after everything that is missing was made."""
     async with session:
         server = await find_server(session, name)
-        key = await find_key(session, server, identity, yes)
+        key = await find_key(session, server, identity)
         port, address = await _floating_ip(session, server, await ports_of(session, server))
         changes = []
         rule = await missing_rule(session, port)
@@ -141,13 +145,17 @@ async def ports_of(session: UserSession, server: Found) -> list[Found]:
 # --- the key ---------------------------------------------------------------------------------------------------------
 
 
-async def find_key(session: UserSession, server: Found, identity: Path | None, yes: bool) -> Path | None:
+async def find_key(session: UserSession, server: Found, identity: Path | None) -> Path | None:
     """Return the private key of a server's key pair; None if only ssh-agent can have it."""
     if identity is not None:
         return identity
     name = server["key_name"]
     if name is None:
-        await _make_key(session, server, yes)
+        raise MicronovaError(
+            f"Server {server['name']} was created without a key pair, and a key can be given only at creation. "
+            "Create it again with --key-name (`openstack keypair create --public-key FILE NAME` registers a key), or "
+            "name a key that it accepts with --identity."
+        )
     try:
         pair = (await session.request("compute", "GET", f"/os-keypairs/{quote(name, safe='')}"))["keypair"]
     except NotFound:
@@ -187,36 +195,6 @@ def _public_key_of(file: Path) -> str:
         return key.public_bytes(*ssh_format).decode()
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm):  # not ours to read, damaged, or with a passphrase
         return ""
-
-
-async def _make_key(session: UserSession, server: Found, yes: bool) -> None:
-    """Make a key pair for the next server, and raise: a server that exists cannot be given a key."""
-    pairs = (await session.request("compute", "GET", "/os-keypairs"))["keypairs"]
-    names = {entry["keypair"]["name"] for entry in pairs}
-    if not names:
-        await carry_out([_missing_key_pair(session)], yes)
-        names = {KEY_PAIR}
-    raise MicronovaError(
-        f"Server {server['name']} was created without a key pair, and a key can be given only at creation. "
-        f"Create it again with --key-name {min(names)}, or name a key that it accepts with --identity."
-    )
-
-
-def _missing_key_pair(session: UserSession) -> Change:
-    file = Path.home() / ".ssh" / KEY_PAIR
-
-    async def make() -> str:
-        file.parent.mkdir(mode=0o700, exist_ok=True)
-        if not file.exists():
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", KEY_PAIR, "-f", str(file)]
-            await asyncio.to_thread(subprocess.run, command, check=True)
-        public = file.with_name(f"{file.name}.pub").read_text()
-        await session.request(
-            "compute", "POST", "/os-keypairs", {"keypair": {"name": KEY_PAIR, "public_key": public.strip()}}
-        )
-        return f"openstack keypair delete {KEY_PAIR}; rm {file} {file}.pub"
-
-    return Change(f"make the key pair {KEY_PAIR}, with its private key in {file}", make)
 
 
 # --- the security group rule -----------------------------------------------------------------------------------------

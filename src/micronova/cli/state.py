@@ -173,9 +173,16 @@ class StateDirectory:
         fresh.replace(file)
         return file
 
-    def write_clouds(self, url: str, keys: Keys, region: str) -> Path:
-        """Write clouds.yaml: `micronova` is the admin, `micronova-demo` a plain member."""
-        text = "# Written by `micronova up`. export OS_CLIENT_CONFIG_FILE=THIS_FILE OS_CLOUD=micronova-demo\nclouds:\n"
+    def write_clouds(self, url: str, keys: Keys, region: str, guests: str = "real") -> Path:
+        """Write clouds.yaml: `micronova` is the admin, `micronova-demo` a plain member.
+
+        `guests` is what guests are (real, simulated, or without a network), for `micronova ssh`, which may read nothing
+        else in DIR.
+        """
+        text = (
+            "# Written by `micronova up`. export OS_CLIENT_CONFIG_FILE=THIS_FILE OS_CLOUD=micronova-demo\n"
+            f"micronova:\n  guests: {guests}\nclouds:\n"
+        )
         for cloud, user, project, password in (
             ("micronova", "admin", "admin", keys.admin_password),
             ("micronova-demo", "demo", "demo", keys.demo_password),
@@ -224,6 +231,8 @@ class StateDirectory:
                 with address_of(self.control) as address:
                     sock.connect(address)
                 raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            except PermissionError:
+                raise MicronovaError(f"The cloud in {self.path} belongs to another user: use sudo.") from None
             except OSError:
                 return None
         pid, uid, _ = _CREDENTIALS.unpack(raw)

@@ -130,7 +130,7 @@ async def _up(
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
         await process.start(sock)
-        clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name)
+        clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, guests_of(settings))
         await control.start()
         settle_memory()
         if person is not None and not share_clouds(place, person):
@@ -145,6 +145,13 @@ async def _up(
         await process.stop()
         place.control.unlink(missing_ok=True)
         place.pid_file.unlink(missing_ok=True)
+
+
+def guests_of(settings: Settings) -> str:
+    """Return what the guests of a cloud are."""
+    if settings.compute.compute_driver != "libvirt":
+        return "simulated"
+    return "real" if settings.libvirt.wire else "without a network"
 
 
 def _greet(url: str, directory: Path, clouds: Path, notice: str, settings: Settings) -> None:

@@ -95,6 +95,12 @@ def session_of_environment(place: StateDirectory) -> UserSession:
     return session
 
 
+def guests_of(place: StateDirectory) -> str:
+    """Return what the guests of the cloud in DIR are: "real", "simulated" or "without a network"."""
+    described = _read(place.path / "clouds.yaml").get("micronova")
+    return str(described.get("guests", "real")) if isinstance(described, dict) else "real"
+
+
 def open_session(file: Path, name: str) -> UserSession:
     """Return the session of a cloud in a clouds.yaml."""
     clouds = _clouds(file)
@@ -115,8 +121,15 @@ def _base(auth_url: str) -> str:
 
 def _clouds(file: Path) -> dict[str, Any]:
     """Return the clouds in a clouds.yaml."""
+    clouds: dict[str, Any] = _read(file)["clouds"]
+    return clouds
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the content of a clouds.yaml."""
     try:
-        clouds: dict[str, Any] = yaml.safe_load(read_trusted(file))["clouds"]
+        content: dict[str, Any] = yaml.safe_load(read_trusted(file))
+        content["clouds"]
     except OSError as error:
         raise MicronovaError(
             f"Cannot read {file}: {error.strerror}. Name the cloud's directory with --dir or MICRONOVA_DIR, "
@@ -124,4 +137,4 @@ def _clouds(file: Path) -> dict[str, Any]:
         ) from None
     except (yaml.YAMLError, KeyError, TypeError):
         raise MicronovaError(f"{file} is not a clouds.yaml.") from None
-    return clouds
+    return content
