@@ -10,6 +10,13 @@ HOST_WIDTH = 16
 
 Found = dict[str, Any]
 
+# What people read instead of the names of events, which are Nova's.
+STEPS = {
+    "conductor_schedule_and_build_instances": "schedule and claim",
+    "compute__do_build_and_run_instance": "image, plug, spawn",
+    "compute_terminate_instance": "delete the guest",
+}
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -38,8 +45,9 @@ def draw(found: Found, console: Console | None = None) -> None:
         _draw_bars(console, bars_of(action, events, operation))
         for line in explain(operation):
             console.print(line, highlight=False)
-    if server["fault"]:
-        console.print(f"fault: {server['fault']['message']}", highlight=False)
+    fault = server["fault"]
+    if fault and fault["message"] not in {event["details"] for event in found["events"]}:  # those are drawn above
+        console.print(f"fault: {fault['message']}", highlight=False, markup=False)
 
 
 def _outcome(action: Found, operation: Found | None) -> str:
@@ -68,8 +76,14 @@ def bars_of(action: Found, events: list[Found], operation: Found | None) -> list
                 start = since  # only its end was recorded
             else:
                 bars.append(Bar("wait for a conductor", since, start))
-        bars.append(Bar(event["event"], start, finish, event["host"] or "", *_result(event)))
+        bars.append(Bar(_step(event["event"]), start, finish, event["host"] or "", *_result(event)))
     return bars or [Bar(action["action"], since, action["finish_time"])]
+
+
+def _step(event: str) -> str:
+    """Return the words for an event: reboot for compute_reboot_instance."""
+    plain = event.removeprefix("compute_").removeprefix("conductor_").removesuffix("_instance").replace("_", " ")
+    return STEPS.get(event, plain)
 
 
 def _attempt_bars(since: int, attempt: Found, event: Found | None) -> list[Bar]:
@@ -127,7 +141,13 @@ def explain(operation: Found | None) -> list[str]:
     for winner in decision.get("winners", ()):
         if winner["host"] in chosen:
             parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())
-            lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts or 'no weigher'})")
+            if parts:
+                lines.append(f"  chose {winner['host']}, weight {winner.get('weight', 0.0):.2f} ({parts})")
+            else:
+                left = [decision["hosts"], *(step["remaining"] for step in decision.get("filters", ()))][-1]
+                lines.append(
+                    f"  chose {winner['host']} ({'the only host left' if left == 1 else 'all have one weight'})"
+                )
             break
     return lines
 

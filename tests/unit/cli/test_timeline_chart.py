@@ -98,9 +98,9 @@ def test_a_build_that_goes_on_has_no_end() -> None:
 
 def test_without_the_operation_the_events_are_shown() -> None:
     bars = bars_of(action("stop"), [event("h1", 9_000, 20_000, event="compute_stop_instance")], None)
-    assert spans(bars) == [("wait for a conductor", 0, 9_000), ("compute_stop_instance", 9_000, 20_000)]
+    assert spans(bars) == [("wait for a conductor", 0, 9_000), ("stop", 9_000, 20_000)]
     only_end = event("", 20_000, 20_000, "Error", event="conductor_schedule_and_build_instances")
-    assert spans(bars_of(action(), [only_end], None)) == [("conductor_schedule_and_build_instances", 0, 20_000)]
+    assert spans(bars_of(action(), [only_end], None)) == [("schedule and claim", 0, 20_000)]
     assert spans(bars_of(action("reboot"), [], None)) == [("reboot", 0, 20_000)]
 
 
@@ -126,6 +126,28 @@ def test_the_schedulers_reasons_are_told() -> None:
     ]
     assert "an admin named the host" in explain(operation(explanation={"hosts": 1, "forced": True}))[0]
     assert explain(None) == explain(operation()) == []
+
+
+def test_a_choice_that_no_weigher_made_is_explained() -> None:
+    for remaining, reason in ((1, "the only host left"), (2, "all have one weight")):
+        filters = [{"name": "RamFilter", "removed": 3 - remaining, "remaining": remaining}]
+        decision = {"hosts": 3, "filters": filters, "winners": [{"host": "h1", "weight": 0.0, "weighers": {}}]}
+        said = explain(operation(attempt("h1", 1, 2, 0, 3, 4, 5), explanation=decision))
+        assert said[-1] == f"  chose h1 ({reason})"
+
+
+def test_an_error_is_told_once() -> None:
+    out = io.StringIO()
+    reason = "No valid host was found. There are not enough hosts available."
+    event_name = "conductor_schedule_and_build_instances"
+    found = {
+        "server": {"name": "web", "uuid": "u", "fault": {"message": reason}},
+        "actions": [action(message="Error")],
+        "events": [event("", 20_000, 20_000, "Error", event=event_name, details=reason)],
+        "operations": [],
+    }
+    draw(found, Console(file=out, width=160))
+    assert out.getvalue().count(reason) == 1 and f"schedule and claim: {reason}" in out.getvalue()
 
 
 def test_all_of_it_is_drawn() -> None:
