@@ -1,6 +1,7 @@
 """`micronova connect`: reach a floating IP from this machine; guests' networks are in namespaces of their own."""
 
 import asyncio
+import ipaddress
 import os
 import select
 import socket
@@ -18,6 +19,10 @@ _BLOCK = 1 << 16
 def connect(address: str, port: int, directory: Path | None) -> None:
     """Join standard input and output to a TCP connection: what ssh expects of a ProxyCommand."""
     place = StateDirectory((directory or default_directory()).absolute())
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise MicronovaError(f"{address} is no IP address: `openstack floating ip list` shows those to use.") from None
     try:
         connection = asyncio.run(_open(place, address, port))
     except Unavailable:

@@ -48,9 +48,8 @@ def summarise(found: dict[str, Any]) -> list[str]:
     counts = ", ".join(f"{number} {name}" for name, number in sorted(found["servers"].items()))
     lines.append(f"servers: {counts or 'none'}")
     operations, bus = found["operations"], found["bus"]
-    lines.append(
-        f"operations: {operations['open']} open, {operations['without_valid_lease']} of them without a valid lease"
-    )
+    stuck = operations["without_valid_lease"]
+    lines.append(f"operations: {operations['open']} open, {stuck or 'none'} stuck (without a valid lease)")
     if bus["connected"]:
         lines.append(f"bus: connected for {_ago(bus['connected_seconds'])}, {bus['dead_letters']} dead letters")
     else:

@@ -37,7 +37,7 @@ async def start_guests_after_host_boot(dependencies: Dependencies, found: Guests
         if operation is not None:
             started[guest.instance_uuid] = operation
     if started:
-        log.info("host %s is back: %d of its servers are started again", found.host, len(started))
+        log.info("host %s is back; servers that are started again: %d", found.host, len(started))
         await engine.lease_and_run(tuple(started.values()))
     return tuple(started)
 

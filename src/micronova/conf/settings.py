@@ -6,6 +6,7 @@ default.
 """
 
 import os
+import re
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -730,10 +731,13 @@ def load(
         return msgspec.convert(tree, Settings, strict=False)
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$.")
-        option = where.rstrip("`") or "a section"
-        raise SettingsError(
-            f"Bad setting {option}: {text}. `micronova config` lists every option with its meaning."
-        ) from None
+        unknown = re.fullmatch("Object contains unknown field `(.*)`", text)
+        place = where.rstrip("`")
+        if unknown is not None:
+            problem = f"There is no setting {place}.{unknown[1]}" if place else f"There is no section {unknown[1]}"
+        else:
+            problem = f"Bad setting {place}: {text}"
+        raise SettingsError(f"{problem}. `micronova config` lists every option with its meaning.") from None
 
 
 def _from_text(section: str, option: str, text: str) -> Any:

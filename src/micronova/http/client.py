@@ -148,7 +148,8 @@ class HTTPTransport:
                     parts.append(part)
                 return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unavailable(f"{self._base} does not answer: {type(error).__name__}.") from error
+            reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
+            raise Unavailable(f"{self._base} does not answer: {reason or type(error).__name__}.") from error
 
     async def close(self) -> None:
         """Close the session."""

@@ -1,5 +1,6 @@
 """Sockets to listen on."""
 
+import errno
 import socket
 from pathlib import Path
 
@@ -15,8 +16,10 @@ def listen(address: str, port: int) -> socket.socket:
         sock.bind((address, port))
     except OSError as error:
         sock.close()
+        wrong = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "address"
+        option = "--port or api.port" if wrong == "port" else "--listen or api.listen"
         raise MicronovaError(
-            f"Cannot listen on {address}:{port}: {error.strerror}. Choose another with --port."
+            f"Cannot listen on {address}:{port}: {error.strerror}. Name another {wrong} with {option}."
         ) from None
     sock.listen(1024)
     sock.setblocking(False)

@@ -1,6 +1,16 @@
 """What `micronova connect` says when it cannot reach a guest."""
 
-from micronova.cli.connect import explain
+from pathlib import Path
+
+import pytest
+
+from micronova.cli.connect import connect, explain
+from micronova.objects.errors import MicronovaError
+
+
+def test_a_name_is_no_address(tmp_path: Path) -> None:
+    with pytest.raises(MicronovaError, match="nohost is no IP address"):
+        connect("nohost", 22, tmp_path)
 
 
 def test_silence_hints_at_security_groups() -> None:

@@ -33,7 +33,7 @@ def test_a_thousand_hosts_are_counted_and_those_that_are_down_are_named() -> Non
         "disabled:",
         "  nova-compute     h999, last seen 90 s ago",
         "servers: 4000 ACTIVE, 2 ERROR",
-        "operations: 3 open, 1 of them without a valid lease",
+        "operations: 3 open, 1 stuck (without a valid lease)",
         "bus: connected for 90 s, 0 dead letters",
     ]
 
