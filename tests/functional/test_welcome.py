@@ -25,7 +25,11 @@ async def test_a_browser_gets_a_page(full_cloud: FullCloud) -> None:
     for mount in ("/compute/", "/identity/", "/image/", "/network/"):
         assert f'<a href="{mount}">' in text
         assert (await _get(full_cloud, mount, {})).status in (200, 300)
-    assert "OS_CLIENT_CONFIG_FILE" in text and "openstack server create" in text
+    assert "OS_CLIENT_CONFIG_FILE" in text and "MICRONOVA_DIR" in text
+    # A server without a key pair could never be reached by `micronova ssh`.
+    assert "openstack keypair create" in text and "--image test-image" in text and "--key-name mine" in text
+    for command in ("ssh", "timeline", "status"):
+        assert f"micronova {command}" in text
     head = await _get(full_cloud, "/", BROWSER, "HEAD")
     assert head.status == 200 and head.body == b"" and int(head.headers["content-length"]) == len(answer.body)
 
