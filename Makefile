@@ -39,7 +39,7 @@ GUESTS := qemu-system-x86 qemu-utils genisoimage libvirt-daemon-system libvirt-d
 
 .PHONY: guests
 guests: .venv
-	@if scripts/ensure-packages $(GUESTS); then $(MAKE) --no-print-directory .venv/.guests; \
+	@if scripts/ensure-packages $(GUESTS); then $(MAKE) --silent --no-print-directory .venv/.guests; \
 	else echo "Real guests need these packages; going on without." >&2; fi
 
 .venv/.guests: .venv/.installed
@@ -48,7 +48,7 @@ guests: .venv
 	@touch $@
 
 .PHONY: demo
-demo: guests  ## start a cloud, boot a guest, show how, and leave nothing behind
+demo: guests  ## start a cloud, boot a guest, show how, and remove the cloud
 	@scripts/demo
 
 .PHONY: up

@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 def _left_of(directory: str, cloud: str) -> list[str]:
     """List what there is of a cloud: namespaces with all that is in them, files of its servers, processes."""
     places = [*Path("/run/netns").glob(f"{cloud}*"), *Path("/run/micronova").glob(f"{cloud}*"), Path(directory)]
+    records = [file for file in Path("/var/lib/micronova-clouds").glob("*.json") if directory in file.read_text()]
     processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return [str(place) for place in places if place.exists()] + [
+    return [str(place) for place in [*places, *records] if place.exists()] + [
         line for line in processes if directory in line or cloud in line
     ]
 
