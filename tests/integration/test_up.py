@@ -475,6 +475,14 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
         drawn = ok("timeline", name, "--dir", cloud.directory)
         assert "told" in drawn and "create" in drawn
     assert "no-such" in refused("timeline", "no-such", "--dir", cloud.directory)
+    _create(cloud, token, "twice", 1)
+    _create(cloud, token, "twice", 1)
+    assert "2 servers are called twice" in refused("timeline", "twice", "--dir", cloud.directory)
+    _until(_all_active(cloud, token, "twice", 2), "the servers")
+    for server in _servers(cloud, token, "twice"):
+        cloud.compute("DELETE", f"/servers/{server['id']}", token=token, status=204)
+    _until(lambda: not _servers(cloud, token, "twice"), "the deletes")
+    assert "2 deleted servers were called twice" in refused("timeline", "twice", "--dir", cloud.directory)
 
     assert [line.split()[:3] for line in ok("host", "list", "--dir", cloud.directory).splitlines()[1:]] == [
         [f"fake-{number}", "up", "enabled"] for number in (1, 2, 3)
@@ -484,6 +492,13 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     assert "fake-3" in listed and "spring cleaning" in listed
     services = cloud.compute("GET", "/os-services?host=fake-3", token=token)["services"]
     assert [(row["status"], row["disabled_reason"]) for row in services] == [("disabled", "spring cleaning")]
+    assert "micronova host enable fake-2" in ok("host", "drain", "fake-2", "--dir", cloud.directory)
+    for host in ("fake-2", "fake-3"):
+        ok("host", "enable", host, "--dir", cloud.directory)
+    services = cloud.compute("GET", "/os-services?host=fake-3", token=token)["services"]
+    assert [(row["status"], row["disabled_reason"]) for row in services] == [("enabled", None)]
+    for verb in ("disable", "enable", "drain"):
+        assert "There is no host nosuch" in refused("host", verb, "nosuch", "--dir", cloud.directory)
     assert "nowhere" in refused("host", "disable", "nowhere", "--dir", cloud.directory)
     assert "local://" in refused("host", "add", "fake-9", "--dir", cloud.directory)
     empty = cloud.directory.parent / "empty"
@@ -499,6 +514,7 @@ def test_a_new_host_is_told_how_to_reach_the_brokers(tmp_path: Path) -> None:
     file = tmp_path / "micronova.toml"
     file.write_text('[default]\ntransport_url = "amqp://admin:hush@one:1234,[::1],three/region"\n')
     place = ("--dir", tmp_path / "cloud", "--config", file)
+    (tmp_path / "cloud").mkdir()
     ok("db", "upgrade", *place)
     said = ok("host", "add", "compute-9", *place)
     settings = tomllib.loads(said.partition("the settings of")[2].partition("\n")[2])["default"]
@@ -574,7 +590,7 @@ def test_signals_stop_it_cleanly_and_work_goes_on_later(cloud: UpCloud, number: 
     assert child.returncode == 0
     assert time.monotonic() - begin < 10
     assert "Traceback" not in errors and "never retrieved" not in errors, errors
-    assert "stopping" in errors
+    assert "stopping" in errors and errors.rstrip().endswith("stopped")
     left = _operations(cloud)
     assert left, "the builds were under way"
     # What a host had begun stays that host's, for it to take up again; a conductor keeps nothing.
@@ -681,8 +697,8 @@ async def test_ssh_does_not_go_to_a_port_that_only_says_it_is_the_servers(cloud:
 
 BAD_SETTINGS = {
     "not TOML": ("[quota\n", "TOML"),
-    "an unknown section": ("[zork]\na = 1\n", "zork"),
-    "an unknown option": ("[quota]\nzork = 1\n", "zork"),
+    "an unknown section": ("[zork]\na = 1\n", "There is no section zork"),
+    "an unknown option": ("[quota]\nzork = 1\n", "There is no setting quota.zork"),
     "a wrong type": ('[quota]\ninstances = "many"\n', "quota.instances"),
     "out of range": ("[conductor]\nlease = -1\n", "conductor.lease"),
     "an unknown bus": ('[default]\ntransport_url = "kafka://x"\n', "kafka"),
@@ -743,7 +759,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("up", "--port", "zork"), "--port"),
     (("up", "--hosts", "0"), "--hosts"),
     (("up", "--driver", "zork"), "--driver"),
-    (("up", "--listen", "192.0.2.1", "--dir", "{dir}", "--port", "1"), "192.0.2.1"),
+    (("up", "--listen", "192.0.2.1", "--dir", "{dir}", "--port", "1"), "--listen"),
+    (("up", "--driver", "fake", "--listen", "300.1.1.1", "--dir", "{dir}"), "--listen"),
     (("up", "--driver", "fake", "--dir", "/dev/null/x"), "/dev/null/x"),
     (("zork",), "zork"),
     (("db", "zork"), "zork"),
@@ -758,6 +775,8 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("timeline",), "SERVER"),
     (("host", "list", "--dir", "{dir}/none"), "no cloud"),
     (("host", "disable", "--dir", "{dir}"), "NAME"),
+    (("db", "upgrade", "--dir", "{dir}/none"), "no cloud"),
+    (("connect", "nohost", "22", "--dir", "{dir}"), "nohost is no IP address"),
     (("config", "--config", "/no/such.toml"), "/no/such.toml"),
     (("policy", "check", "--file", "/no/such.yaml"), "/no/such.yaml"),
 ]
@@ -814,6 +833,7 @@ def test_check_and_upgrade_a_new_place(tmp_path: Path) -> None:
     place = tmp_path / "cloud"
     assert "a new cloud would be made" in ok("check", "--dir", place)
     assert not place.exists()
+    place.mkdir()
     assert ok("db", "upgrade", "--dir", place).count("empty →") == 4
     assert ok("db", "upgrade", "--dir", place).count("is current") == 4
     assert "FAIL" not in ok("check", "--dir", place)

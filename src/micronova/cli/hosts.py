@@ -5,7 +5,7 @@ import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,11 @@ from micronova.cli.maintain import place_of_databases
 from micronova.cli.state import new_password
 from micronova.conf.settings import Settings, load
 from micronova.db.engine import Database
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, NotFound
 from micronova.objects.service_names import COMPUTE
+
+if TYPE_CHECKING:
+    from micronova.db.services import ServiceChanges
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
 
@@ -51,7 +54,7 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     from micronova.objects.clock import micros
 
     async def work(database: Database, settings: Settings) -> None:
-        rows = await database.read(services.list_, binary=COMPUTE)
+        rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
         for row in rows:
             up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
@@ -61,24 +64,41 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     _with_database(directory, config, work)
 
 
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Return the key that sorts h2 before h10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+
+
 def disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers."""
 
     async def work(database: Database, settings: Settings) -> None:
-        await _disable(database, name, reason)
+        await _switch(database, name, {"disabled": True, "disabled_reason": reason or None})
 
     _with_database(directory, config, work)
+    click.echo(f"{name} gets no new servers; its servers keep running. Undo: micronova host enable {name}")
 
 
-async def _disable(database: Database, name: str, reason: str) -> None:
+def enable(name: str, directory: Path | None, config: Path | None) -> None:
+    """Give a host new servers again."""
+
+    async def work(database: Database, settings: Settings) -> None:
+        await _switch(database, name, {"disabled": False, "disabled_reason": None})
+
+    _with_database(directory, config, work)
+    click.echo(f"{name} gets new servers again.")
+
+
+async def _switch(database: Database, name: str, values: "ServiceChanges") -> None:
     import time
 
     from micronova.db import services
 
-    row = await database.read(services.find, name, COMPUTE)
-    values: services.ServiceChanges = {"disabled": True, "disabled_reason": reason or None}
+    try:
+        row = await database.read(services.find, name, COMPUTE)
+    except NotFound:
+        raise NotFound(f"There is no host {name}: `micronova host list` shows those that there are.") from None
     await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
-    click.echo(f"{name} gets no new servers; its servers keep running.")
 
 
 def add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
@@ -178,6 +198,10 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
     rows = _with_database(directory, config, work)
-    click.echo(f"{len(rows)} servers are left on {name}. Servers cannot be moved yet; delete these:")
+    if not rows:
+        click.echo(f"{name} has no servers.")
+        return
+    left = "1 server is" if len(rows) == 1 else f"{len(rows)} servers are"
+    click.echo(f"{left} left on {name}. Servers cannot be moved yet; delete:")
     for row in rows:
         click.echo(f"  {row['uuid']}  {row['display_name']}")

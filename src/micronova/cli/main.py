@@ -82,7 +82,7 @@ def down(directory: Path | None) -> None:
     run(directory)
 
 
-@main.command()
+@main.command(short_help="Count services, servers and operations.")
 @directory_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(directory: Path | None, as_json: bool) -> None:
@@ -122,7 +122,7 @@ def db_upgrade(directory: Path | None, config: Path | None) -> None:
     upgrade(directory, config)
 
 
-@db.command("purge")
+@db.command("purge", short_help="Delete old operations and records of deleted servers.")
 @directory_option
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 @click.option(
@@ -147,7 +147,7 @@ def token_key() -> None:
     """Maintain the keys that sign tokens."""
 
 
-@token_key.command("rotate")
+@token_key.command("rotate", short_help="Make a new key for tokens.")
 @directory_option
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 @click.option(
@@ -164,7 +164,7 @@ def token_key_rotate(directory: Path | None, config: Path | None, after: int) ->
     rotate_token_key(directory, config, after)
 
 
-@token_key.command("show")
+@token_key.command("show", short_help="Print the public keys that verify tokens.")
 @directory_option
 def token_key_show(directory: Path | None) -> None:
     """Print the public keys that verify tokens, for identity.public_key of other processes."""
@@ -192,7 +192,7 @@ def check(directory: Path | None, config: Path | None) -> None:
     sys.exit(run(directory, config))
 
 
-@main.command()
+@main.command(short_help="Compare the records with what there is.")
 @directory_option
 @click.option(
     "--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings of a cloud of many processes."
@@ -205,7 +205,7 @@ def audit(directory: Path | None, config: Path | None, as_json: bool) -> None:
     sys.exit(run(directory, config, as_json))
 
 
-@main.command()
+@main.command(short_help="Show what was done with a server, step by step.")
 @click.argument("server")
 @directory_option
 @click.option(
@@ -218,7 +218,7 @@ def timeline(server: str, directory: Path | None, config: Path | None) -> None:
     run(server, directory, config)
 
 
-@main.command()
+@main.command(short_help="Connect to a floating IP, for ssh -o ProxyCommand.")
 @click.argument("address")
 @click.argument("port", type=click.IntRange(1, 65535))
 @directory_option
@@ -229,7 +229,7 @@ def connect(address: str, port: int, directory: Path | None) -> None:
     join(address, port, directory)
 
 
-@main.command()
+@main.command(short_help="Log in to a server, or run a command in it.")
 @click.argument("server")
 @click.argument("command", nargs=-1)
 @directory_option
@@ -251,7 +251,7 @@ def ssh(
 
 @main.group()
 def host() -> None:
-    """Add, list, disable and remove compute hosts."""
+    """Add, list, disable, enable and remove compute hosts."""
 
 
 @host.command("list")
@@ -281,7 +281,7 @@ def host_add(name: str, console_address: str, directory: Path | None, config: Pa
     add(name, console_address, directory, config)
 
 
-@host.command("remove")
+@host.command("remove", short_help="Take the rights of a host away.")
 @click.argument("name")
 @directory_option
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
@@ -304,6 +304,17 @@ def host_disable(name: str, reason: str, directory: Path | None, config: Path | 
     disable(name, reason, directory, config)
 
 
+@host.command("enable")
+@click.argument("name")
+@directory_option
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+def host_enable(name: str, directory: Path | None, config: Path | None) -> None:
+    """Give a host new servers again, after disable or drain."""
+    from micronova.cli.hosts import enable
+
+    enable(name, directory, config)
+
+
 @host.command("drain")
 @click.argument("name")
 @directory_option
@@ -320,7 +331,7 @@ def image() -> None:
     """Make images."""
 
 
-@image.command("build-test")
+@image.command("build-test", short_help="Build a small Linux image that boots.")
 @directory_option
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Only write the image to this file.")
 @click.option(
@@ -341,7 +352,7 @@ def policy() -> None:
     """Look at the policy rules."""
 
 
-@policy.command("check")
+@policy.command("check", short_help="List the rules that a user would pass.")
 @click.option("--role", "roles", multiple=True, help="Role of the user; may be repeated  [default: member, reader].")
 @click.option("--rule", default="", help="Only rules whose name begins so.")
 @click.option(

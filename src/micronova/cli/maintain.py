@@ -69,7 +69,10 @@ def _with_keys(place: StateDirectory) -> StateDirectory:
 def upgrade(directory: Path | None, config: Path | None) -> None:
     """Bring every database to the newest revision, and print the revisions."""
     settings = load(config)
-    asyncio.run(_upgrade(settings, place_of_databases(directory, settings)))
+    place = place_of_databases(directory, settings)
+    if not settings.database.connection and not place.path.exists():
+        raise MicronovaError(f"There is no cloud in {place.path}: name its directory with --dir, or --config.")
+    asyncio.run(_upgrade(settings, place))
 
 
 async def _upgrade(settings: Settings, place: StateDirectory) -> None:
@@ -204,7 +207,8 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
         process.keys = place.keys()
     try:
         if not settings.database.connection and not place.path.exists():
-            say(Verdict(f"a new cloud would be made in {place.path}"))
+            host = settings.default.transport_url != "local://"  # agents alone have a broker and no database
+            say(Verdict(f"{place.path} would be made" if host else f"a new cloud would be made in {place.path}"))
         else:
             for name, (_, migrations) in SCHEMAS.items():
                 say(await _check_database(process, name, migrations))

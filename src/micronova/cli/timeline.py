@@ -7,7 +7,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.cli.state import StateDirectory, ask, default_directory
-from micronova.objects.errors import NotFound
+from micronova.objects.errors import MicronovaError, NotFound
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -37,11 +37,15 @@ def find_timeline(conn: sa.Connection, server: str) -> dict[str, Any]:
     """Return a server's actions with their events and the steps of their operations."""
     from micronova.db.tables import deleted_instances, instance_action_events, instance_actions, instances, operations
 
-    row = None
-    for table in (instances, deleted_instances):
+    for table, called in ((instances, "servers are"), (deleted_instances, "deleted servers were")):
         query = sa.select(table).where(sa.or_(table.c.uuid == server, table.c.display_name == server))
-        row = row or conn.execute(query.order_by(table.c.created_at.desc())).mappings().first()
-    if row is None:
+        rows = conn.execute(query).mappings().all()
+        if len(rows) > 1:
+            raise MicronovaError(f"{len(rows)} {called} called {server}: give the id of one.")
+        if rows:
+            [row] = rows
+            break
+    else:
         raise NotFound(f"There is no server {server}.")
     actions = conn.execute(
         sa.select(instance_actions)

@@ -105,6 +105,8 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
         run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, person, stopped))
 
     run_as_service(settings, place, main, needs_root=runs_qemu(settings))
+    if os.getpid() == pid:  # else this is the child, and root's process has more to stop
+        click.echo("stopped", err=True)
 
 
 async def _up(

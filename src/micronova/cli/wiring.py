@@ -210,8 +210,8 @@ class Process:
         if url.startswith("sqlite") and self.settings.database.connection and name != "compute":
             url = f"{url}.{name}"
         if url.startswith("sqlite:///"):
-            file = Path(url.removeprefix("sqlite:///"))
-            if file.exists() and not os.access(file, os.R_OK | os.W_OK):
+            file = url.removeprefix("sqlite:///")
+            if os.access(file, os.F_OK) and not os.access(file, os.R_OK | os.W_OK):
                 raise SettingsError(f"You may not use the database {file}: use sudo.")
         try:
             database = open_database(url, schema=schema, pool_size=self.settings.database.pool_size)
