@@ -104,6 +104,13 @@ def _servers(cloud: UpCloud, token: str, name: str) -> list[dict[str, Any]]:
     return servers
 
 
+def _delete(cloud: UpCloud, token: str, name: str) -> None:
+    """Delete servers that other tests of the same cloud should not find."""
+    for server in _servers(cloud, token, name):
+        cloud.compute("DELETE", f"/servers/{server['id']}", token=token, status=204)
+    _until(lambda: not _servers(cloud, token, name), "the deletes")
+
+
 def _all_active(cloud: UpCloud, token: str, name: str, count: int) -> Callable[[], bool]:
     def probe() -> bool:
         servers = _servers(cloud, token, name)
@@ -310,6 +317,7 @@ def test_ssh_changes_nothing_if_guests_are_simulated(cloud: UpCloud, tmp_path: P
     said = refused("ssh", "simulated", "--yes", "--dir", cloud.directory, env=env)
     assert "simulated: SSH is not possible" in said
     assert there() == before and list(tmp_path.iterdir()) == []
+    _delete(cloud, demo, "simulated")
 
 
 async def test_a_server_that_has_no_key_gets_none(
@@ -324,6 +332,7 @@ async def test_a_server_that_has_no_key_gets_none(
     with pytest.raises(MicronovaError, match="created without a key pair"):
         await _prepare(session, "keyless", None, yes=True)
     assert cloud.compute("GET", "/os-keypairs", token=demo)["keypairs"] == [] and list(tmp_path.iterdir()) == []
+    _delete(cloud, demo, "keyless")
 
 
 @AS_ROOT
@@ -479,9 +488,7 @@ def test_what_is_told_of_a_running_cloud(cloud: UpCloud) -> None:
     _create(cloud, token, "twice", 1)
     assert "2 servers are called twice" in refused("timeline", "twice", "--dir", cloud.directory)
     _until(_all_active(cloud, token, "twice", 2), "the servers")
-    for server in _servers(cloud, token, "twice"):
-        cloud.compute("DELETE", f"/servers/{server['id']}", token=token, status=204)
-    _until(lambda: not _servers(cloud, token, "twice"), "the deletes")
+    _delete(cloud, token, "twice")
     assert "2 deleted servers were called twice" in refused("timeline", "twice", "--dir", cloud.directory)
 
     assert [line.split()[:3] for line in ok("host", "list", "--dir", cloud.directory).splitlines()[1:]] == [
