@@ -66,7 +66,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpCloud]:
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[UpCloud]:
     """A second cloud, whose hosts are in its settings."""
-    made = UpCloud(tmp_path / "other", settings=f"{SETTINGS}[fake]\nhosts = 2\n")
+    made = UpCloud(tmp_path / "other", settings=f"{SETTINGS}[fake]\nhosts = 11\n")
     yield made
     _ensure_down(made)
 
@@ -561,7 +561,9 @@ def test_state_survives_a_restart(cloud: UpCloud) -> None:
 
 def test_two_clouds_side_by_side(cloud: UpCloud, other: UpCloud) -> None:
     token = _ensure_up(cloud)
-    assert "2 simulated hosts" in other.up()
+    assert "11 simulated hosts" in other.up()
+    listed = [line.split()[0] for line in ok("host", "list", "--dir", other.directory).splitlines()[1:]]
+    assert listed == [f"fake-{number}" for number in range(1, 12)]
     _create(other, other.token(), "elsewhere")
     _until(_all_active(other, other.token(), "elsewhere", 1), "the server of the other cloud")
     assert _servers(cloud, token, "elsewhere") == []
@@ -866,6 +868,10 @@ def test_check_makes_nothing_and_says_what_is_not_there(tmp_path: Path) -> None:
         "FAIL  bus", "FAIL  service identity", "FAIL  service image", "FAIL  service network",
     ]  # fmt: skip
     assert done.returncode == 1 and done.stderr == "" and "hush" not in done.stdout and not state.exists()
+    # The reason is the system's, in words, and not the name of a Python class.
+    assert "ClientConnector" not in done.stdout
+    file.write_text(f'[default]\nstate_path = "{state}"\ntransport_url = "amqp://u:hush@{nowhere}/"\n')
+    assert f"ok    {state} would be made\n" in micronova("check", "--config", file).stdout, "a host makes no cloud"
     file.write_text(f'[default]\nstate_path = "{state}"\n[identity]\nauth_url = "http://{nowhere}/v3"\n')
     assert "FAIL  service identity: the user micronova has no password" in micronova("check", "--config", file).stdout
     state.mkdir()
