@@ -76,7 +76,6 @@ def disable(name: str, reason: str, directory: Path | None, config: Path | None)
         await _switch(database, name, {"disabled": True, "disabled_reason": reason or None})
 
     _with_database(directory, config, work)
-    click.echo(f"{name} gets no new servers; its servers keep running. Undo: micronova host enable {name}")
 
 
 def enable(name: str, directory: Path | None, config: Path | None) -> None:
@@ -86,7 +85,6 @@ def enable(name: str, directory: Path | None, config: Path | None) -> None:
         await _switch(database, name, {"disabled": False, "disabled_reason": None})
 
     _with_database(directory, config, work)
-    click.echo(f"{name} gets new servers again.")
 
 
 async def _switch(database: Database, name: str, values: "ServiceChanges") -> None:
@@ -99,6 +97,10 @@ async def _switch(database: Database, name: str, values: "ServiceChanges") -> No
     except NotFound:
         raise NotFound(f"There is no host {name}: `micronova host list` shows those that there are.") from None
     await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
+    if values["disabled"]:
+        click.echo(f"{name} gets no new servers; its servers keep running. Undo: micronova host enable {name}")
+    else:
+        click.echo(f"{name} gets new servers again.")
 
 
 def add(name: str, console_address: str, directory: Path | None, config: Path | None) -> None:
@@ -193,7 +195,7 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
     from micronova.db.tables import instances
 
     async def work(database: Database, settings: Settings) -> list[Any]:
-        await _disable(database, name, "draining")
+        await _switch(database, name, {"disabled": True, "disabled_reason": "draining"})
         query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
