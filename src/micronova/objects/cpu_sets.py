@@ -1,4 +1,4 @@
-"""Sets of CPUs as settings, flavors and images write them, and the CPUs that a guest has for itself."""
+"""Sets of CPUs as settings, flavors and images write them."""
 
 from typing import Final
 
@@ -26,15 +26,3 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 def format_cpus(cpus: tuple[int, ...]) -> str:
     """Return a set of CPUs as text."""
     return ",".join(str(cpu) for cpu in cpus)
-
-
-def dedicated_vcpus(policy: str, mask: str, vcpus: int) -> tuple[int, ...]:
-    """Return the vCPUs that hw:cpu_policy and hw:cpu_dedicated_mask pin; raise ValueError if the mask is no set.
-
-    A mask that begins with an exclusion ("^0") excludes from all vCPUs.
-    """
-    if policy == "dedicated":
-        return tuple(range(vcpus))
-    if policy == "mixed":
-        return parse_cpus(f"0-{vcpus - 1},{mask}" if mask.startswith("^") else mask)
-    return ()

@@ -45,8 +45,10 @@ from micronova.servers.create_rules import (
     Created,
     CreateRequest,
     check_counts,
+    check_hardware,
     check_image,
     check_item_limits,
+    chosen_disk_config,
     instance_row,
     make_password,
     merge_devices,
@@ -116,6 +118,8 @@ class ServerCreator:
         check_image(image, flavor, request)
         if image is not None:
             self._unsupported.check_image(image)
+        check_hardware(flavor, image)
+        disk_config = chosen_disk_config(request, image)
         devices = merge_devices(request, flavor, image)
         check_counts(request, plan)
         spec = RequestSpec(
@@ -146,7 +150,7 @@ class ServerCreator:
         )
         uuids, operations = await self._database.write(self._record, accepted)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))
-        created = Created(uuids, reservation, password, request.disk_config)
+        created = Created(uuids, reservation, password, disk_config)
         self._hooks.post("create_instance", created, context, request)
         return created
 

@@ -12,6 +12,14 @@ from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, Invalid, NotSupported, PortLimitExceeded, QuotaExceeded
 from micronova.objects.flavor import Flavor
+from micronova.objects.guest_cpus import cpu_request
+from micronova.objects.guest_properties import (
+    TRUE_WORDS,
+    GuestProperties,
+    check_image_properties,
+    serial_ports,
+    wants_queues,
+)
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
@@ -46,7 +54,7 @@ class CreateRequest:
     access_ip_v4: str | None = None
     access_ip_v6: str | None = None
     admin_password: str | None = None
-    disk_config: str = "MANUAL"
+    disk_config: str | None = None  # None: what the image says
     tags: list[str] = field(default_factory=list)
     trusted_certs: list[str] | None = None
     hostname: str | None = None
@@ -89,6 +97,34 @@ def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest)
             f"Flavor's disk is too small for requested image: it has {flavor.disk << 30} bytes, the image has "
             f"{image.size}."
         )
+
+
+def check_hardware(flavor: Flavor, image: ImageMeta | None) -> None:
+    """Refuse properties of the image that are wrong, and those that the flavor does not allow."""
+    if image is not None:
+        check_image_properties(image.properties)
+    properties = GuestProperties(flavor, image)
+    cpu_request(properties, flavor.vcpus, flavor.ram)
+    serial_ports(properties)
+    wants_queues(properties, flavor.vcpus)
+    properties.agreed_flag("pmu")
+    properties.agreed("secure_boot", "os")
+
+
+def chosen_disk_config(request: CreateRequest, image: ImageMeta | None) -> str:
+    """Return AUTO or MANUAL: what the request asks for, or else the image; raise Invalid if the image forbids AUTO."""
+    allowed = "" if image is None else str(image.properties.get("auto_disk_config") or "").strip().lower()
+    if request.disk_config is None:
+        return "AUTO" if allowed in TRUE_WORDS else "MANUAL"
+    if request.disk_config == "AUTO" and allowed == "disabled" and image is not None:
+        raise Invalid(f"Requested image {image.id} has automatic disk resize disabled.")
+    return request.disk_config
+
+
+def needs_config_drive(request: CreateRequest, image: ImageMeta | None) -> bool:
+    """Return whether a server gets a config drive on every host. Injected files reach a guest only this way."""
+    mandatory = image is not None and image.properties.get("img_config_drive") == "mandatory"
+    return request.config_drive or bool(request.files) or mandatory
 
 
 def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | None) -> list[BlockDevice]:
@@ -169,8 +205,6 @@ def instance_row(
     """Return the row of one of the `count` servers of a request."""
     name = request.name if count == 1 else f"{request.name}-{index + 1}"
     hostname = request.hostname if request.hostname else _hostname(name, id)
-    if request.hostname and count > 1:
-        hostname = f"{request.hostname}-{index + 1}"
     return {
         "uuid": id,
         "project_id": context.project_id,
@@ -197,10 +231,10 @@ def instance_row(
         "key_name": request.key_name,
         "key_data": public_key,
         "user_data": request.user_data,
-        "config_drive": request.config_drive or bool(request.files),  # injected files reach a guest only this way
+        "config_drive": needs_config_drive(request, spec.image),
         "access_ip_v4": request.access_ip_v4,
         "access_ip_v6": request.access_ip_v6,
-        "disk_config": request.disk_config,
+        "disk_config": chosen_disk_config(request, spec.image),
         "root_device_name": ROOT_DEVICE,
         "locked_by": None,
         "locked_reason": None,

@@ -37,6 +37,39 @@ async def test_what_the_image_needs(
     assert fits["image"]["id"] == picture
 
 
+@pytest.mark.parametrize(
+    ("of_image", "asked", "shown"),
+    [
+        (None, None, "MANUAL"),
+        ("True", None, "AUTO"),
+        ("True", "MANUAL", "MANUAL"),
+        ("False", None, "MANUAL"),
+        ("False", "AUTO", "AUTO"),
+        ("disabled", None, "MANUAL"),
+        ("disabled", "AUTO", None),
+    ],
+)
+async def test_the_image_says_whether_its_disk_is_resized(
+    user: Caller, of_image: str | None, asked: str | None, shown: str | None
+) -> None:
+    properties: dict[str, Any] = {} if of_image is None else {"auto_disk_config": of_image}
+    fields: dict[str, Any] = {} if asked is None else {"OS-DCF:diskConfig": asked}
+    body = user.body(imageRef=await image(user, **properties), **fields)
+    if shown is None:
+        assert "automatic disk resize disabled" in await user.refused(400, "POST", "/servers", body)
+        return
+    created = (await user.post("/servers", body))["server"]
+    assert created["OS-DCF:diskConfig"] == shown
+    assert (await user.wait_for(created["id"], "ACTIVE"))["OS-DCF:diskConfig"] == shown
+
+
+async def test_an_image_may_need_a_config_drive(user: Caller) -> None:
+    server = await user.boot(imageRef=await image(user, img_config_drive="mandatory"))
+    assert server["config_drive"] == "True"
+    listed = (await user.get("/servers?config_drive=true"))["servers"]
+    assert [one["id"] for one in listed] == [server["id"]]
+
+
 async def test_images_that_cannot_be_used(cloud: Cloud, user: Caller) -> None:
     queued = await image(user, upload=False)
     assert "is not active" in await user.refused(400, "POST", "/servers", user.body(imageRef=queued))

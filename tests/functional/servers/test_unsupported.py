@@ -14,8 +14,8 @@ CLOUD = CloudOptions(hosts=2, roles=("image",), cluster_too=True)
 SERVER = "00000000-0000-4000-8000-000000000001"
 
 
-async def _flavor(user: Caller, extra_specs: dict[str, str], minor: int = 1) -> str:
-    wanted = {"name": user.project, "ram": 64, "vcpus": 1, "disk": 1}
+async def _flavor(user: Caller, extra_specs: dict[str, str], minor: int = 1, vcpus: int = 1) -> str:
+    wanted = {"name": user.project, "ram": 64, "vcpus": vcpus, "disk": 1}
     id = str((await user.admin.post("/flavors", {"flavor": wanted}, 200))["flavor"]["id"])
     await user.admin.at(minor).post(f"/flavors/{id}/os-extra_specs", {"extra_specs": extra_specs}, 200)
     return id
@@ -118,6 +118,63 @@ async def test_image_properties_that_nothing_honours(user: Caller, name: str, va
 async def test_image_properties_that_are_done(user: Caller) -> None:
     given: dict[str, Any] = {"hw_disk_bus": "virtio", "hw_tpm_version": "", "os_distro": "debian", "kernel_id": None}
     await user.boot(imageRef=await image(user, **given))
+
+
+@pytest.mark.parametrize(
+    ("extra_specs", "properties", "message"),
+    [
+        # Values that the properties of an image cannot have.
+        ({}, {"hw_disk_bus": "banana"}, "Invalid image metadata. Error: hw_disk_bus is 'banana'"),
+        ({}, {"hw_vif_model": "banana"}, "Invalid image metadata"),
+        ({}, {"hw_watchdog_action": "banana"}, "Invalid image metadata"),
+        ({}, {"hw_numa_nodes": "x"}, "Invalid image metadata"),
+        ({}, {"hw_cpu_cores": "two"}, "Invalid image metadata"),
+        ({}, {"hw_video_model": "zz"}, "Invalid image metadata"),
+        ({}, {"hw_firmware_type": "zz"}, "Invalid image metadata"),
+        ({}, {"hw_architecture": "banana"}, "Invalid image metadata"),
+        ({}, {"os_secure_boot": "zz"}, "Invalid image metadata"),
+        ({}, {"hw_boot_menu": "perhaps"}, "Invalid image metadata"),
+        ({}, {"img_config_drive": "banana"}, "Invalid image metadata"),
+        # Properties that the flavor does not allow.
+        ({}, {"hw_mem_page_size": "large"}, "hw_mem_page_size large is not allowed: the flavor has none"),
+        ({"hw:mem_page_size": "small"}, {"hw_mem_page_size": "large"}, "hw_mem_page_size"),
+        ({"hw:cpu_policy": "shared"}, {"hw_cpu_policy": "dedicated"}, "hw_cpu_policy dedicated is not allowed"),
+        ({"hw:numa_nodes": "1"}, {"hw_numa_nodes": "2"}, "hw_numa_nodes"),
+        ({"hw:serial_port_count": "1"}, {"hw_serial_port_count": "2"}, "hw_serial_port_count is 2"),
+        ({"hw:cpu_max_sockets": "1"}, {"hw_cpu_max_sockets": "2"}, "hw_cpu_max_sockets is 2"),
+        ({"hw:pmu": "false"}, {"hw_pmu": "true"}, "hw_pmu"),
+        ({"hw:vif_multiqueue_enabled": "false"}, {"hw_vif_multiqueue_enabled": "true"}, "hw_vif_multiqueue_enabled"),
+        ({"os:secure_boot": "disabled"}, {"os_secure_boot": "required"}, "os_secure_boot"),
+        # Extra specs that contradict each other.
+        ({"hw:cpu_dedicated_mask": "0"}, {}, "needs hw:cpu_policy mixed"),
+        ({"hw:cpu_policy": "mixed"}, {}, "hw:cpu_dedicated_mask"),
+        ({"hw:cpu_thread_policy": "isolate"}, {}, "needs hw:cpu_policy dedicated"),
+        ({"hw:emulator_threads_policy": "isolate"}, {}, "needs hw:cpu_policy dedicated"),
+        ({"hw:numa_nodes": "3"}, {}, "cannot be divided"),
+        ({"hw:numa_nodes": "1", "hw:numa_cpus.0": "0-5", "hw:numa_mem.0": "64"}, {}, "each of the 2 CPUs once"),
+    ],
+)
+async def test_hardware_that_flavor_and_image_do_not_agree_on(
+    user: Caller, extra_specs: dict[str, str], properties: dict[str, Any], message: str
+) -> None:
+    flavor = await _flavor(user, extra_specs, vcpus=2)
+    assert message in await _refused(user, await image(user, **properties), flavorRef=flavor)
+
+
+@pytest.mark.parametrize(
+    ("extra_specs", "properties"),
+    [
+        ({}, {"hw_cpu_cores": "8"}),  # a preference
+        ({"hw:mem_page_size": "any"}, {"hw_mem_page_size": "small"}),
+        ({"hw:serial_port_count": "2"}, {"hw_serial_port_count": "1"}),
+        ({"hw:cpu_policy": "shared"}, {"hw_cpu_policy": "shared"}),
+        ({}, {"hw_architecture": "amd64"}),
+    ],
+)
+async def test_hardware_that_flavor_and_image_agree_on(
+    user: Caller, extra_specs: dict[str, str], properties: dict[str, Any]
+) -> None:
+    await user.boot(imageRef=await image(user, **properties), flavorRef=await _flavor(user, extra_specs, vcpus=2))
 
 
 async def test_trusted_certificates(user: Caller) -> None:

@@ -104,7 +104,8 @@ def test_tagged_devices() -> None:
         ({"hw:cpu_policy": "dedicated"}, [0, 1, 2, 3]),
         ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "1-2"}, [1, 2]),
         ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "^0,^1"}, [2, 3]),
-        ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-2,^1,99"}, [0, 2]),
+        ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-2,^1"}, [0, 2]),
+        ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "0-2,^1,99"}, []),
         ({"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "zork"}, []),
     ],
 )

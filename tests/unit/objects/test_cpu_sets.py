@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.objects.cpu_sets import dedicated_vcpus, format_cpus, parse_cpus
+from micronova.objects.cpu_sets import format_cpus, parse_cpus
 
 
 def test_sets_of_cpus() -> None:
@@ -18,10 +18,3 @@ def test_a_huge_range_takes_no_memory() -> None:
     """Image properties, which users write, have sets of CPUs."""
     with pytest.raises(ValueError, match="names a CPU above"):
         parse_cpus("0-99999999999999")
-
-
-def test_the_vcpus_that_are_pinned() -> None:
-    assert dedicated_vcpus("shared", "", 4) == ()
-    assert dedicated_vcpus("dedicated", "", 4) == (0, 1, 2, 3)
-    assert dedicated_vcpus("mixed", "1-2", 4) == (1, 2)
-    assert dedicated_vcpus("mixed", "^0", 4) == (1, 2, 3)

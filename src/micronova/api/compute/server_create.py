@@ -92,7 +92,7 @@ def create_request(request: Request) -> CreateRequest:
     server, minor = body.server, request.minor
     zone, force_host, force_node = _zone(server)
     least, most = _counts(server)
-    if server.hostname is not UNSET and most > 1 and minor >= 90 and minor < 94:
+    if server.hostname is not UNSET and most > 1:
         raise Invalid("Invalid input for field/attribute hostname: only one server may be made with a hostname.")
     host, node = given(server.host), given(server.hypervisor_hostname)
     if (host or node) and (force_host or force_node):
@@ -124,7 +124,7 @@ def create_request(request: Request) -> CreateRequest:
         access_ip_v4=access_address("accessIPv4", server.access_ip_v4, 4),
         access_ip_v6=access_address("accessIPv6", server.access_ip_v6, 6),
         admin_password=given(server.admin_pass),
-        disk_config=disk_config(server.disk_config),
+        disk_config=None if server.disk_config is UNSET else disk_config(server.disk_config),
         tags=list(server.tags) if server.tags is not UNSET else [],
         trusted_certs=_certificates(given(server.trusted_image_certificates)),
         hostname=None if server.hostname is UNSET else hostname(server.hostname, minor),

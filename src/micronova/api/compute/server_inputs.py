@@ -39,13 +39,11 @@ def access_address(field: str, value: Any, version: int) -> str | None:
     return str(parsed)
 
 
-def disk_config(value: Any) -> str:
+def disk_config(value: str) -> str:
     """Read how the disk is partitioned."""
-    if value is UNSET:
-        return "MANUAL"
     if value not in ("AUTO", "MANUAL"):
         raise Invalid("Invalid input for field/attribute OS-DCF:diskConfig: it is AUTO or MANUAL.")
-    return str(value)
+    return value
 
 
 def hostname(name: str, minor: int) -> str:

@@ -8,11 +8,12 @@ from typing import Final
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
-from micronova.objects.errors import NotSupported
+from micronova.objects.errors import BuildAborted, Invalid, NotSupported
+from micronova.objects.guest_cpus import cpu_request
+from micronova.objects.guest_properties import GuestProperties, serial_ports, wants_queues
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 from micronova.virt.libvirt.definition.interfaces import interfaces
-from micronova.virt.libvirt.definition.properties import GuestProperties
 from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
 from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
@@ -73,6 +74,20 @@ def compose(
     taken_cpus: frozenset[int] = frozenset(),
 ) -> Definition:
     """Return the definition of a guest; `taken_cpus` are the host CPUs of other guests."""
+    try:
+        return _compose(host, instance, record, vifs, taken_cpus)
+    except Invalid as error:
+        # What flavor and image ask for is wrong, so it is wrong on every host.
+        raise BuildAborted(error.message) from error
+
+
+def _compose(
+    host: HostProfile,
+    instance: InstanceSpec,
+    record: GuestRecord,
+    vifs: tuple[VIF, ...],
+    taken_cpus: frozenset[int],
+) -> Definition:
     facts, settings = host.facts, host.settings
     image = instance.image
     properties = GuestProperties(instance.flavor, image)
@@ -82,9 +97,6 @@ def compose(
     screens = _screens(host, instance.uuid)
     is_qemu = facts.is_qemu
     windows = properties.image("os_type") == "windows"
-    queues_wanted = properties.enabled(
-        properties.hardware("vif_multiqueue_enabled"), "hw:vif_multiqueue_enabled", default=False
-    )
     return Definition(
         name=domain_name(instance.uuid),
         owner=Owner(
@@ -108,26 +120,23 @@ def compose(
         user=_user(host, record),
         uefi=uefi,
         secure_boot=secure,
-        boot_menu=properties.enabled(properties.hardware("boot_menu"), "hw:boot_menu", default=False),
+        boot_menu=properties.enabled(properties.image_first("boot_menu"), "hw:boot_menu", default=False),
         windows=windows,
-        hide_hypervisor=properties.enabled(
-            properties.image("img_hide_hypervisor_id")
-            or properties.flavor("hw:hide_hypervisor_id")
-            or properties.flavor("hide_hypervisor_id"),
-            "img_hide_hypervisor_id",
-            default=False,
+        hide_hypervisor=any(
+            properties.enabled(value, "hide_hypervisor_id", default=False)
+            for value in (
+                properties.image("img_hide_hypervisor_id"),
+                properties.flavor("hw:hide_hypervisor_id"),
+                properties.flavor("hide_hypervisor_id"),
+            )
         ),
         hpet=properties.enabled(properties.image("hw_time_hpet"), "hw_time_hpet", default=False),
-        pmu=(
-            None
-            if properties.hardware("pmu") is None
-            else properties.enabled(properties.hardware("pmu"), "hw:pmu", default=False)
-        ),
+        pmu=properties.agreed_flag("pmu"),
         disks=_disks(host, properties, instance.uuid, record.disks, machine),
         interfaces=interfaces(
             vifs,
             model=properties.image("hw_vif_model"),
-            queues=min(instance.flavor.vcpus, 8) if queues_wanted else 1,
+            queues=min(instance.flavor.vcpus, 8) if wants_queues(properties, instance.flavor.vcpus) else 1,
             virt_type=facts.virt_type,
             linked=settings.wire,
         ),
@@ -153,7 +162,7 @@ def _refuse(properties: GuestProperties, instance: InstanceSpec, facts: HostFact
             raise NotSupported(f"This host cannot do that: it offers no {what} ({name}).")
     for name in ("kernel_id", "ramdisk_id"):
         require(not properties.image(name), f"it boots disks only, not images with a {name}")
-    wanted = properties.image("hw_architecture") or properties.image("architecture")
+    wanted = properties.architecture()
     if wanted and wanted not in (facts.arch, "i686" if facts.arch == "x86_64" else ""):
         raise NotSupported(f"The image is for {wanted}; this host runs {facts.arch} guests.")
     for device in ("vcpus", "ram"):
@@ -166,7 +175,7 @@ def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSe
     x86 = facts.arch in ("x86_64", "i686")
     firmware = properties.choice(properties.image("hw_firmware_type"), "hw_firmware_type", ("bios", "uefi"), "bios")
     secure_boot = properties.choice(
-        properties.flavor("os:secure_boot") or properties.image("os_secure_boot"),
+        properties.agreed("secure_boot", "os"),
         "os_secure_boot",
         ("required", "optional", "disabled"),
         "disabled",
@@ -194,9 +203,8 @@ def _cpus(
     taken: frozenset[int],
 ) -> CpuPlan:
     return plan_cpus(
-        properties,
+        cpu_request(properties, instance.flavor.vcpus, instance.flavor.ram),
         vcpus=instance.flavor.vcpus,
-        memory_mb=instance.flavor.ram,
         cells=facts.cells,
         shared=parse_cpus(settings.cpu_shared_set),
         dedicated=parse_cpus(settings.cpu_dedicated_set),
@@ -301,8 +309,8 @@ def _cache(host: HostProfile, record: DiskRecord) -> str:
 def _disk_limits(properties: GuestProperties) -> tuple[tuple[str, int], ...]:
     found = []
     for spec, name in _DISK_LIMITS.items():
-        value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=1)
-        if value is not None:
+        # 0 means that there is no limit, which is what a guest without the spec has.
+        if value := properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}"):
             found.append((name, value))
     return tuple(found)
 
@@ -311,15 +319,16 @@ def _cpu_tune(host: HostProfile, properties: GuestProperties, vcpus: int) -> dic
     # Where all guests of a libvirt are ours, each has a weight by its size. Older kernels allow more than 10,000.
     found = {"shares": min(SHARES_PER_VCPU * vcpus, 10_000)} if host.weighs_cpus else {}
     for spec, name in _CPU_TUNE.items():
-        value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=1)
-        if value is not None:
+        # A quota of -1 and a period or shares of 0 are what a guest without the spec has.
+        value = properties.number(properties.flavor(f"quota:{spec}"), f"quota:{spec}", least=-1)
+        if value is not None and value > 0:
             require(host.facts.cgroups, f"its libvirt has no control groups, which quota:{spec} needs")
             found[name] = value
     return found
 
 
 def _serials(host: HostProfile, properties: GuestProperties, uuid: str) -> tuple[Serial, ...]:
-    count = properties.number(properties.hardware("serial_port_count"), "hw:serial_port_count", least=1) or 1
+    count = serial_ports(properties)
     require(count <= 4, "a guest has at most 4 serial ports")
     log = host.layout.seen(host.layout.console_log(uuid))
     return tuple(
@@ -381,5 +390,5 @@ def _rng(properties: GuestProperties, facts: HostFacts, settings: LibvirtSetting
 
 def _watchdog(properties: GuestProperties) -> str | None:
     actions = ("disabled", "reset", "poweroff", "pause", "none")
-    action = properties.choice(properties.hardware("watchdog_action"), "hw:watchdog_action", actions, "disabled")
+    action = properties.choice(properties.image_first("watchdog_action"), "hw:watchdog_action", actions, "disabled")
     return None if action == "disabled" else action

@@ -72,9 +72,7 @@ def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, 
 
 def wants_config_drive(plan: GuestPlan, settings: LibvirtSettings) -> bool:
     """Return whether a guest gets a config drive."""
-    image = plan.instance.image
-    mandatory = image is not None and image.properties.get("img_config_drive") == "mandatory"
-    return plan.instance.config_drive or settings.force_config_drive or mandatory
+    return plan.instance.config_drive or settings.force_config_drive
 
 
 class DiskMaker:

@@ -219,7 +219,11 @@ def test_watchdog_rng_agent_and_others() -> None:
     assert one(root, "./devices/channel/target").get("name") == "org.qemu.guest_agent.0"
     assert one(root, "./os/bootmenu").get("enable") == "yes"
     root = made(specs={"hw:watchdog_action": "poweroff"}, properties={"hw_watchdog_action": "reset"})
-    assert one(root, "./devices/watchdog").get("action") == "poweroff"
+    assert one(root, "./devices/watchdog").get("action") == "reset"
+    root = made(specs={"hw:boot_menu": "yes"}, properties={"hw_boot_menu": "no"})
+    assert root.find("./os/bootmenu") is None
+    root = made(specs={"hw:serial_port_count": "3"}, properties={"hw_serial_port_count": "2"})
+    assert len(root.findall("./devices/serial")) == 2
     with pytest.raises(BuildAborted, match="hw:watchdog_action is 'explode'"):
         made(properties={"hw_watchdog_action": "explode"})
     root = made(specs={"hw_rng:rate_bytes": "2048", "hw_rng:rate_period": "1000"})
@@ -244,6 +248,9 @@ def test_limits() -> None:
     assert root.findtext("./cputune/shares") == "2"
     with pytest.raises(NotSupported, match="no control groups"):
         made(specs={"quota:cpu_shares": "2"}, host=facts(cgroups=False))
+    # These values mean that there is no limit, so they need no control groups.
+    root = made(specs={"quota:cpu_quota": "-1", "quota:disk_read_bytes_sec": "0"}, host=facts(cgroups=False))
+    assert root.find("./cputune/quota") is None and root.find("./devices/disk/iotune") is None
 
 
 def test_pinning_numa_and_huge_pages() -> None:
@@ -277,7 +284,8 @@ def test_windows() -> None:
 
 @pytest.mark.parametrize("name", ["hw:hide_hypervisor_id", "hide_hypervisor_id"])
 def test_a_flavor_hides_the_hypervisor(name: str) -> None:
-    root = made(host=facts(virt_type="kvm"), specs={name: "true"})
+    image: dict[str, object] = {"img_hide_hypervisor_id": "false"}
+    root = made(host=facts(virt_type="kvm"), specs={name: "true"}, properties=image)
     assert one(root, "./features/kvm/hidden").get("state") == "on"
 
 

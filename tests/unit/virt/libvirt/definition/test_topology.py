@@ -1,14 +1,15 @@
-"""CPU topology, pinning, NUMA nodes and huge pages."""
+"""Where a guest's CPUs, NUMA nodes and huge pages are."""
 
 from typing import Any
 
 import pytest
 
-from micronova.objects.errors import BuildAborted, InsufficientResources
-from micronova.virt.libvirt.definition.properties import GuestProperties
-from micronova.virt.libvirt.definition.topology import CpuPlan, cpu_topology, plan_cpus
+from micronova.objects.errors import InsufficientResources, Invalid
+from micronova.objects.guest_cpus import cpu_request
+from micronova.objects.guest_properties import GuestProperties
+from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
 from micronova.virt.libvirt.storage.records import PinRecord
-from tests.unit.virt.libvirt.world import CELLS, IMAGE, flavor
+from tests.unit.virt.libvirt.world import CELLS, flavor
 
 
 def properties(**specs: Any) -> GuestProperties:
@@ -16,31 +17,14 @@ def properties(**specs: Any) -> GuestProperties:
 
 
 def planned(vcpus: int = 2, memory_mb: int = 1024, taken: tuple[int, ...] = (), **specs: Any) -> CpuPlan:
+    asked = properties(**{name.replace("__", "."): value for name, value in specs.items()})
     return plan_cpus(
-        properties(**{name.replace("__", "."): value for name, value in specs.items()}),
+        cpu_request(asked, vcpus, memory_mb),
         vcpus=vcpus,
-        memory_mb=memory_mb,
         cells=CELLS,
         dedicated=tuple(range(8)),
         taken=taken,
     )
-
-
-def test_as_many_sockets_as_possible() -> None:
-    assert cpu_topology(properties(), 8) == (8, 1, 1)
-    assert cpu_topology(properties(cpu_sockets=2), 8) == (2, 4, 1)
-    assert cpu_topology(properties(cpu_max_sockets=1, cpu_threads=2), 8) == (1, 4, 2)
-    assert cpu_topology(properties(cpu_cores=4, cpu_threads=2), 8) == (1, 4, 2)
-    with pytest.raises(BuildAborted, match="No CPU topology"):
-        cpu_topology(properties(cpu_cores=3), 8)
-
-
-def test_flavor_wins_over_image() -> None:
-    both = GuestProperties(
-        flavor(extra_specs={"hw:cpu_sockets": "1"}),
-        type(IMAGE)(id="i", properties={"hw_cpu_sockets": "4", "hw_cpu_max_threads": "1"}),
-    )
-    assert cpu_topology(both, 4) == (1, 4, 1)
 
 
 def test_without_properties_there_is_nothing_to_place() -> None:
@@ -66,7 +50,7 @@ def test_thread_policies() -> None:
 def test_mixed_policy_pins_some() -> None:
     assert planned(vcpus=3, cpu_policy="mixed", cpu_dedicated_mask="1-2").pins == {1: 0, 2: 2}
     assert planned(vcpus=3, cpu_policy="mixed", cpu_dedicated_mask="^0").pins == {1: 0, 2: 2}
-    with pytest.raises(BuildAborted, match="cpu_dedicated_mask"):
+    with pytest.raises(Invalid, match="cpu_dedicated_mask"):
         planned(vcpus=2, cpu_policy="mixed", cpu_dedicated_mask="0-1")
 
 
@@ -86,7 +70,7 @@ def test_numa_nodes() -> None:
         {"numa_nodes": 2, "numa_cpus__0": "0-1", "numa_cpus__1": "1-2", "numa_mem__0": 512, "numa_mem__1": 512},
         {"numa_nodes": 2, "numa_cpus__0": "0-1", "numa_cpus__1": "2-3", "numa_mem__0": 512, "numa_mem__1": 1},
     ):
-        with pytest.raises(BuildAborted):
+        with pytest.raises(Invalid):
             planned(vcpus=4, **wrong)
     with pytest.raises(InsufficientResources):
         planned(vcpus=3, memory_mb=1023, numa_nodes=3)
@@ -101,15 +85,14 @@ def test_huge_pages() -> None:
         planned(mem_page_size="1GB")
     with pytest.raises(InsufficientResources, match="fewer than 4096 MB"):
         planned(memory_mb=4096, mem_page_size="large")
-    with pytest.raises(BuildAborted, match="should be small, large"):
+    with pytest.raises(Invalid, match="should be small, large"):
         planned(mem_page_size="huge")
 
 
 def test_pins_are_kept_over_restarts() -> None:
     again = plan_cpus(
-        properties(cpu_policy="dedicated"),
+        cpu_request(properties(cpu_policy="dedicated"), 2, 512),
         vcpus=2,
-        memory_mb=512,
         cells=CELLS,
         dedicated=(0, 1, 2, 3),
         taken=(0, 1, 2, 3),

@@ -1,0 +1,214 @@
+"""The flavor's extra specs and the image's properties that describe a guest's hardware, by Nova's names.
+
+The API refuses an image with values that no host knows (`check_image_properties`); a host reads the rest.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+
+TRUE_WORDS = frozenset({"1", "true", "yes", "on", "t", "y"})
+_FALSE = frozenset({"0", "false", "no", "off", "f", "n", ""})
+
+_BUSES: Final = ("fdc", "ide", "sata", "scsi", "usb", "virtio", "xen", "lxc", "uml")
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "hw_cdrom_bus": _BUSES,
+    "hw_cpu_policy": ("shared", "dedicated", "mixed"),
+    "hw_cpu_thread_policy": ("prefer", "isolate", "require"),
+    "hw_disk_bus": _BUSES,
+    "hw_firmware_type": ("bios", "uefi"),
+    "hw_floppy_bus": _BUSES,
+    "hw_input_bus": ("usb", "virtio"),
+    "hw_pointer_model": ("usbtablet",),
+    "hw_rescue_bus": _BUSES,
+    "hw_rescue_device": ("cdrom", "disk", "floppy", "fs", "lun"),
+    "hw_rng_model": ("virtio",),
+    "hw_scsi_model": (
+        "buslogic",
+        "ibmvscsi",
+        "lsilogic",
+        "lsisas1068",
+        "lsisas1078",
+        "virtio-scsi",
+        "vmpvscsi",
+    ),
+    "hw_video_model": ("bochs", "cirrus", "gop", "none", "qxl", "vga", "virtio", "vmvga", "xen"),
+    "hw_vif_model": (
+        "e1000",
+        "e1000e",
+        "igb",
+        "lan9118",
+        "ne2k_pci",
+        "netfront",
+        "pcnet",
+        "rtl8139",
+        "spapr-vlan",
+        "sriov",
+        "virtio",
+        "vmxnet",
+        "vmxnet3",
+    ),
+    "hw_watchdog_action": ("disabled", "none", "pause", "poweroff", "reset"),
+    "img_config_drive": ("optional", "mandatory"),
+    "os_secure_boot": ("required", "optional", "disabled"),
+    "os_type": ("linux", "windows"),
+}
+_FLAGS: Final = (
+    "hw_boot_menu",
+    "hw_pmu",
+    "hw_qemu_guest_agent",
+    "hw_time_hpet",
+    "hw_vif_multiqueue_enabled",
+    "img_hide_hypervisor_id",
+)
+_NUMBERS: Final = (
+    *(f"hw_cpu_{most}{part}" for most in ("", "max_") for part in ("sockets", "cores", "threads")),
+    "hw_numa_nodes",
+    "hw_serial_port_count",
+    "hw_video_ram",
+)
+_ARCHITECTURES: Final = frozenset(
+    "aarch64 alpha armv6 armv7b armv7l cris i686 ia64 lm32 m68k microblaze microblazeel mips mips64 mips64el mipsel "
+    "openrisc parisc parisc64 ppc ppc64 ppc64le ppcemb ppcle s390 s390x sh4 sh4eb sparc sparc64 unicore32 x86_64 "
+    "xtensa xtensaeb".split()
+)
+_OTHER_NAMES: Final = {"amd64": "x86_64", "i386": "i686", "i486": "i686", "i586": "i686"}
+
+
+class GuestProperties:
+    """Looks up extra specs and image properties."""
+
+    def __init__(self, flavor: Flavor, image: ImageMeta | None) -> None:
+        self._flavor: Mapping[str, str] = flavor.extra_specs
+        self._image: Mapping[str, Any] = {} if image is None else image.properties
+
+    def both(self, name: str, prefix: str = "hw") -> tuple[str | None, str | None]:
+        """Return `hw:NAME` of the flavor and `hw_NAME` of the image."""
+        return self.flavor(f"{prefix}:{name}"), self.image(f"{prefix}_{name}")
+
+    def image_first(self, name: str) -> str | None:
+        """Return `hw_NAME` of the image, or else `hw:NAME` of the flavor."""
+        flavor, image = self.both(name)
+        return flavor if image is None else image
+
+    def agreed(self, name: str, prefix: str = "hw") -> str | None:
+        """Return what flavor or image has; raise Invalid if both have it and differ."""
+        flavor, image = self.both(name, prefix)
+        if flavor and image and flavor != image:
+            raise self._conflict(name, prefix, flavor, image)
+        return flavor or image
+
+    def agreed_flag(self, name: str) -> bool | None:
+        """Return the boolean that flavor or image has; raise Invalid if both have one and differ."""
+        found = [
+            None if value is None else self.enabled(value, f"hw:{name}", default=False) for value in self.both(name)
+        ]
+        if None not in found and found[0] != found[1]:
+            raise self._conflict(name, "hw", found[0], found[1])
+        return next((value for value in found if value is not None), None)
+
+    def image(self, name: str) -> str | None:
+        """Return a property of the image."""
+        found = self._image.get(name)
+        return None if found is None else str(found)
+
+    def flavor(self, name: str) -> str | None:
+        """Return an extra spec of the flavor."""
+        found = self._flavor.get(name)
+        return None if found is None else str(found)
+
+    def architecture(self) -> str | None:
+        """Return the architecture that the image needs."""
+        found = self.image("hw_architecture") or self.image("architecture")
+        return None if found is None else _architecture(found)
+
+    def enabled(self, value: str | None, name: str, default: bool) -> bool:
+        """Parse a boolean; `name` is for the error message."""
+        if value is None:
+            return default
+        text = value.strip().lower()
+        if text in TRUE_WORDS:
+            return True
+        if text in _FALSE:
+            return False
+        raise Invalid(f"{name} is {value!r}: it should be yes or no.")
+
+    def number(self, value: str | None, name: str, *, least: int = 0) -> int | None:
+        """Parse a number; `name` is for the error message."""
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise Invalid(f"{name} is {value!r}: it should be a number of at least {least}.")
+        return number
+
+    def choice(self, value: str | None, name: str, allowed: tuple[str, ...], default: str) -> str:
+        """Return a value that must be one of several; `name` is for the error message."""
+        if value is None:
+            return default
+        if value not in allowed:
+            raise Invalid(f"{name} is {value!r}: it should be one of {', '.join(allowed)}.")
+        return value
+
+    def numbered(self, name: str) -> dict[int, str]:
+        """Return the values of `hw:NAME.0`, `hw:NAME.1`…, or else `hw_NAME.0`…; raise Invalid if there are both."""
+
+        def find(source: Mapping[str, Any], start: str) -> dict[int, str]:
+            rest = {key.removeprefix(start): value for key, value in source.items() if key.startswith(start)}
+            return {int(key): str(value) for key, value in rest.items() if key.isdecimal() and len(key) < 6}
+
+        flavor, image = find(self._flavor, f"hw:{name}."), find(self._image, f"hw_{name}.")
+        if flavor and image:
+            raise Invalid(f"The image has hw_{name}, which the flavor sets already.")
+        return flavor or image
+
+    def _conflict(self, name: str, prefix: str, flavor: object, image: object) -> Invalid:
+        return Invalid(
+            f"The flavor has {prefix}:{name} {flavor} and the image {prefix}_{name} {image}: they have to be the same."
+        )
+
+
+def serial_ports(properties: GuestProperties) -> int:
+    """Return the number of serial ports; an image may ask for fewer than its flavor has."""
+    flavor, image = (properties.number(value, "hw:serial_port_count") for value in properties.both("serial_port_count"))
+    if flavor and image and image > flavor:
+        raise Invalid(f"The image's hw_serial_port_count is {image}; the flavor allows {flavor}.")
+    return image or flavor or 1
+
+
+def wants_queues(properties: GuestProperties, vcpus: int) -> bool:
+    """Return whether interfaces get several queues; a guest with one CPU has no use for them."""
+    return vcpus > 1 and bool(properties.agreed_flag("vif_multiqueue_enabled"))
+
+
+def check_image_properties(properties: Mapping[str, Any]) -> None:
+    """Raise Invalid if a property of an image has a value that it cannot have."""
+    for name, value in properties.items():
+        if value is None:
+            continue
+        text = str(value)
+        if name in _CHOICES and text not in _CHOICES[name]:
+            raise _wrong(name, text, f"one of {', '.join(_CHOICES[name])}")
+        if name in _FLAGS and text.strip().lower() not in TRUE_WORDS | _FALSE:
+            raise _wrong(name, text, "yes or no")
+        if name in _NUMBERS and not (text.isascii() and text.strip().isdecimal()):
+            raise _wrong(name, text, "a number")
+        if name in ("architecture", "hw_architecture"):
+            _architecture(text)
+
+
+def _architecture(text: str) -> str:
+    name = _OTHER_NAMES.get(text.lower(), text.lower())
+    if name not in _ARCHITECTURES:
+        raise _wrong("hw_architecture", text, "the name of an architecture such as x86_64")
+    return name
+
+
+def _wrong(name: str, text: str, right: str) -> Invalid:
+    return Invalid(f"Invalid image metadata. Error: {name} is {text[:64]!r}: it should be {right}.")

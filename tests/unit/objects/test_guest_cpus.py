@@ -1,0 +1,92 @@
+"""What flavor and image ask for together. The topologies are those that Nova 34 chooses for the same input."""
+
+import pytest
+
+from micronova.objects.errors import Invalid
+from micronova.objects.flavor import Flavor
+from micronova.objects.guest_cpus import cpu_request, cpu_topology, page_size
+from micronova.objects.guest_properties import GuestProperties
+from micronova.objects.image import ImageMeta
+
+
+def _properties(flavor: dict[str, object], image: dict[str, object], prefix: str = "") -> GuestProperties:
+    specs = {f"hw:{prefix}{name}": str(value) for name, value in flavor.items()}
+    return GuestProperties(
+        Flavor(id="1", name="f", ram=512, vcpus=1, disk=1, extra_specs=specs),
+        ImageMeta(id="i", properties={f"hw_{prefix}{name}": value for name, value in image.items()}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "flavor", "image", "chosen"),
+    [
+        (8, {}, {}, (8, 1, 1)),
+        (8, {"sockets": 2}, {}, (2, 4, 1)),
+        (8, {"cores": 4, "threads": 2}, {}, (1, 4, 2)),
+        (12, {}, {"sockets": 2, "threads": 3}, (2, 2, 3)),
+        # Preferences that do not fit are followed as far as possible.
+        (1, {}, {"cores": 2}, (1, 1, 1)),
+        (2, {}, {"sockets": 1, "cores": 4, "threads": 1}, (1, 2, 1)),
+        (3, {"threads": 2}, {}, (3, 1, 1)),
+        (4, {"sockets": 3}, {}, (4, 1, 1)),
+        (8, {"cores": 3}, {}, (8, 1, 1)),
+        (12, {"sockets": 5, "cores": 3}, {}, (4, 3, 1)),
+        (8, {"sockets": 0}, {"cores": 0}, (8, 1, 1)),
+        # The image's preferences replace the flavor's.
+        (4, {"sockets": 1}, {"sockets": 2}, (2, 2, 1)),
+        (6, {"cores": 2}, {"threads": 2}, (3, 1, 2)),
+        # Limits hold; the image may only make them narrower.
+        (4, {"max_sockets": 1}, {}, (1, 4, 1)),
+        (4, {"max_sockets": 4}, {"max_sockets": 1}, (1, 4, 1)),
+        (7, {}, {"max_cores": 3}, (7, 1, 1)),
+        (8, {"max_sockets": 1, "threads": 2}, {}, (1, 4, 2)),
+        (8, {"sockets": 4, "max_sockets": 2}, {}, (2, 4, 1)),
+        (8, {}, {"max_sockets": 2, "max_threads": 1}, (2, 4, 1)),
+        (4, {"max_sockets": 2}, {"sockets": 4}, None),
+        (4, {"max_sockets": 1}, {"max_sockets": 4}, None),
+        (8, {"max_sockets": 1, "max_cores": 2, "max_threads": 2}, {}, None),
+    ],
+)
+def test_cpu_topology(
+    vcpus: int, flavor: dict[str, object], image: dict[str, object], chosen: tuple[int, int, int] | None
+) -> None:
+    properties = _properties(flavor, image, "cpu_")
+    if chosen is not None:
+        assert cpu_topology(properties, vcpus) == chosen
+        return
+    with pytest.raises(Invalid):
+        cpu_topology(properties, vcpus)
+
+
+def test_a_flavor_of_very_many_cpus_takes_no_time() -> None:
+    assert cpu_topology(_properties({}, {}), 2**31 - 1) == (2**31 - 1, 1, 1)
+    with pytest.raises(Invalid, match="at most"):
+        cpu_request(_properties({"cpu_policy": "dedicated"}, {}), 2**31 - 1, 512)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "image", "chosen"),
+    [
+        ("large", None, "large"),
+        ("2MB", None, 2048),
+        ("4", None, None),
+        ("any", None, None),
+        ("small", None, None),
+        ("any", "2MB", 2048),
+        ("large", "1GiB", 1048576),
+        ("large", "small", None),
+    ],
+)
+def test_page_sizes(flavor: str, image: str | None, chosen: int | str | None) -> None:
+    asked: dict[str, object] = {} if image is None else {"mem_page_size": image}
+    assert page_size(_properties({"mem_page_size": flavor}, asked)) == chosen
+
+
+def test_the_vcpus_that_are_pinned() -> None:
+    def pinned(policy: str, **more: str) -> tuple[int, ...]:
+        return cpu_request(_properties({"cpu_policy": policy, **more}, {}), 4, 512).pinned
+
+    assert pinned("shared") == ()
+    assert pinned("dedicated") == (0, 1, 2, 3)
+    assert pinned("mixed", cpu_dedicated_mask="1-2") == (1, 2)
+    assert pinned("mixed", cpu_dedicated_mask="^0") == (1, 2, 3)
