@@ -22,10 +22,8 @@ SORT_KEYS = {
     "terminated_at": "terminated_at",
     "uuid": "uuid",
     "display_name": "display_name",
-    "name": "display_name",
     "display_description": "display_description",
     "project_id": "project_id",
-    "tenant_id": "project_id",
     "user_id": "user_id",
     "host": "host",
     "node": "node",
@@ -46,9 +44,6 @@ SORT_KEYS = {
     "locked_by": "locked_by",
     "locked": "locked_by",
     "instance_type_id": "flavor_id",
-    "kernel_id": "image_ref",
-    "ramdisk_id": "image_ref",
-    "reservation_id": "reservation_id",
 }
 
 
@@ -70,7 +65,6 @@ class Filters:
     ip6: str | None = None
     uuids: list[str] | None = None
     locked: bool | None = None
-    metadata: list[tuple[str, str]] = field(default_factory=list)
     tags_all: list[str] = field(default_factory=list)
     tags_any: list[str] = field(default_factory=list)
     not_tags_all: list[str] = field(default_factory=list)
@@ -156,8 +150,6 @@ def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool
         found.append(c.uuid.in_(filters.uuids))
     if filters.locked is not None:
         found.append(c.locked_by.is_not(None) if filters.locked else c.locked_by.is_(None))
-    for key, value in filters.metadata:
-        found.append(c.metadata[key].as_string() == value)
     found += [_tagged(c.tags, tag) for tag in filters.tags_all]
     if filters.tags_any:
         found.append(sa.or_(*(_tagged(c.tags, tag) for tag in filters.tags_any)))

@@ -76,6 +76,7 @@ async def lists(cloud: Cloud) -> AsyncIterator[Caller]:
         ("locked=true", ""),
         ("locked=False", "gamma beta alpha"),
         ("key_name=none", ""),
+        ("availability_zone=ov", "gamma beta alpha"),
         ("config_drive=true", "beta"),
         ("config_drive=0", "gamma alpha"),
         ("availability_zone=nova", "gamma beta alpha"),
@@ -124,7 +125,12 @@ async def test_filters_and_orders_for_everybody(cloud: Cloud, lists: Caller, que
         ("image_ref=" + IMAGE, "gamma alpha"),
         ("display_name=alpha", "alpha"),
         ("reservation_id={reservation}", "alpha"),
-        ("metadata={metadata}", "alpha"),
+        ("reservation_id=^r-", "gamma beta alpha"),
+        ("node=^fake", "gamma beta alpha"),
+        ("kernel_id=zork", ""),
+        ("ramdisk_id=zork", ""),
+        ("auto_disk_config=false", "gamma beta alpha"),
+        ("auto_disk_config=true", ""),
     ],
 )
 async def test_filters_for_admins(lists: Caller, query: str, found: str) -> None:
@@ -135,7 +141,6 @@ async def test_filters_for_admins(lists: Caller, query: str, found: str) -> None
     known = {
         "alpha": alpha["id"], "beta": servers["beta"]["id"], "host": host,
         "reservation": alpha["OS-EXT-SRV-ATTR:reservation_id"],
-        "metadata": urllib.parse.quote('{"k": "1"}'),
         "on_host": " ".join(name for name, server in servers.items() if server["OS-EXT-SRV-ATTR:host"] == host),
     }  # fmt: skip
     for key, value in known.items():
@@ -192,6 +197,10 @@ async def test_pages_in_any_order_show_everything_once(cloud: Cloud, lists: Call
         ("limit=many", 400, "limit"),
         ("marker=no-such", 400, "no-such"),
         ("sort_key=flavour", 400, "sort_key"),
+        ("sort_key=name", 400, "sort_key"),
+        ("sort_key=vcpus", 400, "sort_key"),
+        ("sort_key=host", 403, "Only administrators"),
+        ("sort_key=display_name&sort_key=node", 403, "Only administrators"),
         ("sort_key=display_name&sort_dir=up", 400, "sort_dir"),
         ("sort_dir=up", 400, "sort_dir"),
         ("status=SLEEPING", 400, "status"),
@@ -213,6 +222,22 @@ async def test_pages_in_any_order_show_everything_once(cloud: Cloud, lists: Call
 async def test_bad_questions(lists: Caller, query: str, status: int, words: str) -> None:
     for path in ("/servers", "/servers/detail"):
         assert words in await lists.refused(status, "GET", f"{path}?{query}")
+
+
+@pytest.mark.parametrize("minor", [1, 74, 75, 104])
+@pytest.mark.parametrize("name", ["metadata", "system_metadata", "security_groups", "info_cache", "_sa_instance"])
+async def test_fields_of_other_tables_are_no_filters(lists: Caller, name: str, minor: int) -> None:
+    message = await lists.admin.at(minor).refused(400, "GET", f"/servers/detail?{name}=x")
+    assert name in message
+
+
+async def test_sort_keys_that_were_ignored_before_2_75(lists: Caller) -> None:
+    assert await _names(lists.at(74), "sort_key=vcpus&sort_key=display_name&sort_dir=desc&sort_dir=asc") == [
+        "alpha",
+        "beta",
+        "gamma",
+    ]
+    assert await _names(lists.at(72), "sort_key=locked") == ["gamma", "beta", "alpha"]
 
 
 async def test_what_is_not_known_is_ignored_before_2_75(lists: Caller) -> None:

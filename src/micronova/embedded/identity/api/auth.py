@@ -1,5 +1,6 @@
 """/v3/auth: issue, show, check and revoke tokens; the catalog and the scopes that the caller can use."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -106,7 +107,7 @@ class AuthAPI:
 
     async def projects(self, request: Request) -> dict[str, Any]:
         """List the projects that the caller can get a token for."""
-        rows, tags = await self._core.database.read(projects_of, request.context.user_id, True)
+        rows, tags = await self._core.database.read(projects_of, request.context.user_id, {"enabled": ["true"]})
         return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
 
     async def domains(self, request: Request) -> dict[str, Any]:
@@ -121,10 +122,9 @@ class AuthAPI:
 
 
 def projects_of(
-    conn: sa.Connection, user_id: str, enabled: bool = False
+    conn: sa.Connection, user_id: str, query: Mapping[str, list[str]]
 ) -> tuple[list[ProjectRow], dict[str, list[str]]]:
-    """Return the projects that a user has a role on, with their tags."""
-    query = {"enabled": ["true"]} if enabled else {}
+    """Return those projects that a user has a role on and that the filters select, with their tags."""
     listed, tags = projects.listing(conn, query, None, Page(), assignments.projects_of(conn, user_id))
     return listed.rows, tags
 

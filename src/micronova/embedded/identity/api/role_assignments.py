@@ -16,6 +16,8 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
 
+INHERITED = "scope.OS-INHERIT:inherited_to"
+
 
 class RoleAssignmentsAPI:
     """Role assignments."""
@@ -53,7 +55,7 @@ def _filter(query: Mapping[str, list[str]], within_domain: str | None) -> Filter
         project_id=last(query, "scope.project.id"),
         domain_id=last(query, "scope.domain.id"),
         system="scope.system" in query,
-        inherited=True if "scope.OS-INHERIT:inherited_to" in query else None,
+        inherited=last(query, INHERITED) == "projects" if INHERITED in query else None,
         effective=flag(query, "effective"),
         subtree=flag(query, "include_subtree"),
         within_domain=within_domain,

@@ -125,7 +125,7 @@ class UsersAPI:
     async def projects(self, request: Request, user_id: str) -> dict[str, Any]:
         """List the projects that a user has a role on."""
         await self._authorize(request, user_id)
-        rows, tags = await self._core.database.read(projects_of, user_id)
+        rows, tags = await self._core.database.read(projects_of, user_id, request.raw_query)
         return collection(request, "projects", [views.project(request, row, tags[row["id"]]) for row in rows])
 
     async def groups(self, request: Request, user_id: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from micronova.db import keyset
 from micronova.db.keyset import SortKey
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.query import Query, QueryRules
-from micronova.objects.errors import Conflict, NotFound
+from micronova.objects.errors import Conflict, Invalid, NotFound
 
 R = TypeVar("R", bound=Mapping[str, object])  # the type of a row: value by column
 
@@ -122,6 +122,10 @@ class Rows(Generic[R]):
                         conditions.append(lowered.startswith(wanted, autoescape=True))
                     case "endswith":
                         conditions.append(lowered.endswith(wanted, autoescape=True))
+                    case _:
+                        raise Invalid(
+                            f"Invalid query parameter {parameter[:64]!r}: use contains, startswith or endswith."
+                        )
         return conditions
 
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.embedded.identity.attributes import UserAttributes, UserChanges, given, merged_options
 from micronova.embedded.identity.store.kinds import DOMAINS, USERS, UserRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
-from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.store.rows import QUERY, Listed, Page
 from micronova.embedded.identity.tables import (
     application_credentials,
     assignments,
@@ -18,6 +18,8 @@ from micronova.embedded.identity.tables import (
 from micronova.objects.errors import Invalid, NotFound
 
 FILTERS = ("name", "domain_id", "enabled")
+FEDERATED = ("idp_id", "protocol_id", "unique_id")
+_OPERATORS = ("lt", "lte", "gt", "gte", "eq", "neq")
 
 
 def by_name(conn: sa.Connection, domain_id: str, name: str) -> UserRow | None:
@@ -34,12 +36,25 @@ def listing(
 ) -> Listed[UserRow]:
     """Return a page of users: all, those of a domain, or the members of a group."""
     conditions = USERS.filters(query, FILTERS)
+    if "password_expires_at" in query:
+        _check_expiry(query["password_expires_at"][-1])
+    if any(name in query for name in ("password_expires_at", *FEDERATED)):
+        # No password expires, and no user is of another identity provider.
+        conditions.append(sa.false())
     if domain_id is not None:
         conditions.append(users.c.domain_id == domain_id)
     if group_id is not None:
         members = sa.select(memberships.c.user_id).where(memberships.c.group_id == group_id)
         conditions.append(users.c.id.in_(members))
     return USERS.page(conn, conditions, page)
+
+
+def _check_expiry(text: str) -> None:
+    """Raise Invalid unless the text is a time, with or without an operator."""
+    operator, colon, time = text.partition(":")
+    if colon and operator in _OPERATORS:
+        text = time
+    QUERY.time("password_expires_at", text)
 
 
 def create(
