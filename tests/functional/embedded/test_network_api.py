@@ -1,11 +1,16 @@
 """The network API as clients use it, on both databases: networks, subnets, pools, lists, quotas, tags."""
 
+import typing
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from micronova.embedded.network.networks import NetworkCreate, Networks
+from micronova.embedded.network.ports import PortCreate, Ports
+from micronova.embedded.network.routers import RouterCreate, Routers
 from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, MANAGER, READER, World, error, world
 
 
@@ -65,7 +70,7 @@ async def test_a_network_shows_what_clients_expect(cloud: World) -> None:
     assert made == {
         "id": made["id"], "name": "blue", "description": "d", "project_id": "p1", "tenant_id": "p1",
         "admin_state_up": True, "status": "ACTIVE", "subnets": [], "shared": False, "router:external": False,
-        "is_default": False, "port_security_enabled": True, "mtu": 1450, "dns_domain": "", "vlan_transparent": None,
+        "is_default": False, "port_security_enabled": True, "mtu": 1450, "dns_domain": "",
         "qos_policy_id": None, "ipv4_address_scope": None, "ipv6_address_scope": None,
         "availability_zone_hints": [], "availability_zones": [], "tags": ["a", "b"], "revision_number": 1,
         "created_at": "2027-01-15T08:00:00Z", "updated_at": "2027-01-15T08:00:00Z",
@@ -86,18 +91,82 @@ async def test_every_network_has_a_segment_of_its_own(cloud: World) -> None:
     made = [await cloud.make("network") for _ in range(3)]
     shown = [await cloud.show("network", each["id"], ADMIN) for each in made]
     assert [each["provider:segmentation_id"] for each in shown] == [1, 2, 3]
-    fields = {"provider__network_type": "vlan", "provider__physical_network": "eth1", "provider__segmentation_id": 7}
+    fields = {"provider__network_type": "vxlan", "provider__segmentation_id": 7}
     await cloud.make("network", ADMIN, **fields)
     body = {"network": {name.replace("__", ":"): value for name, value in fields.items()}}
     twice = await cloud.call("POST", "/networks", body, token=ADMIN)
-    assert (twice.status, error(twice)) == (409, "VlanIdInUse")
-    flat = {"provider__network_type": "flat", "provider__physical_network": "eth1"}
+    assert (twice.status, error(twice)) == (409, "TunnelIdInUse")
+    flat = {"provider__network_type": "flat", "provider__physical_network": "public"}
     await cloud.make("network", ADMIN, **flat)
     body = {"network": {name.replace("__", ":"): value for name, value in flat.items()}}
     assert error(await cloud.call("POST", "/networks", body, token=ADMIN)) == "FlatNetworkInUse"
     local = await cloud.make("network", ADMIN, provider__network_type="local")
     await cloud.make("network", ADMIN, provider__network_type="local")
     assert local["provider:segmentation_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire", "message"),
+    [
+        ("vlan", "eth1", "physical_network 'eth1' unknown for VLAN provider network"),
+        ("vlan", "public", "physical_network 'public' unknown for VLAN provider network"),
+        ("flat", "eth1", "physical_network 'eth1' unknown for flat provider network"),
+        ("gre", None, "network_type value 'gre' not supported"),
+        ("geneve", None, "network_type value 'geneve' not supported"),
+    ],
+)
+async def test_segments_that_no_host_carries(cloud: World, kind: str, wire: str | None, message: str) -> None:
+    body = {"network": {"provider:network_type": kind, "provider:physical_network": wire}}
+    answer = await cloud.call("POST", "/networks", body, token=ADMIN)
+    assert answer.status == 400 and message in answer.body.decode(), answer
+
+
+FLAGS = [
+    (kind.singular, name)
+    for kind, struct in ((Networks, NetworkCreate), (Ports, PortCreate), (Routers, RouterCreate))
+    for attribute, name in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True)
+    if bool in typing.get_args(typing.get_type_hints(struct)[attribute])
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FLAGS)
+@pytest.mark.parametrize("value", [True, False])
+async def test_each_flag_that_is_accepted_is_kept(cloud: World, kind: str, name: str, value: bool) -> None:
+    body = {name: value}
+    if kind == "port":
+        body["network_id"] = (await cloud.make("network"))["id"]
+    answer = await cloud.call("POST", f"/{kind}s", {kind: body}, token=ADMIN)
+    if answer.status == 201:
+        assert msgspec.json.decode(answer.body)[kind][name] is value
+    else:
+        assert answer.status in (400, 409), answer
+
+
+@pytest.mark.parametrize("attribute", ["vlan_transparent", "propagate_uplink_status"])
+async def test_attributes_of_extensions_that_are_not_there(cloud: World, attribute: str) -> None:
+    network = await cloud.make("network")
+    for path, body in (("networks", {"network": {}}), ("ports", {"port": {"network_id": network["id"]}})):
+        for given in body.values():
+            given[attribute] = "true"
+        assert (await cloud.call("POST", f"/{path}", body)).status == 400
+    assert attribute not in network
+
+
+@pytest.mark.parametrize("path", ["network", "router"])
+async def test_availability_zones_exist(cloud: World, path: str) -> None:
+    answer = await cloud.call("POST", f"/{path}s", {path: {"availability_zone_hints": ["zz"]}})
+    assert (answer.status, error(answer)) == (404, "AvailabilityZoneNotFound")
+    made = await cloud.make(path, availability_zone_hints=["nova"])
+    assert made["availability_zone_hints"] == ["nova"]
+
+
+@pytest.mark.parametrize(
+    ("domain", "status"),
+    [("", 201), ("a.b.", 201), ("my-domain.org.", 201), ("a.b", 400), ("-a.b.", 400), ("a..b.", 400), ("a_b.", 400)],
+)
+async def test_dns_domains_are_whole_names(cloud: World, domain: str, status: int) -> None:
+    answer = await cloud.call("POST", "/networks", {"network": {"dns_domain": domain}})
+    assert answer.status == status, answer
 
 
 async def test_only_one_default_external_network(cloud: World) -> None:

@@ -37,7 +37,7 @@ async def test_a_port_shows_what_clients_expect(cloud: World) -> None:
         "port_security_enabled": True, "binding:vnic_type": "normal", "dns_name": "web", "dns_domain": "",
         "dns_assignment": [{"ip_address": "10.1.0.2", "hostname": "web", "fqdn": "web.openstacklocal."}],
         "ip_allocation": "immediate", "qos_policy_id": None, "qos_network_policy_id": None,
-        "propagate_uplink_status": True, "tags": ["t"], "revision_number": 1,
+        "tags": ["t"], "revision_number": 1,
         "created_at": "2027-01-15T08:00:00Z", "updated_at": "2027-01-15T08:00:00Z",
     }  # fmt: skip
     assert port["mac_address"].startswith("fa:16:3e:")

@@ -38,6 +38,7 @@ from micronova.embedded.network.port_rows import (
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
     Body,
+    Domain,
     Identifier,
     Name,
     Project,
@@ -83,7 +84,7 @@ class FloatingIPCreate(FloatingIPUpdate, kw_only=True):
     floating_ip_address: ShortText | None | UnsetType = UNSET
     subnet_id: Identifier | None | UnsetType = UNSET
     dns_name: Name | UnsetType = UNSET
-    dns_domain: Name | UnsetType = UNSET
+    dns_domain: Domain | UnsetType = UNSET
 
 
 class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[FloatingIPRow]):

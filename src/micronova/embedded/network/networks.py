@@ -27,6 +27,7 @@ from micronova.embedded.network.qos_use import check_use, default_policy
 from micronova.embedded.network.quotas import charge_all, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
+    Domain,
     Flag,
     Identifier,
     Name,
@@ -38,6 +39,7 @@ from micronova.embedded.network.request_bodies import (
     body_of_one_or_many,
     convert_text,
     project_of,
+    zone_hints,
 )
 from micronova.embedded.network.rows import NewNetwork, locked, new_row
 from micronova.embedded.network.tables import (
@@ -55,9 +57,12 @@ from micronova.embedded.network.tables import (
 )
 from micronova.http.request import Request
 
-SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1), "vlan": (1, 4094)}
+SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1)}
 OVERHEAD = {"vxlan": 50, "geneve": 58, "gre": 42}
 AUTOMATIC_OWNERS = (device_owners.DHCP,)  # ports that do not keep a network from being deleted
+
+PUBLIC_WIRE = "public"
+"""The one physical network: what the first external network of a cloud is on."""
 
 NetworkType = Literal["flat", "geneve", "gre", "local", "vlan", "vxlan"]
 
@@ -67,7 +72,7 @@ _RENAME = {
     "provider_physical_network": "provider:physical_network",
     "provider_segmentation_id": "provider:segmentation_id",
 }
-_FLAGS = ("admin_state_up", "shared", "router:external", "is_default", "port_security_enabled", "vlan_transparent")
+_FLAGS = ("admin_state_up", "shared", "router:external", "is_default", "port_security_enabled")
 
 
 class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
@@ -81,7 +86,7 @@ class NetworkUpdate(Body, kw_only=True, rename=_RENAME):
     is_default: Flag | UnsetType = UNSET
     port_security_enabled: Flag | UnsetType = UNSET
     mtu: Number | UnsetType = UNSET
-    dns_domain: Name | UnsetType = UNSET
+    dns_domain: Domain | UnsetType = UNSET
     qos_policy_id: Identifier | None | UnsetType = UNSET
 
 
@@ -91,7 +96,6 @@ class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
     project_id: Project | UnsetType = UNSET
     tenant_id: Project | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
-    vlan_transparent: Flag | UnsetType = UNSET
     availability_zone_hints: Annotated[list[Name], Meta(max_length=10)] | UnsetType = UNSET
     provider_network_type: NetworkType | UnsetType = UNSET
     provider_physical_network: ShortText | None | UnsetType = UNSET
@@ -202,7 +206,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             "network_type": kind,
             "physical_network": physical_network,
             "segmentation_id": segment,
-            "availability_zone_hints": given.get("availability_zone_hints", []),
+            "availability_zone_hints": zone_hints(given, settings.availability_zone),
             "qos_policy_id": given.get("qos_policy_id"),
         }
 
@@ -309,7 +313,6 @@ def _values(row: NetworkRow, below: list[str], tagged: dict[str, list[str]]) -> 
         "port_security_enabled": row.port_security_enabled,
         "mtu": row.mtu,
         "dns_domain": row.dns_domain,
-        "vlan_transparent": None,
         "qos_policy_id": row.qos_policy_id,
         "ipv4_address_scope": None,
         "ipv6_address_scope": None,
@@ -330,10 +333,16 @@ def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int |
         if physical_network or segment is not None:
             raise invalid("provider:network_type is required when another provider attribute is given.")
         return settings.tenant_network_type, "", None
-    if kind in ("flat", "vlan") and not physical_network:
-        raise invalid(f"provider:physical_network is required for a {kind} network.")
-    if kind not in ("flat", "vlan") and physical_network:
+    if kind in ("flat", "vlan"):
+        if not physical_network:
+            raise invalid(f"provider:physical_network is required for a {kind} network.")
+        if kind == "vlan" or physical_network != PUBLIC_WIRE:
+            title = "VLAN" if kind == "vlan" else kind
+            raise invalid(f"physical_network '{physical_network}' unknown for {title} provider network.")
+    elif physical_network:
         raise invalid(f"provider:physical_network cannot be given for a {kind} network.")
+    elif kind not in ("local", settings.tenant_network_type):
+        raise invalid(f"Invalid input for operation: network_type value '{kind}' not supported.")
     if kind in ("flat", "local"):
         if segment is not None:
             raise invalid(f"provider:segmentation_id cannot be given for a {kind} network.")
@@ -348,7 +357,9 @@ def _free_segments(conn: sa.Connection, row: NewNetwork) -> Iterator[int | None]
     """Yield the segments on which a new network may be, the likely free ones first."""
     kind = row["network_type"]
     if kind not in SEGMENTS or row["segmentation_id"] is not None:
-        yield row["segmentation_id"]
+        if not insert_if_absent(conn, networks, row):
+            type_ = "FlatNetworkInUse" if kind == "flat" else "TunnelIdInUse"
+            raise conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
         return
     same = sa.and_(networks.c.network_type == kind, networks.c.physical_network == row["physical_network"])
     least, most = SEGMENTS[kind]

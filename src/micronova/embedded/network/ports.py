@@ -29,6 +29,7 @@ from micronova.embedded.network.port_rows import (
 from micronova.embedded.network.qos_use import check_use
 from micronova.embedded.network.request_bodies import (
     Body,
+    Domain,
     Flag,
     Identifier,
     Name,
@@ -59,7 +60,7 @@ _RENAME = {
     "binding_profile": "binding:profile",
     "binding_vnic_type": "binding:vnic_type",
 }
-_FLAGS = ("admin_state_up", "port_security_enabled", "propagate_uplink_status")
+_FLAGS = ("admin_state_up", "port_security_enabled")
 
 
 class FixedIPBody(Body, kw_only=True):
@@ -102,7 +103,7 @@ class PortUpdate(Body, kw_only=True, rename=_RENAME):
     binding_profile: dict[str, Any] | None | UnsetType = UNSET
     binding_vnic_type: ShortText | UnsetType = UNSET
     dns_name: Name | UnsetType = UNSET
-    dns_domain: Name | UnsetType = UNSET
+    dns_domain: Domain | UnsetType = UNSET
     qos_policy_id: Identifier | None | UnsetType = UNSET
 
 
@@ -113,7 +114,6 @@ class PortCreate(PortUpdate, kw_only=True, rename=_RENAME):
     tenant_id: Project | UnsetType = UNSET
     tags: Tags | UnsetType = UNSET
     network_id: Identifier
-    propagate_uplink_status: Flag | UnsetType = UNSET
 
 
 class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[PortOnNetworkRow]):
@@ -363,7 +363,6 @@ def values_of(
         "ip_allocation": "immediate" if fixed else "none",
         "qos_policy_id": row.qos_policy_id,
         "qos_network_policy_id": row.network_qos_policy,
-        "propagate_uplink_status": True,
     }
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -9,9 +10,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.network.errors import invalid
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Invalid
+from micronova.objects.errors import Invalid, NotFound
 
 Name = Annotated[str, Meta(max_length=255)]
+# A whole name of a domain, or "".
+Domain = Annotated[str, Meta(max_length=255, pattern=r"^(?:(?!-)[A-Za-z0-9-]{1,63}(?<!-)\.)*\Z")]
 Project = Annotated[str, Meta(max_length=255)]
 ShortText = Annotated[str, Meta(max_length=64)]
 Identifier = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -102,6 +105,15 @@ def ip_network(text: str, name: str) -> ipaddress.IPv4Network | ipaddress.IPv6Ne
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
         raise invalid(f"Invalid input for {name}: '{text[:64]}' is not a valid IP subnet.", "HTTPBadRequest") from None
+
+
+def zone_hints(given: Mapping[str, Any], zone: str) -> list[str]:
+    """Return the requested availability zones; raise NotFound unless each is the service's one."""
+    hints: list[str] = given.get("availability_zone_hints", [])
+    for hint in hints:
+        if hint != zone:
+            raise NotFound(f"AvailabilityZone {hint[:64]} could not be found.", type="AvailabilityZoneNotFound")
+    return hints
 
 
 def mac_address(text: str, name: str = "mac_address") -> str:

@@ -35,6 +35,7 @@ from micronova.embedded.network.request_bodies import (
     body_of_one_or_many,
     convert_text,
     project_of,
+    zone_hints,
 )
 from micronova.embedded.network.router_ports import (
     GatewayPlan,
@@ -189,7 +190,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             "gateway_port_id": None,
             "enable_snat": True,
             "routes": [],
-            "availability_zone_hints": given.get("availability_zone_hints", []),
+            "availability_zone_hints": zone_hints(given, self.core.settings.availability_zone),
         }
 
     def insert(

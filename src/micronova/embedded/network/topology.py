@@ -14,7 +14,7 @@ from micronova.embedded.common.revisions import Changed, retry
 from micronova.embedded.network.addresses import allocation_subnet, allocation_subnets
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.networks import Networks
+from micronova.embedded.network.networks import PUBLIC_WIRE, Networks
 from micronova.embedded.network.quotas import charge
 from micronova.embedded.network.router_ports import connect, disconnect, gateway_on, interface_on
 from micronova.embedded.network.routers import Routers
@@ -172,7 +172,7 @@ class Builder:
                 "router:external": True,
                 "is_default": True,
                 "provider:network_type": "flat",
-                "provider:physical_network": "public",
+                "provider:physical_network": PUBLIC_WIRE,
             },
         )
         self.subnet(conn, project, public, name="public-subnet", cidr=plan["public_cidr"], enable_dhcp=False)
