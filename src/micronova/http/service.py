@@ -206,7 +206,7 @@ class Service:
         if not route.raw_body and http.method in ("POST", "PUT", "PATCH"):
             raw = await self._read(http)
         if route.action is not None:
-            route, raw = self._choose_action(candidates, raw)
+            route = self._choose_action(routes, candidates, raw)
         request.route = route
         request.raw_query = parse_query(http)
         if route.query is not None:
@@ -227,7 +227,7 @@ class Service:
             raise AssertionError(f"The handler of {route.label} did not check policy")
         self._answer(route, answer, result)
 
-    def _choose_action(self, routes: "Sequence[Route]", raw: bytes) -> "tuple[Route, bytes]":
+    def _choose_action(self, all_versions: "Sequence[Route]", routes: "Sequence[Route]", raw: bytes) -> "Route":
         try:
             body = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]) if raw else {}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -237,7 +237,9 @@ class Service:
         [key] = body
         for route in routes:
             if route.action == key:
-                return route, raw
+                return route
+        if any(route.action == key for route in all_versions):
+            raise NotFound(f"There is no action {key[:64]} at this version.")
         known = ", ".join(sorted(r.action for r in routes if r.action))
         raise Invalid(f"There is no such action: {key[:64]}. At this version there are: {known}.")
 

@@ -46,6 +46,17 @@ async def test_a_client_that_disconnects_leaves_nothing(cloud: World, length: st
     assert (await cloud.upload(image["id"], b"second try")).status == 204
 
 
+async def test_stores_that_do_not_exist(cloud: World) -> None:
+    image = await cloud.create()
+    path = f"/v2/images/{image['id']}"
+    for store, status in (("nope", 400), ("file", 204)):
+        headers = {**OCTETS, "x-image-meta-store": store}
+        assert (await cloud.call("PUT", f"{path}/file", b"data", headers=headers)).status == status
+    body = {"method": {"name": "glance-direct"}, "stores": ["nope"]}
+    answer = await cloud.call("POST", f"{path}/import", body)
+    assert answer.status == 400 and b"nope" in answer.body
+
+
 async def test_a_cancelled_upload_leaves_nothing(cloud: World) -> None:
     """A server that shuts down cancels its requests."""
     image = await cloud.create()

@@ -57,7 +57,8 @@ async def test_up_to_2_5_there_were_actions_instead(user: Caller) -> None:
     await old.refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "serial"}})
     await old.refused(410, "POST", f"/servers/{id}/action", {"os-getRDPConsole": {"type": "rdp-html5"}})
     await old.refused(404, "POST", f"/servers/{id}/remote-consoles", {})
-    await user.at(6).refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "novnc"}})
+    await user.at(6).refused(404, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "novnc"}})
+    await user.at(6).refused(400, "POST", f"/servers/{id}/action", {"os-getNoConsole": {"type": "novnc"}})
 
 
 async def test_types_that_are_not_available_are_refused(user: Caller) -> None:

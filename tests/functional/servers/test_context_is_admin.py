@@ -39,6 +39,15 @@ async def test_private_flavors_and_servers_of_others_follow_the_rule(user: Calle
     await other.admin.refused(404, "GET", f"/servers/{id}")
 
 
+async def test_policy_hides_the_extra_specs_of_a_server(user: Caller) -> None:
+    id = (await user.boot())["id"]
+    for caller, shown in ((user, False), (user.admin, True)):
+        server = (await caller.get(f"/servers/{id}"))["server"]
+        [listed] = (await caller.get("/servers/detail"))["servers"]
+        assert [("extra_specs" in each["flavor"]) for each in (server, listed)] == [shown, shown]
+        assert "vcpus" in server["flavor"]
+
+
 @pytest.mark.parametrize(
     ("roles", "file", "expected"),
     [

@@ -20,6 +20,7 @@ class ViewContext:
 
     links: Links
     is_admin: bool  # may see the details of faults
+    shows_extra_specs: bool  # policy shows the extra specs of the flavor
     host_status: dict[str, str] = field(default_factory=dict)  # host -> UP | DOWN | MAINTENANCE
     groups: dict[str, list[str]] = field(default_factory=dict)  # server -> its groups
 
@@ -65,15 +66,17 @@ def _flavor(row: InstanceRow, context: ViewContext) -> Any:
 
 def _embedded_flavor(row: InstanceRow, context: ViewContext) -> Any:
     flavor = row["flavor"]
-    return {
+    shown = {
         "vcpus": flavor["vcpus"],
         "ram": flavor["ram"],
         "disk": flavor["disk"],
         "ephemeral": flavor.get("ephemeral", 0),
         "swap": flavor.get("swap", 0),
         "original_name": flavor["name"],
-        "extra_specs": flavor.get("extra_specs", {}),
     }
+    if context.shows_extra_specs:
+        shown["extra_specs"] = flavor.get("extra_specs", {})
+    return shown
 
 
 def addresses(row: InstanceRow, _: Any = None) -> dict[str, list[dict[str, Any]]]:

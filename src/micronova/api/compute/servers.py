@@ -26,6 +26,7 @@ from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.service_names import COMPUTE
 from micronova.servers.actions import ServerActions
 
+EXTRA_SPECS = "os_compute_api:servers:show:flavor-extra-specs"
 ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
 SERVICES_REMEMBERED = 1.0  # seconds for which a host's service is cached; heartbeats are further apart
 MOST_REMEMBERED = 20_000  # hosts
@@ -117,7 +118,9 @@ class Servers:
     async def _view_context(
         self, request: Request, rows: Sequence[server_lists.Row], flags: frozenset[str]
     ) -> ViewContext:
-        context = ViewContext(Links(request), is_admin=request.context.is_admin)
+        context = ViewContext(
+            Links(request), is_admin=request.context.is_admin, shows_extra_specs=request.allows(EXTRA_SPECS)
+        )
         if "host_status" in flags:
             hosts = {row["host"] for row in rows if row["host"]}
             if hosts:

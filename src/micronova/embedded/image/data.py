@@ -5,7 +5,7 @@ import contextlib
 import errno
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import msgspec
 
 from micronova.embedded.image import queries
 from micronova.embedded.image.core import Core, not_found
-from micronova.embedded.image.discovery import IMPORT_METHODS
+from micronova.embedded.image.discovery import IMPORT_METHODS, STORE
 from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, SAVING, UPLOADING, Image, UploadState
 from micronova.embedded.image.store import BLOCK, Store, Upload
 from micronova.embedded.image.sweep import abort_dead_upload
@@ -69,9 +69,18 @@ class ImportMethod(msgspec.Struct):
 
 
 class Import(msgspec.Struct):
-    """The body of an import. Attributes about stores are ignored, because there is only one."""
+    """The body of an import. `all_stores` means the one that there is."""
 
     method: ImportMethod
+    stores: list[str] = []
+
+
+def _check_stores(request: Request, stores: Sequence[str]) -> None:
+    """Raise Invalid if the request names a store that does not exist."""
+    named = request.falcon.get_header("x-image-meta-store")
+    for store in (*stores, *([] if named is None else [named])):
+        if store != STORE:
+            raise Invalid(f"Unknown store '{store[:64]}': there is only '{STORE}'.")
 
 
 class ImageDataHandlers:
@@ -121,6 +130,7 @@ class ImageDataHandlers:
     async def upload(self, request: Request, image_id: str) -> None:
         """Receive the data of an image; the image is active when the request is answered."""
         image = await self._core.load(request, image_id, "upload_image")
+        _check_stores(request, ())
         await self._receive_body(request, image, SAVING, ACTIVE)
 
     async def stage(self, request: Request, image_id: str) -> None:
@@ -133,6 +143,7 @@ class ImageDataHandlers:
         body: Import = request.body
         if body.method.name not in IMPORT_METHODS:
             raise Invalid(f"Unknown import method '{body.method.name[:64]}': use {IMPORT_METHODS[0]}.")
+        _check_stores(request, body.stores)
 
         def alter(image: Image) -> Image:
             if not image.is_staged:
