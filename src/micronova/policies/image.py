@@ -10,20 +10,21 @@ _VISIBLE_TO_CALLER = (
     "or 'public':%(visibility)s or 'shared':%(visibility)s"
 )
 
-ADMIN = "role:admin"
-ADMIN_OR_OWNER_MEMBER = f"role:admin or ({_OWNER_MEMBER})"
-ADMIN_OR_OWNER_READER = f"role:admin or ({_OWNER_READER})"
-ADMIN_OR_FUTURE_OWNER = f"role:admin or ({_OWNER_MEMBER} and project_id:%(owner)s)"
+ADMIN = "rule:context_is_admin"
+ADMIN_OR_OWNER_MEMBER = f"{ADMIN} or ({_OWNER_MEMBER})"
+ADMIN_OR_OWNER_READER = f"{ADMIN} or ({_OWNER_READER})"
+ADMIN_OR_FUTURE_OWNER = f"{ADMIN} or ({_OWNER_MEMBER} and project_id:%(owner)s)"
 # The rules accept every shared image: the service has already answered 404 if it is not shared with the caller.
-ADMIN_OR_VISIBLE_TO_READER = f"role:admin or (role:reader and ({_VISIBLE_TO_CALLER}))"
-ADMIN_OR_VISIBLE_TO_MEMBER = f"role:admin or (role:member and ({_VISIBLE_TO_CALLER}))"
-ADMIN_OR_SHARED_WITH_MEMBER = f"role:admin or (role:member and {_SHARED_WITH_CALLER})"
+ADMIN_OR_VISIBLE_TO_READER = f"{ADMIN} or (role:reader and ({_VISIBLE_TO_CALLER}))"
+ADMIN_OR_VISIBLE_TO_MEMBER = f"{ADMIN} or (role:member and ({_VISIBLE_TO_CALLER}))"
+ADMIN_OR_SHARED_WITH_MEMBER = f"{ADMIN} or (role:member and {_SHARED_WITH_CALLER})"
 _OWNED_OR_SHARED = f"project_id:%(project_id)s or {_SHARED_WITH_CALLER}"
-ADMIN_OR_OWNER_OR_SHARED_WITH = f"role:admin or (role:reader and ({_OWNED_OR_SHARED}))"
+ADMIN_OR_OWNER_OR_SHARED_WITH = f"{ADMIN} or (role:reader and ({_OWNED_OR_SHARED}))"
 
 RULES = (
     Rule("default", "", "The rule for operations without one of their own.", ANY_SCOPE),
-    Rule("context_is_admin", ADMIN, "See and change the images of every project."),
+    Rule("context_is_admin", "role:admin", "See and change the images of every project."),
+    Rule("service_api", "role:service or role:admin", "The user of another service, or an administrator."),
     Rule("add_image", ADMIN_OR_FUTURE_OWNER, "Create an image."),
     Rule("get_image", ADMIN_OR_VISIBLE_TO_READER, "Show an image."),
     Rule("get_images", ADMIN_OR_OWNER_READER, "List images."),
@@ -40,5 +41,5 @@ RULES = (
     Rule("get_member", ADMIN_OR_OWNER_OR_SHARED_WITH, "Show a project that an image is shared with."),
     Rule("get_members", ADMIN_OR_OWNER_OR_SHARED_WITH, "List the projects that an image is shared with."),
     Rule("modify_member", ADMIN_OR_SHARED_WITH_MEMBER, "Accept or reject an image that is shared with one's project."),
-    Rule("stores_info_detail", ADMIN, "Show details of the stores."),
+    Rule("stores_info_detail", f"{ADMIN} or rule:service_api", "Show details of the stores."),
 )

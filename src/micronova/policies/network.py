@@ -53,6 +53,7 @@ GROUP_MEMBER = f"({ADMIN}) or (role:member and rule:sg_owner)"
 GROUP_READER = f"({ADMIN}) or (role:reader and rule:sg_owner)"
 POLICY_READER = f"{READER} or rule:shared_qos_policy"
 LIMIT_READER = f"({ADMIN}) or (role:reader and rule:ext_parent_owner) or rule:shared_qos_policy"
+LIMIT_MANAGER = f"({ADMIN}) or (role:manager and rule:ext_parent_owner)"
 OWN_PORT = "(role:member and rule:network_owner) or (role:member and project_id:%(project_id)s)"
 ATTACHED = "rule:compute_device or rule:baremetal_device or rule:manila_device"
 
@@ -222,19 +223,19 @@ _CHECKS: dict[str, str] = {
     "delete_floatingip": MEMBER,
     "delete_floatingip:tags": MEMBER,
     # quality of service
-    "create_policy": ADMIN,
-    "create_policy:tags": ADMIN,
+    "create_policy": MANAGER,
+    "create_policy:tags": MANAGER,
     "get_policy": POLICY_READER,
     "get_policy:tags": POLICY_READER,
-    "update_policy": ADMIN,
-    "update_policy:tags": ADMIN,
-    "delete_policy": ADMIN,
-    "delete_policy:tags": ADMIN,
+    "update_policy": MANAGER,
+    "update_policy:tags": MANAGER,
+    "delete_policy": MANAGER,
+    "delete_policy:tags": MANAGER,
     "get_rule_type": "role:reader",
-    "create_policy_bandwidth_limit_rule": ADMIN,
+    "create_policy_bandwidth_limit_rule": LIMIT_MANAGER,
     "get_policy_bandwidth_limit_rule": LIMIT_READER,
-    "update_policy_bandwidth_limit_rule": ADMIN,
-    "delete_policy_bandwidth_limit_rule": ADMIN,
+    "update_policy_bandwidth_limit_rule": LIMIT_MANAGER,
+    "delete_policy_bandwidth_limit_rule": LIMIT_MANAGER,
     # the rest
     "get_quota": MANAGER,
     "update_quota": ADMIN,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from micronova.http.client import Answer
-from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, SERVICE, World, error, world
+from tests.unit.embedded.network.world import ADMIN, ALICE, BOB, MANAGER, SERVICE, World, error, world
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -94,7 +94,23 @@ async def test_what_makes_no_sense_is_refused(cloud: World) -> None:
     assert (answer.status, error(answer)) == (404, "QosPolicyNotFound")
 
 
-async def test_users_use_what_they_see_and_only_admins_make_policies(cloud: World) -> None:
+async def test_a_manager_makes_policies_of_the_own_project(cloud: World) -> None:
+    mine = await cloud.make("policy", MANAGER, name="mine", tags=["t"])
+    theirs = await cloud.make("policy", ADMIN, name="theirs", project_id="p2", shared=True)
+    rule = {"bandwidth_limit_rule": {"max_kbps": 100}}
+    for policy, made in ((mine, 201), (theirs, 403)):
+        path = f"/qos/policies/{policy['id']}"
+        answer = await cloud.call("POST", f"{path}/bandwidth_limit_rules", rule, token=MANAGER)
+        assert answer.status == made
+        answer = await cloud.call("PUT", path, {"policy": {"name": "new"}}, token=MANAGER)
+        assert answer.status == (200 if made == 201 else 403)
+        answer = await cloud.call("DELETE", path, token=MANAGER)
+        assert answer.status == (204 if made == 201 else 403)
+    other = {"policy": {"name": "x", "project_id": "p2"}}
+    assert (await cloud.call("POST", "/qos/policies", other, token=MANAGER)).status in (400, 403)
+
+
+async def test_users_use_what_they_see_and_make_no_policies(cloud: World) -> None:
     mine = await cloud.make("policy", ADMIN, name="mine", project_id="p1")
     theirs = await cloud.make("policy", ADMIN, name="theirs", project_id="p2")
     shared = await cloud.make("policy", ADMIN, name="shared", shared=True)

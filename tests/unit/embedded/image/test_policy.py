@@ -1,5 +1,7 @@
 """The rules of the image service: what each role may do, by owner, visibility and membership."""
 
+from pathlib import Path
+
 import pytest
 
 from micronova.objects.context import RequestContext
@@ -50,6 +52,21 @@ def test_rules(rule: str, target: dict[str, str | None], expected: tuple[bool, .
     ]
     for _ in range(2):  # the second time decisions come from the cache
         assert tuple(enforcer.allows(rule, each, target) for each in callers) == expected
+
+
+def test_one_rule_says_who_is_an_administrator(tmp_path: Path) -> None:
+    """An operator who overrides it changes all other rules, as in Glance."""
+    file = tmp_path / "policy.yaml"
+    file.write_text('context_is_admin: "role:image_admin"\n')
+    enforcer = Enforcer(RULES, file)
+    for rule, target, expected in TABLE:
+        if expected[1:] == (False,) * 4 and rule != "stores_info_detail":
+            assert not enforcer.allows(rule, caller("p0", "admin"), target), rule
+        assert enforcer.allows(rule, caller("p0", "image_admin"), target), rule
+
+
+def test_services_see_the_stores() -> None:
+    assert Enforcer(RULES).allows("stores_info_detail", caller("p0", "service"), OWN)
 
 
 def test_a_cached_decision_about_one_member_is_not_used_for_another() -> None:
