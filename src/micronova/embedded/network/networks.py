@@ -357,9 +357,7 @@ def _free_segments(conn: sa.Connection, row: NewNetwork) -> Iterator[int | None]
     """Yield the segments on which a new network may be, the likely free ones first."""
     kind = row["network_type"]
     if kind not in SEGMENTS or row["segmentation_id"] is not None:
-        if not insert_if_absent(conn, networks, row):
-            type_ = "FlatNetworkInUse" if kind == "flat" else "TunnelIdInUse"
-            raise conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
+        yield row["segmentation_id"]
         return
     same = sa.and_(networks.c.network_type == kind, networks.c.physical_network == row["physical_network"])
     least, most = SEGMENTS[kind]
@@ -375,7 +373,7 @@ def _no_segment(row: NewNetwork) -> Exception:
     kind = row["network_type"]
     if kind in SEGMENTS and row["segmentation_id"] is None:
         return conflict("Unable to create the network. No segment is available.", "NoNetworkAvailable")
-    type_ = {"flat": "FlatNetworkInUse", "vlan": "VlanIdInUse"}.get(kind, "TunnelIdInUse")
+    type_ = "FlatNetworkInUse" if kind == "flat" else "TunnelIdInUse"
     return conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
 
 
