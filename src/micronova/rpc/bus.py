@@ -1,8 +1,8 @@
 """The bus as roles use it: send a message to a topic or a host, serve an interface, connect by URL.
 
 The way of a message through the modules. Sender: rpcapi.py of the called role → BaseBus.cast or call (base.py) →
-envelope.py → a transport (local.py, amqp/bus.py). Receiver: the transport's server (server.py) → Dispatcher
-(dispatch.py) → a method of the role's manager.
+envelope.py → a transport (local.py, unix/bus.py, amqp/bus.py). Receiver: the transport's server (server.py) →
+Dispatcher (dispatch.py) → a method of the role's manager.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random as random_module
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from micronova.objects.clock import Clock
@@ -152,11 +153,13 @@ def connect(
 ) -> Bus:
     """Make the bus for a URL: local://NAME within this process, amqp:// or amqps:// through RabbitMQ.
 
+    unix://PATH is the local bus of another process of this machine, through its gate.
+
     pins maps topics to the newest contract version to send. grace is the number of seconds that handlers have to finish
     when a server stops. send_wait is the number of seconds that a message waits for a broker that is lost or accepts no
     messages. Calls are answered by the control_users and the host that was asked; if there are none, by every broker
     user. On a local bus, name is the sender of messages; on AMQP the broker shows it as the connection's name, and
-    the sender is the URL's user.
+    the sender is the URL's user; a gate decides itself who the sender is.
     """
     scheme, _, rest = url.partition("://")
     if scheme == "local":
@@ -170,6 +173,10 @@ def connect(
             name=name,
             grace=grace,
         )
+    if scheme == "unix":
+        from micronova.rpc.unix.bus import UnixBus
+
+        return UnixBus(Path(rest), clock=clock, random=random, pins=pins, name=name, grace=grace, send_wait=send_wait)
     if scheme in ("amqp", "amqps"):
         from micronova.rpc.amqp.bus import AmqpBus
 

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from micronova.objects.clock import Clock
@@ -25,6 +26,23 @@ YIELD_AT = 100
 DEAD_LETTERS_KEPT = 1_000
 
 
+class Taker(Protocol):
+    """Who takes messages from queues: a server of this process, or the gate for one of another process."""
+
+    @property
+    def can_take(self) -> bool:
+        """Whether it may have one more message now."""
+        ...
+
+    def take(self, delivery: LocalDelivery, /) -> None:
+        """Take a message."""
+        ...
+
+    def take_waiting(self) -> None:
+        """Take messages that wait in its queues."""
+        ...
+
+
 class Queue:
     """Messages in order, given in turn to the servers that may take one more."""
 
@@ -33,7 +51,7 @@ class Queue:
     def __init__(self, name: str) -> None:
         self.name = name
         self.waiting: deque[LocalDelivery] = deque()
-        self._servers: deque[LocalServer] = deque()
+        self._servers: deque[Taker] = deque()
 
     def put(self, delivery: LocalDelivery) -> None:
         """Give a message to the next free server, or keep it."""
@@ -55,7 +73,7 @@ class Queue:
         for server in self._servers:
             server.take_waiting()
 
-    def join(self, server: LocalServer) -> None:
+    def join(self, server: Taker) -> None:
         """Add a server."""
         self._servers.append(server)
 
@@ -64,7 +82,7 @@ class Queue:
         """Whether a server consumes it."""
         return bool(self._servers)
 
-    def leave(self, server: LocalServer) -> None:
+    def leave(self, server: Taker) -> None:
         """Remove a server."""
         if server in self._servers:
             self._servers.remove(server)
@@ -85,6 +103,14 @@ class Exchange:
         if queue is None:
             queue = self.queues[name] = Queue(name)
         return queue
+
+    def delete(self, name: str) -> None:
+        """Delete a queue with its messages; one that a server consumes only loses its messages."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            queue.waiting.clear()
+            if not queue.is_served:
+                del self.queues[name]
 
     def add_dead_letter(self, queue: str, body: bytes, reason: str) -> None:
         """Keep a message as a dead letter."""
@@ -115,6 +141,10 @@ class LocalDelivery:
 
     async def settle(self, outcome: Outcome) -> None:
         """Give the reply to the caller, or keep the message as a dead letter."""
+        self.settle_now(outcome)
+
+    def settle_now(self, outcome: Outcome) -> None:
+        """Do the same for a caller that is no coroutine."""
         if outcome.reply is not None and self._answer is not None:
             self._answer(outcome.reply, "")  # within one process all may answer
         if outcome.dead_letter:
@@ -217,7 +247,7 @@ class LocalBus(BaseBus):
         shared: bool = True,
     ) -> Server:
         """Handle an interface's messages."""
-        exchange = self._started()
+        exchange = self.exchange
         topic_queue = queue_name(interface.topic, interface.namespace)
         queues = [exchange.queue(topic_queue)] if shared else []
         if host:
@@ -234,41 +264,45 @@ class LocalBus(BaseBus):
         return server
 
     async def delete_queue(self, interface: Interface, host: str) -> None:
-        """Delete the queue of a host; one that a server consumes only loses its messages."""
-        exchange, name = self._started(), queue_name(interface.topic, interface.namespace, host)
-        queue = exchange.queues.get(name)
-        if queue is not None:
-            queue.waiting.clear()
-            if not queue.is_served:
-                del exchange.queues[name]
+        """Delete the queue of a host."""
+        self.exchange.delete(queue_name(interface.topic, interface.namespace, host))
 
     async def probe(self) -> BusStats:
         """Return the statistics: there is no broker to ask."""
         return self.stats()
 
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
-        exchange = self._started()
-        work = exchange.queue(queue)
-        work.put(LocalDelivery(exchange, work, body, self.name, self._clock.monotonic(), None))
+        work = self.exchange.queue(queue)
+        work.put(self.delivery(work, body, self.name))
         if len(work.waiting) >= YIELD_AT:
             await asyncio.sleep(0)  # lets the servers run while a task sends in a loop
 
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
-        exchange = self._started()
-        work = exchange.queues.get(queue)
+        work = self.exchange.queues.get(queue)
         if work is None:
             raise BusUnavailable(f"no server has declared the queue {queue}")
-        work.put(LocalDelivery(exchange, work, body, self.name, self._clock.monotonic(), self._receive_reply))
+        work.put(self.delivery(work, body, self.name, self._receive_reply))
+
+    def delivery(
+        self, queue: Queue, body: bytes, sender: str, answer: Callable[[bytes, str], None] | None = None
+    ) -> LocalDelivery:
+        """Return a message that is put into a queue now."""
+        return LocalDelivery(self.exchange, queue, body, sender, self._clock.monotonic(), answer)
+
+    def monotonic(self) -> float:
+        """Return the time by which deliveries were received."""
+        return self._clock.monotonic()
 
     async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        exchange = self._started()
-        for queue in exchange.fanouts.get(topic_queue, ()):
+        for queue in self.exchange.fanouts.get(topic_queue, ()):
             try:
-                queue.put(LocalDelivery(exchange, queue, body, self.name, self._clock.monotonic(), None))
+                queue.put(self.delivery(queue, body, self.name))
             except BusUnavailable:
                 log.warning("a fan-out to %s was dropped: a server's queue is full", topic_queue)
 
-    def _started(self) -> Exchange:
+    @property
+    def exchange(self) -> Exchange:
+        """The queues of this bus; raise BusUnavailable if it is not started."""
         if self._exchange is None:
             raise BusUnavailable("the bus is not started")
         return self._exchange

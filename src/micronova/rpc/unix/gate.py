@@ -1,0 +1,261 @@
+"""The gate: where processes of another user on this machine use the local bus of this one, by a Unix socket.
+
+A client is treated as a host with a broker user of its own: the kernel says which user connects, and that user's
+messages have one sender, whatever the client writes into them. It may write to every queue that there is, because it
+sends reports, and servers check the sender (rpc/guard.py). It may make queues and take messages only where `may_serve`
+allows it.
+
+When a client disconnects, the messages that it had in hand return to their queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+
+from micronova.rpc.dispatch import Outcome
+from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.local import Exchange, LocalBus, LocalDelivery, Queue
+from micronova.rpc.unix import frames as f
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS = 16
+MOST_CONSUMERS = 64
+MOST_PREFETCH = 1024
+_CREDENTIALS = struct.Struct("3i")  # of a process: its id, user and group
+
+
+class BusGate:
+    """Serves a local bus to the processes of one user."""
+
+    def __init__(
+        self, bus: LocalBus, listening: socket.socket, *, sender: str, uid: int, may_serve: Callable[[str], bool]
+    ) -> None:
+        """`may_serve` gets the name of a work queue, or TOPIC.fanout."""
+        self.bus = bus
+        self._listening = listening
+        self.sender = sender
+        self._uid = uid
+        self.may_serve = may_serve
+        self._server: asyncio.Server | None = None
+        self._clients: dict[_Client, asyncio.Task[None]] = {}
+        self.ready = asyncio.Event()
+        """Set when a client has said that its process has started."""
+
+    async def start(self) -> None:
+        """Accept clients."""
+        self._server = await asyncio.start_unix_server(self._accept, sock=self._listening)
+
+    async def stop_clients(self, timeout: float) -> bool:
+        """Tell the clients' processes to stop, and wait until they have disconnected; return whether they have."""
+        for client in self._clients:
+            client.send(f.Stop())
+        running = list(self._clients.values())
+        return not running or not (await asyncio.wait(running, timeout=timeout))[1]
+
+    async def stop(self) -> None:
+        """Accept no more clients, and disconnect those that there are."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._clients.values():
+            task.cancel()
+        await asyncio.gather(*self._clients.values(), return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = f.Stream(reader, writer)
+        raw = stream.info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, uid, _ = _CREDENTIALS.unpack(raw)
+        if uid != self._uid or len(self._clients) >= MOST_CLIENTS:
+            log.warning("a process of user %d was not let to the bus", uid)
+            stream.close()
+            return
+        client = _Client(self, stream)
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients[client] = task
+        try:
+            await client.run()
+        finally:
+            del self._clients[client]
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, gate: BusGate, stream: f.Stream) -> None:
+        self._gate = gate
+        self._stream = stream
+        self._consumers: dict[int, _Consumer] = {}
+        self._numbers = count(1)
+        self.held: dict[int, tuple[_Consumer, LocalDelivery]] = {}  # what the client has in hand
+
+    async def run(self) -> None:
+        """Answer the client until it disconnects."""
+        self.send(f.Hello(self._gate.sender))
+        try:
+            while True:
+                self._handle(f.decode_from_client(await self._stream.receive()))
+                await self._stream.drain()  # who does not read is not read from either
+        except (OSError, EOFError):
+            pass
+        except (f.Broken, msgspec.DecodeError) as error:
+            log.error("%s was disconnected from the bus: %s", self._gate.sender, error)
+        except asyncio.CancelledError:
+            pass  # the gate is stopped
+        finally:
+            for consumer in self._consumers.values():
+                consumer.leave()
+            self._consumers.clear()
+            self._stream.close()
+            for _, delivery in reversed(self.held.values()):
+                delivery.give_back()
+            self.held.clear()
+
+    def send(self, frame: f.Frame) -> None:
+        """Send a frame to the client."""
+        self._stream.send(frame)
+
+    def deliver(self, consumer: _Consumer, delivery: LocalDelivery) -> None:
+        """Give a message to the client."""
+        number = next(self._numbers)
+        self.held[number] = consumer, delivery
+        consumer.held += 1
+        waited = self._gate.bus.monotonic() - delivery.received_at
+        self.send(f.Deliver(consumer.number, number, delivery.sender, delivery.body, waited))
+
+    def _handle(self, frame: f.Frame) -> None:
+        match frame:
+            case f.Send():
+                self._answer(frame.request, lambda: self._put(frame.queue, frame.body))
+            case f.DeleteQueue():
+                self._answer(frame.request, lambda: self._delete(frame.queue))
+            case f.SendToAll():
+                self._answer(frame.request, lambda: self._put_to_all(frame.topic, frame.body))
+            case f.Call():
+                self._call(frame)
+            case f.Settle():
+                outcome = Outcome(frame.reply, frame.dead_letter)
+                self._finish(frame.delivery, lambda delivery: delivery.settle_now(outcome))
+            case f.GiveBack():
+                self._finish(frame.delivery, LocalDelivery.give_back)
+            case f.Serve():
+                self._answer(frame.request, lambda: self._serve(frame))
+            case f.Cancel():
+                consumer = self._consumers.pop(frame.consumer, None)
+                if consumer is not None:
+                    consumer.leave()
+                self.send(f.Done(frame.request))
+            case f.Probe():
+                self.send(f.Done(frame.request, number=self._gate.bus.exchange.dead_letter_count))
+            case f.Ready():
+                self._gate.ready.set()
+
+    def _answer(self, request: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BusUnavailable as error:
+            self.send(f.Done(request, error.message))
+        else:
+            self.send(f.Done(request))
+
+    def _put(self, name: str, body: bytes) -> None:
+        exchange = self._gate.bus.exchange
+        if name not in exchange.queues and not self._gate.may_serve(name):
+            raise BusUnavailable(f"there is no queue {name}, and {self._gate.sender} may not make it")
+        queue = exchange.queue(name)
+        queue.put(self._gate.bus.delivery(queue, body, self._gate.sender))
+
+    def _delete(self, name: str) -> None:
+        if not self._gate.may_serve(name):
+            raise BusUnavailable(f"{self._gate.sender} may not delete the queue {name}")
+        self._gate.bus.exchange.delete(name)
+
+    def _put_to_all(self, topic: str, body: bytes) -> None:
+        for queue in self._gate.bus.exchange.fanouts.get(topic, ()):
+            queue.put(self._gate.bus.delivery(queue, body, self._gate.sender))
+
+    def _call(self, frame: f.Call) -> None:
+        queue = self._gate.bus.exchange.queues.get(frame.queue)
+        try:
+            if queue is None:
+                raise BusUnavailable(f"no server has declared the queue {frame.queue}")
+            queue.put(self._gate.bus.delivery(queue, frame.body, self._gate.sender, self._reply))
+        except BusUnavailable as error:
+            self.send(f.CallFailed(frame.call, error.message))
+
+    def _reply(self, body: bytes, _sender: str) -> None:
+        try:
+            self.send(f.Reply(body))
+        except BusUnavailable as error:
+            log.warning("a reply to %s was dropped, its caller will time out: %s", self._gate.sender, error)
+
+    def _finish(self, number: int, end: Callable[[LocalDelivery], None]) -> None:
+        found = self.held.pop(number, None)
+        if found is not None:
+            consumer, delivery = found
+            consumer.held -= 1
+            end(delivery)
+            consumer.take_waiting()
+
+    def _serve(self, frame: f.Serve) -> None:
+        refused = [name for name in (*frame.queues, f"{frame.topic}.fanout") if not self._gate.may_serve(name)]
+        if refused:
+            raise BusUnavailable(f"{self._gate.sender} may not take messages from {refused[0]}")
+        if len(self._consumers) >= MOST_CONSUMERS or not 0 < frame.prefetch <= MOST_PREFETCH:
+            raise BusUnavailable(f"{self._gate.sender} may not serve so much")
+        if frame.consumer in self._consumers:
+            raise BusUnavailable(f"{self._gate.sender} has a consumer of this number")
+        self._consumers[frame.consumer] = _Consumer(self, frame, self._gate.bus.exchange)
+
+
+class _Consumer:
+    """Takes messages for one server of the client: the counterpart of a LocalServer."""
+
+    def __init__(self, client: _Client, frame: f.Serve, exchange: Exchange) -> None:
+        self.number = frame.consumer
+        self._client = client
+        self._prefetch = frame.prefetch
+        self.held = 0
+        self._gone = False
+        own = Queue(f"{frame.topic}.fanout")
+        self._queues = [own, *(exchange.queue(name) for name in frame.queues)]
+        self._own, self._fanouts = own, exchange.fanouts.setdefault(frame.topic, [])
+        self._fanouts.append(own)
+        for queue in self._queues:
+            queue.join(self)
+        self.take_waiting()
+
+    @property
+    def can_take(self) -> bool:
+        """Whether the client may have one more message."""
+        return self.held < self._prefetch and not self._gone
+
+    def take(self, delivery: LocalDelivery) -> None:
+        """Give a message to the client."""
+        self._client.deliver(self, delivery)
+
+    def take_waiting(self) -> None:
+        """Take messages from the queues in turn, as many as the client may have."""
+        while self.can_take:
+            took = False
+            for queue in self._queues:
+                if queue.waiting and self.can_take:
+                    self.take(queue.waiting.popleft())
+                    took = True
+            if not took:
+                return
+
+    def leave(self) -> None:
+        """Take no more messages."""
+        self._gone = True
+        for queue in self._queues:
+            queue.leave(self)
+        if self._own in self._fanouts:
+            self._fanouts.remove(self._own)

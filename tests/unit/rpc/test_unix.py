@@ -1,0 +1,203 @@
+"""The bus of another process of this machine, through its gate."""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from micronova.objects.clock import SystemClock
+from micronova.objects.errors import Forbidden
+from micronova.rpc.bus import Bus, connect
+from micronova.rpc.contract import Interface
+from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.guard import GuardedBus
+from micronova.rpc.local import LocalBus
+from micronova.rpc.unix import frames as f
+from micronova.rpc.unix.bus import UnixBus
+from micronova.rpc.unix.gate import BusGate
+from tests.unit.rpc.bus_suite import *
+from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI, soon
+
+HOST = "host-1"
+
+
+class Other:
+    """The process with the local bus, as far as its clients can tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.may_serve: Callable[[str], bool] = lambda _: True
+        self.uid = os.geteuid()
+
+    async def start(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listening.bind(str(self.path))
+        self.listening.listen(16)
+        self.listening.setblocking(False)
+        self.bus = LocalBus(f"other-{random.random()}", clock=SystemClock(), random=random.Random(), name="cloud")
+        await self.bus.start()
+        self.gate = BusGate(self.bus, self.listening, sender=HOST, uid=self.uid, may_serve=lambda q: self.may_serve(q))
+        await self.gate.start()
+
+    async def stop(self) -> None:
+        await self.gate.stop()
+        await self.bus.stop()
+
+
+@pytest_asyncio.fixture
+async def other(tmp_path: Path) -> AsyncIterator[Other]:
+    made = Other(tmp_path / "bus.sock")
+    await made.start()
+    yield made
+    await soon(made.stop())
+
+
+@pytest.fixture
+def bus_url(other: Other) -> str:
+    return f"unix://{other.path}"
+
+
+@pytest.fixture
+def sender() -> str:
+    return HOST
+
+
+async def test_both_processes_reach_each_other(other: Other, bus: Bus, api: SampleAPI) -> None:
+    there, here = SampleAPI("there"), SampleAPI("here")
+    seen = Handler()
+    await other.bus.serve(there.interface, seen)
+    await bus.serve(here.interface, Handler())
+    assert await bus.call(there.target(), there.ask, Job(1), context=CONTEXT, timeout=20) == Job(1)
+    assert (await seen.seen.get())[0].sender == HOST
+    assert await other.bus.call(here.target(), here.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
+
+
+async def test_a_gate_that_is_started_again_is_found(other: Other, bus: Bus, api: SampleAPI) -> None:
+    handler = Handler()
+    await bus.serve(api.interface, handler)
+    waiting = SampleAPI("waiting")
+    held = Gate()
+    asked = Handler(held)
+    await other.bus.serve(waiting.interface, asked)
+    call = asyncio.create_task(bus.call(waiting.target(), waiting.ask, Job(), context=CONTEXT, timeout=600))
+    await asked.next_job()
+    held.open.set()
+    await other.stop()
+    with contextlib.suppress(BusUnavailable):
+        await soon(call)
+    await other.start()
+    cast = bus.cast(api.target(), api.work, Job(1), context=CONTEXT)  # it waits for the connection
+    await soon(cast)
+    assert (await handler.next_job()).number == 1
+
+
+async def test_a_call_fails_at_once_when_the_other_process_ends(other: Other, bus: Bus, api: SampleAPI) -> None:
+    held = Gate()
+    asked = Handler(held)
+    await other.bus.serve(api.interface, asked)
+    call = asyncio.create_task(bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=600))
+    await asked.next_job()
+    await other.gate.stop()
+    with pytest.raises(BusUnavailable):
+        await soon(call)
+    held.open.set()
+
+
+async def test_what_a_client_had_in_hand_goes_to_the_next_one(other: Other, bus: Bus, api: SampleAPI) -> None:
+    killed = f.Stream(*await asyncio.open_unix_connection(other.path))
+    await soon(killed.receive())
+    killed.send(f.Serve(1, 1, api.topic, [api.topic], prefetch=2))
+    for n in range(4):
+        await other.bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
+    got = [f.decode_from_gate(await soon(killed.receive())) for _ in range(3)]
+    assert [type(frame) for frame in got].count(f.Deliver) == 2
+    killed.close()
+    handler = Handler()
+    await bus.serve(api.interface, handler)
+    assert sorted([(await handler.next_job()).number for _ in range(4)]) == [0, 1, 2, 3]
+
+
+async def test_a_client_serves_only_what_it_may(other: Other, bus: Bus, api: SampleAPI) -> None:
+    other.may_serve = {"compute.host-1", "compute.fanout"}.__contains__
+    compute = SampleAPI("compute")
+    await bus.serve(compute.interface, Handler(), host=HOST, shared=False)
+    for refused in (
+        bus.serve(compute.interface, Handler(), host="host-2", shared=False),
+        bus.serve(compute.interface, Handler(), host=HOST, shared=True),
+        bus.serve(SampleAPI("conductor").interface, Handler(), shared=False),
+        bus.cast(api.target(), api.work, Job(), context=CONTEXT),  # there is no such queue yet
+    ):
+        with pytest.raises(BusUnavailable, match="may not"):
+            await refused
+
+
+async def test_a_client_gives_no_orders(other: Other, bus: Bus) -> None:
+    served = GuardedBus(other.bus, frozenset({"cloud"}))
+    orders = SampleAPI("conductor")
+    reports = Interface("conductor", namespace="host", from_hosts=True)
+    report = reports.method("ask", Job, Job)
+
+    class Reports:
+        async def ask(self, context: object, job: Job) -> Job:
+            return job
+
+    await served.serve(orders.interface, Handler())
+    await served.serve(reports, Reports())
+    with pytest.raises(Forbidden):
+        await bus.call(orders.target(), orders.ask, Job(), context=CONTEXT, timeout=20)
+    assert await bus.call(reports.target(), report, Job(3), context=CONTEXT, timeout=20) == Job(3)
+
+
+async def test_other_users_are_not_let_in(tmp_path: Path) -> None:
+    made = Other(tmp_path / "bus.sock")
+    made.uid = os.geteuid() + 1
+    await made.start()
+    bus = connect(f"unix://{made.path}", clock=SystemClock(), random=random.Random())
+    with pytest.raises(BusUnavailable):
+        await soon(bus.start())
+    await made.stop()
+
+
+async def test_no_gate_is_said_at_once(tmp_path: Path) -> None:
+    bus = connect(f"unix://{tmp_path / 'none'}", clock=SystemClock(), random=random.Random())
+    with pytest.raises(BusUnavailable, match="cannot use the bus"):
+        await soon(bus.start())
+
+
+async def test_a_message_that_is_too_large_is_refused(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await other.bus.serve(api.interface, Handler())
+    monkeypatch.setattr(f, "LARGEST", 10_000)
+    with pytest.raises(BusUnavailable, match="larger"):
+        await bus.call(api.target(), api.ask, Job(1, ["x" * 20_000]), context=CONTEXT, timeout=20)
+    assert await bus.call(api.target(), api.ask, Job(2), context=CONTEXT, timeout=20) == Job(2)
+
+
+@pytest.mark.parametrize("sent", [struct.pack("!I", f.LARGEST + 1), struct.pack("!I", 3) + b"abc"])
+async def test_who_does_not_keep_to_the_protocol_is_disconnected(other: Other, bus: Bus, sent: bytes) -> None:
+    reader, writer = await asyncio.open_unix_connection(other.path)
+    writer.write(sent)
+    await soon(reader.read())
+    writer.close()
+    assert (await bus.probe()).broker.connected
+
+
+async def test_the_other_process_learns_that_this_one_is_ready_and_stops_it(other: Other, bus: Bus) -> None:
+    assert isinstance(bus, UnixBus)
+    told = asyncio.Event()
+    bus.on_stop = told.set
+    bus.announce_ready()
+    await soon(other.gate.ready.wait())
+    stopped = asyncio.create_task(other.gate.stop_clients(20))
+    await soon(told.wait())
+    await bus.stop()
+    assert await soon(stopped)
