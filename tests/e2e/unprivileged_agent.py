@@ -10,7 +10,6 @@ import libvirt  # noqa: F401
 import msgspec
 
 from micronova.cli.service_user import ServiceUser, become
-from micronova.cli.state import StateDirectory
 from micronova.objects import power_state
 from micronova.objects.image import ImageMeta
 from tests.e2e.host import Host, console
@@ -63,6 +62,6 @@ if __name__ == "__main__":
     user, group, other_group, directory, namespace, ticket, image, *uri = sys.argv[1:]
     images = Images(ticket, msgspec.json.decode(image, type=ImageMeta))
     # As the command does it: the programs that it starts have to reach our code, too.
-    become(ServiceUser("nobody", int(user), int(group)), StateDirectory(Path(directory)), [int(other_group)])
+    become(ServiceUser("nobody", int(user), int(group)), Path(directory), [int(other_group)])
     host = Host(Path(directory), namespace, images)  # type: ignore[arg-type]
     asyncio.run(on_an_existing_libvirt(host, uri[0]) if uri else main(host))

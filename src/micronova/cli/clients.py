@@ -131,7 +131,8 @@ class Clients:
         override = process.settings.glance.endpoint_override
         if not self._has("image", override):
             return None
-        url: str | Callable[[], str] = override or f"{process.url}/image"
+        here = process.url if process.agent is None else process.agent.url
+        url: str | Callable[[], str] = override or f"{here}/image"
         if self._in_catalog("image", override):
             url = functools.partial(self.catalog().known_endpoint, "image")
         key = process.settings.glance.ticket_key or ("image" in process.roles and process.keys.ticket_key)

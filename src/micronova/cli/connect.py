@@ -7,10 +7,11 @@ import select
 import socket
 from pathlib import Path
 
+from micronova.cli import root_records
 from micronova.cli.state import StateDirectory, default_directory
-from micronova.cli.supervisor import helper_socket
 from micronova.objects.errors import MicronovaError, Unavailable
-from micronova.privileged.client import PrivilegedClient, PrivilegedError
+from micronova.privileged.client import PrivilegedClient, PrivilegedError, helper_socket
+from micronova.privileged.names import prefix_of
 from micronova.privileged.verbs import Connect
 
 _BLOCK = 1 << 16
@@ -54,8 +55,18 @@ def explain(address: str, port: int, reason: str) -> str:
     return f"{reached}: {reason}."
 
 
+def socket_of(place: StateDirectory) -> Path:
+    """Return the socket of the helper of the cloud in DIR; raise Unavailable if its keys cannot be read."""
+    try:
+        if place.has_keys():
+            return helper_socket(prefix_of(root_records.cloud_id(place)))
+    except OSError as error:
+        raise Unavailable(f"{place.path} cannot be read: {error.strerror}.") from None
+    raise Unavailable(f"There is no cloud in {place.path}.")
+
+
 async def _open(place: StateDirectory, address: str, port: int) -> socket.socket:
-    client = PrivilegedClient(helper_socket(place))
+    client = PrivilegedClient(socket_of(place))
     try:
         return await client.open(Connect(address=address, port=port))
     finally:

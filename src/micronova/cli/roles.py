@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI, ConsoleAuthAPI, HostConductorAPI
 from micronova.conf.settings import Settings, SettingsError
@@ -112,16 +114,16 @@ async def make_network(process: "Process") -> "Role":
 
 async def make_network_agent(process: "Process") -> "Role":
     """Make the network agent of this host."""
-    from micronova.cli.supervisor import helper_socket
     from micronova.embedded.network.agent.agent import NetworkAgent
     from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
     from micronova.embedded.network.agent.service import NetworkServiceClient
-    from micronova.privileged.client import PrivilegedClient
+    from micronova.privileged.client import PrivilegedClient, helper_socket
     from micronova.privileged.names import prefix_of
 
     clients = process.clients
     keys = clients.host_keys()
-    privileged = PrivilegedClient(helper_socket(process.directory))
+    prefix = prefix_of(process.cloud_id)
+    privileged = PrivilegedClient(helper_socket(prefix))
     settings = process.settings.network_agent
     limits = Limits(
         per_guest=settings.metadata_connections_per_guest,
@@ -133,7 +135,7 @@ async def make_network_agent(process: "Process") -> "Role":
         NetworkServiceClient(clients.network_agent_client(keys), process.host),
         privileged,
         process.clock,
-        prefix=prefix_of(process.keys.cloud_id),
+        prefix=prefix,
         domain="openstacklocal",
         connections=settings.connections_per_port,
         metadata=MetadataProxy(privileged, clients.metadata(), keys, limits),
@@ -226,7 +228,11 @@ async def make_conductor(process: "Process") -> "Role":
         "Seconds since this conductor could last tell dead hosts from an outage of its own; 0 while it can.",
         engine.health.unhealthy_for,
     )
-    users = HostUsers(process.database, required=settings.conductor.require_host_users)
+    users = HostUsers(
+        process.database,
+        required=settings.conductor.require_host_users,
+        own={process.host: str(process.agent.console)} if process.agent is not None else None,
+    )
     return ConductorManager(
         bus=process.bus,
         dependencies=dependencies,
@@ -257,8 +263,6 @@ def _proof_valid(settings: Settings) -> float:
 
 async def make_compute(process: "Process") -> "Role":
     """Make the compute agent of this host, or of many simulated ones."""
-    import msgspec
-
     from micronova.compute.manager import ComputeManager
     from micronova.compute.settings import ComputeSettings
     from micronova.virt.loader import DriverSetup, create_drivers
@@ -271,12 +275,13 @@ async def make_compute(process: "Process") -> "Role":
         compute.compute_driver,
         DriverSetup(
             host=default.host,
-            cloud_id=process.keys.cloud_id,
+            cloud_id=process.cloud_id,
             clock=process.clock,
             random=process.random,
             state_dir=Path(process.directory.path),
             options=options,
             vendor_data=vendor_data_source(process.settings.api),
+            image_service=process.settings.glance.endpoint_override,
         ),
     )
     settings = ComputeSettings(
@@ -304,6 +309,7 @@ async def make_compute(process: "Process") -> "Role":
         HostConductorAPI(process.bus, process.clock, process.random),
         process.clock,
         process.random,
+        process.relay_socket,
     )
     process.telemetry.metrics.gauge(
         "micronova_builds_in_flight", "Builds that run on the hosts of this process.", manager.builds_in_flight
@@ -542,11 +548,14 @@ async def make_console(process: "Process") -> "Role":
 
     assert process.bus is not None
     settings = process.settings
+    console = settings.console
+    if process.agent is not None:  # the only consoles are those behind the relay of this host
+        console = msgspec.structs.replace(console, socket_path="")
     role = ConsoleProxy(
         ConsoleAuthAPI(process.bus),
         process.clock,
-        settings.console,
-        state_path=Path(process.directory.path),
+        console,
+        state_path=process.directory.path if process.agent is None else process.agent.console.parent,
         enforce_timeout=settings.consoleauth.enforce_session_timeout,
     )
     process.apps[MOUNT] = role.app

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
 
 if TYPE_CHECKING:
+    from micronova.cli.agent import AgentLink
     from micronova.cli.wiring import Process
     from micronova.http.server import HTTPServer
 
@@ -44,11 +45,11 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
         return
     sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
 
-    def main(settings: Settings) -> None:
-        run_until_stopped(lambda stopped: _serve(settings, roles, place, sock, stopped))
+    def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
+        run_until_stopped(lambda stopped: _serve(settings, roles, agent, place, sock, stopped))
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
-    run_as_service(settings, place, main, needs_root=needs_root)
+    run_as_service(settings, place, roles, main, needs_root=needs_root)
 
 
 def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
@@ -59,14 +60,15 @@ def _listen(settings: Settings, roles: tuple[str, ...]) -> socket.socket | None:
 
 async def _serve(
     settings: Settings,
-    roles: tuple[str, ...],
+    roles: Sequence[str],
+    agent: "AgentLink | None",
     place: StateDirectory,
     sock: socket.socket | None,
     stopped: asyncio.Event,
 ) -> None:
     from micronova.cli.wiring import Process
 
-    process = Process(settings, roles, place)
+    process = Process(settings, roles, place, agent=agent)
     await process.start(sock)
     metrics = await _metrics(settings, process)
     settle_memory()

@@ -112,27 +112,59 @@ def _give(folder: int, user: ServiceUser, leave: str = "") -> None:
     os.fchown(folder, user.uid, user.gid)
 
 
-def become(user: ServiceUser, place: StateDirectory, groups: Iterable[int] = ()) -> None:
-    """Become the user for good, with a way to its code and DIR. Files that it creates are readable by the user only."""
+def take_over(folder: int, before: int, user: ServiceUser) -> None:
+    """Give a directory that belonged to another user, `before`, to a user, with all that was that user's in it.
+
+    The other user may have put links there, and may still do so. So the directory is root's before it is read, links
+    are removed, and files of others keep their owner: they may be other names of files elsewhere.
+    """
+    os.fchown(folder, 0, -1)
+    for name in os.listdir(folder):
+        entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            found = os.fstat(entry)
+            if stat.S_ISLNK(found.st_mode):
+                os.unlink(name, dir_fd=folder)
+            elif stat.S_ISDIR(found.st_mode) and found.st_uid in (0, before):
+                inner = os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    take_over(inner, before, user)
+                finally:
+                    os.close(inner)
+            elif found.st_uid == before:
+                os.chown(f"/proc/self/fd/{entry}", user.uid, -1)
+        finally:
+            os.close(entry)
+    os.fchown(folder, user.uid, -1)
+
+
+def become(user: ServiceUser, home: Path, groups: Iterable[int] = (), *, cover: Path | None = None) -> None:
+    """Become the user for good, with a way to its code and its directory. New files are readable by the user only.
+
+    `cover` is a directory of another user above `home`, which must not change what this process finds there: in the
+    process's view it contains nothing but `home`.
+    """
     if user.uid == os.geteuid():
         os.umask(0o077)
         return
     os.umask(0o022)  # the user passes through the directories that are made here
-    paths = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, sys.path), place.path}
-    _open_way(sorted({path.resolve() for path in paths if path.is_absolute() and path.exists()}), user)
+    code = {Path(sys.prefix), Path(sys.base_prefix), *map(Path, sys.path)}
+    paths = {path.resolve() for path in code if path.is_absolute() and path.exists()}
+    own = home.parent.resolve() / home.name  # a link in the place of the directory is not followed
+    _open_way(sorted({*paths, own}), user, own, None if cover is None else cover.resolve())
     os.umask(0o077)
     os.setgroups(sorted({*os.getgrouplist(user.name, user.gid), *groups}))
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
     os.environ |= {
-        "HOME": str(place.path),
+        "HOME": str(home),
         "USER": user.name,
         "LOGNAME": user.name,
         "XDG_CACHE_HOME": str(CACHE.parent),
     }
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
         os.environ.pop(name, None)
-    os.chdir(place.path)
+    os.chdir(home)
     unreadable = next((path for path in sys.path if Path(path).is_dir() and not os.access(path, os.R_OK)), None)
     if unreadable is not None:
         raise MicronovaError(
@@ -154,7 +186,7 @@ def become_owner(place: StateDirectory) -> None:
         name = pwd.getpwuid(found.st_uid).pw_name
     except KeyError:
         name = str(found.st_uid)
-    become(ServiceUser(name, found.st_uid, found.st_gid), place)
+    become(ServiceUser(name, found.st_uid, found.st_gid), place.path)
 
 
 def sudo_user() -> int | None:
@@ -213,11 +245,11 @@ def end_with(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def _open_way(paths: list[Path], user: ServiceUser) -> None:
+def _open_way(paths: list[Path], user: ServiceUser, own: Path, cover: Path | None) -> None:
     """Make these directories reachable: cover closed parents, in this process's view only, by empty directories."""
     closed: dict[Path, list[Path]] = {}
     for path in paths:
-        barrier = next((each for each in reversed(path.parents) if not _passable(each, user)), None)
+        barrier = next((each for each in reversed(path.parents) if each == cover or not _passable(each, user)), None)
         if barrier is not None:
             closed.setdefault(barrier, []).append(path)
     if not closed:
@@ -227,7 +259,7 @@ def _open_way(paths: list[Path], user: ServiceUser) -> None:
     # What is mounted elsewhere later is seen here too, but not the other way round.
     _check(library.mount(b"none", b"/", None, _RECURSIVE | _SLAVE, None), "separate its mounts")
     for barrier, wanted in closed.items():
-        handles = {path: os.open(path, os.O_PATH | os.O_DIRECTORY) for path in wanted if path.is_dir()}
+        handles = {path: _open_folder(path, user, trusted=path != own) for path in wanted if path.is_dir()}
         _check(library.mount(b"tmpfs", os.fsencode(barrier), b"tmpfs", 0, b"mode=0755,size=1m"), f"hide {barrier}")
         for path in sorted(handles):
             if any(other in path.parents for other in handles):
@@ -237,6 +269,15 @@ def _open_way(paths: list[Path], user: ServiceUser) -> None:
             _check(library.mount(source, os.fsencode(path), None, _BIND | _RECURSIVE, None), f"show {path}")
         for handle in handles.values():
             os.close(handle)
+
+
+def _open_folder(path: Path, user: ServiceUser, *, trusted: bool) -> int:
+    """Open a directory; unless its parent is `trusted`, one that is no link, and belongs to root or the user."""
+    found = os.open(path, os.O_PATH | os.O_DIRECTORY | (0 if trusted else os.O_NOFOLLOW))
+    if not trusted and os.fstat(found).st_uid not in (0, user.uid):
+        os.close(found)
+        raise MicronovaError(f"{path} belongs neither to root nor to {user.name}: move it away.")
+    return found
 
 
 def _passable(directory: Path, user: ServiceUser) -> bool:

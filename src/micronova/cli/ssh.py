@@ -22,11 +22,11 @@ from urllib.parse import quote
 import click
 from cryptography.exceptions import UnsupportedAlgorithm
 
+from micronova.cli.connect import socket_of
 from micronova.cli.own_command import own_command
 from micronova.cli.state import StateDirectory, default_directory
-from micronova.cli.supervisor import helper_socket
 from micronova.cli.user_session import UserSession, guests_of, session_of_environment
-from micronova.objects.errors import MicronovaError, NotFound
+from micronova.objects.errors import MicronovaError, NotFound, Unavailable
 
 PORT = 22
 PATIENCE = 90.0  # seconds until a guest must answer: one that has just been started boots first
@@ -327,7 +327,11 @@ def printable(text: str) -> str:
 def _proxy_command(place: StateDirectory) -> list[str]:
     """Return the command that connects to guests, with sudo if the cloud is root's."""
     command = own_command("connect", "--dir", str(place.path))
-    return command if os.access(helper_socket(place), os.W_OK) else ["sudo", *command]
+    try:
+        allowed = os.access(socket_of(place), os.W_OK)
+    except Unavailable:
+        allowed = False
+    return command if allowed else ["sudo", *command]
 
 
 def _wait_for_guest(command: list[str], server: str, address: str) -> None:

@@ -2,10 +2,12 @@
 
     root: micronova up ──┬── privileged helper (namespaces, bridges, firewall, DHCP)
                          ├── private libvirtd, in the cloud's network namespace; its guests
-                         └── the cloud: every role, as a user who is not root
+                         ├── the cloud, as a user who may use neither of them: HTTP, conductor, scheduler, …
+                         └── the agents of this host, as a user who may (cli/agent.py)
 
-Root's process holds no data and listens nowhere. It starts the other processes and restarts those that die. When the
-cloud is told to stop, guests are powered off, and everything but files in DIR is removed; disks stay.
+Root's process holds no data and listens nowhere. It starts the other processes and restarts those that die, except the
+cloud, which ends with an error. When the cloud is told to stop, guests are powered off, and everything but files in DIR
+is removed; disks stay. `micronova run` with nothing but the agents of a host has no other cloud process.
 
 The cloud can use an existing libvirt (libvirt.connection_uri) instead of a private one. That libvirt is neither
 started nor stopped. The cloud's guests on it are powered off alike, and the helper moves their taps into the cloud's
@@ -17,13 +19,15 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from micronova.cli import root_records
+from micronova.cli.agent import HOST_ROLES, AgentLink, AgentProcess
 from micronova.cli.service_user import (
     ServiceUser,
     become,
@@ -33,11 +37,18 @@ from micronova.cli.service_user import (
     keep_private,
     let_through,
     service_user,
+    take_over,
 )
 from micronova.cli.state import StateDirectory
-from micronova.conf.settings import Settings
+from micronova.conf.settings import Settings, SettingsError
 from micronova.objects.errors import MicronovaError
-from micronova.privileged.client import HelperProcess, runtime_directory
+from micronova.privileged.client import (
+    HelperProcess,
+    helper_socket,
+    make_sockets_directory,
+    remove_sockets_directory,
+    runtime_directory,
+)
 from micronova.privileged.names import prefix_of
 from micronova.privileged.verbs import EnsureNamespace
 
@@ -47,11 +58,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 5.0  # seconds between checks that the helper and libvirtd run
-
-
-def helper_socket(place: StateDirectory) -> Path:
-    """Return the socket that the privileged helper of a cloud listens on."""
-    return place.path / "privileged.sock"
 
 
 def probe(settings: Settings) -> str | None:
@@ -107,34 +113,44 @@ def _above_guests(settings: Settings) -> Path:
 class HostProcesses:
     """The privileged helper of one cloud on this machine, and the libvirt of its guests. Methods block."""
 
-    def __init__(self, settings: Settings, place: StateDirectory, user: ServiceUser) -> None:
+    def __init__(
+        self, settings: Settings, place: StateDirectory, user: ServiceUser, owner: ServiceUser | None = None
+    ) -> None:
+        """`user` may use them. `owner` owns DIR, if that is another user."""
         from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
         from micronova.virt.libvirt.driver import state_root
         from micronova.virt.libvirt.setup import private_libvirtd
 
         cloud_id = root_records.cloud_id(place)
         self._user = user
+        self._owner = owner
+        self._prefix = prefix_of(cloud_id)
+        self.root = state_root(place.path, settings.libvirt).absolute()
         self.libvirtd = self.running = None
         guests = None
         if runs_qemu(settings) and settings.libvirt.connection_uri:
-            guests = state_root(place.path, settings.libvirt).absolute()
+            guests = self.root
             self.running = ExistingLibvirt(settings.libvirt.connection_uri, cloud_id, guests)
         elif runs_qemu(settings):
             host = settings.default.host or os.uname().nodename
             self.libvirtd = private_libvirtd(place.path, cloud_id, host, settings.libvirt, client=(user.uid, user.gid))
-        self.helper = HelperProcess(prefix_of(cloud_id), helper_socket(place), uid=user.uid, guests=guests)
+        self.helper = HelperProcess(self._prefix, helper_socket(self._prefix), uid=user.uid, guests=guests)
         self._guests = guests
+        self._former = place.path / "libvirt" if guests is not None else None
         self._elsewhere = guests if settings.libvirt.instances_path else None
-        self._checked = False  # an existing libvirt
+        self._prepared = False  # directories, and an existing libvirt
         self.groups: list[int] = []  # more groups of the service user, to use libvirt's socket
 
     def start(self) -> None:
         """Start the helper and libvirtd unless they run."""
-        if self.running is not None and not self._checked:
+        if self._owner is not None and not self._prepared:
+            self._take_over(self._owner)
+        make_sockets_directory(self._prefix)
+        if self.running is not None and not self._prepared:
             self.running.check()
-            self._checked = True
             self.groups = self.running.groups()
             self._make_folder()
+        self._prepared = True
         if not self.helper.running():
             self.helper.start()
             self.helper.do(EnsureNamespace(namespace=self.helper.prefix))
@@ -149,6 +165,21 @@ class HostProcesses:
             self._elsewhere.mkdir()
             self._elsewhere.chmod(0o711)  # whatever the umask is
             os.chown(self._elsewhere, self._user.uid, self._user.gid, follow_symlinks=False)
+        if self._elsewhere is not None and self._owner is not None and _owner_of(self._elsewhere) != self._user.uid:
+            raise MicronovaError(f"{self._elsewhere} is no directory of {self._user.name}: move it away.")
+
+    def _take_over(self, owner: ServiceUser) -> None:
+        """Give guests' files to the user; they were DIR's owner's when one process did everything."""
+        if self._former is not None and not self.root.exists() and _owner_of(self._former) == owner.uid:
+            self._former.rename(self.root)
+            log.warning("guests' files were moved from %s to %s", self._former, self.root)
+        for folder in [self.root] if self.libvirtd is None else self.libvirtd.folders():
+            if _owner_of(folder) in (0, owner.uid):
+                opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    take_over(opened, owner.uid, self._user)
+                finally:
+                    os.close(opened)
 
     def open(self, place: StateDirectory) -> None:
         """Let the guests of an existing libvirt pass through DIR, if their files are in it; for DIR's owner."""
@@ -192,6 +223,16 @@ class HostProcesses:
             _power_off(self.running)
             _note_of(self.helper.prefix).unlink(missing_ok=True)
         self.helper.stop(cleanup=True)
+        remove_sockets_directory(self._prefix)
+
+
+def _owner_of(path: Path) -> int | None:
+    """Return the owner of a directory; None if there is none."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_uid if stat.S_ISDIR(found.st_mode) else None
 
 
 def _note_of(prefix: str) -> Path:
@@ -216,6 +257,19 @@ def in_agent_namespace(settings: Settings, place: StateDirectory) -> Settings:
     )
 
 
+def guests_outside(settings: Settings, place: StateDirectory) -> Settings:
+    """Return the settings with guests' files of an existing libvirt outside of DIR, unless a setting says where.
+
+    That libvirt writes console logs as root, by their path. Who owns a directory above them could put links there.
+    """
+    if not settings.libvirt.connection_uri or settings.libvirt.instances_path:
+        return settings
+    outside = place.path.with_name(f"{place.path.name}-guests")
+    return msgspec.structs.replace(
+        settings, libvirt=msgspec.structs.replace(settings.libvirt, instances_path=str(outside))
+    )
+
+
 def clean_up(place: StateDirectory) -> bool:
     """Remove what a cloud that crashed left on the machine; return whether there was anything. For root."""
     from micronova.privileged.devices import namespaces
@@ -232,13 +286,23 @@ def clean_up(place: StateDirectory) -> bool:
         note.unlink()
         left = True
     if namespaces(prefix):
-        HelperProcess(prefix, helper_socket(place)).stop(cleanup=True)
+        HelperProcess(prefix, helper_socket(prefix)).stop(cleanup=True)
         left = True
+    remove_sockets_directory(prefix)
     return left
 
 
-def supervise(processes: HostProcesses, user: ServiceUser, place: StateDirectory, main: Callable[[], None]) -> None:
-    """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop."""
+def supervise(
+    processes: HostProcesses,
+    user: ServiceUser,
+    place: StateDirectory,
+    main: Callable[[AgentLink | None], None],
+    agent: AgentProcess | None = None,
+) -> None:
+    """Run `main` in a child as the user, keep the host processes running, and remove them when told to stop.
+
+    `agent` is the process of the host's agents, if `main` does not run them itself.
+    """
     asked = False
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -247,11 +311,11 @@ def supervise(processes: HostProcesses, user: ServiceUser, place: StateDirectory
         nonlocal asked
         if number != signal.SIGCHLD:
             asked = True
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGTERM)
+            _terminate(child)
 
     hand_over(place, user)
     processes.start()
+    link = None if agent is None else agent.listen()
     root = os.getpid()
     signals = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # until the handlers are there
@@ -261,54 +325,114 @@ def supervise(processes: HostProcesses, user: ServiceUser, place: StateDirectory
         os.close(reader)
         os.close(writer)
         processes.detach()
-        become(user, place, processes.groups)
+        if agent is not None:
+            agent.detach()
+        become(user, place.path, processes.groups if agent is None else ())
         processes.open(place)
         end_with(root, signal.SIGTERM)
-        main()
+        main(link)
         return
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, woken)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    status = 0
+    failed: MicronovaError | None = None
+    if agent is not None:
+        agent.start(processes.groups)
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
-        if select.select([reader], [], [], CHECK_INTERVAL)[0]:
+        if agent is not None and failed is None and not asked:
+            try:
+                agent.tend()
+            except MicronovaError as error:
+                failed = error
+                _terminate(child)
+        pause = CHECK_INTERVAL if agent is None else min(CHECK_INTERVAL, agent.attention)
+        if select.select([reader], [], [], pause)[0]:
             os.read(reader, 512)  # a child ended, or a signal told us to stop
-        if not asked:
+        if not asked and failed is None:
             processes.restart_dead()
     code = os.waitstatus_to_exitcode(status)
+    if agent is not None:
+        agent.stop(kill=code != 0)
     # Guests of a cloud that crashed keep running: the next start finds them.
-    if code == 0 or asked or not processes.has_guests():
+    if (code == 0 and failed is None) or asked or not processes.has_guests():
         processes.stop()
+    if failed is not None:
+        raise failed
     if code != 0:
         raise SystemExit(code if code > 0 else 128 - code)
 
 
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+Main = Callable[[Settings, Sequence[str], AgentLink | None], None]
+"""Runs roles; the agents of this host are in another process if there is a link to them."""
+
+
 def run_as_service(
-    settings: Settings, place: StateDirectory, main: Callable[[Settings], None], *, needs_root: bool
+    settings: Settings, place: StateDirectory, roles: Sequence[str], main: Main, *, needs_root: bool
 ) -> None:
-    """Run `main` as the service user. If it needs root and this is root, root's process supervises it."""
+    """Run `main` as the service user. If it needs root and this is root, root's process supervises it.
+
+    Agents of real guests run in a process and as a user of their own if there are other roles.
+    """
     user = service_user(settings.default.user)
     if user is None:
         existing = needs_root and runs_qemu(settings) and bool(settings.libvirt.connection_uri)
         keep_private(place, passable=existing)  # the guests of an existing libvirt may pass through DIR to their files
-        main(settings)
+        main(settings, roles, None)
         if existing:
             from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
             from micronova.virt.libvirt.driver import state_root
 
             guests = state_root(place.path, settings.libvirt).absolute()
             _power_off(ExistingLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id, guests))
-    elif needs_root:
-        new = not place.has_keys()
-        claim(place, user)
-        root_records.cloud_id(place, new=new)
-        settings = in_agent_namespace(settings, place)
-        supervise(HostProcesses(settings, place, user), user, place, lambda: main(settings))
-    else:
+        return
+    if not needs_root:
         hand_over(place, user)
-        become(user, place)
-        main(settings)
+        become(user, place.path)
+        main(settings, roles, None)
+        return
+    others = [role for role in roles if role not in HOST_ROLES]
+    agents = [role for role in roles if role in HOST_ROLES]
+    agent_user = _agent_user(settings, user) if others else None
+    new = not place.has_keys()
+    claim(place, user)
+    cloud_id = root_records.cloud_id(place, new=new)
+    settings = in_agent_namespace(settings, place)
+    if agent_user is None:
+        supervise(HostProcesses(settings, place, user), user, place, lambda _: main(settings, roles, None))
+        return
+    settings = guests_outside(settings, place)
+    processes = HostProcesses(settings, place, agent_user, user)
+    agent = AgentProcess(
+        settings,
+        place,
+        prefix_of(cloud_id),
+        cloud=user,
+        user=agent_user,
+        cloud_id=cloud_id,
+        guests=processes.root,
+        roles=agents,
+    )
+    supervise(processes, user, place, lambda link: main(settings, others, link), agent)
+
+
+def _agent_user(settings: Settings, user: ServiceUser) -> ServiceUser:
+    """Return the user of the agents; raise SettingsError if they cannot be separated from the other roles."""
+    if not settings.default.transport_url.startswith("local:"):
+        raise SettingsError(
+            "Agents of real guests have a process of their own, and here no broker user of their own. Leave "
+            "default.transport_url empty, or run compute and network-agent apart from the other roles: docs/region.md."
+        )
+    found = service_user(settings.default.agent_user)
+    assert found is not None
+    if found.uid == user.uid and user.uid != 0:
+        raise SettingsError(f"default.agent_user is {found.name}, as default.user is: agents need a user of their own.")
+    return found

@@ -8,8 +8,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -18,6 +20,9 @@ from micronova.cli.own_command import own_command
 from micronova.cli.state import StateDirectory, default_directory, open_trusted
 from micronova.conf.settings import Settings, load
 from micronova.objects.errors import MicronovaError
+
+if TYPE_CHECKING:
+    from micronova.cli.agent import AgentLink
 
 
 def up(
@@ -99,19 +104,20 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     left_out = {"identity": settings.api.auth_strategy == "noauth2", "network-agent": not runs_network_agent(settings)}
     roles = [role for role in ROLES if not left_out.get(role)]
 
-    def main(settings: Settings) -> None:
+    def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
         from micronova.cli.run import run_until_stopped
 
-        run_until_stopped(lambda stopped: _up(settings, roles, place, sock, notice, pid, person, stopped))
+        run_until_stopped(lambda stopped: _up(settings, roles, agent, place, sock, notice, pid, person, stopped))
 
-    run_as_service(settings, place, main, needs_root=runs_qemu(settings))
+    run_as_service(settings, place, roles, main, needs_root=runs_qemu(settings))
     if os.getpid() == pid:  # else this is the child, and root's process has more to stop
         click.echo("stopped", err=True)
 
 
 async def _up(
     settings: Settings,
-    roles: list[str],
+    roles: Sequence[str],
+    agent: "AgentLink | None",
     place: StateDirectory,
     sock: socket.socket,
     notice: str,
@@ -128,10 +134,12 @@ async def _up(
 
     place.create()
     place.write("micronova.pid", str(pid).encode())
-    process = Process(settings, roles, place)
+    process = Process(settings, roles, place, agent=agent)
     control = HTTPServer(Control(process), listen_unix(place.control))
     try:
         await process.start(sock)
+        if process.gate is not None and not await _comes_first(process.gate.ready, stopped):
+            return  # the agents could not start, and have said why
         clouds = place.write_clouds(process.url, process.keys, settings.identity.region_name, guests_of(settings))
         await control.start()
         settle_memory()
@@ -154,6 +162,15 @@ def guests_of(settings: Settings) -> str:
     if settings.compute.compute_driver != "libvirt":
         return "simulated"
     return "real" if settings.libvirt.wire else "without a network"
+
+
+async def _comes_first(event: asyncio.Event, other: asyncio.Event) -> bool:
+    """Wait for one of two events; return whether it is the first of them."""
+    waiting = [asyncio.create_task(each.wait()) for each in (event, other)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+    return event.is_set()
 
 
 def _greet(url: str, directory: Path, clouds: Path, notice: str, settings: Settings) -> None:

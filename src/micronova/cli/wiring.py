@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
+from micronova.compute.rpcapi import COMPUTE_INTERFACE
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database, open_database
@@ -29,7 +31,11 @@ from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
 from micronova.objects.errors import MicronovaError
 from micronova.rpc.bus import Bus, connect
+from micronova.rpc.contract import queue_name
 from micronova.rpc.guard import GuardedBus
+from micronova.rpc.local import LocalBus
+from micronova.rpc.unix.bus import UnixBus
+from micronova.rpc.unix.gate import BusGate
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +43,8 @@ NO_CONTROL_USERS = (
     "default.control_users is empty: every user of the broker may give orders to hosts and answer for any service. "
     "Name the broker user of the control services there, also on hosts."
 )
+AGENT_GRACE = 20.0  # seconds beyond compute.shutdown_grace that the agents' process has to stop
+COMPUTE_TOPIC = COMPUTE_INTERFACE.topic
 
 
 class Role(Protocol):
@@ -60,7 +68,14 @@ class Process:
         random: random_module.Random | None = None,
         wrap_bus: Callable[[Bus], Bus] | None = None,
         after_commit: Callable[[str, str], None] | None = None,
+        agent: AgentLink | None = None,
+        cloud_id: str = "",
+        relay_socket: socket.socket | None = None,
+        on_stop: Callable[[], None] | None = None,
     ) -> None:
+        """`agent` is the process with the agents of this host, if it is another one. The others are for that process:
+        it gets the id of its cloud, the socket of its console relay, and what to do when the cloud stops.
+        """
         self.settings = settings
         self.roles = [role for role in ROLES if role in set(roles)]
         self.directory = directory
@@ -69,6 +84,12 @@ class Process:
         self.host = settings.default.host or socket.gethostname()
         self._wrap_bus = wrap_bus
         self._after_commit = after_commit
+        self.agent = agent
+        self.cloud_id = cloud_id
+        self.relay_socket = relay_socket
+        self._on_stop = on_stop
+        self.gate: BusGate | None = None  # through it the agents use the bus of this process
+        self._link: UnixBus | None = None  # the other end of a gate
         self.keys: Keys
         self.database: Database | None = None
         self.bus: Bus | None = None
@@ -85,15 +106,17 @@ class Process:
         self.started: list[Role] = []
         self._databases: dict[str, Database] = {}
         self._database_clock: DatabaseClock | None = None
-        self._server: HTTPServer | None = None
+        self._servers: list[HTTPServer] = []
         self._owner_lock: OwnerLock | None = None
 
     # --- start and stop --------------------------------------------------------------------------------------
 
     async def start(self, sock: socket.socket | None = None) -> None:
         """Start the roles in START_ORDER; if one fails, stop those that were started."""
-        self.directory.create()
-        self.keys = self.directory.keys()
+        if not self.cloud_id:
+            self.directory.create()
+            self.keys = self.directory.keys()
+            self.cloud_id = self.keys.cloud_id
         if sock is not None:
             address, port = sock.getsockname()[:2]
             self.url = _url(self.settings, address, port)
@@ -109,29 +132,53 @@ class Process:
                     self.started.append(role)
             await self.clients.start()
             if sock is not None and self.apps:
-                self._server = HTTPServer(
-                    self.application(),
-                    sock,
-                    certificate=self.settings.api.tls_certificate,
-                    key=self.settings.api.tls_key,
-                    websockets="console" in self.roles,
-                    limits=Limits(
-                        connections=self.settings.api.max_connections,
-                        per_client=self.settings.api.max_connections_per_client,
-                        timeout=self.settings.api.client_timeout,
-                        proxies=TrustedProxies(self.settings.api.trusted_proxies),
-                    ),
+                api = self.settings.api
+                await self._listen(
+                    HTTPServer(
+                        self.application(),
+                        sock,
+                        certificate=api.tls_certificate,
+                        key=api.tls_key,
+                        websockets="console" in self.roles,
+                        limits=self._limits(),
+                    )
                 )
-                await self._server.start()
+            if self.agent is not None:
+                apps = {mount: app for mount, app in self.apps.items() if mount in SERVICES}
+                await self._listen(HTTPServer(Mounts(apps), self.agent.http, limits=self._limits()))
+            if self.gate is not None:
+                await self.gate.start()
         except BaseException:
             await self.stop()
             raise
 
+    async def _listen(self, server: HTTPServer) -> None:
+        self._servers.append(server)
+        await server.start()
+
+    def _limits(self) -> Limits:
+        api = self.settings.api
+        return Limits(
+            connections=api.max_connections,
+            per_client=api.max_connections_per_client,
+            timeout=api.client_timeout,
+            proxies=TrustedProxies(api.trusted_proxies),
+        )
+
+    def announce_ready(self) -> None:
+        """Tell the process with the bus that the roles of this one have started."""
+        if self._link is not None:
+            self._link.announce_ready()
+
     async def stop(self) -> None:
-        """Stop the HTTP server, then the roles in reverse order, then what they share."""
-        if self._server is not None:
-            await self._server.stop()
-            self._server = None
+        """Stop the agents' process, the HTTP servers, then the roles in reverse order, then what they share."""
+        if self.gate is not None and not await self.gate.stop_clients(
+            self.settings.compute.shutdown_grace + AGENT_GRACE
+        ):
+            log.warning("the agents of this host did not stop in time")
+        for server in self._servers:
+            await server.stop()
+        self._servers.clear()
         for role in reversed(self.started):
             try:
                 await role.stop()
@@ -140,6 +187,9 @@ class Process:
         self.started.clear()
         await self.clients.close()
         await self.notifier.stop()
+        if self.gate is not None:
+            await self.gate.stop()
+            self.gate = None
         if self.bus is not None:
             await self.bus.stop()
             self.bus = None
@@ -232,29 +282,33 @@ class Process:
             for topic in ("compute", "conductor", "scheduler")
             if (version := getattr(self.settings.upgrade_levels, topic))
         }
-        if url.startswith("local:") and set(COMPUTE_ROLES) - set(self.roles):
+        apart = HOST_ROLES if self.agent is not None else ()
+        if url.startswith("local:") and set(COMPUTE_ROLES) - {*self.roles, *apart}:
             raise SettingsError(
                 "default.transport_url is local://, which reaches only this process: a role on its own needs "
                 "amqp://USER:PASSWORD@HOST/."
             )
         if url == "local://":
-            url = f"local://{self.keys.cloud_id}"
+            url = f"local://{self.cloud_id}"
         users = frozenset(self.settings.default.control_users)
         if not users and not url.startswith("local:"):
             log.warning("%s", NO_CONTROL_USERS)
-        bus = connect(
-            url,
-            clock=self.clock,
-            random=self.random,
-            pins=pins,
-            name=f"{self.host}:{os.getpid()}",
-            control_users=users,
-        )
+        name = f"{self.host}:{os.getpid()}"
+        if self.agent is not None:
+            name = control_name(self.host)
+            users = frozenset({name})
+        bus = connect(url, clock=self.clock, random=self.random, pins=pins, name=name, control_users=users)
         try:
             await bus.start()
         except MicronovaError as error:
             raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
-        if users and not url.startswith("local:"):
+        if isinstance(bus, LocalBus) and self.agent is not None:
+            own = {queue_name(COMPUTE_TOPIC, "", self.host), f"{COMPUTE_TOPIC}.fanout"}
+            self.gate = BusGate(bus, self.agent.bus, sender=self.host, uid=self.agent.uid, may_serve=own.__contains__)
+        if isinstance(bus, UnixBus):
+            self._link = bus
+            bus.on_stop = self._on_stop
+        if users and (self.agent is not None or not url.startswith("local:")):
             bus = GuardedBus(bus, users)
         return self.telemetry.bus(self._wrap_bus(bus) if self._wrap_bus is not None else bus)
 
@@ -288,6 +342,7 @@ def run_connected(config: Path, directory: Path | None, work: Callable[[Process]
         place.create()
         process = Process(settings, ["conductor"], place)
         process.keys = place.keys()
+        process.cloud_id = process.keys.cloud_id
         try:
             await process.connect()
             return await work(process)

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import socket
 from collections.abc import Collection, Iterable, Mapping
 from random import Random
 
@@ -116,13 +117,15 @@ class ComputeManager:
         conductor: Conductor,
         clock: Clock,
         random: Random,
+        relay_socket: socket.socket | None = None,
     ) -> None:
+        """`relay_socket` is a Unix socket by which the console proxy of this machine reaches the consoles."""
         self._settings = settings
         self._bus = bus
         self._clock = clock
         self._random = random
         self._conductor = conductor
-        self._relay = ConsoleRelay(settings.console_relay_listen, clock, random)
+        self._relay = ConsoleRelay(settings.console_relay_listen, clock, random, relay_socket)
         self._agents = {
             name: HostAgent(Host(name, driver, settings, clock), self._conductor) for name, driver in hosts.items()
         }

@@ -4,6 +4,8 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
+from collections.abc import Mapping
+
 from micronova.db import services
 from micronova.db.engine import Database
 from micronova.objects.context import Context
@@ -16,11 +18,16 @@ MESSAGES_OF_ONE_HOST = 100
 class HostUsers:
     """Knows which hosts have, or had, a broker user of their own."""
 
-    def __init__(self, database: Database, *, required: bool) -> None:
-        """With `required`, every host must have a user, made by `micronova host add`."""
+    def __init__(self, database: Database, *, required: bool, own: Mapping[str, str] | None = None) -> None:
+        """With `required`, every host must have a user, made by `micronova host add`.
+
+        `own` are hosts that need no such user, because this process knows who speaks for them (rpc/unix/gate.py), each
+        with its console address.
+        """
+        self._own = dict(own or {})
         self._database = database
         self._required = required
-        self._names: frozenset[str] = frozenset()  # with those that were removed
+        self._names: frozenset[str] = frozenset(self._own)  # with those that were removed
         self._removed: frozenset[str] = frozenset()
         self._mark: services.HostUsersMark | None = None
         self._in_progress: Counter[str] = Counter()  # messages, by host
@@ -30,7 +37,8 @@ class HostUsers:
         mark, names = await self._database.read(services.host_users_unless, self._mark)
         if names is not None:
             self._mark = mark
-            self._names, self._removed = names.registered | names.removed, names.removed
+            self._names = names.registered | names.removed | frozenset(self._own)
+            self._removed = names.removed - frozenset(self._own)
 
     async def console_address(self, host: str) -> str | None:
         """Return the only address at which proxies may look for a host's consoles; None if the host's word counts.
@@ -38,6 +46,8 @@ class HostUsers:
         The address is "" for a host without a registered one, and for a host that was removed. The word counts of hosts
         that use the broker user of the control services, such as the host of a one-process cloud.
         """
+        if host in self._own:
+            return self._own[host]
         found = await self._database.read(services.console_address, host)
         return "" if found is None and self._required else found
 

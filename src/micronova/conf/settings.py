@@ -54,6 +54,13 @@ class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             'System user that a cloud started by root runs as; created if it is missing. "root" keeps root\'s rights.'
         ),
     ] = "micronova"
+    agent_user: Annotated[
+        str,
+        _doc(
+            "System user that the agents of a cloud with real guests run as, if root starts the cloud; created if it "
+            "is missing. It may use libvirt, which is equivalent to root; default.user may not."
+        ),
+    ] = "micronova-agent"
     secret_key: Annotated[
         str,
         Meta(

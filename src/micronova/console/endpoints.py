@@ -27,8 +27,9 @@ class Connector:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 if endpoint.path:
-                    return await self._open_socket(Path(endpoint.path))
-                reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+                    reader, writer = await self._open_socket(Path(endpoint.path))
+                else:
+                    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
                 writer.write(endpoint.secret.encode())
                 return reader, writer
         except TimeoutError:

@@ -27,9 +27,11 @@ _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not listened on
 
 
 class ConsoleRelay:
-    """Connects console proxies to this host's consoles; without a listen address it does nothing."""
+    """Connects console proxies to this host's consoles; without a listen address or a socket it does nothing."""
 
-    def __init__(self, listen: str, clock: Clock, random: Random) -> None:
+    def __init__(self, listen: str, clock: Clock, random: Random, listening: socket.socket | None = None) -> None:
+        """`listening` is a Unix socket on which a proxy on this machine connects, instead of an address."""
+        self._listening = listening
         address, _, port = listen.rpartition(":")
         self._address = address.strip("[]")
         self._port = int(port) if port else 0
@@ -41,7 +43,10 @@ class ConsoleRelay:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Listen, if there is a listen address."""
+        """Listen, if there is where."""
+        if self._listening is not None:
+            self._server = await asyncio.start_unix_server(self._accept, sock=self._listening)
+            return
         if not self._address:
             return
         try:
@@ -69,6 +74,8 @@ class ConsoleRelay:
         self._tickets = {key: ticket for key, ticket in self._tickets.items() if ticket[1] > now}
         secret = f"{self._random.getrandbits(4 * SECRET_DIGITS):0{SECRET_DIGITS}x}"
         self._tickets[secret] = endpoint, now + TICKET_TIME
+        if self._listening is not None:
+            return ConsoleEndpoint(path=self._listening.getsockname(), secret=secret)
         host = socket.gethostname() if self._address in _EVERYWHERE else self._address
         return ConsoleEndpoint(host=host, port=self._port, secret=secret)
 

@@ -8,6 +8,7 @@ import asyncio
 import json
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -27,7 +28,23 @@ from micronova.telemetry.spans import traceparent
 MAX_ANSWER = 64 << 20
 """Bytes of one answer that are read at most: the ports of a large region fit, endless data does not."""
 
+UNIX = "http+unix://"
+"""Begins the URL of a service that listens on a Unix socket; the socket's path follows, quoted as a host name."""
+
 ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+
+
+def unix_url(path: Path) -> str:
+    """Return the URL of what listens on a Unix socket."""
+    return UNIX + urllib.parse.quote(str(path), safe="")
+
+
+def split_unix_url(url: str) -> tuple[str | None, str]:
+    """Return the path of the Unix socket that a URL names, or None, and the URL to send to what listens there."""
+    if not url.startswith(UNIX):
+        return None, url
+    quoted, slash, rest = url.removeprefix(UNIX).partition("/")
+    return urllib.parse.unquote(quoted), f"http://localhost{slash}{rest}"
 
 
 class Answer(msgspec.Struct):
@@ -112,7 +129,8 @@ class HTTPTransport:
     def __init__(
         self, base: str, *, timeout: float = 60.0, connections: int = 50, max_answer: int = MAX_ANSWER
     ) -> None:
-        self._base = base.rstrip("/")
+        self._name = base.rstrip("/")
+        self._socket, self._base = split_unix_url(self._name)
         self._timeout = timeout
         self._connections = connections
         self._max_answer = max_answer
@@ -124,8 +142,11 @@ class HTTPTransport:
             if self._session is None:
                 import aiohttp
 
+                limit = self._connections
                 self._session = aiohttp.ClientSession(
-                    connector=aiohttp.TCPConnector(limit=self._connections),
+                    connector=aiohttp.UnixConnector(self._socket, limit=limit)
+                    if self._socket
+                    else aiohttp.TCPConnector(limit=limit),
                     timeout=aiohttp.ClientTimeout(total=self._timeout),
                 )
             return self._session
@@ -144,12 +165,12 @@ class HTTPTransport:
                     size += len(part)
                     if size > self._max_answer:
                         limit = f"{self._max_answer:,} bytes"
-                        raise Unavailable(f"{self._base} sent more than {limit} in answer to one request.")
+                        raise Unavailable(f"{self._name} sent more than {limit} in answer to one request.")
                     parts.append(part)
                 return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, b"".join(parts))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else getattr(error, "strerror", None)
-            raise Unavailable(f"{self._base} does not answer: {reason or type(error).__name__}.") from error
+            raise Unavailable(f"{self._name} does not answer: {reason or type(error).__name__}.") from error
 
     async def close(self) -> None:
         """Close the session."""

@@ -1,6 +1,7 @@
 """Sockets to listen on."""
 
 import errno
+import os
 import socket
 from pathlib import Path
 
@@ -26,12 +27,14 @@ def listen(address: str, port: int) -> socket.socket:
     return sock
 
 
-def listen_unix(path: Path) -> socket.socket:
-    """Open a socket file that only its owner can use."""
+def listen_unix(path: Path, owner: int | None = None) -> socket.socket:
+    """Open a socket file that only its owner can use: this user, or another one if root opens it."""
     path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind(str(path))
     path.chmod(0o600)
-    sock.listen(16)
+    if owner is not None:
+        os.chown(path, owner, -1)
+    sock.listen(1024)  # who connects when the queue is full gets an error
     sock.setblocking(False)
     return sock

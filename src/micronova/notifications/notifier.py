@@ -151,7 +151,7 @@ def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random
     options = settings.notifications
     url = options.transport_url or settings.default.transport_url
     wanted = options.notification_format
-    if wanted == "none" or url.startswith("local:"):
+    if wanted == "none" or url.startswith(("local:", "unix:")):
         return NoNotifications()
     from micronova.notifications.publisher import Publisher
 

@@ -36,7 +36,9 @@ class ConsoleGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def at_registered_relay(answer: ConsoleEndpoint, host: str, address: str) -> ConsoleEndpoint:
-    """Return the console at the ADDRESS:PORT that is registered for a host's relay; raise Unavailable if there is none.
+    """Return the console at the address that is registered for a host's relay; raise Unavailable if there is none.
+
+    The address is ADDRESS:PORT, or the path of a Unix socket if the relay is on the proxy's machine.
 
     Of the host's answer only the secret counts. So a host can make a proxy connect to nothing but its own relay, and
     can choose nothing of what the proxy sends except 64 digits.
@@ -45,6 +47,8 @@ def at_registered_relay(answer: ConsoleEndpoint, host: str, address: str) -> Con
         raise Unavailable(f"Consoles of host {host} cannot be reached: no console address is registered for it.")
     if not RELAY_SECRET.fullmatch(answer.secret):
         raise Unavailable(f"Consoles of host {host} cannot be reached: the host has no relay for them.")
+    if address.startswith("/"):
+        return ConsoleEndpoint(path=address, secret=answer.secret)
     name, _, port = address.rpartition(":")
     return ConsoleEndpoint(host=name.strip("[]"), port=int(port), secret=answer.secret)
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -158,6 +159,30 @@ def _done(future: "asyncio.Future[None]") -> None:
 def runtime_directory(prefix: str) -> Path:
     """Return the directory for the files of a cloud's DHCP servers, which their user must be able to read."""
     return Path("/run/micronova") / prefix
+
+
+def sockets_directory(prefix: str) -> Path:
+    """Return root's directory for the sockets by which the processes of a cloud on this machine talk to each other."""
+    return Path("/run/micronova") / f"{prefix}.sockets"
+
+
+def helper_socket(prefix: str) -> Path:
+    """Return the socket that the privileged helper of a cloud listens on."""
+    return sockets_directory(prefix) / "privileged"
+
+
+def make_sockets_directory(prefix: str) -> Path:
+    """Make it: everybody may pass through it, and root alone decides what is in it."""
+    directory = sockets_directory(prefix)
+    directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o711, exist_ok=True)
+    directory.chmod(0o711)  # whatever the umask is
+    return directory
+
+
+def remove_sockets_directory(prefix: str) -> None:
+    """Remove it with what is in it."""
+    shutil.rmtree(sockets_directory(prefix), ignore_errors=True)
 
 
 class HelperProcess:

@@ -151,15 +151,20 @@ class Listener:
 def _bind(listening: socket.socket, path: Path, uid: int) -> None:
     """Make the socket's file, for one user.
 
-    That user may own the directory, and could put another file in its place before root changes the owner. So that
-    user makes the file. The directory may be below one that is closed to the user, so root opens it.
+    A user who owns the directory could put another file in its place before root changes the owner. So that user makes
+    the file. The directory may be below one that is closed to the user, so root opens it.
     """
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     before = os.umask(0o177)
+    name = f"/proc/self/fd/{directory}/{path.name}"
     try:
+        if os.fstat(directory).st_uid == 0:
+            listening.bind(name)
+            os.chown(name, uid, -1)
+            return
         os.seteuid(uid)
         try:
-            listening.bind(f"/proc/self/fd/{directory}/{path.name}")
+            listening.bind(name)
         finally:
             os.seteuid(0)
     finally:

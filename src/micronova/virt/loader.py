@@ -30,6 +30,7 @@ class DriverSetup:
     random: Random
     state_dir: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the driver's own section of the settings
+    image_service: str = ""  # URL that the driver may fetch images from by a Unix socket
     vendor_data: VendorDataSource = field(default_factory=lambda: VendorDataSource(static={}))  # for config drives
 
 

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +60,7 @@ from micronova.virt.libvirt.host import HostFacts, cpu_flags, kvm_group, read_fa
 from micronova.virt.libvirt.storage import sandbox
 from micronova.virt.libvirt.storage.config_drive import make_config_drive
 from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
+from micronova.virt.libvirt.storage.fetch import fetch, stream
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.image_cache import ImageCache
 from micronova.virt.libvirt.storage.layout import Layout
@@ -83,6 +85,7 @@ class LibvirtDriver:
         cloud_id: str,
         clock: Clock,
         vendor_data: VendorDataSource,
+        image_service: str = "",
     ) -> None:
         self.host = host
         self._vendor_data = vendor_data
@@ -110,6 +113,7 @@ class LibvirtDriver:
             layout,
             self._files,
             clock,
+            fetcher=partial(fetch, source=partial(stream, service=image_service)),
             max_bytes=self._max_cache,
             used_by_disks=self._backing_files,
             evict=settings.remove_unused_base_images,

@@ -59,6 +59,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         cloud_id=setup.cloud_id,
         clock=setup.clock,
         vendor_data=setup.vendor_data,
+        image_service=setup.image_service,
     )
     return {host: driver}
 

@@ -141,6 +141,11 @@ class PrivateLibvirtd:
             self._open = _open_own(self.directory)
         return _NOWHERE if self._open is None else Path(f"/proc/self/fd/{self._open}")
 
+    def folders(self) -> list[Path]:
+        """Return the directories whose files are the agent's."""
+        tree = self._tree
+        return [*Layout(tree).folders, tree / "log" / "qemu"]
+
     def detach(self) -> None:
         """Close root's descriptor, in a child that gives root's rights up."""
         if self._open is not None:
@@ -156,6 +161,9 @@ class PrivateLibvirtd:
             with suppress(FileExistsError):  # what it is, is checked when it is opened
                 self.directory.mkdir()
         if self._answers("libvirtd") and self._answers("virtlogd"):
+            if os.geteuid() == 0:  # an earlier agent may have had another group
+                for path in (self._tree / "run", self._tree / "run" / _SOCKETS["libvirtd"]):
+                    os.chown(path, -1, self._client[1])
             return
         if os.geteuid() != 0:
             raise LibvirtMissing(
@@ -209,7 +217,7 @@ class PrivateLibvirtd:
             folder.chmod(mode)
         os.chown(directory / "run", 0, self._client[1])
         # The agent creates and removes files in these.
-        for folder in (*Layout(directory).folders, directory / "log" / "qemu"):
+        for folder in self.folders():
             folder.mkdir(exist_ok=True)
             os.chown(folder, *self._client)
         (directory / "log" / "qemu").chmod(0o700)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
+from micronova.http.client import split_unix_url
 from micronova.objects.errors import BuildFailed, InsufficientResources
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
@@ -23,14 +24,18 @@ class TicketRefused(BuildFailed):
     """The image service does not accept the ticket, e.g. because it has expired. Another ticket may work."""
 
 
-async def stream(url: str) -> AsyncIterator[bytes]:
-    """Yield the content at a URL in chunks."""
+async def stream(url: str, service: str = "") -> AsyncIterator[bytes]:
+    """Yield the content at a URL in chunks. A Unix socket is connected to only if `service`, a URL, names it."""
     import aiohttp
 
+    socket, address = split_unix_url(url)
+    if socket is not None and not url.startswith(f"{service}/"):
+        raise BuildFailed("The image cannot be fetched: this host does not know its image service.")
+    connector = None if socket is None else aiohttp.UnixConnector(socket)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=READ_TIMEOUT)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
-            async with session.get(url, allow_redirects=False) as answer:
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            async with session.get(address, allow_redirects=False) as answer:
                 if answer.status in (401, 403, 404):
                     raise TicketRefused(f"The image service did not give the image out: it answered {answer.status}.")
                 if answer.status not in (200, 204):  # 204: an image without data

@@ -1,0 +1,309 @@
+"""The agents of a host with real guests, in a process and with a user of their own.
+
+    root: supervisor ──┬── the cloud, user micronova: HTTP, databases, conductor, scheduler, console proxy
+                       └── the agents, user micronova-agent: compute, network agent, console relay
+
+Who may use libvirt's socket is as good as root on the machine, so the user that answers HTTP may not. The agents are to
+the cloud what a host of a region is: they have no database and no key, and the cloud believes them only what concerns
+this host. Three sockets connect both processes. Root makes them in a directory of its own, each for one of both users:
+
+    bus       the cloud's bus; the agents connect (rpc/unix/gate.py)
+    http      the image, network and metadata services, whatever address and TLS the cloud's clients use
+    console   the relay of this host's consoles; the console proxy connects
+
+The process is a new program, not a fork: root's process has read the settings and keys of the cloud.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from micronova.cli.service_user import ServiceUser, become, end_with
+from micronova.cli.state import StateDirectory
+from micronova.conf.settings import API, Glance, Neutron, Settings
+from micronova.http.sockets import listen_unix
+from micronova.objects.errors import MicronovaError
+from micronova.privileged.client import sockets_directory
+from micronova.telemetry.logs import set_up_logging
+
+log = logging.getLogger(__name__)
+
+HOST_ROLES = ("compute", "network-agent")
+SERVICES = ("/image", "/network", "/metadata")  # what the agents use by HTTP
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the agents are started again
+STEADY = 60.0  # seconds after which a process that ends was no failed start
+STOP_TIMEOUT = 10.0
+READY = "ready\n"
+_SIGNALLED = 3  # exit code: stopped by a signal, and not by the cloud
+
+
+def control_name(host: str) -> str:
+    """Return the sender of the messages of a cloud to the agents of this host. It is no host's name."""
+    return f"{host}:cloud"
+
+
+def host_name(settings: Settings) -> str:
+    """Return the name of this host."""
+    return settings.default.host or socket.gethostname()
+
+
+@dataclass(frozen=True)
+class AgentLink:
+    """The agents as the cloud's process sees them."""
+
+    uid: int
+    bus: socket.socket  # both listen
+    http: socket.socket
+    console: Path
+
+    @property
+    def url(self) -> str:
+        """The URL of the cloud's services for the agents."""
+        return service_url(self.console.parent)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What root tells the agents' process."""
+
+    settings: Settings
+    roles: tuple[str, ...]
+    user: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    cloud_id: str
+    directory: str  # DIR
+    guests: str  # the directory of guests' files
+    console: int  # descriptor of the socket that the console relay listens on
+
+
+def service_url(sockets: Path) -> str:
+    """Return the URL of the cloud's services on a Unix socket."""
+    from micronova.http.client import unix_url
+
+    return unix_url(sockets / "http")
+
+
+def agent_settings(settings: Settings, sockets: Path) -> Settings:
+    """Return the settings of the agents: none of those of other roles, among which are passwords and keys."""
+    host, url = host_name(settings), service_url(sockets)
+    vendor_data = {name: getattr(settings.api, name) for name in API.__struct_fields__ if name.startswith("vendordata")}
+    return Settings(
+        default=msgspec.structs.replace(
+            settings.default,
+            host=host,
+            transport_url=f"unix://{sockets / 'bus'}",
+            control_users=(control_name(host),),
+            secret_key="",
+        ),
+        api=API(**vendor_data),
+        glance=Glance(endpoint_override=f"{url}/image"),
+        neutron=Neutron(endpoint_override=f"{url}/network", metadata_url=f"{url}/metadata"),
+        network_agent=settings.network_agent,
+        compute=settings.compute,
+        libvirt=settings.libvirt,
+        telemetry=settings.telemetry,
+        upgrade_levels=settings.upgrade_levels,
+    )
+
+
+# --- root's side ---------------------------------------------------------------------------------------------------
+
+
+class AgentProcess:
+    """The agents' process, which root starts, and starts again when it was killed. Methods block."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: StateDirectory,
+        prefix: str,
+        *,
+        cloud: ServiceUser,
+        user: ServiceUser,
+        cloud_id: str,
+        guests: Path,
+        roles: Iterable[str],
+    ) -> None:
+        self._sockets = sockets_directory(prefix)
+        self._settings = settings
+        self._place = place
+        self._cloud = cloud
+        self._user = user
+        self._cloud_id = cloud_id
+        self._guests = guests
+        self._roles = tuple(roles)
+        self._groups: tuple[int, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._was_ready = False
+        self._started = self._again_at = 0.0
+        self._pause = FIRST_PAUSE
+        self._told_to_stop = False
+
+    def listen(self) -> AgentLink:
+        """Make the sockets; return what the cloud's process needs."""
+        self._console = listen_unix(self._sockets / "console", self._cloud.uid)
+        return AgentLink(
+            uid=self._user.uid,
+            bus=listen_unix(self._sockets / "bus", self._user.uid),
+            http=listen_unix(self._sockets / "http", self._user.uid),
+            console=self._sockets / "console",
+        )
+
+    def detach(self) -> None:
+        """Forget root's means, in the child that becomes the cloud."""
+        self._console.close()
+
+    def start(self, groups: Iterable[int]) -> None:
+        """Start the process; `groups` are those that share files with guests and use libvirt."""
+        self._groups = tuple(groups)
+        start = Start(
+            settings=agent_settings(self._settings, self._sockets),
+            roles=self._roles,
+            user=self._user.name,
+            uid=self._user.uid,
+            gid=self._user.gid,
+            groups=self._groups,
+            cloud_id=self._cloud_id,
+            directory=str(self._place.path),
+            guests=str(self._guests),
+            console=self._console.fileno(),
+        )
+        self._started = time.monotonic()
+        # DIR is named for people who look at the list of processes.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "micronova.cli.agent", str(self._place.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[self._console.fileno()],
+            start_new_session=True,  # Ctrl-C is for the cloud, which then stops the agents
+            cwd="/",
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `tend` sees that
+            self._process.stdin.write(msgspec.json.encode(start))
+            self._process.stdin.close()
+
+    def tend(self) -> None:
+        """Start the process again if it was killed; raise MicronovaError if it ended before it ever worked."""
+        process = self._process
+        if process is None:
+            if not self._told_to_stop and time.monotonic() >= self._again_at:
+                self.start(self._groups)
+            return
+        code = process.poll()
+        said = self._read()
+        if code is None:
+            return
+        self._close()
+        if code == 0:  # the cloud told it to stop
+            self._told_to_stop = True
+            return
+        if not self._was_ready:
+            raise MicronovaError(said or "The process of this host's agents ended while it was starting.")
+        if time.monotonic() - self._started > STEADY:
+            self._pause = FIRST_PAUSE
+        log.warning(
+            "the process of this host's agents ended (%s) and is started again; guests continue to run",
+            said or (f"signal {-code}" if code < 0 else f"exit code {code}"),
+        )
+        self._again_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    @property
+    def attention(self) -> float:
+        """In how many seconds the process has to be tended, if nothing happens before."""
+        return max(0.0, self._again_at - time.monotonic()) if self._process is None else STEADY
+
+    def stop(self, *, kill: bool) -> None:
+        """End the process: with `kill` at once, because its cloud has died."""
+        process = self._process
+        if process is not None:
+            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._close()
+
+    def _read(self) -> str:
+        """Return what the process said but that it is ready: why it ends."""
+        assert self._process is not None and self._process.stdout is not None
+        said = (self._process.stdout.read() or b"").decode("utf-8", "replace")
+        self._was_ready = self._was_ready or said.startswith(READY)
+        return said.removeprefix(READY)
+
+    def _close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None and process.stdout is not None:
+            process.stdout.close()
+
+
+# --- the agents' side ----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Become the agents' user and run the agents until the cloud stops them."""
+    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
+    set_up_logging(start.settings)
+    user = ServiceUser(start.user, start.uid, start.gid)
+    listening = socket.socket(fileno=start.console)
+    listening.setblocking(False)
+    root = os.getppid()
+    told = False
+
+    def stop(stopped: asyncio.Event) -> None:
+        nonlocal told
+        told = True
+        stopped.set()
+
+    try:
+        become(user, Path(start.guests), start.groups, cover=Path(start.directory))
+        end_with(root, signal.SIGKILL)  # the next start of the cloud must not find two agents
+        from micronova.cli.run import run_until_stopped
+
+        run_until_stopped(lambda stopped: _serve(start, listening, stopped, lambda: stop(stopped)))
+    except MicronovaError as error:
+        os.write(sys.stdout.fileno(), error.message.encode())  # root says it
+        sys.exit(1)
+    sys.exit(0 if told else _SIGNALLED)
+
+
+async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event, stop: Callable[[], None]) -> None:
+    from micronova.cli.run import settle_memory
+    from micronova.cli.wiring import Process
+
+    process = Process(
+        start.settings,
+        start.roles,
+        StateDirectory(Path(start.directory)),
+        cloud_id=start.cloud_id,
+        relay_socket=listening,
+        on_stop=stop,
+    )
+    await process.start()
+    settle_memory()
+    process.announce_ready()
+    os.write(sys.stdout.fileno(), READY.encode())
+    log.info("%s: ready", ", ".join(start.roles))
+    try:
+        await stopped.wait()
+    finally:
+        await process.stop()
+
+
+if __name__ == "__main__":
+    main()
