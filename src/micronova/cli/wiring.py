@@ -176,6 +176,8 @@ class Process:
             self.settings.compute.shutdown_grace + AGENT_GRACE
         ):
             log.warning("the agents of this host did not stop in time")
+        if "network" in self.embedded:
+            self.embedded["network"].end_waits()
         for server in self._servers:
             await server.stop()
         self._servers.clear()

@@ -2,9 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
-
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from micronova.db import services
 from micronova.db.engine import Database

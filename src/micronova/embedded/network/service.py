@@ -107,6 +107,10 @@ class NetworkService:
         await self.notifier.start()
         await self.watch.start()
 
+    def end_waits(self) -> None:
+        """Answer the agents that wait for changes, so that the HTTP server can stop."""
+        self.watch.end_waits()
+
     async def stop(self) -> None:
         """Stop sending events; those that are not sent stay in the outbox."""
         await self.watch.stop()

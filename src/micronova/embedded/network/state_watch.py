@@ -65,6 +65,7 @@ class StateWatch:
         self._read_at = 0  # when the changes were last read, in microseconds
         self._seen: dict[int, int] = {}  # position -> time, of the changes that the next look reads again
         self._task: asyncio.Task[None] | None = None
+        self._ended = False
 
     async def start(self) -> None:
         """Start to follow the changes."""
@@ -77,6 +78,11 @@ class StateWatch:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+
+    def end_waits(self) -> None:
+        """Let no request wait any more: the service stops."""
+        self._ended = True
+        self._change(self._hosts)
 
     def written(self) -> None:
         """Look for changes soon, because this process has written."""
@@ -96,6 +102,8 @@ class StateWatch:
                 known, found = await self._compute(host)
                 if known.fingerprint != fingerprint:
                     return known.fingerprint, found
+            if self._ended:
+                return known.fingerprint, None
             known.asked_at = loop.time()
             try:
                 async with asyncio.timeout_at(deadline):
