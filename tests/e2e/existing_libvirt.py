@@ -104,7 +104,11 @@ class GuestCloud(RealCloud):
     """A cloud with guests on the existing libvirt."""
 
     def __init__(self, libvirt: DistributionLibvirt, settings: str = "") -> None:
-        super().__init__(f'{settings}\n[libvirt]\nconnection_uri = "{libvirt.uri}"\n', directory=libvirt.folder / "c")
+        super().__init__(
+            f'{settings}\n[libvirt]\nconnection_uri = "{libvirt.uri}"\n',
+            directory=libvirt.folder / "c",
+            libvirt=libvirt.folder / "c-guests",
+        )
         self._libvirt = libvirt
 
     def definitions(self) -> list[str]:

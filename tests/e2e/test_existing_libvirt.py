@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pwd
+import stat
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -66,13 +67,13 @@ async def test_its_tap_is_in_the_clouds_namespace_and_its_files_are_the_clouds(
     assert tap in _taps("-n", cloud.prefix) and tap not in _taps()
     assert libvirt.tap in _taps()
     assert (await guest.ssh("hostname")).strip() == "gerda"
-    owner = pwd.getpwnam("micronova").pw_uid
+    owner = pwd.getpwnam("micronova-agent").pw_uid
     files = [*(cloud.libvirt / "base").iterdir(), cloud.libvirt / "instances" / guest.id / "disk"]
     for file in files:
         assert file.stat().st_uid == owner, file
-    # Whoever passes through the cloud's directory sees nothing else in it.
-    open_to_them = [file for file in cloud.directory.iterdir() if file.stat().st_mode & 0o077]
-    assert open_to_them == [cloud.libvirt]
+    # Guests do not pass through the cloud's directory, and its owner cannot replace theirs.
+    assert stat.S_IMODE(cloud.directory.stat().st_mode) == 0o700
+    assert cloud.libvirt.parent.stat().st_uid == 0
 
 
 async def test_each_guest_has_a_user_of_its_own_who_reaches_its_own_files_only(cloud: GuestCloud, guest: Guest) -> None:
@@ -81,7 +82,7 @@ async def test_each_guest_has_a_user_of_its_own_who_reaches_its_own_files_only(c
     mine, theirs = process_of(guest.id), process_of(other.id)
     assert mine.uid != theirs.uid and mine.status["Groups"] == str(mine.gid) == str(mine.uid)
     folder = cloud.libvirt / "instances" / guest.id
-    assert reach(mine, str(cloud.directory)) == {
+    assert reach(mine, str(cloud.directory), str(cloud.libvirt)) == {
         str(folder / "disk"): {"read", "write"},
         str(folder / "disk.base"): {"read"},
     }

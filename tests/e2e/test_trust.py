@@ -52,10 +52,20 @@ async def cloud(can_run_guests: None) -> AsyncIterator[RealCloud]:
 
 
 def process_of(cloud: RealCloud, module: str) -> int:
-    """Return the process of a module that is not root's."""
-    found = [int(line.split()[0]) for line in processes(str(cloud.directory)) if module in line]
-    [pid] = [pid for pid in found if os.stat(f"/proc/{pid}").st_uid != 0]
+    """Return the process of a module that is not root's, and no child of such a process."""
+    found = {int(line.split()[0]) for line in processes(str(cloud.directory)) if module in line}
+    owners = {pid: known for pid in found if (known := owner_and_parent(pid)) is not None}
+    [pid] = [pid for pid, (uid, parent) in owners.items() if uid != 0 and (owner_and_parent(parent) or (1,))[0] == 0]
     return pid
+
+
+def owner_and_parent(pid: int) -> tuple[int, int] | None:
+    """Return the user and the parent of a process; None if it has ended."""
+    try:
+        known = status(pid)
+    except FileNotFoundError:
+        return None
+    return int(known["Uid"][0]), int(known["PPid"][0])
 
 
 def http_process(cloud: RealCloud) -> int:

@@ -37,7 +37,7 @@ from micronova.objects.errors import MicronovaError
 from micronova.privileged.client import sockets_directory
 from micronova.telemetry.logs import set_up_logging
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("micronova.cli.agent")  # also where this module is the program
 
 HOST_ROLES = ("compute", "network-agent")
 SERVICES = ("/image", "/network", "/metadata")  # what the agents use by HTTP

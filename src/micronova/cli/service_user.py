@@ -1,5 +1,7 @@
 """The service user: a cloud that root starts gives root's rights up, so that nothing that answers HTTP runs as root.
 
+The agents of real guests have a user of their own (cli/agent.py), which becomes itself in the same way.
+
 The service user owns DIR and reads our code. Either may be below a directory that is closed to it (a clone below
 /root, a directory that mktemp made). The permissions of such a parent are not changed. Instead the process gets its own
 mount namespace, in which the closed parent contains only what is needed.

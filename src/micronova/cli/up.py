@@ -1,4 +1,4 @@
-"""`micronova up` and `micronova down`: the whole cloud in one process."""
+"""`micronova up` and `micronova down`: the whole cloud; with real guests, their agents in a process of their own."""
 
 import asyncio
 import contextlib

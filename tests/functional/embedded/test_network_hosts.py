@@ -1,5 +1,6 @@
 """Compute hosts at the network service: each has its own ticket, which is valid only for itself."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,13 @@ async def test_wide_address_pairs_are_not_members_of_a_remote_group(cloud: World
     await cloud.delete("subnet", six["id"])
     members = (await state(cloud)).json()["state"]["members"][default["id"]]
     assert "fd00::/64" not in members, "the network has no IPv6 any more"
+
+
+async def test_agents_that_wait_for_changes_are_answered_when_the_service_stops(cloud: World) -> None:
+    known = (await state(cloud)).json()["fingerprint"]
+    path = f"/agent-states/{HOST}?wait=60&fingerprint={known}"
+    waiting = asyncio.create_task(cloud.call("GET", path, token=ticket(cloud)))
+    await asyncio.wait([waiting], timeout=0.2)
+    assert not waiting.done()
+    cloud.role.end_waits()
+    assert (await asyncio.wait_for(waiting, 20)).json() == {"fingerprint": known}

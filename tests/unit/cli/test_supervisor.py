@@ -70,7 +70,7 @@ if os.geteuid() == 0:
     os.setuid(12345)
 os.umask(0o022)
 place = StateDirectory(directory)
-run_as_service(settings, place, lambda _: (place.path / "new").write_text("x"), needs_root=bool(uri))
+run_as_service(settings, place, (), lambda *_: (place.path / "new").write_text("x"), needs_root=bool(uri))
 """
 
 

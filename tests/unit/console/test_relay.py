@@ -10,8 +10,9 @@ import pytest
 
 from micronova.console.endpoints import Connector
 from micronova.console.relay import ConsoleRelay
+from micronova.http.sockets import listen_unix
 from micronova.objects.clock import SystemClock
-from micronova.objects.console import ConsoleEndpoint
+from micronova.objects.console import ConsoleEndpoint, at_registered_relay
 from micronova.objects.errors import MicronovaError
 
 
@@ -101,3 +102,26 @@ async def test_an_address_in_use_is_one_clear_line(clock: Late) -> None:
     with pytest.raises(MicronovaError, match=r"console\.relay_listen"):
         await ConsoleRelay(f"127.0.0.1:{taken}", clock, random.Random(1)).start()
     await first.stop()
+
+
+async def test_a_proxy_on_this_machine_connects_by_a_socket(
+    tmp_path: Path, console: ConsoleEndpoint, clock: Late
+) -> None:
+    relay = ConsoleRelay("", clock, random.Random(1), listen_unix(tmp_path / "relay"))
+    await relay.start()
+    try:
+        answer = relay.offer(console)
+        # What the conductor makes of it: of the host's answer only the secret counts.
+        liar = msgspec.structs.replace(answer, path="/run/docker.sock")
+        offered = at_registered_relay(liar, "host", str(tmp_path / "relay"))
+        assert offered == answer
+        connector = Connector(tmp_path)
+        reader, writer = await connector.open(offered)
+        writer.write(b"hello")
+        assert await reader.read(1000) == b"hellohello"
+        writer.close()
+        reader, writer = await connector.open(msgspec.structs.replace(offered, secret="0" * 64))
+        assert await reader.read(1000) == b""
+        writer.close()
+    finally:
+        await relay.stop()

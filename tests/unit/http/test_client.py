@@ -3,10 +3,11 @@
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from micronova.http.client import MAX_ANSWER, Answer, HTTPTransport, raise_for
+from micronova.http.client import MAX_ANSWER, Answer, HTTPTransport, raise_for, unix_url
 from micronova.objects.errors import Unavailable
 
 HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
@@ -50,3 +51,22 @@ def test_a_status_that_passes_is_unavailable(status: int) -> None:
     with pytest.raises(Unavailable) as raised:
         raise_for(Answer(status, {}, b"{}"), "GET", "/v2.0/ports?limit=1")
     assert raised.value.details["status"] == status
+
+
+async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    place = tmp_path / "a socket/with%odd name"
+    place.parent.mkdir()
+    async with await asyncio.start_unix_server(answer, place):
+        transport = HTTPTransport(f"{unix_url(place)}/network/")
+        assert (await transport.request("GET", "/v2.0/ports?limit=1", {}, None)).json() == {}
+        await transport.close()
+    assert asked == [b"GET /network/v2.0/ports?limit=1 HTTP/1.1"]
+    with pytest.raises(Unavailable, match="does not answer"):
+        await HTTPTransport(unix_url(tmp_path / "none")).request("GET", "/", {}, None)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -180,3 +181,11 @@ async def test_only_the_named_user_may_ask(tmp_path: Path) -> None:
     finally:
         await asyncio.to_thread(helper.stop)
         shutil.rmtree(place)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root makes sockets for others")
+def test_the_socket_in_a_directory_of_roots_is_one_users(tmp_path: Path) -> None:
+    listener = Listener(Helper(PREFIX, tmp_path), tmp_path / "s", 65533)
+    listener.socket.close()
+    found = (tmp_path / "s").stat()
+    assert found.st_uid == 65533 and stat.S_IMODE(found.st_mode) == 0o600

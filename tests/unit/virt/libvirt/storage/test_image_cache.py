@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from micronova.http.client import unix_url
 from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError, NotSupported
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.storage.fetch import Progress, TicketRefused, fetch
+from micronova.virt.libvirt.storage.fetch import Progress, TicketRefused, fetch, stream
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.storage.layout import Layout
 from tests.unit.compute.agent_harness import ManualClock
@@ -320,3 +321,17 @@ async def test_what_an_image_becomes_unpacked_counts(world: World, tmp_path: Pat
     with pytest.raises(InsufficientResources):
         await world.get(raw(world.source.data, disk_format="qcow2"))
     assert world.files == []
+
+
+async def test_an_order_names_no_other_socket_than_that_of_the_image_service(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nimage")
+        writer.close()
+
+    service = f"{unix_url(tmp_path / 's')}/image"
+    async with await asyncio.start_unix_server(answer, tmp_path / "s"):
+        assert b"".join([part async for part in stream(f"{service}/v2/images/x/file", service)]) == b"image"
+        for url, known in ((f"{unix_url(tmp_path / 's')}/other", service), (f"{service}/v2/images/x/file", "")):
+            with pytest.raises(BuildFailed, match="does not know its image service"):
+                [part async for part in stream(url, known)]

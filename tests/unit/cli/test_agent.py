@@ -1,0 +1,110 @@
+"""The process of a host's agents: what it is told, and how it gets the files of guests."""
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from micronova.cli.agent import agent_settings, control_name
+from micronova.cli.service_user import ServiceUser, take_over
+from micronova.cli.state import StateDirectory
+from micronova.cli.supervisor import guests_outside, run_as_service
+from micronova.conductor.host_users import HostUsers
+from micronova.conf.settings import Settings, SettingsError, load
+from micronova.objects.context import Context
+from micronova.objects.errors import Forbidden
+from tests.unit.db.databases import compute_database
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+SECRET = "f00dcafe" * 8
+
+
+def test_the_agents_are_told_no_secret_of_other_roles() -> None:
+    settings = load(
+        environ={},
+        default={"secret_key": SECRET, "host": "h"},
+        database={"connection": f"postgresql://u:{SECRET}@db/x"},
+        identity={"password": SECRET},
+        glance={"ticket_key": SECRET},
+        neutron={"ticket_key": SECRET},
+        notifications={"transport_url": f"amqp://u:{SECRET}@broker/"},
+        compute={"compute_driver": "libvirt", "boot_timeout": 7.0},
+        api={"vendordata_jsonfile_path": "/etc/vendor.json"},
+    )
+    told = agent_settings(settings, Path("/run/x"))
+    assert SECRET.encode() not in msgspec.json.encode(told)
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Settings) == told
+    assert told.default.transport_url == "unix:///run/x/bus" and told.default.control_users == (control_name("h"),)
+    assert (told.compute.boot_timeout, told.api.vendordata_jsonfile_path) == (7.0, "/etc/vendor.json")
+
+
+def test_files_of_guests_of_an_existing_libvirt_are_not_in_a_directory_of_the_service_user(tmp_path: Path) -> None:
+    place = StateDirectory(tmp_path / "c")
+    private = load(environ={})
+    assert guests_outside(private, place) == private
+    existing = guests_outside(load(environ={}, libvirt={"connection_uri": "qemu:///system"}), place)
+    assert existing.libvirt.instances_path == str(tmp_path / "c-guests")
+    named = load(environ={}, libvirt={"connection_uri": "qemu:///system", "instances_path": "/srv/guests"})
+    assert guests_outside(named, place) == named
+
+
+@AS_ROOT
+def test_the_files_of_one_user_become_another_users_and_nobody_elses_do(tmp_path: Path) -> None:
+    before, user = 65533, ServiceUser("nobody", 65534, 65534)
+    victim = tmp_path / "victim"
+    victim.touch()
+    tree = tmp_path / "instances"
+    deep = tree / "guest"
+    deep.mkdir(parents=True)
+    disk, foreign, link, hard = deep / "disk", deep / "foreign", deep / "link", deep / "hard"
+    disk.touch()
+    disk.chmod(0o660)
+    foreign.touch()
+    link.symlink_to(victim)
+    hard.hardlink_to(victim)
+    for path in (tree, deep, disk):
+        os.chown(path, before, 12345)
+    os.chown(foreign, 12346, 12346)
+    os.lchown(link, before, before)
+    opened = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        take_over(opened, before, user)
+    finally:
+        os.close(opened)
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in (tree, deep, disk)} == {(user.uid, 12345)}
+    assert stat.S_IMODE(disk.stat().st_mode) == 0o660
+    assert victim.stat().st_uid == hard.stat().st_uid == 0 and foreign.stat().st_uid == 12346
+    assert not link.is_symlink()
+
+
+@AS_ROOT
+@pytest.mark.parametrize(
+    ("default", "said"),
+    [
+        ({"transport_url": "amqp://u:p@broker/"}, "run compute and network-agent apart"),
+        ({"user": "nobody", "agent_user": "nobody"}, "need a user of their own"),
+    ],
+)
+def test_agents_that_cannot_be_separated_are_not_started(tmp_path: Path, default: dict[str, str], said: str) -> None:
+    settings = load(environ={}, default=default, compute={"compute_driver": "libvirt"})
+
+    def main(*_: object) -> None:
+        raise AssertionError("it was started")
+
+    with pytest.raises(SettingsError, match=said):
+        run_as_service(settings, StateDirectory(tmp_path / "c"), ("api", "compute"), main, needs_root=True)
+    assert not (tmp_path / "c").exists()
+
+
+async def test_who_is_behind_the_gate_speaks_for_its_host_only(request: pytest.FixtureRequest) -> None:
+    async with compute_database("sqlite", request) as database:
+        users = HostUsers(database, required=False, own={"here": "/run/x/console"})
+        for _ in range(2):  # also once the others are read
+            users.check(Context(sender="here"), "here")
+            for sender, host in (("here", "there"), ("there", "here"), (control_name("here"), "here")):
+                with pytest.raises(Forbidden):
+                    users.check(Context(sender=sender), host)
+            await users.refresh()
+        assert await users.console_address("here") == "/run/x/console"
