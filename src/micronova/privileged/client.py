@@ -174,9 +174,9 @@ def helper_socket(prefix: str) -> Path:
 def make_sockets_directory(prefix: str) -> Path:
     """Make it: everybody may pass through it, and root alone decides what is in it."""
     directory = sockets_directory(prefix)
-    directory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    directory.mkdir(mode=0o711, exist_ok=True)
-    directory.chmod(0o711)  # whatever the umask is
+    for each in (directory.parent, directory):
+        each.mkdir(exist_ok=True)
+        each.chmod(0o711)  # whatever the umask is
     return directory
 
 
