@@ -6,8 +6,10 @@ import os
 import pickle
 import pwd
 import random
+import shutil
 import signal
 import socket
+import tempfile
 import traceback
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -37,6 +39,7 @@ from micronova.objects.orders import Heartbeat, HostBeat
 from micronova.privileged.client import helper_socket, sockets_directory
 from micronova.rpc.bus import Bus
 from micronova.rpc.unix.bus import UnixBus
+from tests.command import refused
 from tests.e2e.cloud import RealCloud, processes, real_cloud, script
 from tests.e2e.guests import until
 
@@ -277,3 +280,37 @@ async def test_agents_that_are_killed_while_they_build_are_back_and_the_builds_e
     for guest in guests:
         await guest.wait("ACTIVE")
     await tenant.clear()
+
+
+async def test_guests_of_a_cloud_with_one_user_are_taken_over(cloud: RealCloud) -> None:
+    tenant = await cloud.tenant("10.93.0.0/24", router=False)
+    guest = await tenant.boot("jutta")
+    await guest.wait("ACTIVE")
+    await cloud.down()
+    before = pwd.getpwnam("micronova").pw_uid
+    folders = [cloud.libvirt / name for name in ("instances", "base", "sockets", "console", "log/qemu")]
+    for path in [*folders, *(path for folder in folders for path in folder.rglob("*"))]:
+        os.chown(path, before, -1)
+    victim = cloud.folder / "victim"
+    victim.touch()
+    (cloud.libvirt / "instances" / "link").symlink_to(victim)
+    await cloud.up()
+    await guest.wait("ACTIVE")  # it ran before, and its disk can be used
+    agent = pwd.getpwnam("micronova-agent").pw_uid
+    owners = {path.lstat().st_uid for folder in folders for path in (folder, *folder.rglob("*"))}
+    assert before not in owners and agent in owners and victim.stat().st_uid == 0
+    await tenant.clear()
+
+
+async def test_a_cloud_whose_agents_cannot_start_says_why_and_does_not_stay(can_run_guests: None) -> None:
+    place = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
+    try:
+        settings = place / "micronova.toml"
+        settings.write_text('[libvirt]\ncpu_dedicated_set = "4000"\n')
+        said = refused(
+            "up", "--driver", "libvirt", "--port", "0", "--dir", place / "c", "--config", settings, "--detach"
+        )
+        assert "cpu_dedicated_set" in said
+        assert not processes(str(place)) and not (place / "c" / "clouds.yaml").exists()
+    finally:
+        shutil.rmtree(place)
