@@ -294,13 +294,19 @@ async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event,
         relay_socket=listening,
         on_stop=stop,
     )
-    await process.start()
+    starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # it waits for a cloud that does not answer, perhaps because that one stops
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return
+    await starting
     settle_memory()
     process.announce_ready()
     os.write(sys.stdout.fileno(), READY.encode())
     log.info("%s: ready", ", ".join(start.roles))
     try:
-        await stopped.wait()
+        await stopping
     finally:
         await process.stop()
 

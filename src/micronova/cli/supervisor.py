@@ -171,10 +171,15 @@ class HostProcesses:
     def _take_over(self, owner: ServiceUser) -> None:
         """Give guests' files to the user; they were DIR's owner's when one process did everything."""
         if self._former is not None and not self.root.exists() and _owner_of(self._former) == owner.uid:
-            self._former.rename(self.root)
+            try:
+                self._former.rename(self.root)
+            except OSError as error:
+                raise MicronovaError(f"Move {self._former} to {self.root}: {error.strerror}.") from None
             log.warning("guests' files were moved from %s to %s", self._former, self.root)
+        # Of root's own directories, only those of a private libvirtd are the cloud's: a takeover may have been cut off.
+        owners = {owner.uid} if self.libvirtd is None else {owner.uid, 0}
         for folder in [self.root] if self.libvirtd is None else self.libvirtd.folders():
-            if _owner_of(folder) in (0, owner.uid):
+            if _owner_of(folder) in owners:
                 opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 try:
                     take_over(opened, owner.uid, self._user)
