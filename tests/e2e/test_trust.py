@@ -39,7 +39,7 @@ from micronova.objects.orders import Heartbeat, HostBeat
 from micronova.privileged.client import helper_socket, sockets_directory
 from micronova.rpc.bus import Bus
 from micronova.rpc.unix.bus import UnixBus
-from tests.command import refused
+from tests.command import micronova, refused
 from tests.e2e.cloud import RealCloud, processes, real_cloud, script
 from tests.e2e.guests import until
 
@@ -306,11 +306,16 @@ async def test_a_cloud_whose_agents_cannot_start_says_why_and_does_not_stay(can_
     place = Path(tempfile.mkdtemp(prefix="mn-e2e-"))
     try:
         settings = place / "micronova.toml"
-        settings.write_text('[libvirt]\ncpu_dedicated_set = "4000"\n')
-        said = refused(
-            "up", "--driver", "libvirt", "--port", "0", "--dir", place / "c", "--config", settings, "--detach"
-        )
-        assert "cpu_dedicated_set" in said
-        assert not processes(str(place)) and not (place / "c" / "clouds.yaml").exists()
+        place.chmod(0o711)
+        vendor_data = place / "vendor.json"
+        vendor_data.write_text("{}")
+        vendor_data.chmod(0o600)
+        os.chown(vendor_data, pwd.getpwnam("micronova").pw_uid, -1)  # the metadata service may read it, agents may not
+        settings.write_text(f'[api]\nvendordata_jsonfile_path = "{vendor_data}"\n')
+        where = ("--dir", place / "c", "--config", settings, "--port", "0")
+        said = refused("up", "--driver", "libvirt", *where, "--detach")
+        assert f"Cannot read api.vendordata_jsonfile_path {vendor_data}: Permission denied." in said
+        assert not processes(str(place)) and not (place / "c").exists()
     finally:
+        micronova("down", "--dir", place / "c")
         shutil.rmtree(place)
