@@ -144,7 +144,7 @@ async def test_what_answers_http_reaches_neither_libvirt_nor_root_nor_guests(clo
         cloud.libvirt / "run" / "libvirt-sock",
         helper_socket(cloud.prefix),
         sockets_directory(cloud.prefix) / "bus",
-        *(cloud.libvirt / "sockets").iterdir(),
+        *(cloud.libvirt / "sockets").glob("*/*"),
     ]
     files = [
         cloud.libvirt / "instances",

@@ -118,7 +118,8 @@ def take_over(folder: int, before: int, user: ServiceUser) -> None:
     """Give a directory that belonged to another user, `before`, to a user, with all that was that user's in it.
 
     The other user may have put links there, and may still do so. So the directory is root's before it is read, links
-    are removed, and files of others keep their owner: they may be other names of files elsewhere.
+    are removed, and files of others keep their owner: they may be other names of files elsewhere. Sockets of guests'
+    consoles stay the guests', and are open to the user instead of the other one.
     """
     os.fchown(folder, 0, -1)
     for name in os.listdir(folder):
@@ -135,8 +136,11 @@ def take_over(folder: int, before: int, user: ServiceUser) -> None:
                     os.close(inner)
             elif found.st_uid == before:
                 os.chown(f"/proc/self/fd/{entry}", user.uid, -1)
+            elif stat.S_ISSOCK(found.st_mode):
+                acl.rename(Path(f"/proc/self/fd/{entry}"), before, user.uid)
         finally:
             os.close(entry)
+    acl.rename(Path(f"/proc/self/fd/{folder}"), before, user.uid)
     os.fchown(folder, user.uid, -1)
 
 

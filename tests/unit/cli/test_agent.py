@@ -1,6 +1,7 @@
 """The process of a host's agents: what it is told, and how it gets the files of guests."""
 
 import os
+import socket
 import stat
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from micronova.conductor.host_users import HostUsers
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
+from micronova.virt.libvirt.storage import acl
 from tests.unit.db.databases import compute_database
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
@@ -77,6 +79,32 @@ def test_the_files_of_one_user_become_another_users_and_nobody_elses_do(tmp_path
     assert stat.S_IMODE(disk.stat().st_mode) == 0o660
     assert victim.stat().st_uid == hard.stat().st_uid == 0 and foreign.stat().st_uid == 12346
     assert not link.is_symlink()
+
+
+@AS_ROOT
+def test_consoles_of_guests_that_run_are_open_to_the_new_user_instead(tmp_path: Path) -> None:
+    before, user, guest = 65533, ServiceUser("nobody", 65534, 65534), 12347
+    folder = tmp_path / "guest"
+    folder.mkdir()
+    acl.share_contents(folder, 0o700, {before: acl.READ | acl.WRITE | acl.SEARCH})
+    os.chown(folder, before, before)
+    console = folder / "vnc"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(console))
+    os.chown(console, guest, guest)
+    image = folder / "image"  # of somebody who shares it
+    image.touch()
+    os.chown(image, guest, guest)
+    assert acl.users(console) == acl.users(image) == {before}
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        take_over(opened, before, user)
+    finally:
+        os.close(opened)
+    assert acl.users(console) == {user.uid} and console.stat().st_uid == guest
+    assert acl.users(image) == {before}
+    (folder / "new").touch()
+    assert acl.users(folder / "new") == {user.uid}
 
 
 @AS_ROOT

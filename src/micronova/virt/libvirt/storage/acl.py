@@ -42,6 +42,23 @@ def users(path: Path) -> set[int]:
     return {user for tag, _, user in struct.iter_unpack("<HHI", content[4:]) if tag == _USER}
 
 
+def rename(path: Path, before: int, after: int) -> None:
+    """Give the entries of one user to another, also in what files get that are created in a directory.
+
+    Links are followed, so that a descriptor can be named by its path in /proc.
+    """
+    for name in (_ACCESS, _DEFAULT):
+        try:
+            content = os.getxattr(path, name)
+        except OSError:  # there is no list
+            continue
+        entries = [
+            (tag, right, after if tag == _USER and user == before else user)
+            for tag, right, user in struct.iter_unpack("<HHI", content[4:])
+        ]
+        os.setxattr(path, name, content[:4] + b"".join(struct.pack("<HHI", *entry) for entry in entries))
+
+
 def _packed(mode: int, users: Mapping[int, int]) -> bytes:
     group = mode >> 3 & 7
     most = group
