@@ -47,7 +47,7 @@ def _with_database(
 
 
 def list_hosts(directory: Path | None, config: Path | None) -> None:
-    """Print the hosts with their state."""
+    """Print the hosts by name, with their state."""
     import time
 
     from micronova.db import services
@@ -56,7 +56,7 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     async def work(database: Database, settings: Settings) -> None:
         rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row.host):
             up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
             status = "disabled" if row.disabled else "enabled"
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")
