@@ -865,7 +865,7 @@ def test_check_makes_nothing_and_says_what_is_not_there(tmp_path: Path) -> None:
     found = [line.partition(":")[0] for line in done.stdout.splitlines() if line.startswith("FAIL")]
     assert found == [
         *(f"FAIL  database {name}" for name in ("compute", "identity", "image", "network")),
-        "FAIL  bus", "FAIL  service identity", "FAIL  service image", "FAIL  service network",
+        "FAIL  bus", "FAIL  control users", "FAIL  service identity", "FAIL  service image", "FAIL  service network",
     ]  # fmt: skip
     assert done.returncode == 1 and done.stderr == "" and "hush" not in done.stdout and not state.exists()
     # The reason is the system's, in words, and not the name of a Python class.
