@@ -249,6 +249,9 @@ class Process:
                 self.clock = self._database_clock = DatabaseClock(self.clock, self.database)
                 await self._database_clock.start()
         if any(role in self.roles for role in (*COMPUTE_ROLES, "console", "network-agent")):
+            default = self.settings.default
+            if not default.control_users and not default.transport_url.startswith("local:"):
+                log.warning("%s", NO_CONTROL_USERS)
             self.bus = await self.connect_bus()
 
     def schema_of(self, name: str) -> str | None:
@@ -293,8 +296,6 @@ class Process:
         if url == "local://":
             url = f"local://{self.cloud_id}"
         users = frozenset(self.settings.default.control_users)
-        if not users and not url.startswith("local:"):
-            log.warning("%s", NO_CONTROL_USERS)
         name = f"{self.host}:{os.getpid()}"
         if self.agent is not None:
             name = control_name(self.host)
