@@ -82,10 +82,12 @@ class HostAgent:
         if context is None:
             context = Context(request_id=order.request_id, traceparent=order.traceparent)
         host = self.host
-        if self._stopping or order.host != host.name:
-            log.info("host %s: order %s (%s) is ignored", host.name, order.operation_id, order.kind)
-            return
-        reason = self._registry.refusal(order)
+        if self._stopping:
+            reason: str | None = "is ignored: the agent stops"
+        elif order.host != host.name:
+            reason = f"is ignored: it is for host {order.host}"
+        else:
+            reason = self._registry.refusal(order)
         if reason is not None:
             log.info("host %s: order %s (%s) %s", host.name, order.operation_id, order.kind, reason)
             return

@@ -198,8 +198,7 @@ def lease(
 def expired(conn: sa.Connection, now: int, most: int, known: Known, *, with_hosts: bool) -> list[str]:
     """Return the ids of operations of known kinds without a valid lease; those of hosts only if asked for.
 
-    There are more than `most` only if the last ones would else be a part of a group: the servers of one request are
-    placed together.
+    More than `most` are returned only to complete a group: the servers of one request are placed together.
     """
     first, of_groups = _expired_of(known, with_hosts)
     found = {row.id: row.group_id for row in conn.execute(first, {"now": now, "most": most})}

@@ -1,7 +1,8 @@
 """An HTTP service made from declarations: routes as data in, an ASGI application out.
 
 Each of our OpenStack services is a list of `Route`s. Routing, microversion negotiation, validation, policy, error
-bodies and the isolation tests follow from the list. `Service.handle` shows the whole pipeline of a request.
+bodies and the isolation tests follow from the list. `Service.handle` and `Service._run` are the
+pipeline of a request.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance needs; kept as long as the instance, because every move schedules it again."""
+    """What an instance needs; kept as long as the instance, because a reschedule needs it."""
 
     project_id: str
     user_id: str

@@ -181,7 +181,7 @@ class SchedulerManager:
             self._timed(self._clock.monotonic() - begun)
 
     async def _held_already(self, spec: RequestSpec, request: SelectDestinations) -> dict[str, str]:
-        """Return the nodes of instances that have their resources since an earlier request: these may be the last."""
+        """Return the nodes where instances hold resources of an earlier request. No other host may have room."""
         found = await self._database.read(allocations.get_many, request.instance_uuids)
         host, node = spec.force_host or spec.requested_host, spec.force_node or spec.requested_node
         held = {}

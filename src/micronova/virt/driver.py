@@ -67,7 +67,8 @@ class GuestPlan:
 class DriverEvents(Protocol):
     """The callbacks of the agent, called in the event loop's thread.
 
-    What a method causes is reported before it returns; otherwise it looks as if the guest had acted by itself.
+    What a method causes is reported before it returns. The agent counts an event that comes later as a power change
+    that no order caused.
     """
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:

@@ -44,7 +44,7 @@ class Crash(BaseException):
 
 
 class Operation(msgspec.Struct, kw_only=True):
-    """An operation that a conductor has leased."""
+    """An operation with its owner."""
 
     id: str
     kind: str
@@ -291,7 +291,7 @@ class Engine:
                 await self._fail(kind, timely, error)
 
     async def later(self, group: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
-        """Try again after a pause that grows with the attempts: a service or the database does not answer.
+        """Try again after a pause that grows with the leases: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """

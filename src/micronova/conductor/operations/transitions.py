@@ -1,7 +1,7 @@
 """The transitions of operations of all kinds: to a host, to the next step, to the end.
 
 Methods with a connection run in the transaction of the caller, so that an operation and its instance change together.
-The caller has locked the instance before.
+`dispatch` and `cancel_in` lock the instance; the callers of the others have locked it.
 """
 
 import logging

@@ -34,7 +34,7 @@ class HostState(NamedTuple):
     """The desired state of a host."""
 
     document: dict[str, Any]
-    topics: frozenset[str]  # of `host_changes`: without one of these noted, the document is the same
+    topics: frozenset[str]  # of `host_changes`: the topics that the document depends on
     has_routers: bool
 
 

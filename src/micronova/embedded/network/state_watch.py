@@ -72,7 +72,7 @@ class StateWatch:
         self._task = asyncio.create_task(self._follow(), name="state-watch")
 
     async def stop(self) -> None:
-        """Stop to follow the changes."""
+        """Stop following the changes."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -33,14 +33,14 @@ class DnsmasqWatch:
         asyncio.get_running_loop().add_reader(made, self._end, namespace)
 
     def forget(self, namespace: str) -> None:
-        """Stop to watch the server of a namespace, because it is about to be ended."""
+        """Stop watching the server of a namespace, because it is about to be ended."""
         _, made = self._watched.pop(namespace, (0, None))
         if made is not None:
             asyncio.get_running_loop().remove_reader(made)
             os.close(made)
 
     def close(self) -> None:
-        """Stop to watch."""
+        """Stop watching."""
         for namespace in list(self._watched):
             self.forget(namespace)
 
