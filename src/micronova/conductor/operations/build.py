@@ -286,7 +286,7 @@ class Build(HostKind):
             return None
         return self._host_lost(conn, operation, row, "The host was stopped.")
 
-    def _host_is_down(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
+    def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
         """Take the build from its host, which is down; return None if no other host may build it and it may return."""
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
@@ -321,7 +321,7 @@ class Build(HostKind):
         if row is None or row["epoch"] != operation.epoch or row["host"] is None:
             await self._overtaken(operation)
         elif await self._transitions.host_is_down(row["host"]):
-            result = await self._engine.database.write(self._host_is_down, operation)
+            result = await self._engine.database.write(self._take_from_lost_host, operation)
             if result is None:
                 raise Unavailable(f"Host {row['host']} does not answer.")
             self._engine.committed(self.name, "rescheduled")
