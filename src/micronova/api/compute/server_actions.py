@@ -122,7 +122,7 @@ class ActionHandlers:
         self._security_groups = security_groups
         self._guests = guests
 
-    def plain(self, kind: str) -> Handler:
+    def power_handler(self, kind: str) -> Handler:
         """Return the handler of a power action without parameters."""
 
         async def handle(request: Request, id: str) -> None:
@@ -211,7 +211,7 @@ def routes(
     handlers = ActionHandlers(database, actions, interfaces, security_groups, guests)
 
     def plain(name: str, kind: str, policy: str) -> _Action:
-        return _Action(name=name, handler=handlers.plain(kind), policy=policy, body=_bare(name))
+        return _Action(name=name, handler=handlers.power_handler(kind), policy=policy, body=_bare(name))
 
     lock = _Action(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
     table = [
