@@ -22,7 +22,7 @@ from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
 from micronova.privileged.client import Privileged, PrivilegedError
-from micronova.privileged.names import tap_name
+from micronova.privileged.names import outer_name, tap_name
 
 log = logging.getLogger(__name__)
 
@@ -312,7 +312,7 @@ class NetworkAgent:
         if not port.admin_state_up:
             return None
         if not port.is_guest:
-            return 0 if ("EnsureVeth", f"vth{port.id[:11]}") in self._applied else None
+            return 0 if ("EnsureVeth", outer_name(port.id)) in self._applied else None
         link = found.links.get(tap_name(port.id))
         if link is None or not (("EnsureTap", tap_name(port.id)) in self._applied or (link.bridge and link.up)):
             return None
