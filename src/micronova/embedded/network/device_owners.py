@@ -4,3 +4,10 @@ DHCP = "network:dhcp"
 FLOATING_IP = "network:floatingip"
 ROUTER_GATEWAY = "network:router_gateway"
 ROUTER_INTERFACE = "network:router_interface"
+
+SERVICE = "network:"  # the prefix of all of them
+
+
+def is_service(owner: str) -> bool:
+    """Return whether a port with this owner belongs to the network service itself, not to a guest."""
+    return owner.startswith(SERVICE)

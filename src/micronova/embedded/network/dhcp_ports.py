@@ -86,7 +86,7 @@ def _insert(conn: sa.Connection, core: Core, host: str, plan: PortPlan) -> tuple
 def _due(conn: sa.Connection, host: str) -> list[Due]:
     p = ports.c
     here = sa.select(p.network_id).where(p.host == host, p.vif_type != "binding_failed")
-    guests = set(conn.execute(here.where(p.device_owner.not_like("network:%")).distinct()).scalars())
+    guests = set(conn.execute(here.where(p.device_owner.not_like(f"{device_owners.SERVICE}%")).distinct()).scalars())
     servers = _dhcp_ports(conn, host)
     held = addresses_of(conn, list(servers.values()))
     s = subnets.c

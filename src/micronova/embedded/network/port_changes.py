@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest
 from micronova.embedded.network.binding import binding_columns, events_of, status_of
 from micronova.embedded.network.core import Core
@@ -108,7 +109,7 @@ def change_port(
         )
         after = port_with(after, binding)
     switched = rebound or after["admin_state_up"] != before["admin_state_up"]
-    if switched and not after["device_owner"].startswith("network:"):
+    if switched and not device_owners.is_service(after["device_owner"]):
         after["status"] = status_of(after, after["host"] in agent_hosts)
     held = groups_of(conn, [id]).get(id, [])
     check_security(after, held if groups is None else groups)
@@ -136,7 +137,7 @@ def change_port(
 
 def _check_service_port(conn: sa.Connection, before: PortRow, after: PortRow) -> None:
     same = before["device_id"] == after["device_id"] and before["device_owner"] == after["device_owner"]
-    if same or not before["device_owner"].startswith("network:"):
+    if same or not device_owners.is_service(before["device_owner"]):
         return
     if belongs_to_service(conn, before["id"]):
         raise conflict(

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest, AllocationSubnet, allocate, allocation_subnets
 from micronova.embedded.network.agents import hosts_with_agents
 from micronova.embedded.network.core import Core
@@ -234,7 +235,7 @@ _DISASSOCIATE = (
 
 
 def _check_free(conn: sa.Connection, row: PortRow) -> None:
-    if not row["device_owner"].startswith("network:"):
+    if not device_owners.is_service(row["device_owner"]):
         return  # only these can belong to a router or a floating IP
     if belongs_to_service(conn, row["id"]):
         raise conflict(

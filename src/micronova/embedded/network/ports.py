@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest, address_requests, addresses_of
 from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import binding_columns, status_of
@@ -235,7 +236,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         groups = _chosen_groups(given, project, facts, crosses_projects)
         if groups is None:
             groups = []
-            if row["port_security_enabled"] and not row["device_owner"].startswith("network:"):
+            if row["port_security_enabled"] and not device_owners.is_service(row["device_owner"]):
                 groups = [facts.defaults.get(project) or await ensure_default(self.core, project)]
         check_security(row, groups)
         mac = given.get("mac_address")

@@ -6,6 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.network import device_owners
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.tables import bandwidth_limit_rules, networks, qos_policies
 from micronova.http.request import Request
@@ -43,7 +44,7 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
 
 def policies_of(conn: sa.Connection, ports: Sequence[Any]) -> dict[str, str]:
     """Return the policies of guests' ports: that of the port, or else that of its network."""
-    guests = [row for row in ports if not row.device_owner.startswith("network:")]
+    guests = [row for row in ports if not device_owners.is_service(row.device_owner)]
     of_network: dict[str, str | None] = {}
     for part in chunks(sorted({row.network_id for row in guests if row.qos_policy_id is None})):
         n = networks.c

@@ -2,6 +2,8 @@
 
 import msgspec
 
+from micronova.embedded.network import device_owners
+
 
 class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
     """An address of a port."""
@@ -57,7 +59,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_guest(self) -> bool:
         """Whether it belongs to a guest, which has a tap."""
-        return not self.device_owner.startswith("network:")
+        return not device_owners.is_service(self.device_owner)
 
 
 class HostRoute(msgspec.Struct, frozen=True, kw_only=True):
