@@ -120,7 +120,7 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-_NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up", "network_type", "segmentation_id")
+_NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up")
 _SUBNET = (
     "id", "ip_version", "cidr", "gateway_ip", "enable_dhcp", "ipv6_ra_mode", "ipv6_address_mode", "dns_nameservers",
     "host_routes", "routed",
