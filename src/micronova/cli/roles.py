@@ -117,6 +117,7 @@ async def make_network_agent(process: "Process") -> "Role":
     from micronova.embedded.network.agent.agent import NetworkAgent
     from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
     from micronova.embedded.network.agent.service import NetworkServiceClient
+    from micronova.embedded.network.agent.state import DNS_DOMAIN
     from micronova.privileged.client import PrivilegedClient, helper_socket
     from micronova.privileged.names import prefix_of
 
@@ -136,7 +137,7 @@ async def make_network_agent(process: "Process") -> "Role":
         privileged,
         process.clock,
         prefix=prefix,
-        domain="openstacklocal",
+        domain=DNS_DOMAIN,
         connections=settings.connections_per_port,
         metadata=MetadataProxy(privileged, clients.metadata(), keys, limits),
     )

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.embedded.network.agent.state import AGENT_DOWN_AFTER, DNS_DOMAIN
 from micronova.embedded.network.notifier import Event, Notifier
 from micronova.objects.clock import Clock, micros
 
@@ -38,8 +39,8 @@ class Settings:
     tenant_network_type: str = "vxlan"
     mtu: int = 1500  # of the physical network; overlay networks have less by the headers of their tunnel
     availability_zone: str = "nova"
-    dns_domain: str = "openstacklocal."
-    agent_down_after: float = 75.0  # seconds without a heartbeat
+    dns_domain: str = f"{DNS_DOMAIN}."
+    agent_down_after: float = AGENT_DOWN_AFTER
     max_limit: int | None = None  # resources in one page of a list
 
 

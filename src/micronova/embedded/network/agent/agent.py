@@ -17,7 +17,7 @@ from micronova.embedded.network.agent.links import LinkWatch
 from micronova.embedded.network.agent.metadata import MetadataProxy
 from micronova.embedded.network.agent.plan import Plan, plan
 from micronova.embedded.network.agent.service import NetworkServiceClient
-from micronova.embedded.network.agent.state import HostState, Port
+from micronova.embedded.network.agent.state import AGENT_DOWN_AFTER, HostState, Port
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
@@ -26,7 +26,7 @@ from micronova.privileged.names import outer_name, tap_name
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 25.0  # seconds; the network service counts an agent as dead after 75
+HEARTBEAT = AGENT_DOWN_AFTER / 3  # seconds
 RETRY = 1.0  # seconds before the next attempt after a failure
 ADOPT_RETRY = 0.05  # seconds before the next attempt to adopt a tap that QEMU has not opened; doubled each time
 FULL_CHECK = 60.0  # seconds without a change after which every verb is sent again

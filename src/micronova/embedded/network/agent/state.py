@@ -4,6 +4,9 @@ import msgspec
 
 from micronova.embedded.network import device_owners
 
+DNS_DOMAIN = "openstacklocal"  # of networks that name none
+AGENT_DOWN_AFTER = 75.0  # seconds without a heartbeat after which the network service counts an agent as dead
+
 
 class FixedIP(msgspec.Struct, frozen=True, kw_only=True):
     """An address of a port."""
