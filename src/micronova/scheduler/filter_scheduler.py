@@ -46,7 +46,7 @@ class FilterScheduler:
         shuffle_best_same_weighed_hosts: bool = False,
     ) -> None:
         self.filters = list(filters)
-        self.weighers = [weigher for weigher in weighers if weigher.multiplier]
+        self.weighers = list(weighers)
         self._random = random
         self._alternates = max(0, max_attempts - 1)
         self._subset = max(1, host_subset_size)
