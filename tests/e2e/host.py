@@ -66,8 +66,6 @@ class Events:
         self.seen.append((uuid, event))
         self._new.set()
 
-    def progress(self, uuid: str, percent: int) -> None: ...
-
     def of(self, uuid: str) -> list[Lifecycle]:
         return [event for seen, event in self.seen if seen == uuid]
 

@@ -56,7 +56,7 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     async def work(database: Database, settings: Settings) -> None:
         rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
         click.echo(f"{'host':<30}{'state':<10}{'status':<10}reason")
-        for row in sorted(rows, key=lambda row: row.host):
+        for row in rows:
             up = services.is_up(row, micros(time.time()), settings.default.service_down_time)
             status = "disabled" if row.disabled else "enabled"
             click.echo(f"{row.host:<30}{'up' if up else 'down':<10}{status:<10}{row.disabled_reason or ''}")

@@ -229,11 +229,6 @@ class Host:
 
     # --- what heartbeats report ---
 
-    def progress(self, uuid: str, percent: int) -> None:
-        """Note how far the driver has come with the work on an instance."""
-        for work in self.work_registry.of_instance(uuid):
-            work.progress = percent
-
     def nodes(self, *, include_unchanged: bool) -> tuple[NodeResources, ...]:
         """Describe the nodes that changed since the last call, or all."""
         found = []

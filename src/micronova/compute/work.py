@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Work:
     """One order that is being carried out."""
 
-    __slots__ = ("cancelled", "context", "order", "phase", "plug_wait", "progress", "started_at", "task")
+    __slots__ = ("cancelled", "context", "order", "phase", "plug_wait", "started_at", "task")
 
     def __init__(self, order: WorkOrder, context: Context, plug_wait: PlugWait, started_at: float) -> None:
         self.order = order
@@ -44,7 +44,6 @@ class Work:
         self.plug_wait = plug_wait
         self.started_at = started_at
         self.phase = Phase.WORKING
-        self.progress = 0
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
 
@@ -172,7 +171,4 @@ class WorkRegistry:
 
     def running_orders(self) -> tuple[RunningOrder, ...]:
         """Return what a heartbeat says of the work."""
-        return tuple(
-            RunningOrder(operation_id, work.order.epoch, work.progress)
-            for operation_id, work in self._by_operation.items()
-        )
+        return tuple(RunningOrder(operation_id, work.order.epoch) for operation_id, work in self._by_operation.items())

@@ -142,7 +142,6 @@ class RunningOrder(msgspec.Struct, frozen=True):
 
     operation_id: str
     epoch: int
-    progress: int = 0  # percent, if the driver reports it
 
 
 class Departure(msgspec.Struct, frozen=True):

@@ -74,9 +74,6 @@ class DriverEvents(Protocol):
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         """Report that a guest changed its power state, whatever the cause."""
 
-    def progress(self, uuid: str, percent: int) -> None:
-        """Report how far the work on a guest is."""
-
 
 @runtime_checkable
 class Driver(Protocol):

@@ -239,7 +239,7 @@ class LibvirtDriver:
                 disks=plan_disks(plan, self._settings),
             )
             record = await self._launcher.reserve(plan, record)
-            await self._disks.make(plan, record, lambda percent: self._reporter.progress(uuid, percent))
+            await self._disks.make(plan, record)
             if any(disk.role == "config" for disk in record.disks):
                 await make_config_drive(plan, self._vendor_data, self._layout, self._files)
             await self._launcher.launch(plan, record)

@@ -33,8 +33,6 @@ class Events:
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.seen.append((uuid, event))
 
-    def progress(self, uuid: str, percent: int) -> None: ...
-
 
 def make(state_dir: Path | None = None, *, cloud: str = "cloud-1", host: str = "host-1", **options: Any) -> Any:
     clock = ManualClock()

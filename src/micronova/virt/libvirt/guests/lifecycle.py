@@ -85,11 +85,6 @@ class LifecycleReporter:
         """Forget a guest that was removed."""
         self._reported.pop(uuid, None)
 
-    def progress(self, uuid: str, percent: int) -> None:
-        """Report how far the work on a guest is."""
-        if self._events is not None:
-            self._events.progress(uuid, percent)
-
     def _schedule(self, uuid: str) -> None:
         if uuid not in self._scheduled and self._events is not None:
             self._scheduled.add(uuid)

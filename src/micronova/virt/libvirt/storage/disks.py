@@ -1,7 +1,6 @@
 """A guest's disks: deciding which it gets, and creating them."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from micronova.conf.libvirt import LibvirtSettings
@@ -83,14 +82,14 @@ class DiskMaker:
         self._cache = cache
         self._files = files
 
-    async def make(self, plan: GuestPlan, record: GuestRecord, progress: Callable[[int], None]) -> None:
+    async def make(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Create all disks of a record but the config drive. Removing the guest's directory undoes it."""
         sizes = _blank_sizes(plan)
         for disk in record.disks:
             path = self._layout.guest(record.uuid) / disk.file
             try:
                 if disk.role == "root":
-                    await self._root(plan, disk, path, progress)
+                    await self._root(plan, disk, path)
                 elif disk.role == "swap":
                     size = plan.instance.flavor.swap * MIB
                     await self._blank(path, size)
@@ -104,11 +103,11 @@ class DiskMaker:
             except OSError as error:
                 raise InsufficientResources(f"The disks cannot be made: {error.strerror}.") from error
 
-    async def _root(self, plan: GuestPlan, disk: DiskRecord, path: Path, progress: Callable[[int], None]) -> None:
+    async def _root(self, plan: GuestPlan, disk: DiskRecord, path: Path) -> None:
         image, flavor = plan.instance.image, plan.instance.flavor
         assert image is not None
         limit = flavor.disk * GIB or None
-        async with self._cache.image(image, plan.image_ticket, limit, progress) as base:
+        async with self._cache.image(image, plan.image_ticket, limit) as base:
             size = max(base.virtual_size, limit or 0)
             if disk.format == "qcow2":
                 await self._files.run(self._layout.link_base, plan.instance.uuid, base.name)

@@ -17,7 +17,6 @@ READ_TIMEOUT: Final = 60.0
 """Seconds without a byte after which a download fails."""
 
 Stream = Callable[[str], AsyncIterator[bytes]]
-Progress = Callable[[int], None]
 
 
 class TicketRefused(BuildFailed):
@@ -52,7 +51,6 @@ async def fetch(
     url: str,
     target: Path,
     files: ThreadPool,
-    progress: Progress | None = None,
     source: Stream = stream,
 ) -> None:
     """Download an image to a file; raise BuildFailed unless it has the size and the checksum of its metadata."""
@@ -64,8 +62,6 @@ async def fetch(
                 await files.run(writer.write, chunk)
                 if image.size and writer.size > image.size:
                     raise BuildFailed(f"The image {image.id} is longer than the {image.size} bytes it should have.")
-                if progress is not None and image.size:
-                    progress(writer.size * 100 // image.size)
         digest = await files.run(writer.finish)
     except OSError as error:
         raise InsufficientResources(f"The image cannot be stored: {error.strerror}.") from error
@@ -117,4 +113,4 @@ class _Writer:
             self._descriptor = -1
 
 
-Fetcher = Callable[[ImageMeta, str, Path, ThreadPool, Progress | None], Awaitable[None]]
+Fetcher = Callable[[ImageMeta, str, Path, ThreadPool], Awaitable[None]]

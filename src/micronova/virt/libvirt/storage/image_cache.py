@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ from micronova.objects.errors import (
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
-from micronova.virt.libvirt.storage.fetch import Fetcher, Progress, TicketRefused, fetch
+from micronova.virt.libvirt.storage.fetch import Fetcher, TicketRefused, fetch
 from micronova.virt.libvirt.storage.layout import Layout
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ class _Download:
     size: int  # bytes of the image, which the cache will have
     limit: float  # bytes that the disk may have for the build that started it
     waiting: int = 0  # builds
-    listeners: set[Progress] = field(default_factory=set)
 
 
 class ImageCache:
@@ -92,16 +91,14 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def image(
-        self, image: ImageMeta, ticket: str | None, limit: int | None, progress: Progress | None = None
-    ) -> AsyncIterator[CachedImage]:
+    async def image(self, image: ImageMeta, ticket: str | None, limit: int | None) -> AsyncIterator[CachedImage]:
         """Download an image if it is not cached, and keep it while the context lasts; `limit` is its disk's size."""
         name = base_name(image)
         self._in_use[name] = self._in_use.get(name, 0) + 1
         try:
             base = await self._files.run(self._find, name)
             if base is None:
-                await self._download(name, image, ticket, limit, progress)
+                await self._download(name, image, ticket, limit)
                 base = await self._files.run(self._find, name)
             if base is None:
                 raise BuildFailed(f"The image {image.id} vanished from this host's cache.")
@@ -157,9 +154,7 @@ class ImageCache:
                 found += (self._layout.base / name).stat().st_blocks * 512
         return found
 
-    async def _download(
-        self, name: str, image: ImageMeta, ticket: str | None, limit: int | None, progress: Progress | None
-    ) -> None:
+    async def _download(self, name: str, image: ImageMeta, ticket: str | None, limit: int | None) -> None:
         most = math.inf if limit is None else limit
         while True:
             download = self._downloads.get(name)
@@ -171,7 +166,7 @@ class ImageCache:
                 download = self._downloads[name] = _Download(task, image.size, most)
                 task.add_done_callback(partial(self._forget, name))
             try:
-                await self._wait(download, progress)
+                await self._wait(download)
                 return
             except TicketRefused:
                 if started_here:
@@ -181,10 +176,8 @@ class ImageCache:
                 if started_here or most <= download.limit:
                     raise
 
-    async def _wait(self, download: _Download, progress: Progress | None) -> None:
+    async def _wait(self, download: _Download) -> None:
         download.waiting += 1
-        if progress is not None:
-            download.listeners.add(progress)
         try:
             await asyncio.shield(download.task)
         except asyncio.CancelledError:
@@ -193,8 +186,6 @@ class ImageCache:
             raise
         finally:
             download.waiting -= 1
-            if progress is not None:
-                download.listeners.discard(progress)
             if not download.waiting and not download.task.done():
                 download.task.cancel()  # no build waits for it any more
                 await asyncio.wait({download.task}, timeout=10.0)
@@ -211,15 +202,9 @@ class ImageCache:
         base = self._layout.base
         mark = secrets.token_hex(6)
         fetched, raw = base / f"{PART}{mark}-{name}.image", base / f"{PART}{mark}-{name}.raw"
-
-        def progress(percent: int) -> None:
-            download = self._downloads.get(name)
-            for listener in tuple(download.listeners) if download is not None else ():
-                listener(percent)
-
         try:
             await self._make_room()
-            await self._fetch(image, ticket, fetched, self._files, progress)
+            await self._fetch(image, ticket, fetched, self._files)
             try:
                 virtual_size = await self._files.run(_check, fetched, image, limit)
             except Invalid as error:

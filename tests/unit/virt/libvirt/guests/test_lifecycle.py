@@ -41,8 +41,6 @@ class World:
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.reported.append((uuid, event))
 
-    def progress(self, uuid: str, percent: int) -> None: ...
-
 
 @pytest.fixture
 def world() -> World:

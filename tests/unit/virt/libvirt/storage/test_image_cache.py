@@ -15,7 +15,7 @@ from micronova.http.client import unix_url
 from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError, NotSupported
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.storage.fetch import Progress, TicketRefused, fetch, stream
+from micronova.virt.libvirt.storage.fetch import TicketRefused, fetch, stream
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.storage.layout import Layout
 from tests.unit.compute.agent_harness import ManualClock
@@ -49,9 +49,7 @@ class Source:
         self.gate.set()
         self.refused: set[str] = set()
 
-    async def fetch(
-        self, image: ImageMeta, url: str, target: Path, files: ThreadPool, progress: Progress | None = None
-    ) -> None:
+    async def fetch(self, image: ImageMeta, url: str, target: Path, files: ThreadPool) -> None:
         async def pieces(url: str) -> AsyncIterator[bytes]:
             self.asked.append(url)
             self._begun.set()
@@ -61,7 +59,7 @@ class Source:
             for start in range(0, len(self.data), 100_000):
                 yield self.data[start : start + 100_000]
 
-        await fetch(image, url, target, files, progress, pieces)
+        await fetch(image, url, target, files, pieces)
 
     async def begun(self) -> None:
         """Wait until a download begins."""
@@ -218,13 +216,6 @@ async def test_without_a_ticket(world: World) -> None:
 async def test_names_are_safe() -> None:
     assert "/" not in base_name(raw(id="../../etc/passwd", checksum="../x"))
     assert base_name(raw()) != base_name(raw(checksum="00")) != base_name(raw(checksum="00", **sha512(DATA)))
-
-
-async def test_progress_is_told_to_everybody(world: World) -> None:
-    told: list[int] = []
-    async with world.cache.image(raw(), "t1", None, told.append):
-        pass
-    assert told[0] < 20 and told[-1] == 100
 
 
 async def test_ageing(world: World) -> None:
