@@ -39,9 +39,12 @@ from micronova.objects.orders import Heartbeat, HostBeat
 from micronova.privileged.client import helper_socket, sockets_directory
 from micronova.rpc.bus import Bus
 from micronova.rpc.unix.bus import UnixBus
+from micronova.virt.libvirt.storage import acl
 from tests.command import micronova, refused
 from tests.e2e.cloud import RealCloud, processes, real_cloud, script
+from tests.e2e.guest_view import process_of as guest_process
 from tests.e2e.guests import until
+from tests.e2e.test_cloud_restart import kill
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -299,6 +302,38 @@ async def test_guests_of_a_cloud_with_one_user_are_taken_over(cloud: RealCloud) 
     agent = pwd.getpwnam("micronova-agent").pw_uid
     owners = {path.lstat().st_uid for folder in folders for path in (folder, *folder.rglob("*"))}
     assert before not in owners and agent in owners and victim.stat().st_uid == 0
+    await tenant.clear()
+
+
+async def test_guests_of_such_a_cloud_that_still_run_are_taken_over_with_their_consoles(cloud: RealCloud) -> None:
+    tenant = await cloud.tenant("10.94.0.0/24", router=False)
+    guest = await tenant.boot("karla")
+    await guest.wait("ACTIVE")
+    runs = guest_process(guest.id).pid
+    await kill(cloud)
+
+    async def gone() -> bool:
+        return not [line for line in processes(str(cloud.directory)) if "micronova.cli.agent" in line]
+
+    await until(gone, "the agents to be dead")
+    former, agent = pwd.getpwnam("micronova"), pwd.getpwnam("micronova-agent").pw_uid
+    for name in ("instances", "base", "sockets", "console", "log/qemu"):
+        for path in (cloud.libvirt / name, *(cloud.libvirt / name).rglob("*")):
+            acl.rename(path, agent, former.pw_uid)
+            if path.lstat().st_uid == agent:
+                os.chown(path, former.pw_uid, -1)
+    for path in (cloud.libvirt / "run", cloud.libvirt / "run" / "libvirt-sock"):
+        os.chown(path, -1, former.pw_gid)
+    await cloud.up()
+    await guest.wait("ACTIVE")
+    assert guest_process(guest.id).pid == runs
+    folder = os.open(cloud.libvirt / "sockets" / guest.id, os.O_PATH)  # the agents have a view of DIR of their own
+    consoles = [Path(f"/proc/self/fd/{folder}", name) for name in ("vnc", "serial0")]
+    try:
+        for process, expected in ((agent_process(cloud), "connected"), (http_process(cloud), "PermissionError")):
+            assert as_process(process, lambda: [connects(path) for path in consoles]) == [expected] * 2
+    finally:
+        os.close(folder)
     await tenant.clear()
 
 
