@@ -11,7 +11,6 @@ Tests do not sleep: `Cloud.until` checks again after each write to the database 
 import asyncio
 import contextlib
 import functools
-import http.client
 import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -438,40 +437,20 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         api={"workers": 2, "cors_allowed_origins": [ORIGIN]},
         filter_scheduler=GROUPS_FIRST,
         scheduler={"refresh_interval": 0.01},
-        default={"vif_plugging_timeout": 10.0, "default_access_ip_network_name": "access"},
-        glance={"ticket_key": "5b" * 32},
     )  # fmt: skip
-    others = {
-        "MICRONOVA__NEUTRON__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/network",
-        "MICRONOVA__GLANCE__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/image",
-    }
-    made.add("api", "api image network", None, **others)
+    network = {"MICRONOVA__NEUTRON__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/network"}
+    made.add("api", "api network", None, **network)
     for number in (1, 2):
-        made.add(f"conductor{number}", "conductor", None, MICRONOVA__DEFAULT__HOST=f"conductor{number}", **others)
+        made.add(f"conductor{number}", "conductor", None, MICRONOVA__DEFAULT__HOST=f"conductor{number}", **network)
         made.add(f"scheduler{number}", "scheduler", MICRONOVA__DEFAULT__HOST=f"scheduler{number}")
     for letter in "ab":
         made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"{letter}-{{}}")
     try:
         made.start()
         made.wait_ready(hosts=4)
-        _make_image(made)
         yield made
     finally:
         made.stop()
-
-
-def _make_image(cluster: Cluster) -> None:
-    """Make the image that servers of all projects are booted from."""
-    wanted = {"id": IMAGE, "name": "i", "disk_format": "raw", "container_format": "bare", "visibility": "public"}
-    for method, path, kind, body in (
-        ("POST", "/image/v2/images", "application/json", msgspec.json.encode(wanted)),
-        ("PUT", f"/image/v2/images/{IMAGE}/file", "application/octet-stream", bytes(1024)),
-    ):
-        connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=60.0)
-        connection.request(method, path, body, {"x-auth-token": "admin:admin", "content-type": kind})
-        answer = connection.getresponse()
-        assert answer.status < 300, answer.read()
-        connection.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.functional.cloud import ON_CLUSTER, OneProcess, cloud, cluster, user
+from tests.functional.cloud import OneProcess, cloud, cluster, user
 
 __all__ = ["cloud", "cluster", "user"]
 
@@ -21,13 +21,7 @@ def notifications(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return sent
 
 
-WITHIN = {"caplog", "monkeypatch", "notifications", "spawned"}
-"""Fixtures that change or watch this process, in which a cloud of separate processes does not run."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "servers":
             item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
-            if ON_CLUSTER and WITHIN & set(getattr(item, "fixturenames", ())):
-                item.add_marker(pytest.mark.skip(reason="changes or watches the process of the cloud"))

@@ -12,7 +12,7 @@ from tests.functional.cloud import Caller, Cloud, CloudOptions
 from tests.functional.servers.embedded_services import call, image, ok
 from tests.functional.servers.spawning import spawned  # noqa: F401
 
-CLOUD = CloudOptions(hosts=2, roles=("image",), cluster_too=True)
+CLOUD = CloudOptions(hosts=2, roles=("image",))
 Plans = dict[str, list[tuple[str, GuestPlan]]]
 
 

@@ -11,7 +11,7 @@ from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import WorkOrder
 from micronova.virt.driver import GuestPlan
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess
 from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.embedded_services import call, image, make, network, ok, ports_left, ports_of
 from tests.functional.servers.spawning import spawned  # noqa: F401
@@ -20,11 +20,9 @@ Plans = dict[str, list[tuple[str, GuestPlan]]]
 
 
 crashes = Crashes()
-in_process = pytest.mark.skipif(ON_CLUSTER, reason="ends the conductor within one process")
 CLOUD = CloudOptions(
     roles=("image", "network"),
     after_commit=crashes,
-    cluster_too=True,
     settings={
         "default": {"report_interval": 0.2, "vif_plugging_timeout": 10.0, "default_access_ip_network_name": "access"},
         "conductor": {"lease": 2.0, "sweep_interval": 0.1},
@@ -274,7 +272,7 @@ async def test_a_build_that_is_rescheduled_takes_its_ports_along(cloud: Cloud, u
     assert len(await ports_left(user)) == 1
 
 
-@pytest.mark.parametrize("crash", [None, pytest.param(("build", "cleanup"), marks=in_process)])
+@pytest.mark.parametrize("crash", [None, ("build", "cleanup")])
 async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, crash: tuple[str, str] | None) -> None:
     net = await network(user)
     own = await make(user, "port", network_id=net["id"])
@@ -291,9 +289,7 @@ async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, 
     await cloud.assert_clean()
 
 
-@pytest.mark.parametrize(
-    "crash", [None, *(pytest.param(("delete", step), marks=in_process) for step in ("cleanup", "dispatched"))]
-)
+@pytest.mark.parametrize("crash", [None, ("delete", "cleanup"), ("delete", "dispatched")])
 async def test_a_delete_that_is_cut_short_still_removes_ports(
     cloud: Cloud, user: Caller, crash: tuple[str, str] | None
 ) -> None:

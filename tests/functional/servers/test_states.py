@@ -1,7 +1,7 @@
 """The API refuses exactly the actions that Nova refuses, in every state."""
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from micronova.objects import states
 from micronova.servers import interfaces
 from tests.functional.cloud import Caller, Cloud, CloudOptions
 
-CLOUD = CloudOptions(hosts=2, cluster_too=True)  # the tests write states into the database
+CLOUD = CloudOptions(hosts=2)  # the tests write states into the database
 
 BODIES: dict[str, Any] = {
     "start": {"os-start": None},
@@ -52,23 +52,24 @@ TASKS: tuple[str | None, ...] = (
 PLACES = list(itertools.product(states.VM_STATES, TASKS, ("a-host", None)))
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def server(cloud: Cloud, user: Caller) -> AsyncIterator[str]:
-    """A server whose state the tests change; afterwards it is reset, so that it can be deleted."""
-    id = (await user.boot())["id"]
-    home = await user.host_of(id)
-    yield id
-    await _put(cloud, id, "active", None, home)
-
-
 @pytest.fixture
-def idle(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop the conductor when the server is there: operations accepted afterwards do not run."""
+def idle(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that stops the conductor: operations accepted afterwards do not run."""
 
     async def nothing(engine: Engine, ids: Sequence[str]) -> None:
         """Run no operation."""
 
-    monkeypatch.setattr(Engine, "lease_and_run", nothing)
+    return lambda: monkeypatch.setattr(Engine, "lease_and_run", nothing)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(cloud: Cloud, user: Caller, idle: Callable[[], None]) -> AsyncIterator[str]:
+    """A server whose state the tests change; afterwards it is reset, so that it can be deleted."""
+    id = (await user.boot())["id"]
+    home = await user.host_of(id)
+    idle()
+    yield id
+    await _put(cloud, id, "active", None, home)
 
 
 async def _put(cloud: Cloud, id: str, vm_state: str, task: str | None, host: str | None, **more: Any) -> None:
@@ -95,7 +96,6 @@ def _refusal(name: str, vm_state: str, task: str | None, host: str | None) -> st
     return None if host else "while it has no host"
 
 
-@pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize("name", BODIES)
 async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: str, name: str) -> None:
     action = states.ACTIONS[name]
@@ -115,7 +115,6 @@ async def test_every_action_in_every_state(cloud: Cloud, user: Caller, server: s
             assert not await cloud.open_operations(), where
 
 
-@pytest.mark.usefixtures("idle")
 async def test_interfaces_in_every_state(
     cloud: Cloud, user: Caller, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +134,6 @@ async def test_interfaces_in_every_state(
     await _put(cloud, server, "active", None, "a-host", network_info=[])
 
 
-@pytest.mark.usefixtures("idle")
 async def test_delete_is_never_refused(cloud: Cloud, user: Caller, server: str) -> None:
     for vm_state, task, host in PLACES:
         await _put(cloud, server, vm_state, task, host)

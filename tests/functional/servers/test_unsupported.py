@@ -10,7 +10,7 @@ from micronova.servers.unsupported import Honoured, Unsupported
 from tests.functional.cloud import Caller, Cloud, CloudOptions
 from tests.functional.servers.embedded_services import image
 
-CLOUD = CloudOptions(hosts=2, roles=("image",), cluster_too=True)
+CLOUD = CloudOptions(hosts=2, roles=("image",))
 SERVER = "00000000-0000-4000-8000-000000000001"
 
 
