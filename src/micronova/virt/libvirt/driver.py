@@ -107,7 +107,7 @@ class LibvirtDriver:
             explain=explain_failure if daemon is None else None,
         )
         self._guests = GuestAccess(self._connection, self._records, self._files, host=host, cloud=cloud_id)
-        self._reporter = LifecycleReporter(self._guests)
+        self._reporter = LifecycleReporter(self._guests, clock)
         self._graceful = GracefulPower(self._connection, self._queues, clock, cloud_id)
         self._images = ImageCache(
             layout,

@@ -13,12 +13,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from micronova.objects import power_state
+from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import Guest
 from micronova.virt.driver import DriverEvents, Lifecycle
 from micronova.virt.libvirt.guests.access import GuestAccess
 
 log = logging.getLogger(__name__)
+
+CHECK_PAUSES: Final = (1.0, 5.0, 20.0)  # seconds between the reads of all states after libvirtd was lost
 
 _EVENTS: Final[dict[int, Lifecycle]] = {
     power_state.RUNNING: "started",
@@ -32,8 +35,9 @@ _EVENTS: Final[dict[int, Lifecycle]] = {
 class LifecycleReporter:
     """Reports power states that the agent does not know yet."""
 
-    def __init__(self, guests: GuestAccess) -> None:
+    def __init__(self, guests: GuestAccess, clock: Clock) -> None:
         self._guests = guests
+        self._clock = clock
         self._events: DriverEvents | None = None
         self._reported: dict[str, int] = {}
         self._busy: Counter[str] = Counter()
@@ -77,9 +81,12 @@ class LifecycleReporter:
             self._schedule(uuid)
 
     def check_all_soon(self) -> None:
-        """Read the state of all guests soon and report what changed."""
+        """Read the state of all guests soon, and some seconds later again, and report what changed.
+
+        A libvirtd that has just started shows guests as running until it has found, without an event, that they ended.
+        """
         if self._events is not None:
-            self._spawn(self._check_all())
+            self._spawn(self._check_all_repeatedly())
 
     def forget(self, uuid: str) -> None:
         """Forget a guest that was removed."""
@@ -99,6 +106,12 @@ class LifecycleReporter:
             return
         if guest is not None and not self._busy[uuid]:
             self._report(guest)
+
+    async def _check_all_repeatedly(self) -> None:
+        await self._check_all()
+        for pause in CHECK_PAUSES:
+            await self._clock.sleep(pause)
+            await self._check_all()
 
     async def _check_all(self) -> None:
         try:

@@ -26,7 +26,8 @@ class World:
         self.states: dict[str, int] = {}
         self.reported: list[tuple[str, Lifecycle]] = []
         self.broken = False
-        self.reporter = LifecycleReporter(cast(GuestAccess, self))
+        self.clock = ManualClock()
+        self.reporter = LifecycleReporter(cast(GuestAccess, self), self.clock)
         self.reporter.start(self)
 
     async def get(self, uuid: str) -> Guest | None:
@@ -112,6 +113,16 @@ async def test_after_a_lost_connection_everything_is_looked_at(world: World) -> 
     world.reporter.check_all_soon()
     await settle()
     assert world.reported == [("a", "started"), ("b", "stopped"), ("c", "suspended")]
+
+
+async def test_a_guest_that_libvirtd_finds_ended_after_its_start_is_reported_without_an_event(world: World) -> None:
+    world.states["a"] = power_state.RUNNING
+    world.reporter.check_all_soon()
+    await settle()
+    world.states["a"] = power_state.SHUTDOWN
+    await world.clock.advance(1.0)
+    assert world.reported == [("a", "started"), ("a", "stopped")]
+    await world.reporter.stop()
 
 
 async def test_nothing_is_told_after_the_end(world: World) -> None:
