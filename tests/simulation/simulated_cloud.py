@@ -293,7 +293,7 @@ class SimulatedCloud:
             async with asyncio.timeout(self.patience):
                 yield
         except TimeoutError:
-            held = [(row["kind"], row["step"], row["owner"], row["attempts"]) for row in self.open_operations()]
+            held = [(row["kind"], row["step"], row["owner"], row["leases"]) for row in self.open_operations()]
             raise AssertionError(f"waited {self.patience:.0f} s for {what}; open: {held}") from None
 
     def _all_up(self) -> bool:

@@ -29,7 +29,7 @@ class Lease(NamedTuple):
 
     owner: str
     epoch: int
-    number: int  # of the leases by conductors so far; the column is `attempts`
+    number: int  # how often a conductor has leased it: the column `leases`
 
 
 def host_owner(host: str) -> str:
@@ -44,7 +44,7 @@ _FREE = operations.c.lease_until < bindparam("now")
 _LEASE = (
     operations.update()
     .where(in_order(operations.c.id, _NAMED, _OPEN, _FREE), _OPEN, _FREE)
-    .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), attempts=operations.c.attempts + 1)
+    .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), leases=operations.c.leases + 1)
     .returning(*operations.c)
 )
 _EXPIRED = sa.select(operations.c.id, operations.c.group_id).where(_OPEN, _FREE)
@@ -59,7 +59,7 @@ _HELD = sa.and_(
     _OPEN,
     _OWN,
     operations.c.epoch == bindparam("b_epoch"),
-    operations.c.attempts == bindparam("b_attempts"),
+    operations.c.leases == bindparam("b_leases"),
 )
 _POSTPONE = operations.update().where(_HELD).values(lease_until=bindparam("until"))
 # The lease of a host is not renewed if its instance has another epoch or the deadline has passed.
@@ -143,7 +143,7 @@ def new_row(
         "epoch": epoch,
         "lease_until": 0,
         "deadline": deadline,
-        "attempts": 0,
+        "leases": 0,
         "payload": msgspec.msgpack.encode(payload) if payload is not None else b"\x80",
         "secrets": secrets,
         "context": msgspec.msgpack.encode(context),
@@ -215,7 +215,7 @@ def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> No
 
 
 def _held(id: str, lease: Lease) -> dict[str, Any]:
-    return {"b_id": id, "b_owner": lease.owner, "b_epoch": lease.epoch, "b_attempts": lease.number}
+    return {"b_id": id, "b_owner": lease.owner, "b_epoch": lease.epoch, "b_leases": lease.number}
 
 
 def is_held(row: OperationRow | None, lease: Lease) -> bool:
@@ -223,7 +223,7 @@ def is_held(row: OperationRow | None, lease: Lease) -> bool:
     return (
         row is not None
         and row["finished_at"] is None
-        and (row["owner"], row["epoch"], row["attempts"]) == (lease.owner, lease.epoch, lease.number)
+        and (row["owner"], row["epoch"], row["leases"]) == (lease.owner, lease.epoch, lease.number)
     )
 
 

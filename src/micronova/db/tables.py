@@ -147,7 +147,7 @@ operations = sa.Table(
     Column("epoch", Integer, nullable=False),  # the instance's epoch that this work belongs to
     Column("lease_until", Time, nullable=False, default=0),
     Column("deadline", Time, nullable=False),
-    Column("attempts", Integer, nullable=False, default=0),
+    Column("leases", Integer, nullable=False, default=0),  # how often a conductor has leased it
     Column("payload", LargeBinary, nullable=False),  # the kind's own struct in MessagePack
     Column("secrets", LargeBinary),  # encrypted: admin password, injected files; erased when it ends
     Column("context", LargeBinary, nullable=False),  # objects.context.Context in MessagePack

@@ -38,7 +38,7 @@ class OperationRow(TypedDict):
     epoch: int
     lease_until: int
     deadline: int
-    attempts: int  # how often it was leased by a conductor
+    leases: int  # how often a conductor has leased it
     payload: bytes
     secrets: bytes | None
     context: bytes

@@ -119,7 +119,7 @@ async def test_operations_that_are_tried_later_are_tried_together(
 
     monkeypatch.setattr(SchedulerManager, "_place", sometimes)
     ids = await _request(user, flavorRef=flavor, min_count=TOO_MANY, max_count=TOO_MANY)
-    due = sa.select(operations.c.lease_until).where(operations.c.instance_uuid.in_(ids), operations.c.attempts > 0)
+    due = sa.select(operations.c.lease_until).where(operations.c.instance_uuid.in_(ids), operations.c.leases > 0)
 
     async def all_wait() -> list[int] | None:
         times = list(await cloud.read(due))

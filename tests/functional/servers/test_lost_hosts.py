@@ -38,7 +38,7 @@ async def _placed_in_vain(cloud: OneProcess) -> None:
 
     async def probe() -> bool | None:
         rows = await cloud.open_operations()
-        return True if not rows or rows[0].attempts > 2 else None
+        return True if not rows or rows[0].leases > 2 else None
 
     await cloud.until(probe, "the build to be tried again")
 

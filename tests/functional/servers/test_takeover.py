@@ -249,7 +249,7 @@ async def test_both_place_before_either_dispatches(
 
     async def taken_over() -> bool | None:
         [row] = await cloud.open_operations()
-        return True if row.attempts == 2 else None
+        return True if row.leases == 2 else None
 
     await cloud.until(taken_over, "the other conductor to take over")
     gates[1].open.set()
@@ -306,7 +306,7 @@ async def test_operations_of_unknown_kinds_and_versions_are_left_alone(
         for _ in range(3):
             await user.boot()
         ours = operations.c.id.like(f"{user.project}-%")
-        left = await cloud.read(sa.select(operations.c.owner, operations.c.attempts).where(ours))
+        left = await cloud.read(sa.select(operations.c.owner, operations.c.leases).where(ours))
         assert len(left) == 300 and set(left) == {(None, 0)}
     finally:
         await database.write(lambda conn: conn.execute(sa.delete(operations).where(operations.c.group_id == "g")))

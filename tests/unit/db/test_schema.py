@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from micronova.db import schema
 from micronova.db.engine import open_database
-from micronova.db.tables import metadata
+from micronova.db.tables import metadata, operations
 from micronova.objects.errors import MicronovaError
 from tests.unit.embedded.identity.test_schema import described
 
@@ -35,6 +35,29 @@ async def test_both_ways_lead_to_the_same_tables(urls: tuple[str, str]) -> None:
     assert await fresh.read(schema.current) == await migrated.read(schema.current) == schema.head(MIGRATIONS)
     await fresh.close()
     await migrated.close()
+
+
+async def test_an_upgrade_keeps_the_number_of_leases(tmp_path: Path) -> None:
+    """Earlier releases called the column `attempts`."""
+    database = open_database(f"sqlite:///{tmp_path}/a.db")
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0008")
+    values: dict[str, str | int] = dict.fromkeys(
+        ("id", "kind", "instance_uuid", "group_id", "step", "payload", "context"), "x"
+    )
+    values |= dict.fromkeys(("version", "epoch", "lease_until", "deadline", "created_at"), 0)
+
+    def of_0_1(conn: sa.Connection) -> None:
+        conn.execute(sa.text("ALTER TABLE operations RENAME COLUMN leases TO attempts"))
+        names = ", ".join([*values, "attempts"])
+        conn.execute(
+            sa.text(f"INSERT INTO operations ({names}) VALUES (:{names.replace(', ', ', :')})"),
+            values | {"attempts": 3},
+        )
+
+    await database.write(of_0_1)
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    assert await database.read(lambda conn: conn.execute(sa.select(operations.c.leases)).scalars().all()) == [3]
+    await database.close()
 
 
 async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Operation(msgspec.Struct, kw_only=True):
     owner: str
     epoch: int
     deadline: int
-    leases: int  # how often a conductor has leased it; the column is `attempts`
+    leases: int  # how often a conductor has leased it
     payload: bytes
     secrets: bytes | None
     context: Context
@@ -74,7 +74,7 @@ class Operation(msgspec.Struct, kw_only=True):
             owner=row["owner"] or "",
             epoch=row["epoch"],
             deadline=row["deadline"],
-            leases=row["attempts"],
+            leases=row["leases"],
             payload=row["payload"],
             secrets=row["secrets"],
             context=msgspec.msgpack.decode(row["context"], type=Context),

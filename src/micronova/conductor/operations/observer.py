@@ -47,7 +47,7 @@ class OperationObserver:
                 SpanKind.INTERNAL,
                 instance=operation.instance_uuid,
                 step=operation.step,
-                attempt=operation.leases,
+                leases=operation.leases,
             ):
                 yield
         finally:
