@@ -34,7 +34,7 @@ Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """Returns the attributes to set on a port, from the port as it is now; None to leave it as it is."""
 
 TRIES = 10  # how often a change is repeated because others change the port, too
-BINDINGS = "attempt"  # the key in our entry of how often a port was bound; absent until the second time
+BINDINGS = "bindings"  # the key in our entry of how often a port was bound; absent until the second time
 
 
 class NetworkClient:
