@@ -224,14 +224,14 @@ async def test_a_servers_timeline_has_every_try_and_the_schedulers_reasons(tmp_p
         await cloud.stop()
     assert built["server"]["uuid"] == server["id"]
     [operation] = built["operations"]
-    first, second = operation["attempts"]
+    first, second = operation["dispatches"]
     assert {first["host"], second["host"]} == {"fake-1", "fake-2"}
     for attempt in (first, second):
         times = [attempt[name] for name in ("begun", "placed", "dispatched", "started", "finished")]
         assert times == sorted(times) and times[0] > 0
     assert operation["explanation"]["hosts"] == 2
     [operation] = failed["operations"]
-    assert operation["attempts"] == []
+    assert operation["dispatches"] == []
     assert any(step["removed"] for step in operation["explanation"]["filters"])
     names = [bar.name for bar in bars_of(built["actions"][0], built["events"], built["operations"][0])]
     assert names.count("image, plug, spawn") == 2

@@ -99,6 +99,6 @@ def _operation(conn: sa.Connection, row: sa.RowMapping) -> dict[str, Any]:
         "created_at": row["created_at"],
         "finished_at": row["finished_at"],
         "result": row["result"],
-        "attempts": [msgspec.structs.asdict(attempt) for attempt in build.attempts] if build is not None else [],
+        "dispatches": [msgspec.structs.asdict(times) for times in build.dispatches] if build is not None else [],
         "explanation": _explanation(conn, row["explanation"]),
     }

@@ -63,11 +63,11 @@ def bars_of(action: Found, events: list[Found], operation: Found | None) -> list
     since = action["start_time"]
     bars: list[Bar] = []
     left = list(events)
-    for attempt in operation["attempts"] if operation else ():
-        event = next((each for each in left if each["host"] == attempt["host"]), None)
+    for times in operation["dispatches"] if operation else ():
+        event = next((each for each in left if each["host"] == times["host"]), None)
         if event is not None:
             left.remove(event)
-        bars += _attempt_bars(since, attempt, event)
+        bars += _build_bars(since, times, event)
         since = bars[-1].finish or bars[-1].start
     for event in left:
         start, finish = event["start_time"], event["finish_time"]
@@ -86,25 +86,25 @@ def _step(event: str) -> str:
     return STEPS.get(event, plain)
 
 
-def _attempt_bars(since: int, attempt: Found, event: Found | None) -> list[Bar]:
+def _build_bars(since: int, times: Found, event: Found | None) -> list[Bar]:
     """Return the steps of one attempt. Times of the host's clock are limited to those of the conductor's."""
-    host = attempt["host"]
+    host = times["host"]
     bars = [
-        Bar("wait for a conductor", since, attempt["begun"]),
-        Bar("schedule and claim", attempt["begun"], attempt["placed"]),
+        Bar("wait for a conductor", since, times["begun"]),
+        Bar("schedule and claim", times["begun"], times["placed"]),
     ]
-    ready = attempt["placed"]
-    if attempt["networked"]:
-        bars.append(Bar("bind ports", ready, attempt["networked"]))
-        ready = attempt["networked"]
-    sent = attempt["dispatched"]
+    ready = times["placed"]
+    if times["networked"]:
+        bars.append(Bar("bind ports", ready, times["networked"]))
+        ready = times["networked"]
+    sent = times["dispatched"]
     bars.append(Bar("send to the host", ready, sent))
     end = event["finish_time"] if event is not None else None
-    if not attempt["started"] or end is None:
+    if not times["started"] or end is None:
         bars.append(Bar("image, plug, spawn", sent, end, host, *_result(event)))
         return bars
-    started = min(max(attempt["started"], sent), end)
-    finished = min(max(attempt["finished"], started), end)
+    started = min(max(times["started"], sent), end)
+    finished = min(max(times["finished"], started), end)
     return [
         *bars,
         Bar("wait for the host", sent, started, host),
@@ -137,7 +137,7 @@ def explain(operation: Found | None) -> list[str]:
             silent += 1
     if silent:
         lines.append(f"  {_count(silent, 'filter')} removed none")
-    chosen = {attempt["host"] for attempt in operation["attempts"]} if operation else set()
+    chosen = {times["host"] for times in operation["dispatches"]} if operation else set()
     for winner in decision.get("winners", ()):
         if winner["host"] in chosen:
             parts = ", ".join(f"{name} {weight:+.2f}" for name, weight in winner.get("weighers", {}).items())

@@ -9,7 +9,7 @@ from micronova.objects.network import PlannedPort
 from micronova.objects.scheduling import Selection
 
 VERSIONS: Final[Mapping[str, int]] = {
-    "build": 1,
+    "build": 2,
     "delete": 1,
     "stop": 1,
     "start": 1,
@@ -48,7 +48,7 @@ class OperationRow(TypedDict):
     explanation: dict[str, Any] | None
 
 
-class Attempt(msgspec.Struct, array_like=True):
+class BuildTimes(msgspec.Struct, array_like=True):
     """When one attempt of a build reached each step (microseconds since 1970, UTC); `micronova timeline` shows it."""
 
     begun: int
@@ -67,7 +67,7 @@ class BuildPayload(msgspec.Struct, kw_only=True):
     alternates: list[Selection] = []
     wait_for_plugs: list[str] = []
     last_error: str = ""
-    attempts: list[Attempt] = []  # one for each dispatch, also to hosts that were lost
+    dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that were lost
 
     @classmethod
     def decode(cls, payload: bytes) -> "BuildPayload":

@@ -33,12 +33,12 @@ def attempt(host: str, *times: int) -> dict[str, Any]:
     return {"host": host, **{name: time and T + time for name, time in zip(names, times, strict=True)}}
 
 
-def operation(*attempts: dict[str, Any], **more: Any) -> dict[str, Any]:
+def operation(*dispatches: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "request_id": "req-1",
         "kind": "build",
         "result": "success",
-        "attempts": list(attempts),
+        "dispatches": list(dispatches),
         "explanation": None,
         **more,
     }

@@ -33,7 +33,7 @@ from micronova.objects import states
 from micronova.objects.errors import BuildAborted, MicronovaError, NoValidHost, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.network import VIF, PlannedPorts
-from micronova.objects.operations import Attempt, BuildPayload
+from micronova.objects.operations import BuildPayload, BuildTimes
 from micronova.objects.orders import Report, WorkOrder
 from micronova.objects.service_names import COMPUTE
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -92,9 +92,9 @@ class Build(HostKind):
                 await self._overtaken(operation)
                 continue
             payload = BuildPayload.decode(operation.payload)
-            if payload.attempts:
+            if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
-            servers.append(ServerToBuild(operation, payload, row, spec, ports, Attempt(begun)))
+            servers.append(ServerToBuild(operation, payload, row, spec, ports, BuildTimes(begun)))
         # Each server has its own list of hosts that failed; servers with the same list are placed together.
         alike: dict[tuple[str, ...], list[ServerToBuild]] = {}
         for server in servers:
@@ -119,7 +119,7 @@ class Build(HostKind):
             return
         placed = self._engine.now()
         for server in servers:
-            server.attempt.placed = placed
+            server.times.placed = placed
             self._dependencies.hooks.pre("build_instance", server.operation.context, server.row)
             self._transitions.notify("create.start", server.operation, server.row)
         await self._dispatch(await self._prepare_all(servers))
@@ -151,7 +151,7 @@ class Build(HostKind):
                     ports=server.ports,
                     security_groups=server.row["security_groups"],
                     hostname=server.row["hostname"],
-                    fresh=server.operation.leases == 1 and not server.payload.attempts and not server.vifs,
+                    fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
                     check=functools.partial(self._transitions.check_owned, server.operation),
                 )
         except Stale:
@@ -163,7 +163,7 @@ class Build(HostKind):
         except MicronovaError as error:
             await self.fail(server.operation, BuildAborted(f"Failed to allocate the network(s): {error.message}"))
             return None
-        server.attempt.networked = self._engine.now()
+        server.times.networked = self._engine.now()
         server.payload.wait_for_plugs = [vif.port_id for vif in server.vifs if vif.status != "ACTIVE"]
         return server
 
@@ -216,9 +216,9 @@ class Build(HostKind):
             payload = msgspec.structs.replace(
                 server.payload,
                 tried=[*server.payload.tried, chosen.host],
-                attempts=[
-                    *server.payload.attempts,
-                    msgspec.structs.replace(server.attempt, dispatched=self._engine.now(), host=chosen.host),
+                dispatches=[
+                    *server.payload.dispatches,
+                    msgspec.structs.replace(server.times, dispatched=self._engine.now(), host=chosen.host),
                 ],
             )
             changes: InstanceChanges = {
@@ -382,7 +382,7 @@ class Build(HostKind):
 
 def _final_error(server: ServerToBuild, error: MicronovaError) -> MicronovaError:
     """Return the error that users see: why the last host failed, if there was one."""
-    if not server.payload.attempts:
+    if not server.payload.dispatches:
         return error
     last = server.payload.last_error or error.message
     return exhausted(server.row["uuid"], server.payload.tried, last, **error.details)

@@ -209,9 +209,9 @@ def _decision(error: Exception, same_as: str) -> Explanation | None:
 def timed(operation: Operation, report: Report) -> BuildPayload:
     """Return the operation's payload with the times at which the host worked on it."""
     payload = BuildPayload.decode(operation.payload)
-    if payload.attempts:
-        payload.attempts[-1].started = micros(report.started_at)
-        payload.attempts[-1].finished = micros(report.finished_at)
+    if payload.dispatches:
+        payload.dispatches[-1].started = micros(report.started_at)
+        payload.dispatches[-1].finished = micros(report.finished_at)
     return payload
 
 

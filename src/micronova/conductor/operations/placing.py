@@ -11,7 +11,7 @@ from micronova.objects.errors import Unavailable
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF, PlannedPorts
-from micronova.objects.operations import Attempt, BuildPayload
+from micronova.objects.operations import BuildPayload, BuildTimes
 from micronova.objects.scheduling import RequestSpec, Selection
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.scheduler.rpcapi import SchedulerAPI
@@ -26,7 +26,7 @@ class ServerToBuild:
     row: InstanceRow
     spec: RequestSpec
     ports: PlannedPorts
-    attempt: Attempt
+    times: BuildTimes
     chosen: Selection = field(init=False)  # set by `Placer.place`
     explanation: Explanation | None = None  # of the scheduler, if it decided
     vifs: tuple[VIF, ...] = ()
