@@ -5,8 +5,8 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
+from micronova.embedded.network.agent.desired_state import DesiredState, FixedIP, Port
 from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
-from micronova.embedded.network.agent.state import FixedIP, HostState, Port
 from micronova.http.client import Transport
 from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.objects.host_keys import HostKeys
@@ -60,7 +60,7 @@ class MetadataProxies:
 
     async def serve(self, ports: Iterable[Port]) -> None:
         """Listen in the networks of these ports."""
-        state = HostState(ports=tuple(ports))
+        state = DesiredState(ports=tuple(ports))
         await self._proxy.serve({f"ns-{port.network_id}": port.network_id for port in state.ports}, state)
 
     async def close(self) -> None:

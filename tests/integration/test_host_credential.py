@@ -21,8 +21,8 @@ from micronova.cli.wiring import Process
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConsoleAuthAPI
 from micronova.conf.settings import load
+from micronova.embedded.network.agent.desired_state import DesiredState, Port
 from micronova.embedded.network.agent.service import NetworkServiceClient
-from micronova.embedded.network.agent.state import HostState, Port
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
 from tests.cluster import Cluster
@@ -178,7 +178,7 @@ async def test_compute_hears_that_the_agent_has_wired_a_port(region: Region, tmp
         await network.report(started=True)
         server = region.boot("auto")
         fingerprint = ""
-        state: HostState | None = None
+        state: DesiredState | None = None
         ports: list[Port] = []
         async with asyncio.timeout(30):
             while not ports:

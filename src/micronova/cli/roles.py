@@ -115,9 +115,9 @@ async def make_network(process: "Process") -> "Role":
 async def make_network_agent(process: "Process") -> "Role":
     """Make the network agent of this host."""
     from micronova.embedded.network.agent.agent import NetworkAgent
+    from micronova.embedded.network.agent.desired_state import DNS_DOMAIN
     from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
     from micronova.embedded.network.agent.service import NetworkServiceClient
-    from micronova.embedded.network.agent.state import DNS_DOMAIN
     from micronova.privileged.client import PrivilegedClient, helper_socket
     from micronova.privileged.names import prefix_of
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.embedded.network.host_state import host_state
+from micronova.embedded.network.host_document import host_document
 from micronova.embedded.network.tables import host_changes
 from micronova.objects.clock import micros
 from tests.unit.embedded.network.world import ADMIN, KEYRING, SERVICE, World, world
@@ -44,7 +44,7 @@ async def guest(cloud: World, network: Any, host: str, **fields: Any) -> Any:
 
 
 def computations(cloud: World) -> int:
-    return cloud.database.statistics.by_function.get("host_state", 0)
+    return cloud.database.statistics.by_function.get("host_document", 0)
 
 
 async def started(cloud: World, hosts: Iterable[str]) -> dict[str, str]:
@@ -101,7 +101,7 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
         since = micros(cloud.clock.now() - cloud.role.core.settings.agent_down_after)
         for host in hosts:
             found = await state(cloud, host, known.get(host, ""))
-            true = (await cloud.database.read(host_state, host, since)).document
+            true = (await cloud.database.read(host_document, host, since)).content
             if "state" in found:
                 assert found["state"] == json.loads(json.dumps(true)), (step, host)
                 changed_at.setdefault(step, []).append(host)

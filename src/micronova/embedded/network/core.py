@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network.agent.state import AGENT_DOWN_AFTER, DNS_DOMAIN
+from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DNS_DOMAIN
 from micronova.embedded.network.notifier import Event, Notifier
 from micronova.objects.clock import Clock, micros
 

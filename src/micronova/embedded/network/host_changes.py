@@ -1,9 +1,10 @@
 """The table of changes that concern hosts, written by the transactions that make them.
 
-The desired state of a host (`host_state.py`) depends on topics: `host:NAME` are the ports bound to it, `network:ID` is
-a network with its subnets, `rules:ID` are the rules of a security group, `members:ID` the addresses of its ports,
-`policy:ID` is a QoS policy, and `routers` are all routers with their ports and floating IPs. A transaction that changes
-one of these notes its topic. `state_watch.py` reads the table and computes only the states that depend on the topic.
+The desired state of a host (`host_document.py`) depends on topics: `host:NAME` are the ports bound to it,
+`network:ID` is a network with its subnets, `rules:ID` are the rules of a security group, `members:ID` the addresses of
+its ports, `policy:ID` is a QoS policy, and `routers` are all routers with their ports and floating IPs. A transaction
+that changes one of these notes its topic. `state_watch.py` reads the table and computes only the states that depend on
+the topic.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.embedded.network.agents import router_host
-from micronova.embedded.network.host_state import host_state
+from micronova.embedded.network.host_document import host_document
 from micronova.embedded.network.tables import host_changes
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
@@ -121,10 +121,10 @@ class StateWatch:
             async with self._slots:
                 await self.look(complete=False)  # or earlier changes would count as later than the state
                 self._computing.add(noted)
-                found = await self._database.read(host_state, host, self._alive_since())
+                found = await self._database.read(host_document, host, self._alive_since())
         finally:
             self._computing.discard(noted)
-        fingerprint = hashlib.blake2b(msgspec.json.encode(found.document), digest_size=16).hexdigest()
+        fingerprint = hashlib.blake2b(msgspec.json.encode(found.content), digest_size=16).hexdigest()
         now = asyncio.get_running_loop().time()
         known = _Known(fingerprint, found.topics, found.has_routers, now, now)
         self._forget(host)
@@ -133,7 +133,7 @@ class StateWatch:
             self._by_topic.setdefault(topic, set()).add(host)
         if found.topics & noted.topics:
             known.changed.set()
-        return known, found.document
+        return known, found.content
 
     def _forget(self, host: str) -> None:
         known = self._hosts.pop(host, None)

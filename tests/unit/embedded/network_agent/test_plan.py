@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from micronova.embedded.network.agent.firewall import link_local
-from micronova.embedded.network.agent.plan import plan, zones_of
-from micronova.embedded.network.agent.state import (
+from micronova.embedded.network.agent.desired_state import (
     AddressPair,
+    DesiredState,
     FixedIP,
     FloatingIP,
-    HostState,
     Limit,
     Network,
     Port,
@@ -22,6 +20,8 @@ from micronova.embedded.network.agent.state import (
     Rule,
     Subnet,
 )
+from micronova.embedded.network.agent.firewall import link_local
+from micronova.embedded.network.agent.plan import plan, zones_of
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import check
 
@@ -46,7 +46,7 @@ def port(id: str, network: str, address: str, subnet: str, mac: int, **more: Any
     )  # fmt: skip
 
 
-STATE = HostState(
+STATE = DesiredState(
     networks=(NETWORK, OUTSIDE),
     ports=(
         port(GUEST, NET, "10.0.0.5", SUB, 1, device_owner="compute:nova", security_groups=(GROUP,), dns_name="web"),
@@ -122,7 +122,9 @@ def test_a_guarded_port_may_send_only_from_what_is_its_own() -> None:
 def test_port_security_and_admin_state() -> None:
     def firewall(**changes: object) -> v.LoadFirewall:
         guest = msgspec.structs.replace(STATE.ports[0], **changes)
-        [found] = of(v.LoadFirewall, plan(PREFIX, "h", HostState(networks=(NETWORK,), ports=(guest,)), v.Found()).verbs)
+        [found] = of(
+            v.LoadFirewall, plan(PREFIX, "h", DesiredState(networks=(NETWORK,), ports=(guest,)), v.Found()).verbs
+        )
         return found
 
     open_ = firewall(port_security_enabled=False)
@@ -140,14 +142,14 @@ def test_what_is_there_and_should_not_be_goes_but_a_bridge_in_use_stays() -> Non
             "brq88888888-88": v.Link(index=3), "tap88888888-88": v.Link(index=4, bridge="brq88888888-88"),
         },
     )  # fmt: skip
-    made = plan(PREFIX, "h", HostState(), found).verbs
+    made = plan(PREFIX, "h", DesiredState(), found).verbs
     assert [n.namespace for n in of(v.DeleteNamespace, made)] == [
         f"{PREFIX}-n-99999999-99", f"{PREFIX}-r-99999999-99"
     ]  # fmt: skip
     assert [d.device for d in of(v.DeleteLink, made)] == ["vth99999999-99", "brq99999999-99"]
 
 
-def six(mode: str | None, address_mode: str | None, *, routed: bool) -> HostState:
+def six(mode: str | None, address_mode: str | None, *, routed: bool) -> DesiredState:
     """Return a state with one IPv6 subnet, a guest and a server on it, and a router if it is routed."""
     subnet = Subnet(
         id=SUB, cidr="fd00::/64", ip_version=6, gateway_ip="fd00::1", ipv6_ra_mode=mode,
@@ -159,7 +161,7 @@ def six(mode: str | None, address_mode: str | None, *, routed: bool) -> HostStat
         port(INSIDE, NET, "fd00::1", SUB, 3, device_owner="network:router_interface"),
     )
     routers = (Router(id=ROUTER, ports=(INSIDE,)),) if routed else ()
-    return HostState(networks=(Network(id=NET, mtu=1450, subnets=(subnet,)),), ports=ports, routers=routers)
+    return DesiredState(networks=(Network(id=NET, mtu=1450, subnets=(subnet,)),), ports=ports, routers=routers)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_limits_go_to_taps_that_are_there_and_leave_nothing_behind() -> None:
 
     def verbs(guest: Port, **links: v.Link) -> list[v.Verb]:
         found = v.Found(links={name.replace("_", "-"): link for name, link in links.items()})
-        state = HostState(networks=(NETWORK,), ports=(guest,))
+        state = DesiredState(networks=(NETWORK,), ports=(guest,))
         made = plan(PREFIX, "h", state, found).verbs
         return [each for each in made if isinstance(each, v.SetBandwidth | v.DeleteLink)]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from micronova.embedded.network.agent.agent import RETRY, NetworkAgent
+from micronova.embedded.network.agent.desired_state import DesiredState, FixedIP, Network, Port, Subnet
 from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
 from micronova.embedded.network.agent.service import NetworkServiceClient
-from micronova.embedded.network.agent.state import FixedIP, HostState, Network, Port, Subnet
 from micronova.http.client import Answer, ServiceClient
 from micronova.objects.errors import Forbidden, MicronovaError, Unavailable
 from micronova.privileged import verbs as v
@@ -106,5 +106,5 @@ GUEST, SERVER = "compute:nova", "network:dhcp"
     ],
 )
 def test_where_a_dhcp_server_is_missing(subnets: tuple[Subnet, ...], ports: list[Port], lacking: bool) -> None:
-    state = HostState(networks=(Network(id="net", subnets=subnets),), ports=tuple(ports))
+    state = DesiredState(networks=(Network(id="net", subnets=subnets),), ports=tuple(ports))
     assert lacks_dhcp_ports("h", state) is lacking

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.desired_state import AddressPair, DesiredState, Network, Port, Rule
 from micronova.embedded.network.agent.firewall import firewall
 from micronova.embedded.network.agent.plan import zones_of
 from micronova.embedded.network.agent.service import NetworkServiceClient
-from micronova.embedded.network.agent.state import AddressPair, HostState, Network, Port, Rule
 from micronova.http.client import Answer, ServiceClient
 from micronova.privileged import verbs as v
 from micronova.privileged.client import PrivilegedError
@@ -84,7 +84,7 @@ class World:
             )
             for number, id in enumerate(IDS)
         )  # fmt: skip
-        state = HostState(networks=(Network(id=NET),), ports=ports, rules=rules)
+        state = DesiredState(networks=(Network(id=NET),), ports=ports, rules=rules)
         self.service.up.clear()
         self.service.down.clear()
         self.helper.done.clear()
@@ -172,7 +172,7 @@ async def test_what_fails_is_reported_until_it_succeeds(world: World) -> None:
 def test_a_port_with_invalid_addresses_is_closed_and_the_others_are_not(change: dict[str, Any]) -> None:
     good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
     bad = msgspec.structs.replace(good, id=IDS[1], **change)
-    made = firewall(HostState(networks=(Network(id=NET),), ports=(good, bad)), zones_of([NET]))
+    made = firewall(DesiredState(networks=(Network(id=NET),), ports=(good, bad)), zones_of([NET]))
     assert list(made.closed) == [tap_name(IDS[1])]
     assert [bool(port.pairs) for port in made.verb.guarded] == [True, False]
 
@@ -190,7 +190,7 @@ def test_a_port_with_invalid_addresses_is_closed_and_the_others_are_not(change: 
 def test_a_port_with_an_invalid_rule_is_closed_and_the_others_are_not(rule: Rule) -> None:
     good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
     bad = msgspec.structs.replace(good, id=IDS[1], security_groups=(IDS[1],))
-    state = HostState(networks=(Network(id=NET),), ports=(good, bad), rules={IDS[1]: (rule,)})
+    state = DesiredState(networks=(Network(id=NET),), ports=(good, bad), rules={IDS[1]: (rule,)})
     made = firewall(state, zones_of([NET]))
     assert list(made.closed) == [tap_name(IDS[1])]
 
@@ -202,7 +202,7 @@ async def test_a_rule_that_names_a_security_group_with_too_many_addresses_is_lef
         id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h",
         security_groups=(small,),
     )  # fmt: skip
-    state = HostState(
+    state = DesiredState(
         networks=(Network(id=NET),), ports=(port,), rules={small: tuple(remote)}, members={small: ("10.0.0.1",)},
         oversized={large: 5001},
     )  # fmt: skip

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DesiredState, Port
 from micronova.embedded.network.agent.dhcp import lacks_dhcp_ports
 from micronova.embedded.network.agent.dnsmasq_watch import DnsmasqWatch
 from micronova.embedded.network.agent.firewall import Firewall
@@ -17,7 +18,6 @@ from micronova.embedded.network.agent.links import LinkWatch
 from micronova.embedded.network.agent.metadata import MetadataProxy
 from micronova.embedded.network.agent.plan import Plan, plan
 from micronova.embedded.network.agent.service import NetworkServiceClient
-from micronova.embedded.network.agent.state import AGENT_DOWN_AFTER, HostState, Port
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
@@ -59,13 +59,13 @@ class NetworkAgent:
         self._prefix = prefix
         self._domain = domain
         self._connections = connections
-        self._state: HostState | None = None
+        self._state: DesiredState | None = None
         self._fingerprint = ""
         self._applied: dict[tuple[str, ...], v.Verb] = {}
         self._taps: dict[str, int] = {}  # port -> index of the device that was reported as wired
         self._closed: dict[str, str] = {}  # taps whose rules cannot be loaded, and the reason
         self._oversized: set[str] = set()  # remote security groups that are left out
-        self._planned: tuple[HostState, Firewall] | None = None  # the last state and its firewall
+        self._planned: tuple[DesiredState, Firewall] | None = None  # the last state and its firewall
         self._indices: dict[str, int] = {}  # tap -> index in the last inventory
         self._wake = asyncio.Event()
         self._complete = True  # the last reconciliation had no failure; otherwise it is repeated soon
@@ -167,7 +167,7 @@ class NetworkAgent:
         if self._complete:
             self.reached = fingerprint
 
-    async def reconcile(self, state: HostState) -> bool:
+    async def reconcile(self, state: DesiredState) -> bool:
         """Bring the host to the desired state; return whether all of it succeeded."""
         await self._links.ensure()
         found = await self._inventory()
@@ -216,7 +216,7 @@ class NetworkAgent:
         self._retry_delay = min(self._retry_delay * 2, RETRY) if adopting else RETRY
         return done
 
-    async def _plan(self, state: HostState, found: v.Found) -> Plan:
+    async def _plan(self, state: DesiredState, found: v.Found) -> Plan:
         """Return the plan for a state, made in a thread; the firewall, its largest part, is made once for a state."""
         rules = self._planned[1] if self._planned is not None and self._planned[0] is state else None
         made = await asyncio.to_thread(
@@ -271,7 +271,7 @@ class NetworkAgent:
             if missing or stopped or unplugged or replaced or removal:
                 del self._applied[key]
 
-    async def _report(self, state: HostState, found: v.Found) -> None:
+    async def _report(self, state: DesiredState, found: v.Found) -> None:
         """Report ports that became wired (plugged, with their firewall rules) or are no longer so.
 
         The status in the desired state may be older than the last report. Rules that cannot be loaded do not unplug a

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from micronova.embedded.network import device_owners
-from micronova.embedded.network.agent.state import ExtraOption, HostState, Network, Port, Subnet
+from micronova.embedded.network.agent.desired_state import DesiredState, ExtraOption, Network, Port, Subnet
 from micronova.privileged import verbs as v
 from micronova.privileged.names import METADATA_ADDRESS, inner_name
 
@@ -16,7 +16,7 @@ _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
 _MODES: dict[str, v.Mode] = {"dhcpv6-stateful": "stateful", "dhcpv6-stateless": "stateless", "slaac": "slaac"}
 
 
-def lacks_dhcp_ports(host: str, state: HostState) -> bool:
+def lacks_dhcp_ports(host: str, state: DesiredState) -> bool:
     """Return whether the port of a DHCP server is missing, has the wrong subnets, or is no longer needed."""
     servers = {p.network_id: p for p in state.ports if p.device_owner == device_owners.DHCP and p.host == host}
     used = {p.network_id for p in state.ports if p.is_guest and p.host == host}

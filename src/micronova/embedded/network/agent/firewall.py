@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from micronova.embedded.network.agent.state import HostState, Port, Rule
+from micronova.embedded.network.agent.desired_state import DesiredState, Port, Rule
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check_port
 from micronova.privileged.names import bridge_name, outer_name, tap_name
@@ -22,7 +22,7 @@ class Firewall:
     oversized: dict[str, int]  # remote security groups with too many addresses; the rules that name them are left out
 
 
-def firewall(state: HostState, zones: Mapping[str, int], connections: int = 0) -> Firewall:
+def firewall(state: DesiredState, zones: Mapping[str, int], connections: int = 0) -> Firewall:
     """Return the firewall between all ports of a host; `connections` limits those of each port."""
     guarded, plain = [], []
     closed: dict[str, str] = {}
@@ -48,7 +48,7 @@ def firewall(state: HostState, zones: Mapping[str, int], connections: int = 0) -
     return Firewall(verb, closed, state.oversized)
 
 
-def _guarded(port: Port, zone: int, state: HostState, groups: Container[str]) -> v.Guarded:
+def _guarded(port: Port, zone: int, state: DesiredState, groups: Container[str]) -> v.Guarded:
     """Return a port with its rules; raise ValueError or Refused if the helper would refuse them."""
     pairs, rules = tuple(_pairs(port)), tuple(_rules(port, state))
     made = v.Guarded(tap=tap_name(port.id), zone=zone, stateful=port.stateful, pairs=pairs, rules=rules)
@@ -85,7 +85,7 @@ def _pairs(port: Port) -> Iterator[v.Pair]:
         yield v.Pair(mac=mac, prefix=prefix)
 
 
-def _rules(port: Port, state: HostState) -> Iterator[v.FilterRule]:
+def _rules(port: Port, state: DesiredState) -> Iterator[v.FilterRule]:
     for group in port.security_groups:
         for rule in state.rules.get(group, ()):
             if rule.remote_group_id not in state.oversized:  # what only such a rule allows does not pass

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from micronova.embedded.network.agent.state import HostState, Port
+from micronova.embedded.network.agent.desired_state import DesiredState, Port
 from micronova.http.client import Answer, Transport
 from micronova.objects.errors import MicronovaError
 from micronova.privileged import verbs as v
@@ -72,7 +72,7 @@ class MetadataProxy:
         self._servers: dict[str, asyncio.Server] = {}
         self._ports: dict[tuple[str, str], Port] = {}  # by network and address
 
-    async def serve(self, served: Mapping[str, str], state: HostState) -> None:
+    async def serve(self, served: Mapping[str, str], state: DesiredState) -> None:
         """Listen in exactly these namespaces; `served` maps each to its network."""
         self._ports = {
             (port.network_id, each.ip_address): port

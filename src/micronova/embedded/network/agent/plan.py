@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from micronova.embedded.network import device_owners
+from micronova.embedded.network.agent.desired_state import DesiredState, Limit, Network, Port, Router, Subnet
 from micronova.embedded.network.agent.dhcp import advertise, serve
 from micronova.embedded.network.agent.firewall import Firewall, firewall
-from micronova.embedded.network.agent.state import HostState, Limit, Network, Port, Router, Subnet
 from micronova.privileged import verbs as v
 from micronova.privileged.names import (
     METADATA_ADDRESS,
@@ -37,7 +37,7 @@ class Plan:
 def plan(
     prefix: str,
     host: str,
-    state: HostState,
+    state: DesiredState,
     found: v.Found,
     domain: str = "",
     *,
@@ -130,7 +130,7 @@ def _join(namespace: str, port: Port, network: Network) -> v.Verb:
     )
 
 
-def _serve(made: Plan, prefix: str, network: Network, port: Port, state: HostState, domain: str) -> None:
+def _serve(made: Plan, prefix: str, network: Network, port: Port, state: DesiredState, domain: str) -> None:
     namespace = network_namespace(prefix, network.id)
     device = inner_name(port.id)
     addresses = (*_addresses(port, network), f"{METADATA_ADDRESS}/32")

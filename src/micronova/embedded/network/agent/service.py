@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.embedded.network.agent.state import HostState
+from micronova.embedded.network.agent.desired_state import DesiredState
 from micronova.http.client import ServiceClient
 
 WAIT = 25.0  # seconds that a request waits for a change
@@ -19,12 +19,12 @@ class NetworkServiceClient:
         self._client = client
         self.host = host
 
-    async def state(self, fingerprint: str = "", wait: float = WAIT) -> tuple[str, HostState | None]:
+    async def state(self, fingerprint: str = "", wait: float = WAIT) -> tuple[str, DesiredState | None]:
         """Return the desired state and its fingerprint; None if the state has not changed after `wait` seconds."""
         query = urllib.parse.urlencode({"fingerprint": fingerprint, "wait": f"{wait:g}"} if fingerprint else {})
         answer = await self._client.request("GET", f"/v2.0/agent-states/{urllib.parse.quote(self.host)}?{query}")
         found = answer.get("state")
-        return answer["fingerprint"], None if found is None else msgspec.convert(found, HostState)
+        return answer["fingerprint"], None if found is None else msgspec.convert(found, DesiredState)
 
     async def report(
         self,

@@ -30,15 +30,15 @@ MAX_MEMBERS = 5_000  # addresses of a security group that rules name as remote
 MAX_HOST_MEMBERS = 40_000  # addresses of all these security groups, in the desired state of one host
 
 
-class HostState(NamedTuple):
-    """The desired state of a host."""
+class HostDocument(NamedTuple):
+    """The desired state of a host, as its agent gets it."""
 
-    document: dict[str, Any]
-    topics: frozenset[str]  # of `host_changes`: the topics that the document depends on
+    content: dict[str, Any]
+    topics: frozenset[str]  # of `host_changes`: the topics that the content depends on
     has_routers: bool
 
 
-def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
+def host_document(conn: sa.Connection, host: str, alive_since: int) -> HostDocument:
     """Return the desired state of a host; agents that sent a heartbeat since a time are alive."""
     p = ports.c
     local = list(conn.execute(sa.select(ports).where(p.host == host, p.vif_type != "binding_failed")))
@@ -58,7 +58,7 @@ def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
     policies = policies_of(conn, local)
     limits = limits_of(conn, policies)
     network_ids = sorted({row.network_id for row in local})
-    document = {
+    content = {
         "networks": _networks(conn, network_ids),
         "ports": [
             {
@@ -81,7 +81,7 @@ def host_state(conn: sa.Connection, host: str, alive_since: int) -> HostState:
         *(f"policy:{policy}" for policy in policies.values()),
         *([ROUTERS] if has_routers else ()),
     }
-    return HostState(document, frozenset(topics), has_routers)
+    return HostDocument(content, frozenset(topics), has_routers)
 
 
 def _port(row: Any, fixed: Sequence[dict[str, str]], groups: Sequence[str]) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Router(msgspec.Struct, frozen=True, kw_only=True):
     floating: tuple[FloatingIP, ...] = ()
 
 
-class HostState(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     """The desired state of one host."""
 
     networks: tuple[Network, ...] = ()
