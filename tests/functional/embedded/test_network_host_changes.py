@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from micronova.embedded.network import state_watch
 from micronova.embedded.network.host_document import host_document
 from micronova.embedded.network.tables import host_changes
 from micronova.objects.clock import micros
@@ -243,6 +244,55 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
         assert port["device_owner"] == "network:dhcp"
     await cloud.delete("network", network["id"])
     await check("delete network")
+
+
+@pytest.fixture
+def only_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the service look for changes only after writes that wake it, and once at the start."""
+    monkeypatch.setattr(state_watch, "POLL_INTERVAL", 3600.0)
+
+
+async def test_each_write_that_concerns_an_agent_wakes_it(only_woken: None, cloud: World) -> None:
+    """It need not wait until the service looks for changes of other processes."""
+    network, subnet = await cloud.network()
+    group = (await cloud.make("security_group", name="web"))["id"]
+    policy = (await cloud.make("policy", ADMIN, name="slow", shared=True))["id"]
+    known = await started(cloud, ["h1"])
+    fingerprint = known["h1"]
+
+    async def woken(write: Awaitable[Any]) -> Any:
+        nonlocal fingerprint
+        made = await write
+        found = await asyncio.wait_for(state(cloud, "h1", fingerprint, 60), 30)
+        fingerprint = found["fingerprint"]
+        assert "state" in found
+        return made
+
+    port = await woken(guest(cloud, network, "h1", security_groups=[group]))
+    await cloud.change("port", port["id"], SERVICE, qos_policy_id=policy)
+    await woken(report(cloud, "h1", up=[port["id"]]))
+    await woken(report(cloud, "h1", dhcp=True))
+    await woken(cloud.change("network", network["id"], mtu=1400))
+    await woken(cloud.change("subnet", subnet["id"], dns_nameservers=["10.1.0.53"]))
+    rule = {"security_group_id": group, "direction": "ingress", "ethertype": "IPv4"}
+    made = await woken(cloud.make("security_group_rule", **rule))
+    await woken(cloud.delete("security_group_rule", made["id"]))
+    limits = f"/qos/policies/{policy}/bandwidth_limit_rules"
+    limit = {"bandwidth_limit_rule": {"max_kbps": 1000, "direction": "egress"}}
+    answer = await woken(cloud.call("POST", limits, limit, token=ADMIN))
+    path = f"{limits}/{answer.json()['bandwidth_limit_rule']['id']}"
+    await woken(cloud.call("PUT", path, {"bandwidth_limit_rule": {"max_kbps": 2000}}, token=ADMIN))
+    await woken(cloud.call("DELETE", path, token=ADMIN))
+    router = await woken(cloud.make("router", name="r"))
+    interfaces = f"/routers/{router['id']}"
+    await woken(cloud.call("PUT", f"{interfaces}/add_router_interface", {"subnet_id": subnet["id"]}))
+    routes = [{"destination": "10.9.0.0/24", "nexthop": "10.1.0.9"}]
+    await woken(cloud.change("router", router["id"], routes=routes))
+    await woken(cloud.change("router", router["id"], routes=[]))
+    await woken(cloud.call("PUT", f"{interfaces}/remove_router_interface", {"subnet_id": subnet["id"]}))
+    await woken(cloud.delete("router", router["id"]))
+    await woken(cloud.delete("port", port["id"], SERVICE))
+    await woken(cloud.delete("network", network["id"]))
 
 
 async def test_an_agent_learns_of_a_change_by_another_process(module_database_url: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.notifier import Event
-from micronova.embedded.network.state_watch import StateWatch, WakingDatabase
+from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import PortChanges, PortRow, agents, port_with, ports
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -78,10 +78,7 @@ class AgentRoutes:
         """POST /v2.0/agent-reports."""
         body: Report = request.body
         request.authorize_host(body.host)
-        database = self.core.database
-        # A heartbeat does not change the desired state of any host, so it wakes no request.
-        quiet = database.inner if isinstance(database, WakingDatabase) else database
-        await quiet.write(_record_heartbeat, self.core, body)
+        await self.core.database.write(_record_heartbeat, self.core, body)
         if body.up or body.down:
             await self.core.write_with_events(_record_wired, self.core, body)
         if body.dhcp:

@@ -73,13 +73,20 @@ class Core:
     """The shared objects of all handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, random_source: random.Random, settings: Settings, notifier: Notifier
+        self,
+        database: Database,
+        clock: Clock,
+        random_source: random.Random,
+        settings: Settings,
+        notifier: Notifier,
+        wake_agents: Callable[[], None],
     ) -> None:
         self.database = database
         self.clock = clock
         self.random_source = random_source
         self.settings = settings
         self.notifier = notifier
+        self._wake_agents = wake_agents
         self.hints = AddressHints()
 
     def now(self) -> int:
@@ -90,11 +97,22 @@ class Core:
         """Return a new id."""
         return str(uuid.UUID(int=self.random_source.getrandbits(128), version=4))
 
+    async def write_and_wake(
+        self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run a transaction that notes changes for network agents (`host_changes.note`), and wake those who wait.
+
+        Transactions that note nothing use `database.write`.
+        """
+        found = await self.database.write(fn, *args, **kwargs)
+        self._wake_agents()
+        return found
+
     async def write_with_events(
         self, fn: Callable[Concatenate[sa.Connection, P], tuple[R, list[Event]]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run a transaction that may return events for compute; they are written with it and sent afterwards."""
-        result, events = await self.database.write(_with_events, fn, self.notifier, args, kwargs)
+        """Do the same for a transaction that may return events for compute: they are written with it and sent then."""
+        result, events = await self.write_and_wake(_with_events, fn, self.notifier, args, kwargs)
         self.notifier.hand_over(events)
         return cast(R, result)
 

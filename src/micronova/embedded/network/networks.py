@@ -239,7 +239,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             _mtu(given, resource.values["provider:network_type"], self.core.settings)
         await self.core.database.read(check_use, request, given, resource.values["qos_policy_id"])
         revision = resource.values["revision_number"]
-        changed = await self.core.database.write(self._change, id, revision, given, self.core.now())
+        changed = await self.core.write_and_wake(self._change, id, revision, given, self.core.now())
         return {self.singular: self.view(request, changed)}
 
     def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int) -> Resource:
@@ -261,7 +261,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a network that no port uses."""
         await self.find_to(request, "delete", id)
-        await self.core.database.write(self.remove, id)
+        await self.core.write_and_wake(self.remove, id)
 
     def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a network with its subnets, unless a port uses it."""

@@ -92,20 +92,20 @@ class BandwidthRules:
         policy = await self._policy(request, id)
         row = {"max_burst_kbps": 0, "direction": "egress", **self._given(request)}
         row |= {"id": self.core.new_id(), "policy_id": policy.id}
-        await self.core.database.write(_insert, row, self.core.now())
+        await self.core.write_and_wake(_insert, row, self.core.now())
         return {_SINGULAR: {name: row[name] for name in ("id", *_NUMBERS, "direction")}}
 
     async def update(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Update a rule; it applies to all ports with the policy."""
         policy = await self._policy(request, id)
         given = self._given(request)
-        found = await retry(self.core.database.write, _change, policy.id, rule, given, self.core.now())
+        found = await retry(self.core.write_and_wake, _change, policy.id, rule, given, self.core.now())
         return {_SINGULAR: found}
 
     async def delete(self, request: Request, id: str, rule: str) -> None:
         """Delete a rule."""
         policy = await self._policy(request, id)
-        await self.core.database.write(_remove, policy.id, rule, self.core.now())
+        await self.core.write_and_wake(_remove, policy.id, rule, self.core.now())
 
     @staticmethod
     def _given(request: Request) -> dict[str, Any]:

@@ -173,7 +173,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             gateway = given.get("external_gateway_info")
             plan = await plan_gateway(self.core, request, row["id"], gateway) if gateway else None
             wanted.append((row, given, plan))
-        made = await self.core.database.write(self.insert, wanted)
+        made = await self.core.write_and_wake(self.insert, wanted)
         for _, _, plan in wanted:
             if plan is not None:
                 remember_addresses(self.core, plan.made)
@@ -222,7 +222,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         _refuse_modes(given)
         gateway = given.get("external_gateway_info")
         plan = await plan_gateway(self.core, request, id, gateway) if gateway else None
-        changed = await self.core.database.write(self._change, id, resource.values["revision_number"], given, plan)
+        changed = await self.core.write_and_wake(self._change, id, resource.values["revision_number"], given, plan)
         if plan is not None:
             remember_addresses(self.core, plan.made)
         return {self.singular: self.view(request, changed)}
@@ -249,7 +249,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a router without interfaces."""
         await self.find_to(request, "delete", id)
-        await self.core.database.write(self.remove, id)
+        await self.core.write_and_wake(self.remove, id)
 
     def remove(self, conn: sa.Connection, id: str) -> None:
         """Delete a router; raise Conflict if it has interfaces."""
@@ -272,7 +272,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         resource = await self.find(request, id, "add_router_interface")
         subnet_id, port_id = _interface(request)
         plan = await plan_interface(self.core, request, resource.values, subnet_id, port_id)
-        joined = await self.core.database.write(connect, self.core, id, plan)
+        joined = await self.core.write_and_wake(connect, self.core, id, plan)
         return _joined(resource, joined)
 
     async def remove_interface(self, request: Request, id: str) -> Any:
@@ -282,7 +282,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
     async def _remove_interface(self, request: Request, id: str) -> Any:
         resource = await self.find(request, id, "remove_router_interface")
         subnet_id, port_id = _interface(request)
-        parted = await self.core.database.write(disconnect, self.core, id, subnet_id, port_id)
+        parted = await self.core.write_and_wake(disconnect, self.core, id, subnet_id, port_id)
         return _joined(resource, parted)
 
     async def add_routes(self, request: Request, id: str) -> Any:
@@ -304,7 +304,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             else {key: route for key, route in current.items() if key not in asked}
         )
         changes = {"routes": list(merged.values())}
-        changed = await self.core.database.write(self._change, id, resource.values["revision_number"], changes, None)
+        changed = await self.core.write_and_wake(self._change, id, resource.values["revision_number"], changes, None)
         return {self.singular: self.view(request, changed)}
 
 

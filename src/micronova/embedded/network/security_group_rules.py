@@ -142,7 +142,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         prints = [(row["security_group_id"], row["fingerprint"]) for row in wanted]
         if len(set(prints)) != len(prints):
             raise conflict("Duplicate Security Group Rule in POST.", "DuplicateSecurityGroupRuleInPost")
-        return self.answer(request, await self.core.database.write(self._insert, wanted))
+        return self.answer(request, await self.core.write_and_wake(self._insert, wanted))
 
     def _row(self, project: str, given: dict[str, Any]) -> NewRule:
         convert_text(given, numbers=("port_range_min", "port_range_max"))
@@ -173,7 +173,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a rule."""
         await self.find_to(request, "delete", id)
-        await self.core.database.write(_delete, id, self.core.now())
+        await self.core.write_and_wake(_delete, id, self.core.now())
 
 
 def rule_values(row: RuleRow, of_default: bool) -> dict[str, Any]:

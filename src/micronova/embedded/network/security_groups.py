@@ -147,7 +147,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             raise conflict("Updating default security group not allowed.", "SecurityGroupCannotUpdateDefault")
         if renamed and given["name"].lower() == "default":
             raise conflict("Default security group already exists.", "SecurityGroupDefaultAlreadyExists")
-        changed = await self.core.database.write(self._change, id, old["revision_number"], given, self.core.now())
+        changed = await self.core.write_and_wake(self._change, id, old["revision_number"], given, self.core.now())
         return {self.singular: self.view(request, changed)}
 
     def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int) -> Resource:
@@ -166,7 +166,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             raise conflict(
                 "Insufficient rights for removing default security group.", "SecurityGroupCannotRemoveDefault"
             )
-        await self.core.database.write(_delete, id, self.core.now())
+        await self.core.write_and_wake(_delete, id, self.core.now())
 
 
 def _values(row: SecurityGroupRow, rules: Sequence[dict[str, Any]], tagged: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from micronova.embedded.network.quotas import Quotas
 from micronova.embedded.network.routers import Routers
 from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.security_groups import SecurityGroups
-from micronova.embedded.network.state_watch import StateWatch, WakingDatabase
+from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.subnetpools import SubnetPools
 from micronova.embedded.network.subnets import Subnets
 from micronova.embedded.network.tables import metadata
@@ -82,11 +82,12 @@ class NetworkService:
         own = Settings(quotas={**QUOTAS, **(quotas or {})}, **settings)
         self.watch = StateWatch(database, clock, own.agent_down_after)
         self.core = Core(
-            WakingDatabase(database, self.watch),
+            database,
             clock,
             random_source or random.Random(),  # ids need not be secret
             own,
             self.notifier,
+            wake_agents=self.watch.look_soon,
         )
         self.service = Service(
             "network",
@@ -135,7 +136,7 @@ class NetworkService:
             "pool_prefix": pool_prefix,
             "dns_nameservers": dns_nameservers,
         }
-        return await self.core.database.write(Builder(self.core).first_networks, project_id, plan)
+        return await self.core.write_and_wake(Builder(self.core).first_networks, project_id, plan)
 
 
 def routes(core: Core) -> list[Route]:

@@ -1,16 +1,17 @@
 """The desired states that network agents wait for: computed once, and again only when a change concerns the host.
 
-Each process reads the table of changes (`host_changes.py`) once a second, and at once after a write of its own,
-however many agents wait. So the processes of the service need to know nothing of each other.
+Each process reads the table of changes (`host_changes.py`) once a second, however many agents wait, and at once after
+a transaction of its own that notes changes (`Core.write_and_wake`). So the processes of the service need to know
+nothing of each other.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -23,9 +24,6 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 
 log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 POLL_INTERVAL = 1.0  # seconds between two looks for changes by other processes
 BATCH_TIME = 0.02  # seconds in which further changes are collected
@@ -44,7 +42,7 @@ class _Known:
     fingerprint: str
     topics: frozenset[str]
     has_routers: bool
-    computed_at: float
+    computed_at: float  # by the monotonic clock; `asked_at` too
     asked_at: float
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,7 +58,7 @@ class StateWatch:
         self._by_topic: dict[str, set[str]] = {}  # topic -> hosts whose states depend on it
         self._computing: set[_Noted] = set()
         self._slots = asyncio.Semaphore(COMPUTATIONS)
-        self._written = asyncio.Event()
+        self._noted_here = asyncio.Event()  # this process has noted changes
         self._position: int | None = None  # of the last change that was read; None: no host is known
         self._read_at = 0  # when the changes were last read, in microseconds
         self._seen: dict[int, int] = {}  # position -> time, of the changes that the next look reads again
@@ -84,29 +82,28 @@ class StateWatch:
         self._ended = True
         self._change(self._hosts)
 
-    def written(self) -> None:
-        """Look for changes soon, because this process has written."""
-        self._written.set()
+    def look_soon(self) -> None:
+        """Look for changes soon, because this process has noted some."""
+        self._noted_here.set()
 
     async def state(self, host: str, fingerprint: str, wait: float) -> tuple[str, dict[str, Any] | None]:
         """Return the fingerprint of a host's desired state, and the state if the fingerprint is another one.
 
         Wait for at most `wait` seconds until it is another one.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait
+        deadline = self._clock.monotonic() + wait
         while True:
             known = self._hosts.get(host)
-            old = known is None or known.changed.is_set() or loop.time() - known.computed_at > MAX_AGE
+            old = known is None or known.changed.is_set() or self._clock.monotonic() - known.computed_at > MAX_AGE
             if known is None or old or known.fingerprint != fingerprint:
                 known, found = await self._compute(host)
                 if known.fingerprint != fingerprint:
                     return known.fingerprint, found
             if self._ended:
                 return known.fingerprint, None
-            known.asked_at = loop.time()
+            known.asked_at = self._clock.monotonic()
             try:
-                async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(deadline - self._clock.monotonic()):
                     await known.changed.wait()
             except TimeoutError:
                 return known.fingerprint, None
@@ -125,7 +122,7 @@ class StateWatch:
         finally:
             self._computing.discard(noted)
         fingerprint = hashlib.blake2b(msgspec.json.encode(found.content), digest_size=16).hexdigest()
-        now = asyncio.get_running_loop().time()
+        now = self._clock.monotonic()
         known = _Known(fingerprint, found.topics, found.has_routers, now, now)
         self._forget(host)
         self._hosts[host] = known
@@ -149,26 +146,27 @@ class StateWatch:
     # --- following the changes ---
 
     async def _follow(self) -> None:
-        loop = asyncio.get_running_loop()
-        complete_at = purge_at = loop.time()
+        complete_at = purge_at = self._clock.monotonic()
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(complete_at):
-                    await self._written.wait()
+            try:
+                async with asyncio.timeout(complete_at - self._clock.monotonic()):
+                    await self._noted_here.wait()
                     await asyncio.sleep(BATCH_TIME)
-            self._written.clear()
-            complete = loop.time() >= complete_at
+                complete = False
+            except TimeoutError:
+                complete = True
+            self._noted_here.clear()
             try:
                 await self.look(complete)
-                if loop.time() >= purge_at:
-                    purge_at = loop.time() + PURGE_INTERVAL
+                if self._clock.monotonic() >= purge_at:
+                    purge_at = self._clock.monotonic() + PURGE_INTERVAL
                     await self.purge()
             except MicronovaError as error:
                 log.warning("cannot read which states of hosts have changed: %s", error)
             except Exception:
                 log.exception("cannot read which states of hosts have changed")
             if complete:
-                complete_at = loop.time() + POLL_INTERVAL
+                complete_at = self._clock.monotonic() + POLL_INTERVAL
 
     async def look(self, complete: bool) -> None:
         """Read the new changes; with `complete` also those that were committed late, and which host has the routers."""
@@ -211,7 +209,7 @@ class StateWatch:
         horizon = self._now() - micros(KEEP)
         if await self._database.read(_any_before, horizon):
             await self._database.write(_delete_before, horizon)
-        idle = asyncio.get_running_loop().time() - IDLE
+        idle = self._clock.monotonic() - IDLE
         for host in [host for host, known in self._hosts.items() if known.asked_at < idle]:
             self._forget(host)
         if not self._hosts and not self._computing:
@@ -219,6 +217,7 @@ class StateWatch:
             self._seen = {}
 
     def _now(self) -> int:
+        """Return the time as rows have it."""
         return micros(self._clock.now())
 
     def _alive_since(self) -> int:
@@ -230,34 +229,6 @@ class _Noted:
     """The topics that are noted while a state is computed."""
 
     topics: set[str] = field(default_factory=set)
-
-
-class WakingDatabase(Database):
-    """A database after whose writes the changes are read at once."""
-
-    def __init__(self, inner: Database, watch: StateWatch) -> None:
-        self.inner = inner
-        self.dialect = inner.dialect
-        self.statistics = inner.statistics
-        self._watch = watch
-
-    async def read(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Read."""
-        return await self.inner.read(fn, *args, **kwargs)
-
-    async def snapshot(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Read one moment."""
-        return await self.inner.snapshot(fn, *args, **kwargs)
-
-    async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Write, then let the changes be read."""
-        found = await self.inner.write(fn, *args, **kwargs)
-        self._watch.written()
-        return found
-
-    async def close(self) -> None:
-        """Close."""
-        await self.inner.close()
 
 
 def _last_position(conn: sa.Connection) -> int:

@@ -252,7 +252,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         [given] = self.given(request)
         convert_text(given, _FLAGS)
         self.check_fields(request, "update", given, resource.target)
-        changed = await self.core.database.write(
+        changed = await self.core.write_and_wake(
             self._change, id, resource.values["revision_number"], given, self.core.now()
         )
         return {self.singular: self.view(request, changed)}

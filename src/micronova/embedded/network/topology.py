@@ -71,7 +71,7 @@ class Topologies:
         known = await self.core.database.read(_of_project, project)
         if known is not None:
             return known
-        return await self.core.database.write(self.builder.allocate, project)
+        return await self.core.write_and_wake(self.builder.allocate, project)
 
     async def delete(self, request: Request, project: str) -> None:
         """Delete the topology of a project; raise Conflict if something uses it."""
@@ -80,7 +80,7 @@ class Topologies:
         await retry(self._delete, project)
 
     async def _delete(self, project: str) -> None:
-        await self.core.database.write(self.builder.release, project)
+        await self.core.write_and_wake(self.builder.release, project)
 
 
 class Builder:
