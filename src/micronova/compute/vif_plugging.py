@@ -18,12 +18,11 @@ from micronova.compute.settings import ComputeSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
 from micronova.objects.errors import BuildAborted, Unavailable
+from micronova.objects.external_events import PLUGGED, UNPLUGGED
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 
 log = logging.getLogger(__name__)
 
-VIF_PLUGGED = "network-vif-plugged"
-VIF_UNPLUGGED = "network-vif-unplugged"
 EVENTS_KEPT = 4_096
 FIRST_PAUSE = 2.0
 """Seconds between the first two requests for the ports' status; doubled after each."""
@@ -56,9 +55,9 @@ class PlugEvents:
 
     def receive(self, uuid: str, name: str, port: str, status: str) -> None:
         """Keep an event, and pass it to the orders that wait for it."""
-        if name == VIF_UNPLUGGED:
+        if name == UNPLUGGED:
             self._events.pop((uuid, port), None)
-        elif name == VIF_PLUGGED:
+        elif name == PLUGGED:
             self._events[uuid, port] = (status, self._clock.monotonic())
             if len(self._events) > EVENTS_KEPT:
                 self._events.popitem(last=False)

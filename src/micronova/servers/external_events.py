@@ -1,6 +1,7 @@
 """Events that other services send about servers, such as that a port was plugged."""
 
 import logging
+from typing import get_args
 
 import sqlalchemy as sa
 
@@ -10,13 +11,14 @@ from micronova.db.engine import Database
 from micronova.objects import states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import RequestContext
+from micronova.objects.external_events import CHANGED, DELETED, PortEvent
 from micronova.objects.instance import InstanceRow
 from micronova.rpc.errors import BusUnavailable
 from micronova.servers.interfaces import Interfaces
 
 log = logging.getLogger(__name__)
 
-_OF_PORTS = frozenset({"network-changed", "network-vif-plugged", "network-vif-unplugged", "network-vif-deleted"})
+_OF_PORTS = frozenset(get_args(PortEvent))
 
 
 class ExternalEvents:
@@ -41,9 +43,9 @@ class ExternalEvents:
             row = found
         if row["host"] is None:
             return False
-        if event.name == "network-changed":
+        if event.name == CHANGED:
             await self._interfaces.refresh(row["uuid"])
-        elif event.name == "network-vif-deleted" and event.tag:
+        elif event.name == DELETED and event.tag:
             await self._interfaces.port_deleted(context, row, event.tag)
         try:
             await self._compute.external_instance_event(context.for_bus(), row["host"], event)

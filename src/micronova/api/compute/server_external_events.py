@@ -11,6 +11,7 @@ from micronova.db.engine import Database
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.external_events import PortEvent
 from micronova.objects.instance import InstanceRow
 from micronova.servers.external_events import ExternalEvents
 
@@ -21,10 +22,7 @@ class Event(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One event."""
 
     name: Literal[
-        "network-changed",
-        "network-vif-plugged",
-        "network-vif-unplugged",
-        "network-vif-deleted",
+        PortEvent,
         "volume-extended",
         "power-update",
         "accelerator-request-bound",

@@ -6,14 +6,9 @@ host without one, such as a simulated host, the port becomes ACTIVE when it is b
 """
 
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.notifier import CHANGED, DELETED, PLUGGED, UNPLUGGED, Event
 from micronova.embedded.network.tables import PortChanges, PortRow
 from micronova.privileged.names import bridge_name
-
-PLUGGED = "network-vif-plugged"
-UNPLUGGED = "network-vif-unplugged"
-DELETED = "network-vif-deleted"
-CHANGED = "network-changed"
 
 
 def binding_columns(network_id: str, host: str, vnic_type: str, port_security: bool) -> PortChanges:

@@ -11,7 +11,7 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import address_requests, addresses_of
 from micronova.embedded.network.agents import alive_since
-from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
+from micronova.embedded.network.binding import belongs_to_server, event
 from micronova.embedded.network.collection import (
     Creatable,
     Deletable,
@@ -26,7 +26,7 @@ from micronova.embedded.network.errors import conflict, invalid, not_found
 from micronova.embedded.network.host_changes import ROUTERS, note
 from micronova.embedded.network.listing import Attributes
 from micronova.embedded.network.networks import network_target
-from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.notifier import CHANGED, Event
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,

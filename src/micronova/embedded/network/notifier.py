@@ -27,6 +27,12 @@ from micronova.objects.errors import MicronovaError
 
 log = logging.getLogger(__name__)
 
+# The names of events.
+PLUGGED = "network-vif-plugged"
+UNPLUGGED = "network-vif-unplugged"
+DELETED = "network-vif-deleted"
+CHANGED = "network-changed"
+
 BATCH = 200  # events in one request
 WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
 HOLD = 10.0  # seconds after which a sweep takes the rows of a sender that has not finished
@@ -238,11 +244,11 @@ def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
 def _is_true(event: Any, port: Any) -> bool:
     """Return whether an event still describes its port; if not, a later event about the port does."""
     plugged = port is not None and port.device_id == event.server_id and port.status == "ACTIVE"
-    if event.name == "network-vif-plugged":
+    if event.name == PLUGGED:
         return plugged
-    if event.name == "network-vif-unplugged":
+    if event.name == UNPLUGGED:
         return port is not None and not plugged
-    return event.name == "network-vif-deleted" or port is not None
+    return event.name == DELETED or port is not None
 
 
 def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:

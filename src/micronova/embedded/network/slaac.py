@@ -9,12 +9,12 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AllocationSubnet, allocation_subnet, serves
-from micronova.embedded.network.binding import CHANGED, belongs_to_server, event
+from micronova.embedded.network.binding import belongs_to_server, event
 from micronova.embedded.network.cidrs import eui64, number_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.host_changes import note, topics_of_members, topics_of_ports
-from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.notifier import CHANGED, Event
 from micronova.embedded.network.tables import addresses, ports, subnets
 
 
