@@ -47,7 +47,6 @@ _STATES = sa.select(
     _n.running_vms,
     _n.current_workload,
     _n.failed_builds,
-    _n.cell,
     _n.changed_at,
     _s.disabled,
     _s.forced_down,
@@ -167,7 +166,6 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 enabled=row.disabled is not None and not row.disabled,  # a host without a service gets no servers
                 forced_down=bool(row.forced_down),
                 last_seen=(row.last_seen_at or 0) / 1e6,
-                cell=row.cell,
                 total=totals,
                 used=uses,
                 capacity=capacities,

@@ -36,7 +36,6 @@ class NodeRow(Protocol):
     running_vms: int
     current_workload: int
     failed_builds: int
-    cell: str
     created_at: int
     changed_at: int
     vcpus_total: int
@@ -85,10 +84,9 @@ def upsert(
     now: int,
     *,
     ratios: Mapping[str, float] = RATIOS,
-    cell: str = "",
 ) -> None:
     """Record what a host's nodes are and have; raise Conflict when a node is another host's."""
-    upsert_all(conn, {host: nodes}, now, ratios=ratios, cell=cell)
+    upsert_all(conn, {host: nodes}, now, ratios=ratios)
 
 
 def upsert_all(
@@ -97,7 +95,6 @@ def upsert_all(
     now: int,
     *,
     ratios: Mapping[str, float] = RATIOS,
-    cell: str = "",
 ) -> None:
     """Record what the nodes of many hosts are and have: three statements, unless there are new ones."""
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
@@ -107,7 +104,7 @@ def upsert_all(
     for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
-    rows = [_node_row(host, node, now, cell) for host, node in pairs]
+    rows = [_node_row(host, node, now) for host, node in pairs]
     new = [row for row in rows if row["uuid"] not in known]
     if new:
         _insert(conn, new)
@@ -140,7 +137,7 @@ def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
             del missing[uuid]
 
 
-def _node_row(host: str, node: NodeResources, now: int, cell: str) -> dict[str, Any]:
+def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
     return {
         "uuid": node.node_uuid,
         "host": host,
@@ -158,7 +155,6 @@ def _node_row(host: str, node: NodeResources, now: int, cell: str) -> dict[str, 
         "running_vms": node.running_vms,
         "current_workload": node.current_workload,
         "failed_builds": 0,
-        "cell": cell,
         "created_at": now,
         "changed_at": now,
     }

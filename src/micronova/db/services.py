@@ -286,7 +286,7 @@ def register_host_user(conn: sa.Connection, host: str, now: int, console_address
     A host that is registered already keeps its console address, unless there is a new one. One that was removed is
     registered anew.
     """
-    row = {"name": host, "cell": "", "console_address": console_address, "created_at": now, "removed_at": None}
+    row = {"name": host, "console_address": console_address, "created_at": now, "removed_at": None}
     if not insert_if_absent(conn, hosts, row):
         again = sa.update(hosts).where(_h.name == host, _h.removed_at.is_not(None)).values(**row)
         if not conn.execute(again).rowcount and console_address:

@@ -351,7 +351,6 @@ compute_nodes = sa.Table(
     Column("running_vms", Integer, nullable=False, default=0),
     Column("current_workload", Integer, nullable=False, default=0),
     Column("failed_builds", Integer, nullable=False, default=0),
-    Column("cell", String(64), nullable=False, default=""),
     Column("created_at", Time, nullable=False),
     Column("changed_at", Time, nullable=False),
     sa.UniqueConstraint("host", "hypervisor_hostname"),
@@ -407,7 +406,6 @@ hosts = sa.Table(
     "hosts",
     metadata,
     Column("name", String(255), primary_key=True),
-    Column("cell", String(64), nullable=False, default=""),
     Column("console_address", String(300), nullable=False, server_default=""),  # ADDRESS:PORT of the host's relay
     Column("created_at", Time, nullable=False),
     Column("removed_at", Time),

@@ -73,7 +73,6 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool = True
     last_seen: float = 0.0  # wall-clock seconds of the last heartbeat
     forced_down: bool = False
-    cell: str = ""
     total: dict[str, int] = {}  # resource class -> total
     used: dict[str, int] = {}
     capacity: dict[str, int] = {}  # (total - reserved) * allocation ratio

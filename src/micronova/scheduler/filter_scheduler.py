@@ -94,7 +94,7 @@ class FilterScheduler:
                 raise self._undone(table, spec, hosts, filters, resources, counted, explanation)
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
-                alternates = self._alternates_of(table, ranking, row)
+                alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
                 table.consume(row, resources)
                 if bulk:
@@ -198,9 +198,6 @@ class FilterScheduler:
         order = np.argsort(-totals, kind="stable")
         return int(order[self._random.randrange(size)])
 
-    def _alternates_of(self, table: HostTable, ranking: Ranking, row: int) -> list[int]:
-        return ranking.best(self._alternates, in_cell_of=row, without_host=table.selections[row].host)
-
     def _placements(
         self,
         table: HostTable,
@@ -210,8 +207,8 @@ class FilterScheduler:
         alternates: list[int] | None,
         forced: bool,
     ) -> tuple[Placement, ...]:
-        """Return the placements; without `alternates`, they are the best hosts of each cell after all were placed."""
-        best: dict[int, list[int]] = {}
+        """Return the placements; without `alternates`, they are the best hosts after all were placed."""
+        best: list[int] | None = None
         placements = []
         for uuid, row in zip(instance_uuids, rows, strict=True):
             chosen = table.selections[row]
@@ -220,10 +217,9 @@ class FilterScheduler:
             elif alternates is not None:
                 others = alternates
             else:
-                cell = table.cell_code(row)
-                if cell not in best:
-                    best[cell] = ranking.best(self._alternates + 1, in_cell_of=row)
-                others = [each for each in best[cell] if table.selections[each].host != chosen.host]
+                if best is None:
+                    best = ranking.best(self._alternates + 1)
+                others = [each for each in best if table.selections[each].host != chosen.host]
             names = tuple(table.selections[each] for each in others[: self._alternates])
             placements.append(Placement(instance_uuid=uuid, selected=chosen, alternates=names))
         return tuple(placements)

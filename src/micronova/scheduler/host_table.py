@@ -60,14 +60,12 @@ class HostTable:
             "forced_down": np.zeros(self._size, np.bool_),
             "last_seen": np.zeros(self._size, np.float64),
             "zone": np.zeros(self._size, np.int32),
-            "cell": np.zeros(self._size, np.int32),
             "facts": np.zeros(self._size, np.intp),
             "num_instances": np.zeros(self._size, np.int64),
             "num_io_ops": np.zeros(self._size, np.int64),
             "failed_builds": np.zeros(self._size, np.int64),
         }
         self._zones = Interner()
-        self._cells = Interner()
         self._facts = Interner()
         self._verdicts: dict[Hashable, tuple[int, Bools]] = {}
 
@@ -82,18 +80,9 @@ class HostTable:
         """The uuids of all nodes."""
         return self._index.keys()
 
-    @property
-    def several_cells(self) -> bool:
-        """Whether there are hosts of more than one cell."""
-        return self._cells.in_use > 1
-
     def index(self, node_uuid: str) -> int | None:
         """Return the row of a node."""
         return self._index.get(node_uuid)
-
-    def cell_code(self, row: int) -> int:
-        """Return a number that rows of the same cell share."""
-        return int(self._columns["cell"][row])
 
     def rows_of_host(self, host: str) -> list[int]:
         """Return the rows of all nodes of a host."""
@@ -206,7 +195,6 @@ class HostTable:
             enabled=bool(columns["enabled"][row]),
             forced_down=bool(columns["forced_down"][row]),
             last_seen=float(columns["last_seen"][row]),
-            cell=self._cells.values[columns["cell"][row]][1],
             total={name: int(column[row]) for name, column in self._total.items()},
             capacity=capacity,
             used={name: capacity[name] - int(column[row]) for name, column in self._free.items()},
@@ -269,7 +257,6 @@ class HostTable:
             capabilities=state.capabilities,
         )
         columns["zone"][row] = self._zones.take(state.zone, state.zone)
-        columns["cell"][row] = self._cells.take(state.cell, state.cell)
         columns["facts"][row] = self._facts.take(
             msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic"), facts
         )
@@ -284,7 +271,6 @@ class HostTable:
     def _release_codes(self, row: int) -> None:
         columns = self._columns
         self._zones.release(int(columns["zone"][row]))
-        self._cells.release(int(columns["cell"][row]))
         self._facts.release(int(columns["facts"][row]))
 
     def _unlist_host(self, row: int) -> None:
@@ -364,12 +350,6 @@ class HostView:
     def in_zone(self, zone: str) -> Bools:
         """Return which hosts are in this availability zone."""
         mask: Bools = self._take(self._table._columns["zone"]) == self._table._zones.find(zone)
-        return mask
-
-    def in_cell_of(self, row: int) -> Bools:
-        """Return which hosts are in the same cell as that row."""
-        cells = self._table._columns["cell"]
-        mask: Bools = self._take(cells) == cells[row]
         return mask
 
     def by_host(self, values: Mapping[str, int], default: int = 0) -> Ints:

@@ -41,8 +41,3 @@ class Interner:
             del self._code_of[self.values[code][0]]
             self.values[code] = None
             self._free.append(code)
-
-    @property
-    def in_use(self) -> int:
-        """The number of keys in use."""
-        return len(self._code_of)

@@ -137,11 +137,9 @@ class Ranking:
                 scaled = [part.scaled[position] for part in self._parts if part.scaled is not None]
                 self.totals[position] = sum(scaled)
 
-    def best(self, count: int, *, in_cell_of: int, without_host: str = "") -> list[int]:
-        """Return the rows of the best hosts of a cell, one row per host."""
+    def best(self, count: int, *, without_host: str = "") -> list[int]:
+        """Return the rows of the best hosts, one row per host."""
         left = self.totals.copy()
-        if self._table.several_cells:
-            left[~self.hosts.in_cell_of(in_cell_of)] = -np.inf
         left[self.positions_of(without_host)] = -np.inf
         rows: list[int] = []
         while len(rows) < count and len(left):

@@ -37,17 +37,19 @@ async def test_both_ways_lead_to_the_same_tables(urls: tuple[str, str]) -> None:
     await migrated.close()
 
 
-async def test_an_upgrade_keeps_the_number_of_leases(tmp_path: Path) -> None:
-    """Earlier releases called the column `attempts`."""
-    database = open_database(f"sqlite:///{tmp_path}/a.db")
+async def test_an_upgrade_keeps_the_number_of_leases_and_drops_cells(urls: tuple[str, str]) -> None:
+    """Earlier releases called the column `attempts`, and had a cell for each host and node."""
+    database = open_database(urls[0])
     await schema.upgrade(database, metadata, MIGRATIONS, to="0008")
-    values: dict[str, str | int] = dict.fromkeys(
-        ("id", "kind", "instance_uuid", "group_id", "step", "payload", "context"), "x"
-    )
+    now = await database.read(described, None)
+    values: dict[str, str | int | bytes] = dict.fromkeys(("id", "kind", "instance_uuid", "group_id", "step"), "x")
+    values |= {"payload": b"x", "context": b"x"}
     values |= dict.fromkeys(("version", "epoch", "lease_until", "deadline", "created_at"), 0)
 
     def of_0_1(conn: sa.Connection) -> None:
         conn.execute(sa.text("ALTER TABLE operations RENAME COLUMN leases TO attempts"))
+        for table in ("hosts", "compute_nodes"):
+            conn.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN cell VARCHAR(64) NOT NULL DEFAULT ''"))
         names = ", ".join([*values, "attempts"])
         conn.execute(
             sa.text(f"INSERT INTO operations ({names}) VALUES (:{names.replace(', ', ', :')})"),
@@ -57,6 +59,7 @@ async def test_an_upgrade_keeps_the_number_of_leases(tmp_path: Path) -> None:
     await database.write(of_0_1)
     await schema.upgrade(database, metadata, MIGRATIONS)
     assert await database.read(lambda conn: conn.execute(sa.select(operations.c.leases)).scalars().all()) == [3]
+    assert await database.read(described, None) == now
     await database.close()
 
 

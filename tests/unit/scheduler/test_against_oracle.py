@@ -38,7 +38,6 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                 node=f"n{number}",
                 node_uuid=f"uuid-{number}",
                 zone=draw(st.sampled_from(["nova", "az1"])),
-                cell=draw(st.sampled_from(["", "", "cell2"])),
                 enabled=draw(st.booleans()) or draw(st.booleans()),
                 forced_down=draw(st.integers(0, 9)) == 0,
                 last_seen=NOW - draw(st.sampled_from([0, 59, 60, 61, 5000])),
@@ -113,13 +112,11 @@ def test_one_decision(states: list[HostState], spec: RequestSpec, multipliers: d
         decision.explanation.winners[0].weight
     )
 
-    cells = {host.node_uuid: host.cell for host in states}
     alternates = placement.alternates
     names = [placement.selected.host, *(each.host for each in alternates)]
     assert len(set(names)) == len(names)
-    assert all(cells[each.node_uuid] == cells[placement.selected.node_uuid] for each in alternates)
     assert all(each.node_uuid in by_uuid for each in alternates)
-    possible = {h.host for h in left if h.cell == cells[placement.selected.node_uuid]} - {placement.selected.host}
+    possible = {h.host for h in left} - {placement.selected.host}
     assert len(alternates) == min(2, len(possible))
 
 

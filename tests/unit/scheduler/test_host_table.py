@@ -24,7 +24,6 @@ def a_state(draw: st.DrawFn) -> HostState:
         node=node,
         node_uuid=node,
         zone=draw(st.sampled_from(["z1", "z2"])),
-        cell=draw(st.sampled_from(["", "c2"])),
         capacity=capacity,
         total=capacity,
         used={name: draw(st.integers(0, amount)) for name, amount in capacity.items()},
@@ -94,13 +93,11 @@ def test_whatever_happens_the_table_knows_what_the_dict_knows(steps: list[tuple[
 
 
 def test_it_grows() -> None:
-    table = a_table(*(a_host(f"h{number}", cell=str(number % 2)) for number in range(1000)))
+    table = a_table(*(a_host(f"h{number}") for number in range(1000)))
     assert len(table) == 1000
     assert table.view().free("VCPU").tolist() == [32.0] * 1000
-    assert table.several_cells
     table.remove([f"uuid-h{number}" for number in range(0, 1000, 2)])
     assert sorted(each.host for each in table.selections) == sorted(f"h{number}" for number in range(1, 1000, 2))
-    assert table.view().in_cell_of(0).all()
 
 
 def test_consume_and_release() -> None:
