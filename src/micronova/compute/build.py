@@ -18,8 +18,7 @@ import traceback
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError
-from micronova.objects.orders import OrderOutcome
+from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError
 from micronova.telemetry.spans import span
 from micronova.virt.driver import GuestPlan
 
@@ -122,25 +121,17 @@ def _driver_error(error: Exception) -> MicronovaError:
 
 
 def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
-    outcome: OrderOutcome
-    if isinstance(error, BuildAborted):
-        outcome = "abort"
-    elif isinstance(error, MicronovaError):
-        outcome = "reschedule"
-    else:
+    if not isinstance(error, MicronovaError):
         log.error("a build failed by an error in Micronova's own code", exc_info=error)
         return Outcome(
             outcome="error",
-            error_code=MicronovaError.code,
             message="The build failed unexpectedly.",
             details="".join(traceback.format_exception(error)),
             left_behind=left_behind,
         )
-    code = error.code if isinstance(error, (BuildAborted, InsufficientResources)) else BuildFailed.code
     details = error.details.get("details")
     return Outcome(
-        outcome=outcome,
-        error_code=code,
+        outcome="abort" if isinstance(error, BuildAborted) else "reschedule",
         message=error.message,
         details=details if isinstance(details, str) else None,
         left_behind=left_behind,

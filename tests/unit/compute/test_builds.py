@@ -13,17 +13,17 @@ PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_addres
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome", "code"),
+    ("kind", "outcome"),
     [
-        ("fail", "reschedule", "build_failed"),
-        ("no_resources", "reschedule", "insufficient_resources"),
-        ("abort", "abort", "build_aborted"),
+        ("fail", "reschedule"),
+        ("no_resources", "reschedule"),
+        ("abort", "abort"),
     ],
 )
-async def test_faults_of_the_driver(harness: AgentHarness, kind: str, outcome: str, code: str) -> None:
+async def test_faults_of_the_driver(harness: AgentHarness, kind: str, outcome: str) -> None:
     await harness.rules({"operation": "spawn", "kind": kind, "message": "because", "count": 1})
     report = await harness.carry_out(order(epoch=2))
-    assert (report.outcome, report.error_code, report.message) == (outcome, code, "because")
+    assert (report.outcome, report.message) == (outcome, "because")
     assert not report.left_behind
     assert await harness.guest("i-1") is None
     beat = await harness.beat()
@@ -39,7 +39,7 @@ async def test_an_unexpected_error_of_the_driver_is_rescheduled(
 
     monkeypatch.setattr(harness.driver, "spawn", spawn)
     report = await harness.carry_out(order())
-    assert (report.outcome, report.error_code) == ("reschedule", "build_failed")
+    assert report.outcome == "reschedule"
     assert "secret" not in (report.message or "")
     assert "RuntimeError: secret inside" in (report.details or "")
 
@@ -50,12 +50,12 @@ async def test_an_error_of_our_own_code_is_an_error(harness: AgentHarness, monke
 
     monkeypatch.setattr(harness.manager._agents["host-1"].host.tracker(None), "instance_claim", broken)
     report = await harness.carry_out(order())
-    assert (report.outcome, report.error_code) == ("error", "internal")
+    assert report.outcome == "error"
 
 
 async def test_a_refused_claim_is_rescheduled(harness: AgentHarness) -> None:
     report = await harness.carry_out(order(instance_flavor=HUGE))
-    assert (report.outcome, report.error_code) == ("reschedule", "insufficient_resources")
+    assert report.outcome == "reschedule"
     assert "memory" in (report.message or "")
     assert await harness.guest("i-1") is None
     assert not report.left_behind
@@ -63,7 +63,7 @@ async def test_a_refused_claim_is_rescheduled(harness: AgentHarness) -> None:
 
 async def test_an_unknown_node_is_rescheduled(harness: AgentHarness) -> None:
     report = await harness.carry_out(order(instance_node="elsewhere"))
-    assert (report.outcome, report.error_code) == ("reschedule", "insufficient_resources")
+    assert report.outcome == "reschedule"
 
 
 async def test_a_guest_that_cannot_be_removed_is_reported(harness: AgentHarness) -> None:
