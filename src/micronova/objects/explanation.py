@@ -1,8 +1,10 @@
 """The explanation of a scheduler's decision: kept with the operation and shown to admins."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+
+COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
 
 
 class FilterStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
 from micronova.objects import states
 from micronova.objects.errors import NoValidHost, Stale
+from micronova.objects.explanation import COMPUTE_FILTER
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.network import VIF
 from micronova.objects.orders import WorkOrder
@@ -106,7 +107,7 @@ class Transitions:
             return False
         # The heartbeats may have arrived since the scheduler decided.
         reasons = error.details.get("reasons", ())
-        if any(reason["name"] == "ComputeFilter" and reason["removed"] for reason in reasons):
+        if any(reason["name"] == COMPUTE_FILTER and reason["removed"] for reason in reasons):
             return True
         return await self._engine.database.read(
             service_rows.any_without_heartbeat, COMPUTE, self._engine.now(), self._dependencies.service_down_time

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from micronova.objects.explanation import COMPUTE_FILTER
 from micronova.objects.scheduling import RequestSpec
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, HostView
@@ -34,7 +35,7 @@ class AvailabilityZoneFilter(HostFilter):
 class ComputeFilter(HostFilter):
     """Passes hosts whose service is enabled and up, by the rule of `db.services.is_up`."""
 
-    name = "ComputeFilter"
+    name = COMPUTE_FILTER
     scope = Scope.REQUEST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
