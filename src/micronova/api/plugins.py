@@ -28,7 +28,7 @@ def with_extensions(own: Sequence[Route], dependencies: Any) -> list[Route]:
                 raise ValueError(f"{clash.label} exists already")
             _check_parameters(offered, routes)
         except Exception as error:
-            log.error("The API extension %s is skipped: %s", name, error)
+            log.error("the API extension %s is skipped: %s", name, error)
             continue
         routes += offered
         taken |= {_key(route) for route in offered}

@@ -150,7 +150,7 @@ class HeldKeys:
         except Unavailable as error:
             if self._keys is None or self._now() >= self._good_until:
                 raise
-            log.warning("Cannot renew the keys of host %s, will retry: %s", self._host, error)
+            log.warning("cannot renew the keys of host %s, will retry: %s", self._host, error)
             self._renew_at = self._now() + RETRY_INTERVAL
             return
         self._keys, self._got_at = keys, self._now()

@@ -22,7 +22,7 @@ def load(group: str, make: Callable[[Any], T], names: Container[str] | None = No
         try:
             found.append((entry.name, make(entry.load())))
         except Exception:  # code of others may raise anything while it is imported or called
-            log.exception("The plugin %s (%s) of the group %s failed and is skipped", entry.name, entry.value, group)
+            log.exception("the plugin %s (%s) of the group %s failed and is skipped", entry.name, entry.value, group)
     return found
 
 

@@ -275,7 +275,7 @@ def _ask(each: HostFilter, hosts: HostView, spec: RequestSpec) -> tuple[Bools | 
             raise TypeError("a filter gives one bool per host")
         return verdict, ""
     except Exception as error:  # a plugin's code may raise anything
-        log.exception("The filter %s failed; its verdict is ignored", _name(each))
+        log.exception("the filter %s failed; its verdict is ignored", _name(each))
         return None, f"{type(error).__name__}: {error}"
 
 

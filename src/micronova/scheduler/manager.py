@@ -130,7 +130,7 @@ class SchedulerManager:
                     services.heartbeat, service_names.SCHEDULER, [self._host], micros(self._clock.now())
                 )
             except Exception as error:
-                log.warning("The scheduler's heartbeat was not written: %s", error)
+                log.warning("the scheduler's heartbeat was not written: %s", error)
             await self._clock.sleep(self._report_interval)
 
     async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
@@ -168,7 +168,7 @@ class SchedulerManager:
                 else:
                     on_deleted_nodes.add(uuid)
             spec = await self._with_group(request.spec)
-            log.debug("The claim was lost, the scheduler decides again: %s", result)
+            log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
     def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Decision:

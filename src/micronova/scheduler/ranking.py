@@ -171,5 +171,5 @@ def _weigh(weigher: HostWeigher, hosts: HostView, spec: RequestSpec) -> npt.NDAr
             raise ValueError("a weigher gives one finite number per host")
         return raw
     except Exception:  # a plugin may raise anything; the decision goes on without it
-        log.exception("The weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)
+        log.exception("the weigher %s failed; its weights are ignored", weigher.name or type(weigher).__name__)
         return None
