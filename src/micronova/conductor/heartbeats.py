@@ -181,7 +181,7 @@ class Heartbeats:
         hosts = [each for waiting in batch for each in waiting.beat.hosts]
         numbers = {each.host: waiting.number for waiting in batch for each in waiting.beat.hosts}
         try:
-            replies, continued, back = await self._engine.write(self._apply, hosts, numbers)
+            replies, continued, back = await self._engine.write_for_host(self._apply, hosts, numbers)
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)

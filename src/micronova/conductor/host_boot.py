@@ -33,7 +33,7 @@ async def start_guests_after_host_boot(dependencies: Dependencies, found: Guests
     # Every transaction locks in this order. One for each server: a host may have thousands.
     started: dict[str, str] = {}
     for guest in sorted(found.guests, key=lambda guest: guest.instance_uuid):
-        operation = await engine.write(_begin, dependencies, found.host, guest)
+        operation = await engine.write_for_host(_begin, dependencies, found.host, guest)
         if operation is not None:
             started[guest.instance_uuid] = operation
     if started:

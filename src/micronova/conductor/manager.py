@@ -166,7 +166,7 @@ class ConductorManager:
         """Apply the end of an order: refuse a stale report, else end or continue the operation."""
         self._host_users.check(context, params.host)
         with self._host_users.one_message_of(params.host):
-            found = await self.engine.write(apply_report, self._kinds, params)
+            found = await self.engine.write_for_host(apply_report, self._kinds, params)
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found

@@ -203,7 +203,9 @@ class Engine:
         """Return the time as the database keeps it."""
         return micros(self.clock.now())
 
-    async def write(self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write_for_host(
+        self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Run a transaction on behalf of a host; note it if the database does not answer."""
         try:
             return await self.database.write(fn, *args, **kwargs)
