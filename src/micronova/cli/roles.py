@@ -430,6 +430,7 @@ def _server_creator(process: "Process") -> "ServerCreator":
 
     assert process.database is not None and process.bus is not None
     clients, default = process.clients, process.settings.default
+    filters = process.settings.filter_scheduler.enabled_filters
     return ServerCreator(
         database=process.database,
         clock=process.clock,
@@ -440,7 +441,7 @@ def _server_creator(process: "Process") -> "ServerCreator":
         quota_defaults=process.settings.quota.limits(),
         image_client=clients.image_client(),
         network_client=clients.network_client(),
-        unsupported=Unsupported(lambda: _honoured(process.settings.filter_scheduler.enabled_filters)),
+        unsupported=Unsupported(lambda: _honoured(filters, default.service_down_time)),
         build_timeout=default.instance_build_timeout,
         default_zone=default.default_availability_zone,
         default_schedule_zone=default.default_schedule_zone,
@@ -448,13 +449,13 @@ def _server_creator(process: "Process") -> "ServerCreator":
 
 
 @functools.cache
-def _honoured(enabled_filters: tuple[str, ...]) -> "Honoured":
+def _honoured(enabled_filters: tuple[str, ...], service_down_time: float) -> "Honoured":
     """Return the scheduler hints and extra specs that the enabled filters honour."""
     from micronova.scheduler.filters.base import FilterOptions
     from micronova.scheduler.filters.registry import load_filters
     from micronova.servers.unsupported import Honoured
 
-    filters = load_filters(FilterOptions(service_down_time=0.0), enabled_filters)
+    filters = load_filters(FilterOptions(service_down_time=service_down_time), enabled_filters)
     return Honoured(
         hints=frozenset().union(*(each.hints for each in filters)),
         extra_specs=frozenset().union(*(each.extra_specs for each in filters)),
