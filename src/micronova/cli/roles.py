@@ -194,7 +194,7 @@ async def make_conductor(process: "Process") -> "Role":
     from micronova.conductor.host_users import HostUsers
     from micronova.conductor.jobs import Jobs
     from micronova.conductor.manager import ConductorManager
-    from micronova.conductor.operations.base import Dependencies
+    from micronova.conductor.operations.dependencies import Dependencies
     from micronova.conductor.operations.engine import Engine
 
     assert process.database is not None and process.bus is not None

@@ -9,7 +9,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import fault_of
+from micronova.conductor.operations.host_kind import fault_of
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.instance import InstanceChanges, InstanceRow

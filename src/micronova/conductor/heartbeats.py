@@ -17,8 +17,9 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor import boots, power_changes
-from micronova.conductor.operations.base import Dependencies, HostKind
+from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import HostKind
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states

@@ -10,7 +10,7 @@ import uuid
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import Dependencies
+from micronova.conductor.operations.dependencies import Dependencies
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states

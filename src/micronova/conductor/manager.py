@@ -9,13 +9,13 @@ from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
 from micronova.conductor.jobs import Jobs
-from micronova.conductor.operations.base import Continue, Dependencies, HostKind, apply_report
 from micronova.conductor.operations.build import Build
 from micronova.conductor.operations.delete import Delete
+from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Engine
+from micronova.conductor.operations.host_kind import Continue, HostKind, apply_report
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.power import POWER_KINDS, Power
-from micronova.conductor.operations.transitions import Transitions
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
@@ -170,7 +170,7 @@ class ConductorManager:
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found
-        Transitions(self._dependencies, kind.action_event).notify_all(operation, result.notifications)
+        kind.transitions.notify_all(operation, result.notifications)
         if isinstance(result, Continue):
             self.engine.committed(kind.name, result.operation.step)
             self.engine.run([result.operation])

@@ -11,7 +11,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import fault_of
+from micronova.conductor.operations.host_kind import fault_of
 from micronova.conductor.operations.power import action_event_of
 from micronova.db import instance_actions, instances
 from micronova.objects import power_state, states

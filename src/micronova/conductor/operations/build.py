@@ -14,19 +14,18 @@ from dataclasses import dataclass, field
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import (
+from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import (
     Continue,
-    Dependencies,
     HostKind,
     NoMoreWork,
     ReportResult,
     reported_error,
 )
-from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
-from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placing import Placer, ServerToBuild, load, request_of
-from micronova.conductor.operations.transitions import Transitions
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
@@ -63,10 +62,8 @@ class Build(HostKind):
     action_event = "compute__do_build_and_run_instance"
 
     def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
-        self._dependencies = dependencies
-        self._engine = dependencies.engine
-        self._transitions = Transitions(dependencies, self.action_event)
-        self._outcomes = BuildOutcomes(dependencies, self._transitions, self.action_event)
+        super().__init__(dependencies)
+        self._outcomes = BuildOutcomes(dependencies, self.transitions, self.action_event)
         self._max_attempts = max_attempts
         self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
 
@@ -110,7 +107,7 @@ class Build(HostKind):
             await self._schedule([server.operation for server in servers])
             return
         except NoValidHost as error:
-            if await self._transitions.hosts_may_return(error):
+            if await self.transitions.hosts_may_return(error):
                 reason = Unavailable("A host that does not answer for the moment may have room.")
                 longest = self._dependencies.service_down_time / 4  # the time in which hosts return
                 await self._engine.later([server.operation for server in servers], reason, longest=longest)
@@ -121,7 +118,7 @@ class Build(HostKind):
         for server in servers:
             server.times.placed = placed
             self._dependencies.hooks.pre("build_instance", server.operation.context, server.row)
-            self._transitions.notify("create.start", server.operation, server.row)
+            self.transitions.notify("create.start", server.operation, server.row)
         await self._dispatch(await self._prepare_all(servers))
 
     async def _prepare_all(self, servers: Sequence[ServerToBuild]) -> list[ServerToBuild]:
@@ -138,7 +135,7 @@ class Build(HostKind):
         network_client = self._dependencies.network_client
         if server.ports == "none" or network_client is None:
             return server
-        if await self._engine.database.read(self._transitions.continued_elsewhere, server.operation):
+        if await self._engine.database.read(self.transitions.continued_elsewhere, server.operation):
             return None  # placing took longer than the lease
         chosen = server.chosen
         try:
@@ -152,7 +149,7 @@ class Build(HostKind):
                     security_groups=server.row["security_groups"],
                     hostname=server.row["hostname"],
                     fresh=server.operation.leases == 1 and not server.payload.dispatches and not server.vifs,
-                    check=functools.partial(self._transitions.check_owned, server.operation),
+                    check=functools.partial(self.transitions.check_owned, server.operation),
                 )
         except Stale:
             return None  # another conductor continues
@@ -181,7 +178,7 @@ class Build(HostKind):
                 result = await self._engine.database.write(self._dispatch_part, part, looks > 0, result.explained)
                 self._engine.committed(self.name, "dispatched")
                 await asyncio.gather(
-                    *(self._transitions.send(server.operation, order) for server, order in result.orders)
+                    *(self.transitions.send(server.operation, order) for server, order in result.orders)
                 )
                 for server in result.overtaken:
                     await self._overtaken(server.operation, server.ports, server.vifs)
@@ -230,7 +227,7 @@ class Build(HostKind):
                 "epoch": server.operation.epoch + 1,
                 "network_info": msgspec.to_builtins(server.vifs),
             }
-            dispatched = self._transitions.dispatch(conn, server.operation, chosen.host, changes, payload.encode())
+            dispatched = self.transitions.dispatch(conn, server.operation, chosen.host, changes, payload.encode())
             if dispatched is None:
                 result.overtaken.append(server)
                 continue
@@ -278,7 +275,7 @@ class Build(HostKind):
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""
         row = instances.lock(conn, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
+        if row is None or row["epoch"] != operation.epoch or not self.transitions.owns(conn, operation):
             return None
         now, down_time = self._engine.now(), self._dependencies.service_down_time
         tried = BuildPayload.decode(operation.payload).tried
@@ -289,7 +286,7 @@ class Build(HostKind):
     def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
         """Take the build from its host, which is down; return None if no other host may build it and it may return."""
         row = instances.lock(conn, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or not self._transitions.owns(conn, operation):
+        if row is None or row["epoch"] != operation.epoch or not self.transitions.owns(conn, operation):
             return NoMoreWork()
         assert row["host"] is not None  # the operation was dispatched at this epoch
         now, down_time = self._engine.now(), self._dependencies.service_down_time
@@ -320,14 +317,14 @@ class Build(HostKind):
         row = await self._engine.database.read(instances.get, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch or row["host"] is None:
             await self._overtaken(operation)
-        elif await self._transitions.host_is_down(row["host"]):
+        elif await self.transitions.host_is_down(row["host"]):
             result = await self._engine.database.write(self._take_from_lost_host, operation)
             if result is None:
                 raise Unavailable(f"Host {row['host']} does not answer.")
             self._engine.committed(self.name, "rescheduled")
             await self._continue(operation, result)
         else:
-            await self._engine.database.write(self._transitions.return_to_host, operation, row["host"])
+            await self._engine.database.write(self.transitions.return_to_host, operation, row["host"])
 
     # --- failures --------------------------------------------------------------------------------------------
 
@@ -338,14 +335,14 @@ class Build(HostKind):
 
         In that case only the ports are deleted that this attempt (`vifs`) created too late.
         """
-        if await self._engine.database.read(self._transitions.continued_elsewhere, operation):
-            await self._transitions.withdraw(operation, vifs)
+        if await self._engine.database.read(self.transitions.continued_elsewhere, operation):
+            await self.transitions.withdraw(operation, vifs)
             return
         if self._dependencies.network_client is not None and ports != "none":
             await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self._transitions.check_not_continued, operation)
+                operation.instance_uuid, check=functools.partial(self.transitions.check_not_continued, operation)
             )
-        await self._transitions.cancel(operation, self._outcomes.release_claim)
+        await self.transitions.cancel(operation, self._outcomes.release_claim)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR with a fault, and release its claim and ports."""
@@ -365,7 +362,7 @@ class Build(HostKind):
             await self._continue(server.operation, result)
 
     async def _continue(self, operation: Operation, result: ReportResult) -> None:
-        self._transitions.notify_all(operation, result.notifications)
+        self.transitions.notify_all(operation, result.notifications)
         if isinstance(result, Continue):
             await self.run([result.operation])
 
@@ -373,7 +370,7 @@ class Build(HostKind):
         """Delete the ports of a failed build; deleting the server does the same, so this may run twice."""
         if self._dependencies.network_client is not None:
             await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self._transitions.check_not_continued, operation)
+                operation.instance_uuid, check=functools.partial(self.transitions.check_not_continued, operation)
             )
         waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
         if waiting:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import Continue, Dependencies, NoMoreWork, ReportResult, fault_of
+from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, fault_of
 from micronova.conductor.operations.transitions import Transitions
 from micronova.db import allocations, instance_actions, instances, nodes
 from micronova.db import operations as operation_rows

@@ -5,10 +5,9 @@ import functools
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import Continue, Dependencies, HostKind, NoMoreWork, ReportResult
 from micronova.conductor.operations.engine import Operation, retry_pause
+from micronova.conductor.operations.host_kind import Continue, HostKind, NoMoreWork, ReportResult
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import Transitions
 from micronova.db import allocations, instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import Unavailable
@@ -22,11 +21,6 @@ class Delete(HostKind):
     name = "delete"
     action_event = "compute_terminate_instance"
 
-    def __init__(self, dependencies: Dependencies) -> None:
-        self._dependencies = dependencies
-        self._engine = dependencies.engine
-        self._transitions = Transitions(dependencies, self.action_event)
-
     async def run(self, operations: list[Operation]) -> None:
         """Continue from the persisted step."""
         for operation in operations:
@@ -36,28 +30,24 @@ class Delete(HostKind):
         database = self._engine.database
         row = await database.read(instances.get, operation.instance_uuid)
         if row is None:
-            await database.write(self._transitions.end, operation, "success")
+            await database.write(self.transitions.end, operation, "success")
             return
         host = row["host"]
         if operation.step == "new":
-            self._transitions.notify("delete.start", operation, row)
+            self.transitions.notify("delete.start", operation, row)
         if operation.step == "cleanup" or host is None:
             await self._clean_up(operation, row)
             return
-        if await self._transitions.host_is_down(host):
+        if await self.transitions.host_is_down(host):
             # The host destroys the guest when it is back and reads the record of the departure.
             await database.write(self._continue_without_host, operation, row)
             self._engine.committed(self.name, "host left")
             await self._clean_up(operation, row)
             return
-        order = await database.write(self._dispatch, operation, row, host)
+        order = await database.write(self.dispatch, operation, row, host)
         self._engine.committed(self.name, "dispatched")
         if order is not None:
-            await self._transitions.send(operation, order)
-
-    def _dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
-        dispatched = self._transitions.dispatch(conn, operation, host, {})
-        return None if dispatched is None else self.order(conn, dispatched, row)
+            await self.transitions.send(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to destroy the guest."""
@@ -66,10 +56,10 @@ class Delete(HostKind):
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Continue with the ports when the guest is gone; if the host failed, order it again later."""
         if report.outcome != "done":
-            self._transitions.persist(conn, operation, "new", seconds=5.0)
+            self.transitions.persist(conn, operation, "new", seconds=5.0)
             return NoMoreWork()
         if instances.may_have_ports(conn, row) or self._others(conn, operation):
-            self._transitions.persist(conn, operation, "cleanup")
+            self.transitions.persist(conn, operation, "cleanup")
             return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup"))
         self._move_to_deleted(conn, operation, row)
         return NoMoreWork(notifications=[("delete.end", row, None)])
@@ -80,10 +70,10 @@ class Delete(HostKind):
             if await database.write(self._waits, operation):
                 return
             await self._dependencies.network_client.deallocate(
-                row["uuid"], check=functools.partial(self._transitions.check_not_continued, operation)
+                row["uuid"], check=functools.partial(self.transitions.check_not_continued, operation)
             )
         if await database.write(self._end, operation):
-            self._transitions.notify("delete.end", operation, row)
+            self.transitions.notify("delete.end", operation, row)
 
     def _waits(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another operation of the server is still open; if so, persist that this one waits.
@@ -94,7 +84,7 @@ class Delete(HostKind):
         if not self._others(conn, operation):
             return False
         # The lease expires in case the other operation never wakes this one.
-        self._transitions.persist(conn, operation, operation.step, seconds=retry_pause(operation))
+        self.transitions.persist(conn, operation, operation.step, seconds=retry_pause(operation))
         return True
 
     def _others(self, conn: sa.Connection, operation: Operation) -> bool:
@@ -106,13 +96,13 @@ class Delete(HostKind):
         instances.lock(conn, row["uuid"])
         if row["host"] is not None:
             operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, self._engine.now())
-        self._transitions.persist(conn, operation, "cleanup")
+        self.transitions.persist(conn, operation, "cleanup")
 
     def _end(self, conn: sa.Connection, operation: Operation) -> bool:
         """Move the server to the deleted ones; return False if it is gone already, or the delete has to wait."""
         row = instances.lock(conn, operation.instance_uuid)
         if row is None:
-            self._transitions.end(conn, operation, "success")
+            self.transitions.end(conn, operation, "success")
             return False
         if self._waits(conn, operation):
             return False
@@ -122,7 +112,7 @@ class Delete(HostKind):
     def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Move the server to the deleted ones and release all that it held, in one transaction."""
         instances.move_to_deleted(conn, row, self._engine.now())
-        self._transitions.end(conn, operation, "success", host=row["host"])
+        self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])
         flavor = row["flavor"]
         quotas.release(conn, row["project_id"], quotas.of_server(flavor["vcpus"], flavor["ram"]), row["user_id"])

@@ -12,19 +12,17 @@ from abc import abstractmethod
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import (
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import (
     Continue,
-    Dependencies,
     HostKind,
     NoMoreWork,
-    Notification,
     ReportResult,
     fault_of,
     reported_error,
 )
-from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import Transitions
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
@@ -38,11 +36,6 @@ class InterfaceKind(HostKind):
     """What attaching and detaching share."""
 
     notification: str
-
-    def __init__(self, dependencies: Dependencies) -> None:
-        self._dependencies = dependencies
-        self._engine = dependencies.engine
-        self._transitions = Transitions(dependencies, self.action_event)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order; the list of interfaces in it describes the port."""
@@ -66,7 +59,7 @@ class InterfaceKind(HostKind):
             row = await self._engine.database.read(instances.get, operation.instance_uuid)
             if row is None or row["epoch"] != operation.epoch or row["host"] is None:
                 await self.overtaken(operation)
-            elif await self._transitions.host_is_down(row["host"]):
+            elif await self.transitions.host_is_down(row["host"]):
                 raise Unavailable(f"Host {row['host']} does not answer.")
             else:
                 await self.order_host(operation, row)
@@ -85,31 +78,33 @@ class InterfaceKind(HostKind):
 
     async def send(self, operation: Operation, row: InstanceRow, vif: VIF | None, payload: bytes) -> None:
         """Make the host the owner, add the interface to the server's list, and send the order."""
-        order = await self._engine.database.write(self._dispatch, operation, vif, payload)
+        order = await self._engine.database.write(self._dispatch_with_vif, operation, vif, payload)
         self._engine.committed(self.name, "dispatched")
         if order is None:
-            if await self._engine.database.read(self._transitions.continued_elsewhere, operation):
-                await self._transitions.withdraw(operation, [vif] if vif is not None else [])
+            if await self._engine.database.read(self.transitions.continued_elsewhere, operation):
+                await self.transitions.withdraw(operation, [vif] if vif is not None else [])
             else:
                 await self.overtaken(operation)
             return
-        self._transitions.notify(f"{self.notification}.start", operation, row)
-        await self._transitions.send(operation, order)
+        self.transitions.notify(f"{self.notification}.start", operation, row)
+        await self.transitions.send(operation, order)
 
-    def _dispatch(self, conn: sa.Connection, operation: Operation, vif: VIF | None, payload: bytes) -> WorkOrder | None:
+    def _dispatch_with_vif(
+        self, conn: sa.Connection, operation: Operation, vif: VIF | None, payload: bytes
+    ) -> WorkOrder | None:
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["host"] is None:
             return None
         values: InstanceChanges = {}
         if vif is not None:
             values["network_info"] = [*_without(row, vif.port_id), msgspec.to_builtins(vif)]
-        dispatched = self._transitions.dispatch(conn, operation, row["host"], values, payload=payload)
+        dispatched = self.transitions.dispatch(conn, operation, row["host"], values, payload=payload)
         return None if dispatched is None else self.order(conn, dispatched, changed(row, values))
 
     def to_clean_up(self, conn: sa.Connection, operation: Operation, payload: InterfacePayload) -> Continue:
         """Persist that only the port is left to release, by this conductor."""
         encoded = msgspec.msgpack.encode(payload)
-        self._transitions.persist(conn, operation, "cleanup", payload=encoded)
+        self.transitions.persist(conn, operation, "cleanup", payload=encoded)
         return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup", payload=encoded))
 
     async def finish(self, operation: Operation) -> None:
@@ -121,9 +116,9 @@ class InterfaceKind(HostKind):
             )
         notifications = await self._engine.database.write(self._finished, operation, values)
         if notifications is None:
-            await self._transitions.cancel(operation)
+            await self.transitions.cancel(operation)
             return
-        self._transitions.notify_all(operation, notifications)
+        self.transitions.notify_all(operation, notifications)
 
     def _finished(
         self, conn: sa.Connection, operation: Operation, values: InstanceChanges
@@ -150,7 +145,7 @@ class InterfaceKind(HostKind):
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state, **(values or {})}
         encoded = msgspec.msgpack.encode(payload)
         result = "error" if fault else "success"
-        if not self._transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
+        if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
             return []
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         return [(f"{self.notification}.{'error' if fault else 'end'}", changed(row, changes), fault)]
@@ -180,7 +175,7 @@ class AttachInterface(InterfaceKind):
                 port=payload.request,
                 hostname=row["hostname"],
                 operation=operation.id,
-                check=functools.partial(self._transitions.check_owned, operation),
+                check=functools.partial(self.transitions.check_owned, operation),
             )
         except (Stale, Unavailable):
             raise
@@ -202,7 +197,7 @@ class AttachInterface(InterfaceKind):
     async def overtaken(self, operation: Operation) -> None:
         """Release the port that this operation may have created, and cancel."""
         await self._release(operation)
-        await self._transitions.cancel(operation)
+        await self.transitions.cancel(operation)
 
     async def clean_up(self, operation: Operation) -> None:
         """Release the port and end the operation."""
@@ -214,7 +209,7 @@ class AttachInterface(InterfaceKind):
             await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 operation=operation.id,
-                check=functools.partial(self._transitions.check_not_continued, operation),
+                check=functools.partial(self.transitions.check_not_continued, operation),
             )
 
     async def fail(self, operation: Operation, error: Exception) -> None:
@@ -229,7 +224,7 @@ class AttachInterface(InterfaceKind):
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
         instances.lock(conn, operation.instance_uuid)
-        if not self._transitions.owns(conn, operation):
+        if not self.transitions.owns(conn, operation):
             return None
         payload = _payload(operation)
         payload.error_code = error.code if isinstance(error, MicronovaError) else MicronovaError.code
@@ -258,7 +253,7 @@ class DetachInterface(InterfaceKind):
 
     async def overtaken(self, operation: Operation) -> None:
         """Cancel; the server keeps the port."""
-        await self._transitions.cancel(operation)
+        await self.transitions.cancel(operation)
 
     async def clean_up(self, operation: Operation) -> None:
         """Release the port and end the operation."""
@@ -267,7 +262,7 @@ class DetachInterface(InterfaceKind):
             await self._dependencies.network_client.detach(
                 instance_uuid=operation.instance_uuid,
                 port_id=port,
-                check=functools.partial(self._transitions.check_not_continued, operation),
+                check=functools.partial(self.transitions.check_not_continued, operation),
             )
         await self.finish(operation)
 
@@ -278,13 +273,13 @@ class DetachInterface(InterfaceKind):
             return
         notifications = await self._engine.database.write(self._fail, operation, error)
         if notifications is None:
-            await self._transitions.cancel(operation)
+            await self.transitions.cancel(operation)
             return
-        self._transitions.notify_all(operation, notifications)
+        self.transitions.notify_all(operation, notifications)
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
         row = instances.lock(conn, operation.instance_uuid)
-        if not self._transitions.owns(conn, operation):
+        if not self.transitions.owns(conn, operation):
             return []
         if row is None or row["epoch"] != operation.epoch:
             return None

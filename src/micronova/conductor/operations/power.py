@@ -5,18 +5,17 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import (
-    Dependencies,
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import (
     HostKind,
     NoMoreWork,
-    Notification,
     ReportResult,
     fault_of,
     reported_error,
 )
-from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import Transitions
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import Unavailable
@@ -39,29 +38,24 @@ class Power(HostKind):
         self.name = kind
         self.action_event = action_event_of(kind)
         self._notification = {"stop": "power_off", "start": "power_on"}.get(kind, kind)
-        self._engine = dependencies.engine
-        self._transitions = Transitions(dependencies, self.action_event)
+        super().__init__(dependencies)
 
     async def run(self, operations: list[Operation]) -> None:
         """Send the order to the server's host; send it again if the host's lease has expired."""
         for operation in operations:
             row = await self._engine.database.read(instances.get, operation.instance_uuid)
             if row is None or row["epoch"] != operation.epoch or row["host"] is None:
-                await self._transitions.cancel(operation)
+                await self.transitions.cancel(operation)
                 continue
-            if operation.step == "dispatched" and await self._transitions.host_is_down(row["host"]):
+            if operation.step == "dispatched" and await self.transitions.host_is_down(row["host"]):
                 raise Unavailable(f"Host {row['host']} does not answer.")
-            order = await self._engine.database.write(self._dispatch, operation, row, row["host"])
+            order = await self._engine.database.write(self.dispatch, operation, row, row["host"])
             self._engine.committed(self.name, "dispatched")
             if order is None:
-                await self._transitions.cancel(operation)
+                await self.transitions.cancel(operation)
                 continue
-            self._transitions.notify(f"{self._notification}.start", operation, row)
-            await self._transitions.send(operation, order)
-
-    def _dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
-        dispatched = self._transitions.dispatch(conn, operation, host, {})
-        return None if dispatched is None else self.order(conn, dispatched, row)
+            self.transitions.notify(f"{self._notification}.start", operation, row)
+            await self.transitions.send(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order."""
@@ -81,22 +75,22 @@ class Power(HostKind):
             return NoMoreWork(notifications=[self._record_failure(conn, operation, row, action, fault, changes)])
         changes["vm_state"] = states.state_after(action, row["vm_state"])
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        self._transitions.end(conn, operation, "success", host=report.host)
+        self.transitions.end(conn, operation, "success", host=report.host)
         return NoMoreWork(notifications=[(f"{self._notification}.end", changed(row, changes), None)])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the state that the server's action has for a failure."""
         notifications = await self._engine.database.write(self._fail, operation, error)
         if notifications is None:
-            await self._transitions.cancel(operation)
+            await self.transitions.cancel(operation)
             return
-        self._transitions.notify_all(operation, notifications)
+        self.transitions.notify_all(operation, notifications)
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
         """Return the notifications to send, or None if a later request has overtaken the operation."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
-        if not self._transitions.owns(conn, operation):
+        if not self.transitions.owns(conn, operation):
             return []
         if row is None or row["epoch"] != operation.epoch:
             return None
@@ -119,5 +113,5 @@ class Power(HostKind):
             "vm_state": states.state_after(action, row["vm_state"], failed=True),
         }
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-        self._transitions.end(conn, operation, "error", host=row["host"], fault=fault)
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
         return f"{self._notification}.error", changed(row, changes), fault

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.base import Dependencies, Notification
+from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.db import instance_actions, instances
 from micronova.db import operations as operation_rows
@@ -25,6 +25,9 @@ from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
+
+Notification = tuple[str, InstanceRow, Fault | None]
+"""A notification to send: its name, the instance, the fault."""
 
 Release = Callable[[sa.Connection, Operation, InstanceRow | None], None]
 """Gives back what a cancelled operation holds."""

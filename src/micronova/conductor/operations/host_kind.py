@@ -1,47 +1,22 @@
-"""What the kinds of operations share: their dependencies, and the contract of a kind whose work a host does."""
+"""The contract of a kind of operation whose work a host does, and what such kinds share."""
 
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.clients.image.client import ImageClient
-from micronova.clients.network.client import NetworkClient
-from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.operations.engine import Engine, Kind, Operation
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Kind, Operation
+from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import instances
 from micronova.db import operations as operation_rows
-from micronova.db.secrets import SecretBox
-from micronova.notifications.notifier import Notifier
 from micronova.objects.errors import MicronovaError, OperationFailed
 from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.orders import Report, WorkOrder
-from micronova.plugins.hooks import Hooks
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Dependencies:
-    """The dependencies of the kinds."""
-
-    engine: Engine
-    compute: ComputeAPI
-    secrets: SecretBox
-    network_client: NetworkClient | None
-    image_client: ImageClient | None
-    notifier: Notifier
-    service_down_time: float
-    action_timeout: float  # seconds after which an action that has not ended fails
-    hooks: Hooks = field(default_factory=Hooks)
-    access_network: str | None = None
-
-
-Notification = tuple[str, InstanceRow, Fault | None]
-"""A notification to send: its name, the instance, the fault."""
 
 
 class Continue(msgspec.Struct):
@@ -71,6 +46,11 @@ class HostKind(Kind):
 
     action_event: str  # the name of the event in the instance action
 
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._dependencies = dependencies
+        self._engine = dependencies.engine
+        self.transitions = Transitions(dependencies, self.action_event)
+
     @abstractmethod
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order, made from the database alone: a heartbeat may ask for it again."""
@@ -78,6 +58,14 @@ class HostKind(Kind):
     @abstractmethod
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Apply a host's report, in the transaction that ends or continues the operation."""
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Make a host the owner of an operation that changes nothing of the instance before the host reports.
+
+        Return the order, or None if another request or conductor has taken over.
+        """
+        dispatched = self.transitions.dispatch(conn, operation, host, {})
+        return None if dispatched is None else self.order(conn, dispatched, row)
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Continue without a host that is being stopped, or return None to leave the operation to the host.

@@ -1,0 +1,27 @@
+"""What the kinds of operations depend on."""
+
+from dataclasses import dataclass, field
+
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.operations.engine import Engine
+from micronova.db.secrets import SecretBox
+from micronova.notifications.notifier import Notifier
+from micronova.plugins.hooks import Hooks
+
+
+@dataclass(kw_only=True)
+class Dependencies:
+    """The dependencies of the kinds."""
+
+    engine: Engine
+    compute: ComputeAPI
+    secrets: SecretBox
+    network_client: NetworkClient | None
+    image_client: ImageClient | None
+    notifier: Notifier
+    service_down_time: float
+    action_timeout: float  # seconds after which an action that has not ended fails
+    hooks: Hooks = field(default_factory=Hooks)
+    access_network: str | None = None
