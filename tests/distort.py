@@ -30,9 +30,8 @@ class Distortion:
     """What goes wrong, and with which methods."""
 
     drop_casts: bool = False
-    drop_fanouts: bool = False
     twice: bool = False
-    """Casts and fan-outs arrive twice; calls are handled twice, and the first answer counts."""
+    """Casts arrive twice; calls are handled twice, and the first answer counts."""
     longest_delay: float = 0.0
     """Each message is delayed by a random time up to these seconds, so that messages change their order."""
     applies: Callable[[Method[Any, Any]], bool] = every_method
@@ -64,19 +63,7 @@ class DistortedBus(BusWrapper):
 
     async def cast(self, target: Target, method: Method[P, Any], params: P, *, context: Context) -> None:
         """Send a message, with the distortion."""
-        await self._hint(
-            method,
-            self._distortion.drop_casts,
-            lambda: self._bus.cast(target, method, params, context=context),
-        )
-
-    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to all, with the distortion."""
-        await self._hint(
-            method,
-            self._distortion.drop_fanouts,
-            lambda: self._bus.fanout(topic, method, params, context=context),
-        )
+        await self._hint(method, lambda: self._bus.cast(target, method, params, context=context))
 
     async def call(self, target: Target, method: Method[P, R], params: P, *, context: Context, timeout: float) -> R:
         """Send a message and return its first answer."""
@@ -97,11 +84,11 @@ class DistortedBus(BusWrapper):
             raise
         return next(task for task in asked if task in done).result()
 
-    async def _hint(self, method: Method[Any, Any], drop: bool, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _hint(self, method: Method[Any, Any], send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if not self._distortion.applies(method):
             await send()
             return
-        if drop:
+        if self._distortion.drop_casts:
             self.dropped[method.label] += 1
             return
         for _ in range(2 if self._distortion.twice else 1):

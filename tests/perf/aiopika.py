@@ -59,9 +59,6 @@ class AioPikaBus(BaseBus):
         message = aio_pika.Message(body, message_id=call_id, reply_to=self._replies.name)
         await self._direct.default_exchange.publish(message, PREFIX + queue, mandatory=True)
 
-    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        raise NotImplementedError("the benchmark sends no fan-outs")
-
     async def _on_reply(self, message: AbstractIncomingMessage) -> None:
         self._receive_reply(message.body, message.user_id or "")
 

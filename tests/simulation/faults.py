@@ -33,7 +33,6 @@ CONFIRM_PATIENCE = 5.0  # seconds until a sender gives up waiting for the broker
 PROCESS_ENDS = ("crash before", "crash after", "stop")
 FAULTS = {
     "cast": ("lost", "twice", "refused", *PROCESS_ENDS),
-    "fanout": ("lost", "twice", "refused", *PROCESS_ENDS),
     "call": ("lost", "answer lost", "twice", "refused", *PROCESS_ENDS),
     "write": ("fails", "answer lost", "answer late", *PROCESS_ENDS),
     "read": ("fails", "crash before"),
@@ -193,19 +192,13 @@ class FaultyBus(BusWrapper):
         self._second: set[asyncio.Task[Any]] = set()
 
     async def cast(self, target: Target, method: Method[Mp, Any], params: Mp, *, context: Context) -> None:
-        await self._hint("cast", method, lambda: self._bus.cast(target, method, params, context=context))
-
-    async def fanout(self, topic: str, method: Method[Mp, Any], params: Mp, *, context: Context) -> None:
-        await self._hint("fanout", method, lambda: self._bus.fanout(topic, method, params, context=context))
-
-    async def _hint(self, kind: str, method: Method[Any, Any], send: Callable[[], Awaitable[None]]) -> None:
-        fault = await self._begin(kind, method)
+        fault = await self._begin("cast", method)
         if not await _answers(self._outages.bus_up, CONFIRM_PATIENCE):
             raise BusUnavailable(f"{method.label} was not confirmed")
         if fault == "lost":
             return
         for _ in range(2 if fault == "twice" else 1):
-            await send()
+            await self._bus.cast(target, method, params, context=context)
         await self._process_run.after(fault)
 
     async def call(self, target: Target, method: Method[Mp, Mr], params: Mp, *, context: Context, timeout: float) -> Mr:

@@ -21,7 +21,6 @@ Disturbance = Callable[[SimulatedRegion], Awaitable[None]]
 # Those after which nobody has to do anything, and after which a server must not be in ERROR.
 HARMLESS = {
     "cast": ("lost", "twice", "refused"),
-    "fanout": ("lost", "twice", "refused"),
     "call": ("lost", "answer lost", "twice", "refused"),
     "write": ("fails", "answer lost", "answer late"),
     "read": ("fails",),

@@ -306,8 +306,10 @@ class Process:
         except MicronovaError as error:
             raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
         if isinstance(bus, LocalBus) and self.agent is not None:
-            own = {queue_name(COMPUTE_TOPIC, "", self.host), f"{COMPUTE_TOPIC}.fanout"}
-            self.gate = BusGate(bus, self.agent.bus, sender=self.host, uid=self.agent.uid, may_serve=own.__contains__)
+            own = queue_name(COMPUTE_TOPIC, "", self.host)
+            self.gate = BusGate(
+                bus, self.agent.bus, sender=self.host, uid=self.agent.uid, may_serve=lambda queue: queue == own
+            )
         if isinstance(bus, UnixBus):
             self._link = bus
             bus.on_stop = self._on_stop

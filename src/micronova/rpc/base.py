@@ -21,7 +21,6 @@ from micronova.rpc.dispatch import Counters
 from micronova.rpc.envelope import (
     CALL,
     CAST,
-    FANOUT,
     OutgoingRequest,
     Reply,
     decode_reply,
@@ -89,13 +88,6 @@ class BaseBus(abc.ABC):
         body = self._encode(message_id, CAST, method, params, context, NO_LIMIT)
         await self._send(queue_name(target.topic, method.interface.namespace, target.host), body, message_id)
         self._counters.sent[CAST, method.label] += 1
-
-    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to every server of a topic."""
-        message_id = self._next_id()
-        body = self._encode(message_id, FANOUT, method, params, context, NO_LIMIT)
-        await self._send_to_all(queue_name(topic, method.interface.namespace), body, message_id)
-        self._counters.sent[FANOUT, method.label] += 1
 
     async def call(
         self,
@@ -228,10 +220,6 @@ class BaseBus(abc.ABC):
     @abc.abstractmethod
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
         """Put a call into a work queue within the time left; raise BusUnavailable if the queue does not exist."""
-
-    @abc.abstractmethod
-    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        """Send a message to every server of a topic's namespace."""
 
     @abc.abstractmethod
     def _broker_state(self) -> BrokerState:

@@ -51,7 +51,7 @@ class BusStats:
     """What a bus has sent and handled, and the state of its broker: for status, metrics, and tests."""
 
     sent: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By kind (cast, call, fanout, reply) and method (conductor.run_operations)."""
+    """By kind (cast, call, reply) and method (conductor.run_operations)."""
     handled: dict[str, int] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
     expired: dict[str, int] = field(default_factory=dict)
@@ -100,10 +100,6 @@ class Bus(Protocol):
         """
         ...
 
-    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to every server of a topic that is up now."""
-        ...
-
     async def delete_queue(self, interface: Interface, host: str) -> None:
         """Delete the queue of a host that is gone, with its messages; a host that lives makes it again.
 
@@ -120,7 +116,7 @@ class Bus(Protocol):
         prefetch: int = DEFAULT_PREFETCH,
         shared: bool = True,
     ) -> Server:
-        """Handle an interface's messages: those to the topic, to this host, and fan-outs; at most prefetch at once.
+        """Handle an interface's messages: those to the topic and to this host; at most prefetch at once.
 
         With shared=False the server does not consume the topic's shared queue: a compute host takes only orders
         addressed to it. The handler has a coroutine (context, params) -> result for each method of the interface.

@@ -1,8 +1,8 @@
 """Decodes a received message, runs its handler and encodes the reply; the same for every transport.
 
 If a handler raises, the caller of a call gets the exception. A cast is logged and becomes a dead letter at once,
-because the database sweep repeats the work, not the broker. A fan-out is only logged. If a process dies, the
-transport delivers its messages again, so a handler may see a message twice.
+because the database sweep repeats the work, not the broker. If a process dies, the transport delivers its messages
+again, so a handler may see a message twice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from micronova.rpc.contract import Handler, Interface, Method, is_compatible
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.envelope import (
     CALL,
-    CAST,
     REPLY,
     OutgoingReply,
     Request,
@@ -162,8 +161,8 @@ class Dispatcher:
                 log.error("%s failed [%s]", label, request.context.request_id, exc_info=error)
             self._counters.sent[REPLY, label] += 1
             return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
-        log.error("%s failed [%s], a %s", label, request.context.request_id, request.kind, exc_info=error)
-        return Outcome(dead_letter=f"{type(error).__name__}: {error}") if request.kind == CAST else DONE
+        log.error("%s failed [%s]: it becomes a dead letter", label, request.context.request_id, exc_info=error)
+        return Outcome(dead_letter=f"{type(error).__name__}: {error}")
 
     def _label(self, request: Request) -> str:
         return f"{self.interface.topic}.{request.method}"

@@ -11,7 +11,6 @@ from micronova.rpc.errors import ErrorBody
 
 CAST: Final = "cast"
 CALL: Final = "call"
-FANOUT: Final = "fanout"
 REPLY: Final = "reply"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from random import Random
@@ -18,8 +17,6 @@ from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher, Outcome
 from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.server import Server
-
-log = logging.getLogger(__name__)
 
 QUEUE_LIMIT = 10_000
 YIELD_AT = 100
@@ -93,7 +90,6 @@ class Exchange:
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
-        self.fanouts: dict[str, list[Queue]] = {}
         self.dead_letters: deque[tuple[str, bytes, str]] = deque(maxlen=DEAD_LETTERS_KEPT)
         self.dead_letter_count = 0
 
@@ -165,14 +161,9 @@ class LocalServer(Server):
         prefetch: int,
         grace: float,
         queues: list[Queue],
-        fanouts: list[Queue],
     ) -> None:
         super().__init__(dispatcher, deadlines, prefetch, grace)
-        own = Queue(f"{dispatcher.interface.topic}.fanout")
-        self._own = own
-        self._queues = [own, *queues]
-        self._fanouts = fanouts
-        fanouts.append(own)
+        self._queues = queues
         for queue in self._queues:
             queue.join(self)
         self.take_waiting()
@@ -193,8 +184,6 @@ class LocalServer(Server):
     async def _detach(self) -> None:
         for queue in self._queues:
             queue.leave(self)
-        if self._own in self._fanouts:
-            self._fanouts.remove(self._own)
 
     async def _close(self) -> None:
         """Do nothing: the server holds nothing."""
@@ -248,8 +237,7 @@ class LocalBus(BaseBus):
     ) -> Server:
         """Handle an interface's messages."""
         exchange = self.exchange
-        topic_queue = queue_name(interface.topic, interface.namespace)
-        queues = [exchange.queue(topic_queue)] if shared else []
+        queues = [exchange.queue(queue_name(interface.topic, interface.namespace))] if shared else []
         if host:
             queues.append(exchange.queue(queue_name(interface.topic, interface.namespace, host)))
         server = LocalServer(
@@ -258,7 +246,6 @@ class LocalBus(BaseBus):
             prefetch,
             self._grace,
             queues,
-            exchange.fanouts.setdefault(topic_queue, []),
         )
         self._servers.append(server)
         return server
@@ -292,13 +279,6 @@ class LocalBus(BaseBus):
     def monotonic(self) -> float:
         """Return the time by which deliveries were received."""
         return self._clock.monotonic()
-
-    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        for queue in self.exchange.fanouts.get(topic_queue, ()):
-            try:
-                queue.put(self.delivery(queue, body, self.name))
-            except BusUnavailable:
-                log.warning("a fan-out to %s was dropped: a server's queue is full", topic_queue)
 
     @property
     def exchange(self) -> Exchange:

@@ -33,10 +33,6 @@ class TracedBus(BusWrapper):
         """Send a message and return its answer."""
         return await super().call(target, method, params, context=_with_current_span(context), timeout=timeout)
 
-    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to every server of a topic."""
-        await super().fanout(topic, method, params, context=_with_current_span(context))
-
     async def serve(
         self,
         interface: Interface,

@@ -32,10 +32,6 @@ class BusWrapper:
         """Send a message and return its answer."""
         return await self._bus.call(target, method, params, context=context, timeout=timeout)
 
-    async def fanout(self, topic: str, method: Method[P, Any], params: P, *, context: Context) -> None:
-        """Send a message to every server of a topic."""
-        await self._bus.fanout(topic, method, params, context=context)
-
     async def delete_queue(self, interface: Interface, host: str) -> None:
         """Delete the queue of a host."""
         await self._bus.delete_queue(interface, host)

@@ -31,7 +31,7 @@ QUICK = CloudOptions(
     },
 )
 BUSES = {
-    "every cast is lost": Distortion(drop_casts=True, drop_fanouts=True),
+    "every cast is lost": Distortion(drop_casts=True),
     "every message comes twice": Distortion(twice=True),
     "messages are late and overtake each other": Distortion(longest_delay=0.15),
     "messages come twice, late and in any order": Distortion(twice=True, longest_delay=0.15),

@@ -111,13 +111,13 @@ async def test_unconfirmed_casts_are_sent_again(amqp_url: str, api: SampleAPI) -
             seen.add((await handler.next_job()).number)
 
 
-async def test_fanout_and_topic_resume_after_a_cut(amqp_url: str, api: SampleAPI) -> None:
+async def test_both_queues_of_a_server_resume_after_a_cut(amqp_url: str, api: SampleAPI) -> None:
     handler = Handler()
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
         await server_bus.serve(api.interface, handler, host="h")
         cut(server_bus)
         await server_bus.probe()  # waits for the new connection, on which everything is declared again
-        await bus.fanout(api.topic, api.work, Job(1), context=CONTEXT)
+        await bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
         await bus.cast(api.target("h"), api.work, Job(2), context=CONTEXT)
         assert {(await handler.next_job()).number, (await handler.next_job()).number} == {1, 2}
 
@@ -325,7 +325,7 @@ async def test_a_hosts_user_can_do_its_work_and_no_more(rabbitmq: RabbitMQ, amqp
 
         answer = await service.call(compute.target("one.example"), compute.ask, Job(1), context=CONTEXT, timeout=20)
         assert answer == Job(1)
-        await service.fanout("compute", compute.work, Job(2), context=CONTEXT)
+        await service.cast(compute.target("one.example"), compute.work, Job(2), context=CONTEXT)
         await host.cast(conductor.target(), conductor.work, Job(3), context=CONTEXT)
         assert (await soon(reports.seen.get()))[0].sender == user
         assert await host.call(conductor.target(), conductor.ask, Job(4), context=CONTEXT, timeout=20) == Job(4)

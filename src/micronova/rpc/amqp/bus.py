@@ -1,6 +1,6 @@
 """The bus through RabbitMQ: one session per process, which reconnects for as long as the bus runs.
 
-While there is no connection, casts, fan-outs and new calls wait for it for at most `send_wait` seconds, then they raise
+While there is no connection, casts and new calls wait for it for at most `send_wait` seconds, then they raise
 BusUnavailable. The sender need not retry: the sweep of the database finds the work. A cast whose confirmation
 was lost with the connection, or with the channel because the broker refused another message, is sent again, so it may
 arrive twice. Calls that wait for an answer when the connection
@@ -115,7 +115,6 @@ class AmqpBus(BaseBus):
             host=host,
             shared=shared,
             control_users=self._control_users,
-            name_fanout_queue=lambda: f"{PREFIX}fanout.{self._url.user}.{self._token()}",
             send_reply=self._send_reply,
         )
         give_up = self._clock.monotonic() + self._send_wait
@@ -169,10 +168,10 @@ class AmqpBus(BaseBus):
             try:
                 if alone:
                     async with session.channel_alone() as channel:
-                        await self._publish(session, channel, "", name, body, message_id, give_up)
+                        await self._publish(session, channel, name, body, message_id, give_up)
                 else:
                     channel = await session.confirmed_channel()
-                    await self._publish(session, channel, "", name, body, message_id, give_up)
+                    await self._publish(session, channel, name, body, message_id, give_up)
             except Unroutable:
                 try:
                     await session.ensure_work_queue(name)
@@ -184,21 +183,6 @@ class AmqpBus(BaseBus):
                 if alone:
                     raise BusUnavailable(f"the broker refused a message to {name}: {error}") from error
                 alone = True  # it may be another message of the channel that the broker refused
-            except ConnectionLost:
-                continue
-            else:
-                return
-
-    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        give_up = self._clock.monotonic() + self._send_wait
-        while True:
-            session = await self._wait_for_session(give_up)
-            try:
-                exchange = await session.ensure_fanout(topic_queue)
-                channel = await session.confirmed_channel()
-                await self._publish(session, channel, exchange, "", body, message_id, give_up)
-            except ChannelClosed as error:
-                raise BusUnavailable(f"fan-out to {topic_queue} is not possible: {error}") from error
             except ConnectionLost:
                 continue
             else:
@@ -239,17 +223,16 @@ class AmqpBus(BaseBus):
             log.warning("a reply to %s was dropped, its caller will time out: %s", queue, error)
 
     async def _publish(
-        self, session: Session, channel: Channel, exchange: str, key: str, body: bytes, message_id: str, give_up: float
+        self, session: Session, channel: Channel, queue: str, body: bytes, message_id: str, give_up: float
     ) -> None:
-        work = not exchange
         while True:
-            if not channel.has_room(key):
-                await self._wait_for_room(channel, key, give_up)
+            if not channel.has_room(queue):
+                await self._wait_for_room(channel, queue, give_up)
             if not channel.can_publish:
                 await self._wait_to_publish(session, channel, give_up)
-            if channel.has_room(key):
+            if channel.has_room(queue):
                 break
-        confirmation = channel.publish(exchange, key, body, message_id=message_id, mandatory=work, persistent=work)
+        confirmation = channel.publish("", queue, body, message_id=message_id, mandatory=True, persistent=True)
         assert confirmation is not None
         timer = self._deadlines.after(
             give_up - self._clock.monotonic(),
@@ -259,7 +242,7 @@ class AmqpBus(BaseBus):
             await confirmation
         except Refused as error:
             reason = self._blocked_reason(session) or error
-            raise BusUnavailable(f"the broker did not accept a message to {exchange or key}: {reason}") from error
+            raise BusUnavailable(f"the broker did not accept a message to {queue}: {reason}") from error
         finally:
             timer.cancel()
 
@@ -336,7 +319,7 @@ class AmqpBus(BaseBus):
             host,
             name=self.name,
             clock=self._clock,
-            token=self._token(),
+            token=self._next_id(),
             on_reply=self._on_reply,
             on_unroutable=self._on_unroutable,
             is_host=bool(self._control_users) and self._url.user not in self._control_users,
@@ -358,10 +341,6 @@ class AmqpBus(BaseBus):
 
     def _on_unroutable(self, call_id: str) -> None:
         self._fail(call_id, BusUnavailable("no server has declared the queue that the call was sent to"))
-
-    def _token(self) -> str:
-        """Return a name that is unique and cannot be guessed."""
-        return f"{self._random.getrandbits(128):032x}"
 
     def _broker_state(self) -> BrokerState:
         session = self._session

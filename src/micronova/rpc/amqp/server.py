@@ -65,7 +65,7 @@ class AmqpDelivery:
 
 
 class AmqpServer(Server):
-    """Consumes the queue of a topic, the one of its host, and one of its own for fan-outs."""
+    """Consumes the queue of a topic and the one of its host."""
 
     def __init__(
         self,
@@ -77,17 +77,14 @@ class AmqpServer(Server):
         host: str | None,
         shared: bool,
         control_users: frozenset[str],
-        name_fanout_queue: Callable[[], str],
         send_reply: SendReply,
     ) -> None:
         """The messages of other than the control users are limited, if there are control users."""
         super().__init__(dispatcher, deadlines, prefetch, grace)
         topic, namespace = dispatcher.interface.topic, dispatcher.interface.namespace
-        self._topic_queue = queue_name(topic, namespace)
-        self._work_queues = [f"{PREFIX}{self._topic_queue}"] if shared else []
+        self._queues = [PREFIX + queue_name(topic, namespace)] if shared else []
         if host:
-            self._work_queues.append(f"{PREFIX}{queue_name(topic, namespace, host)}")
-        self._name_fanout_queue = name_fanout_queue
+            self._queues.append(PREFIX + queue_name(topic, namespace, host))
         self._send_reply = send_reply
         self._session: Session | None = None
         self._channel: Channel | None = None
@@ -105,15 +102,11 @@ class AmqpServer(Server):
                 return
             while self._backlog:  # the broker delivers again what the lost connection brought
                 self._let_go(self._backlog.pop())
-            for queue in self._work_queues:
+            for queue in self._queues:
                 await session.ensure_work_queue(queue)
-            exchange = await session.ensure_fanout(self._topic_queue)
             channel = await session.consuming.channel()
-            own = self._name_fanout_queue()  # a new name: the broker may still hold the old, exclusive queue
             await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
-            await channel.request(commands.Queue.Declare(queue=own, exclusive=True, auto_delete=True))
-            await channel.request(commands.Queue.Bind(queue=own, exchange=exchange))
-            self._consumers = [await channel.consume(queue, self._on_message) for queue in (own, *self._work_queues)]
+            self._consumers = [await channel.consume(queue, self._on_message) for queue in self._queues]
             channel.on_lost = session.abort
             self._session, self._channel = session, channel
 

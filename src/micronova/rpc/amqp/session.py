@@ -27,7 +27,6 @@ PREFIX = "micronova."
 DEAD_QUEUE = "micronova.dead"
 DEAD_EXCHANGE = "micronova.dead"
 REPLY_PREFIX = "micronova.reply."
-HOST_TOPIC = "compute"
 DELIVERY_LIMIT = 5
 DEAD_LETTERS_KEPT = 100_000
 KEPT_AFTER = ("rejected", "delivery_limit")
@@ -56,7 +55,7 @@ class Session:
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with the reason once one of the connections is closed or lost."""
         self.confirmed: Channel
-        """Publishes casts and fan-outs: the broker confirms each. Get it with `confirmed_channel`."""
+        """Publishes casts: the broker confirms each. Get it with `confirmed_channel`."""
         self.unconfirmed: Channel
         """Publishes calls and replies: the answer to a call is its confirmation."""
         self.reply_to = b""
@@ -64,7 +63,6 @@ class Session:
         self._control_lock = asyncio.Lock()
         self._confirmed_lock = asyncio.Lock()
         self._alone = asyncio.Semaphore(CHANNELS_ALONE)
-        self._fanouts: set[str] = set()
         for connection in (publishing, consuming):
             connection.closed.add_done_callback(self._on_closed)
 
@@ -101,7 +99,6 @@ class Session:
             await session._consume_replies(f"{REPLY_PREFIX}{url.user}.{token}", on_reply)
             if not is_host:
                 await session._unless_refused(session._ensure_dead_letters())
-            await session._unless_refused(session.ensure_fanout(HOST_TOPIC))
         except BaseException:
             session.abort()
             raise
@@ -153,17 +150,6 @@ class Session:
     async def ensure_work_queue(self, queue: str) -> None:
         """Declare a work queue if it does not exist."""
         await self._ensure_queue(queue, WORK_QUEUE_ARGUMENTS)
-
-    async def ensure_fanout(self, topic_queue: str) -> str:
-        """Declare the fan-out exchange of a topic if it does not exist; return its name."""
-        name = f"{PREFIX}{topic_queue}.fanout"
-        if name not in self._fanouts:
-            await self._ensure(
-                commands.Exchange.Declare(exchange=name, passive=True),
-                commands.Exchange.Declare(exchange=name, exchange_type="fanout", durable=True),
-            )
-            self._fanouts.add(name)
-        return name
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue with its messages, if it exists."""

@@ -1,8 +1,8 @@
 """The bus of a process that has none of its own: it uses the local bus of another process, through that one's gate.
 
 It stays connected for as long as it runs: a process that is started again finds the gate, and a gate that is started
-again is found. While there is no connection, casts, fan-outs and new calls wait for it for at most `send_wait` seconds,
-then they raise BusUnavailable. Calls that wait for an answer when the connection is lost raise it at once.
+again is found. While there is no connection, casts and new calls wait for it for at most `send_wait` seconds, then they
+raise BusUnavailable. Calls that wait for an answer when the connection is lost raise it at once.
 """
 
 from __future__ import annotations
@@ -130,19 +130,17 @@ class UnixServer(Server):
         grace: float,
         *,
         number: int,
-        topic: str,
         queues: list[str],
     ) -> None:
         super().__init__(dispatcher, deadlines, prefetch, grace)
         self.number = number
-        self._topic = topic
         self._queues = queues
         self._connection: Connection | None = None
 
     async def attach(self, connection: Connection) -> None:
         """Have the gate send messages by a connection, unless it does so already."""
         if self._connection is not connection:
-            await connection.request(lambda n: f.Serve(n, self.number, self._topic, self._queues, self._prefetch))
+            await connection.request(lambda n: f.Serve(n, self.number, self._queues, self._prefetch))
             self._connection = connection
 
     def receive(self, delivery: UnixDelivery) -> None:
@@ -239,8 +237,7 @@ class UnixBus(BaseBus):
         shared: bool = True,
     ) -> Server:
         """Handle an interface's messages."""
-        topic = queue_name(interface.topic, interface.namespace)
-        queues = [topic] if shared else []
+        queues = [queue_name(interface.topic, interface.namespace)] if shared else []
         if host:
             queues.append(queue_name(interface.topic, interface.namespace, host))
         server = UnixServer(
@@ -249,7 +246,6 @@ class UnixBus(BaseBus):
             prefetch,
             self._grace,
             number=next(self._numbers),
-            topic=topic,
             queues=queues,
         )
         self._servers[server.number] = server  # before: messages may come with the answer
@@ -285,12 +281,6 @@ class UnixBus(BaseBus):
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         async def send(connection: Connection) -> None:
             await connection.request(lambda n: f.Send(n, queue, body))
-
-        await self._until_sent(send, self._clock.monotonic() + self._send_wait)
-
-    async def _send_to_all(self, topic_queue: str, body: bytes, message_id: str) -> None:
-        async def send(connection: Connection) -> None:
-            await connection.request(lambda n: f.SendToAll(n, topic_queue, body))
 
         await self._until_sent(send, self._clock.monotonic() + self._send_wait)
 

@@ -28,11 +28,10 @@ class Hello(Frame):
 
 
 class Serve(Frame):
-    """Take messages from these queues and fan-outs of the topic, `prefetch` at once; answered by Done."""
+    """Take messages from these queues, `prefetch` at once; answered by Done."""
 
     request: int
     consumer: int
-    topic: str
     queues: list[str]
     prefetch: int
 
@@ -57,14 +56,6 @@ class DeleteQueue(Frame):
 
     request: int
     queue: str
-
-
-class SendToAll(Frame):
-    """Send a message to every server of a topic; answered by Done."""
-
-    request: int
-    topic: str
-    body: bytes
 
 
 class Call(Frame):
@@ -137,7 +128,7 @@ class Stop(Frame):
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_from_client = msgspec.msgpack.Decoder(
-    Serve | Cancel | Send | DeleteQueue | SendToAll | Call | Settle | GiveBack | Probe | Ready
+    Serve | Cancel | Send | DeleteQueue | Call | Settle | GiveBack | Probe | Ready
 ).decode
 decode_from_gate = msgspec.msgpack.Decoder(Hello | Done | Deliver | Reply | CallFailed | Stop).decode
 

@@ -21,7 +21,7 @@ import msgspec
 
 from micronova.rpc.dispatch import Outcome
 from micronova.rpc.errors import BusUnavailable
-from micronova.rpc.local import Exchange, LocalBus, LocalDelivery, Queue
+from micronova.rpc.local import Exchange, LocalBus, LocalDelivery
 from micronova.rpc.unix import frames as f
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class BusGate:
     def __init__(
         self, bus: LocalBus, listening: socket.socket, *, sender: str, uid: int, may_serve: Callable[[str], bool]
     ) -> None:
-        """`may_serve` gets the name of a work queue, or TOPIC.fanout."""
+        """`may_serve` gets the name of a work queue."""
         self.bus = bus
         self._listening = listening
         self.sender = sender
@@ -136,8 +136,6 @@ class _Client:
                 self._answer(frame.request, lambda: self._put(frame.queue, frame.body))
             case f.DeleteQueue():
                 self._answer(frame.request, lambda: self._delete(frame.queue))
-            case f.SendToAll():
-                self._answer(frame.request, lambda: self._put_to_all(frame.topic, frame.body))
             case f.Call():
                 self._call(frame)
             case f.Settle():
@@ -177,10 +175,6 @@ class _Client:
             raise BusUnavailable(f"{self._gate.sender} may not delete the queue {name}")
         self._gate.bus.exchange.delete(name)
 
-    def _put_to_all(self, topic: str, body: bytes) -> None:
-        for queue in self._gate.bus.exchange.fanouts.get(topic, ()):
-            queue.put(self._gate.bus.delivery(queue, body, self._gate.sender))
-
     def _call(self, frame: f.Call) -> None:
         queue = self._gate.bus.exchange.queues.get(frame.queue)
         try:
@@ -205,7 +199,7 @@ class _Client:
             consumer.take_waiting()
 
     def _serve(self, frame: f.Serve) -> None:
-        refused = [name for name in (*frame.queues, f"{frame.topic}.fanout") if not self._gate.may_serve(name)]
+        refused = [name for name in frame.queues if not self._gate.may_serve(name)]
         if refused:
             raise BusUnavailable(f"{self._gate.sender} may not take messages from {refused[0]}")
         if len(self._consumers) >= MOST_CONSUMERS or not 0 < frame.prefetch <= MOST_PREFETCH:
@@ -224,10 +218,7 @@ class _Consumer:
         self._prefetch = frame.prefetch
         self.held = 0
         self._gone = False
-        own = Queue(f"{frame.topic}.fanout")
-        self._queues = [own, *(exchange.queue(name) for name in frame.queues)]
-        self._own, self._fanouts = own, exchange.fanouts.setdefault(frame.topic, [])
-        self._fanouts.append(own)
+        self._queues = [exchange.queue(name) for name in frame.queues]
         for queue in self._queues:
             queue.join(self)
         self.take_waiting()
@@ -257,5 +248,3 @@ class _Consumer:
         self._gone = True
         for queue in self._queues:
             queue.leave(self)
-        if self._own in self._fanouts:
-            self._fanouts.remove(self._own)
