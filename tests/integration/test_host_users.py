@@ -53,8 +53,8 @@ class Voice:
 
     async def floods(self, kind: str, number: int) -> None:
         """Send as many messages as the broker takes, and wait for no answer."""
-        assert isinstance(self.bus, AmqpBus) and self.bus._session is not None
-        channel, reply_to = self.bus._session.unconfirmed, self.bus._session.reply_to
+        assert isinstance(self.bus, AmqpBus) and self.bus._connection is not None
+        channel, reply_to = self.bus._connection.unconfirmed, self.bus._connection.reply_to
         for n in range(number):
             beat = Heartbeat(hosts=(HostBeat(host=self.name, removed_guests=(RemovedGuest("none", n),)),), number=n)
             report = Report(operation_id="none", epoch=1, instance_uuid="none", host=self.name, outcome="done")

@@ -20,9 +20,10 @@ from pamqp import commands
 from micronova.notifications.envelope import Message
 from micronova.objects.clock import Clock
 from micronova.rpc.amqp import frames
-from micronova.rpc.amqp.channel import Channel, ChannelClosed, ConnectionLost, Refused, Unroutable
+from micronova.rpc.amqp.channel import Channel, ChannelClosed, Refused, Unroutable
 from micronova.rpc.amqp.connection import Connection
 from micronova.rpc.amqp.url import parse
+from micronova.rpc.errors import ConnectionLost
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,10 @@ class BusUnavailable(RpcError, Unavailable):
     code = "bus_unavailable"
 
 
+class ConnectionLost(Exception):
+    """A connection was lost or closed, or could not be opened; a bus opens a new one and does not raise this."""
+
+
 class BadBusUrl(RpcError, ValueError):
     """The setting with the URL of the bus is invalid."""
 

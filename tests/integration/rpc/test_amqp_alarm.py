@@ -150,8 +150,8 @@ async def test_a_publisher_without_rights_gets_a_clear_error(
     await asyncio.to_thread(broker.eval, rights % "^$")
     try:
         # It is known by now that the user may write: the broker remembers that for each connection.
-        assert client._session is not None
-        client._session.abort()
+        assert client._connection is not None
+        client._connection.abort()
         with pytest.raises(BusUnavailable, match="refused"):
             await soon(client.cast(api.target(), api.work, Job(2), context=CONTEXT))
     finally:

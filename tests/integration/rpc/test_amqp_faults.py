@@ -38,8 +38,8 @@ async def amqp_bus(url: str, send_wait: float = 20.0, control_users: Iterable[st
 
 def cut(bus: AmqpBus) -> None:
     """Pull the cable."""
-    assert bus._session is not None
-    bus._session.abort()
+    assert bus._connection is not None
+    bus._connection.abort()
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ async def test_a_deleted_queue_is_made_again(amqp_url: str, api: SampleAPI) -> N
     handler = Handler()
     async with amqp_bus(amqp_url) as bus, amqp_bus(amqp_url) as server_bus:
         await server_bus.serve(api.interface, handler)
-        lost = server_bus._session
+        lost = server_bus._connection
         connection = await raw(amqp_url)
         channel = await connection.channel()
         await channel.request(commands.Queue.Delete(queue=PREFIX + api.topic))
@@ -142,12 +142,12 @@ async def test_a_call_that_nobody_takes_expires_in_its_queue(amqp_url: str, api:
     async with amqp_bus(amqp_url) as bus:
         serving = await bus.serve(api.interface, Handler())
         await serving.stop()
-        assert bus._session is not None
+        assert bus._connection is not None
         for number in range(3):
             with pytest.raises(CallTimeout):
                 await bus.call(api.target(), api.ask, Job(number), context=CONTEXT, timeout=0.2)
         async with asyncio.timeout(20):
-            while await bus._session.depth(PREFIX + api.topic):
+            while await bus._connection.depth(PREFIX + api.topic):
                 await asyncio.sleep(0.01)
         await bus.cast(api.target(), api.work, Job(4), context=CONTEXT)  # what is no call does not expire
         handler = Handler()
@@ -238,8 +238,8 @@ async def test_replies_go_to_reply_queues_only(amqp_url: str, api: SampleAPI) ->
     async with amqp_bus(amqp_url) as bus:
         await bus.serve(api.interface, Handler())
         await bus.serve(other.interface, victim)
-        assert bus._session is not None
-        bus._session.reply_to = bytes((len(f"{PREFIX}victim"),)) + f"{PREFIX}victim".encode()
+        assert bus._connection is not None
+        bus._connection.reply_to = bytes((len(f"{PREFIX}victim"),)) + f"{PREFIX}victim".encode()
         call = asyncio.create_task(bus.call(api.target(), api.ask, Job(1), context=CONTEXT, timeout=1))
         with pytest.raises(Exception, match="did not answer"):
             await soon(call)
@@ -267,8 +267,8 @@ async def test_only_those_who_were_asked_may_answer(
             call = asyncio.create_task(caller.call(target, api.ask, Job(1), context=CONTEXT, timeout=60))
             await handler.next_job()
             [id] = caller._calls
-            assert caller._session is not None
-            reply_queue = caller._session.reply_to[1:].decode()
+            assert caller._connection is not None
+            reply_queue = caller._connection.reply_to[1:].decode()
             await other._send_reply(reply_queue, encode(OutgoingReply(id, None, Job(666))))
             # The broker delivers what one connection sends to one queue in order: after this one, the first is there.
             await other._send_reply(reply_queue, b"unreadable")

@@ -112,12 +112,12 @@ async def test_a_call_fails_at_once_when_the_other_process_ends(other: Other, bu
 
 
 async def test_what_a_client_had_in_hand_goes_to_the_next_one(other: Other, bus: Bus, api: SampleAPI) -> None:
-    killed = f.Stream(*await asyncio.open_unix_connection(other.path))
+    killed = f.Stream(*await asyncio.open_unix_connection(other.path), f.decode_from_gate)
     await soon(killed.receive())
     killed.send(f.Serve(1, 1, [api.topic], prefetch=2))
     for n in range(4):
         await other.bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
-    got = [f.decode_from_gate(await soon(killed.receive())) for _ in range(3)]
+    got = [await soon(killed.receive()) for _ in range(3)]
     assert [type(frame) for frame in got].count(f.Deliver) == 2
     killed.close()
     handler = Handler()
@@ -201,3 +201,23 @@ async def test_the_other_process_learns_that_this_one_is_ready_and_stops_it(othe
     await soon(told.wait())
     await bus.stop()
     assert await soon(stopped)
+
+
+async def test_what_is_no_gate_does_not_end_the_attempts(other: Other, bus: Bus, api: SampleAPI) -> None:
+    await other.stop()
+    other.path.unlink()
+    asked = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(struct.pack("!I", 3) + b"abc")
+        asked.set()
+        writer.close()
+
+    impostor = await asyncio.start_unix_server(answer, other.path)
+    await soon(asked.wait())
+    impostor.close()
+    await other.start()
+    handler = Handler()
+    await other.bus.serve(api.interface, handler)
+    await soon(bus.cast(api.target(), api.work, Job(1), context=CONTEXT))
+    assert (await handler.next_job()).number == 1

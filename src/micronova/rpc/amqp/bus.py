@@ -1,15 +1,13 @@
-"""The bus through RabbitMQ: one session per process, which reconnects for as long as the bus runs.
+"""The bus through RabbitMQ: one session per process at a time.
 
-While there is no connection, casts and new calls wait for it for at most `send_wait` seconds, then they raise
-BusUnavailable. The sender need not retry: the sweep of the database finds the work. A cast whose confirmation
-was lost with the connection, or with the channel because the broker refused another message, is sent again, so it may
-arrive twice. Calls that wait for an answer when the connection
-is lost raise BusUnavailable at once: their answers cannot arrive any more, and only the caller knows whether a
-second call is harmless.
+A cast whose confirmation was lost with the connection, or with the channel because the broker refused another message,
+is sent again, so it may arrive twice. The sender of a cast that raises BusUnavailable need not retry: the sweep of the
+database finds the work.
 
-The same limit holds while the broker does not accept messages, because it is short of memory or disk space, or reads
-more slowly than we write, or has not confirmed earlier messages. Once it has blocked us for longer than `send_wait`,
-sending raises BusUnavailable without waiting. Consuming, acknowledging and heartbeats continue.
+The limit `send_wait` of reconnecting.py also holds while the broker does not accept messages, because it is short of
+memory or disk space, or reads more slowly than we write, or has not confirmed earlier messages. Once it has blocked us
+for longer than `send_wait`, sending raises BusUnavailable without waiting. Consuming, acknowledging and heartbeats
+continue.
 """
 
 from __future__ import annotations
@@ -17,30 +15,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 from micronova.objects.clock import Clock
-from micronova.rpc.amqp.channel import Channel, ChannelClosed, ConnectionLost, Received, Refused, Unroutable
+from micronova.rpc.amqp.channel import Channel, ChannelClosed, Received, Refused, Unroutable
 from micronova.rpc.amqp.server import AmqpServer
 from micronova.rpc.amqp.session import DEAD_QUEUE, PREFIX, Session
 from micronova.rpc.amqp.url import parse
-from micronova.rpc.base import BaseBus, fail
+from micronova.rpc.base import fail
 from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
 from micronova.rpc.contract import Interface, queue_name
 from micronova.rpc.dispatch import Dispatcher
-from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.errors import BusUnavailable, ConnectionLost
+from micronova.rpc.reconnecting import ReconnectingBus
 from micronova.rpc.server import Server
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY = 0.1
 LONGEST_DELAY = 10.0
 PROBE_SECONDS = 1.0
 PROBE_KEY = PREFIX + "probe"
 """No queue has this name: the broker confirms the message and drops it."""
 
 
-class AmqpBus(BaseBus):
+class AmqpBus(ReconnectingBus[Session]):
     """This process's end of a bus that runs through a broker."""
 
     def __init__(
@@ -57,6 +56,9 @@ class AmqpBus(BaseBus):
     ) -> None:
         self._url = parse(url)
         super().__init__(
+            peer=f"the broker at {self._url}",
+            longest_delay=LONGEST_DELAY,
+            send_wait=send_wait,
             clock=clock,
             random=random,
             pins=pins,
@@ -64,38 +66,7 @@ class AmqpBus(BaseBus):
             grace=grace,
             control_users=control_users,
         )
-        self._send_wait = send_wait
-        self._session: Session | None = None
-        self._waiters: set[asyncio.Future[Session]] = set()
-        self._servers: list[AmqpServer] = []
-        self._reconnecting: asyncio.Task[None] | None = None
         self._next_host = random.randrange(len(self._url.hosts))
-        self._dead_letters = 0
-        self._probe_error = ""
-
-    async def start(self) -> None:
-        """Connect; raise BusUnavailable if the broker cannot be reached or refuses the login."""
-        try:
-            session = await self._connect()
-        except (ConnectionLost, ChannelClosed) as error:
-            raise BusUnavailable(f"cannot use the broker at {self._url}: {error}") from error
-        self._reconnecting = asyncio.get_running_loop().create_task(self._stay_connected(session), name="rpc-amqp")
-
-    async def stop(self) -> None:
-        """Stop the servers, fail pending calls, disconnect."""
-        await asyncio.gather(*(server.stop() for server in self._servers))
-        self._servers.clear()
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.wait([self._reconnecting])
-            self._reconnecting = None
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-        self._fail_all("the bus was stopped")
-        for waiter in self._waiters:
-            fail(waiter, BusUnavailable("the bus was stopped"))
-        self._deadlines.close()
 
     async def serve(
         self,
@@ -117,22 +88,13 @@ class AmqpBus(BaseBus):
             control_users=self._control_users,
             send_reply=self._send_reply,
         )
-        give_up = self._clock.monotonic() + self._send_wait
-        while True:
-            session = await self._wait_for_session(give_up)
-            try:
-                await server.attach(session)
-            except ConnectionLost:
-                continue
-            except ChannelClosed as error:
-                raise BusUnavailable(f"the broker does not let us serve {interface!r}: {error}") from error
-            self._servers.append(server)  # _connect attaches it to every new session
-            return server
+        await self._attach(server)
+        return server
 
     async def delete_queue(self, interface: Interface, host: str) -> None:
         """Delete the queue of a host; its user's own rights suffice only for its own queue."""
         name = PREFIX + queue_name(interface.topic, interface.namespace, host)
-        session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
+        session = await self._wait_for_connection(self._give_up_at())
         try:
             await session.delete_queue(name)
         except (ChannelClosed, ConnectionLost) as error:
@@ -142,7 +104,7 @@ class AmqpBus(BaseBus):
         """Ask the broker for its dead letters and whether it accepts messages, then return the statistics."""
         self._probe_error = ""
         try:
-            session = await self._wait_for_session(self._clock.monotonic() + self._send_wait)
+            session = await self._wait_for_connection(self._give_up_at())
             self._dead_letters = await session.depth(DEAD_QUEUE)
             channel = await session.confirmed_channel()
             if channel.can_publish and channel.has_room(PROBE_KEY):
@@ -161,10 +123,10 @@ class AmqpBus(BaseBus):
 
     async def _send(self, queue: str, body: bytes, message_id: str) -> None:
         name = PREFIX + queue
-        give_up = self._clock.monotonic() + self._send_wait
+        give_up = self._give_up_at()
         alone = False
         while True:
-            session = await self._wait_for_session(give_up)
+            session = await self._wait_for_connection(give_up)
             try:
                 if alone:
                     async with session.channel_alone() as channel:
@@ -191,7 +153,7 @@ class AmqpBus(BaseBus):
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
         give_up = self._clock.monotonic() + min(self._send_wait, left)
         while True:
-            session = await self._wait_for_session(give_up)
+            session = await self._wait_for_connection(give_up)
             try:
                 if not session.unconfirmed.can_publish:
                     await self._wait_to_publish(session, session.unconfirmed, give_up)
@@ -212,12 +174,12 @@ class AmqpBus(BaseBus):
                 return
 
     async def _send_reply(self, queue: str, body: bytes) -> None:
-        session = self._session
+        session = self._connection
         try:
             if session is None:
                 raise ConnectionLost("there is no connection")
             if not session.unconfirmed.can_publish:
-                await self._wait_to_publish(session, session.unconfirmed, self._clock.monotonic() + self._send_wait)
+                await self._wait_to_publish(session, session.unconfirmed, self._give_up_at())
             session.unconfirmed.publish("", queue, body)
         except (BusUnavailable, ConnectionLost, ChannelClosed) as error:
             log.warning("a reply to %s was dropped, its caller will time out: %s", queue, error)
@@ -274,67 +236,31 @@ class AmqpBus(BaseBus):
         seconds = self._clock.now() - connection.blocked_since
         return f"it has blocked us for {seconds:.0f} seconds ({connection.blocked_reason})"
 
-    async def _wait_for_session(self, give_up: float) -> Session:
-        session = self._session
-        if session is not None and session.is_open:
-            return session
-        if self._reconnecting is None:
-            raise BusUnavailable("the bus is not started")
-        waiter: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-        unavailable = BusUnavailable(f"there is no connection to the broker at {self._url}")
-        timer = self._deadlines.after(give_up - self._clock.monotonic(), lambda: fail(waiter, unavailable))
-        self._waiters.add(waiter)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.discard(waiter)
-
-    async def _stay_connected(self, session: Session) -> None:
-        """Open a new session whenever one is lost."""
-        while True:
-            reason = await asyncio.shield(session.closed)
-            log.warning("the connection to the broker at %s is lost: %s", self._url, reason)
-            self._session = None
-            self._fail_all(f"the connection to the broker was lost: {reason}")
-            session = await self._reconnect()
-            log.warning("the connection to the broker at %s is back", self._url)
-
-    async def _reconnect(self) -> Session:
-        delay = FIRST_DELAY
-        while True:
-            # Jitter: the clients of a restarted broker must not all connect at the same moment.
-            await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
+    async def _open(self) -> Session:
+        failed = []
+        for _ in self._url.hosts:
+            host, port = self._url.hosts[self._next_host]
+            self._next_host = (self._next_host + 1) % len(self._url.hosts)  # also after a success, for the next time
             try:
-                return await self._connect()
-            except (ConnectionLost, ChannelClosed) as error:
-                log.warning("the broker at %s still cannot be used: %s", self._url, error)
-            delay = min(delay * 2, LONGEST_DELAY)
+                return await self._open_at((host, port))
+            except ConnectionLost as error:
+                failed.append(f"{host}:{port}: {error}" if len(self._url.hosts) > 1 else str(error))
+        raise ConnectionLost("; ".join(failed))
 
-    async def _connect(self) -> Session:
-        host = self._url.hosts[self._next_host % len(self._url.hosts)]
-        self._next_host += 1
-        session = await Session.open(
-            self._url,
-            host,
-            name=self.name,
-            clock=self._clock,
-            token=self._next_id(),
-            on_reply=self._on_reply,
-            on_unroutable=self._on_unroutable,
-            is_host=bool(self._control_users) and self._url.user not in self._control_users,
-        )
+    async def _open_at(self, host: tuple[str, int]) -> Session:
         try:
-            for server in list(self._servers):
-                await server.attach(session)
-        except BaseException:
-            session.abort()
-            raise
-        self._session = session
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(session)
-        return session
+            return await Session.open(
+                self._url,
+                host,
+                name=self.name,
+                clock=self._clock,
+                token=self._next_id(),
+                on_reply=self._on_reply,
+                on_unroutable=self._on_unroutable,
+                is_host=bool(self._control_users) and self._url.user not in self._control_users,
+            )
+        except ChannelClosed as error:
+            raise ConnectionLost(str(error)) from error
 
     def _on_reply(self, received: Received) -> None:
         self._receive_reply(received.body, received.properties.user_id)
@@ -343,13 +269,8 @@ class AmqpBus(BaseBus):
         self._fail(call_id, BusUnavailable("no server has declared the queue that the call was sent to"))
 
     def _broker_state(self) -> BrokerState:
-        session = self._session
-        if session is None or not session.is_open:
-            return BrokerState(dead_letters=self._dead_letters, probe_error=self._probe_error)
-        return BrokerState(
-            connected_since=session.opened_at,
-            blocked_since=session.publishing.blocked_since,
-            blocked_reason=session.publishing.blocked_reason,
-            dead_letters=self._dead_letters,
-            probe_error=self._probe_error,
-        )
+        state = super()._broker_state()
+        if self._connection is None or not state.connected:
+            return state
+        publishing = self._connection.publishing
+        return replace(state, blocked_since=publishing.blocked_since, blocked_reason=publishing.blocked_reason)

@@ -13,6 +13,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from micronova.rpc.amqp import frames
+from micronova.rpc.errors import ConnectionLost
 
 if TYPE_CHECKING:
     from micronova.rpc.amqp.connection import Connection
@@ -26,10 +27,6 @@ UNCONFIRMED_OF_ONE_QUEUE = 250
 A queue whose leader is lost confirms nothing; the messages to other queues do not wait for it.
 """
 RESUMED_AT_ONCE = 100
-
-
-class ConnectionLost(Exception):
-    """The connection was lost or closed, or could not be opened."""
 
 
 class ChannelClosed(Exception):

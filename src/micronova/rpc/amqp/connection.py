@@ -21,8 +21,9 @@ from pamqp.base import Frame
 
 from micronova.objects.clock import Clock
 from micronova.rpc.amqp import frames
-from micronova.rpc.amqp.channel import Channel, ConnectionLost
+from micronova.rpc.amqp.channel import Channel
 from micronova.rpc.amqp.url import BrokerUrl
+from micronova.rpc.errors import ConnectionLost
 
 log = logging.getLogger(__name__)
 

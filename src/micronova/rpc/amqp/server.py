@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 
 from pamqp import commands
 
-from micronova.rpc.amqp.channel import Channel, ConnectionLost, Received
+from micronova.rpc.amqp.channel import Channel, ChannelClosed, Received
 from micronova.rpc.amqp.session import PREFIX, REPLY_PREFIX, Session
 from micronova.rpc.contract import queue_name
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher, Outcome
-from micronova.rpc.server import Delivery, Server
+from micronova.rpc.errors import BusUnavailable, ConnectionLost
+from micronova.rpc.reconnecting import AttachedServer
+from micronova.rpc.server import Delivery
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class AmqpDelivery:
             self._received.channel.reject(self._received.tag, requeue=True)
 
 
-class AmqpServer(Server):
+class AmqpServer(AttachedServer[Session]):
     """Consumes the queue of a topic and the one of its host."""
 
     def __init__(
@@ -96,19 +98,25 @@ class AmqpServer(Server):
         self._warned_at = float("-inf")
 
     async def attach(self, session: Session) -> None:
-        """Consume on this session's connection; raise ConnectionLost or ChannelClosed."""
+        """Consume on this session's connection."""
         async with self._attaching:
             if self._session is session or self._stopping:
                 return
             while self._backlog:  # the broker delivers again what the lost connection brought
                 self._let_go(self._backlog.pop())
-            for queue in self._queues:
-                await session.ensure_work_queue(queue)
-            channel = await session.consuming.channel()
-            await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
-            self._consumers = [await channel.consume(queue, self._on_message) for queue in self._queues]
-            channel.on_lost = session.abort
-            self._session, self._channel = session, channel
+            try:
+                await self._consume(session)
+            except ChannelClosed as error:
+                raise BusUnavailable(f"the broker does not let us serve {self.interface!r}: {error}") from error
+
+    async def _consume(self, session: Session) -> None:
+        for queue in self._queues:
+            await session.ensure_work_queue(queue)
+        channel = await session.consuming.channel()
+        await channel.request(commands.Basic.Qos(prefetch_count=self._prefetch))
+        self._consumers = [await channel.consume(queue, self._on_message) for queue in self._queues]
+        channel.on_lost = session.abort
+        self._session, self._channel = session, channel
 
     def _on_message(self, received: Received) -> None:
         delivery = AmqpDelivery(received, self._send_reply, self._dispatcher.clock.monotonic())

@@ -48,10 +48,9 @@ DEAD_QUEUE_ARGUMENTS: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length"
 class Session:
     """The two connections of a bus with what belongs to them; if one is lost the other is aborted."""
 
-    def __init__(self, publishing: Connection, consuming: Connection, opened_at: float) -> None:
+    def __init__(self, publishing: Connection, consuming: Connection) -> None:
         self.publishing = publishing
         self.consuming = consuming
-        self.opened_at = opened_at
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done with the reason once one of the connections is closed or lost."""
         self.confirmed: Channel
@@ -89,7 +88,7 @@ class Session:
         except BaseException:
             publishing.abort()
             raise
-        session = cls(publishing, consuming, clock.now())
+        session = cls(publishing, consuming)
         try:
             session.confirmed = await session._new_confirmed_channel()
             session.unconfirmed = await publishing.channel()

@@ -1,9 +1,4 @@
-"""The bus of a process that has none of its own: it uses the local bus of another process, through that one's gate.
-
-It stays connected for as long as it runs: a process that is started again finds the gate, and a gate that is started
-again is found. While there is no connection, casts and new calls wait for it for at most `send_wait` seconds, then they
-raise BusUnavailable. Calls that wait for an answer when the connection is lost raise it at once.
-"""
+"""The bus of a process that has none of its own: it uses the local bus of another process, through that one's gate."""
 
 from __future__ import annotations
 
@@ -14,28 +9,24 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-import msgspec
-
 from micronova.objects.clock import Clock
-from micronova.rpc.base import BaseBus, fail
-from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
+from micronova.rpc.base import fail
+from micronova.rpc.bus import DEFAULT_PREFETCH, BusStats
 from micronova.rpc.contract import Interface, queue_name
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher, Outcome
-from micronova.rpc.errors import BusUnavailable
+from micronova.rpc.errors import BusUnavailable, ConnectionLost
+from micronova.rpc.reconnecting import AttachedServer, ReconnectingBus
 from micronova.rpc.server import Server
 from micronova.rpc.unix import frames as f
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY = 0.05
 LONGEST_DELAY = 2.0
 START_WAIT = 120.0
 """Seconds until a gate that is there answers for the first time: its process may have begun to start just now."""
-
-
-class ConnectionLost(Exception):
-    """The connection ended before the gate answered."""
+ANSWER_SECONDS = 20.0
+"""Seconds until the gate answers that a server may take messages."""
 
 
 class Connection:
@@ -47,6 +38,13 @@ class Connection:
         self._numbers = count(1)
         self._requests: dict[int, asyncio.Future[f.Done]] = {}
         self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.reading: asyncio.Task[None] | None = None
+        """Handles what the gate sends."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the gate may still answer."""
+        return not self.closed.done()
 
     async def request(self, make: Callable[[int], f.Frame]) -> f.Done:
         """Send a request and return its answer; raise ConnectionLost if none can come, BusUnavailable if it failed."""
@@ -72,7 +70,7 @@ class Connection:
         try:
             await self.stream.drain()
         except OSError as error:
-            self.lose(str(error))
+            self.abort(str(error))
             raise ConnectionLost(str(error)) from error
 
     def answered(self, done: f.Done) -> None:
@@ -81,13 +79,20 @@ class Connection:
         if waiting is not None and not waiting.done():
             waiting.set_result(done)
 
-    def lose(self, reason: str) -> None:
-        """Fail what waits for the gate."""
+    def abort(self, reason: str) -> None:
+        """Disconnect, and fail what waits for the gate."""
         self.stream.close()
         if not self.closed.done():
             self.closed.set_result(reason)
         for waiting in self._requests.values():
             fail(waiting, ConnectionLost(reason))
+
+    async def close(self) -> None:
+        """Disconnect, and wait until nothing is read any more."""
+        self.abort("closed")
+        if self.reading is not None:
+            self.reading.cancel()
+            await asyncio.wait([self.reading])
 
 
 class UnixDelivery:
@@ -119,7 +124,7 @@ class UnixDelivery:
         self._connection.stream.send(f.GiveBack(self._number))
 
 
-class UnixServer(Server):
+class UnixServer(AttachedServer[Connection]):
     """A server whose messages come from the gate."""
 
     def __init__(
@@ -138,10 +143,17 @@ class UnixServer(Server):
         self._connection: Connection | None = None
 
     async def attach(self, connection: Connection) -> None:
-        """Have the gate send messages by a connection, unless it does so already."""
-        if self._connection is not connection:
-            await connection.request(lambda n: f.Serve(n, self.number, self._queues, self._prefetch))
-            self._connection = connection
+        """Have the gate send messages by a connection."""
+        if self._connection is connection or self._stopping:
+            return
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.request(lambda n: f.Serve(n, self.number, self._queues, self._prefetch))
+        except TimeoutError:
+            reason = f"the gate did not answer in {ANSWER_SECONDS:.0f} seconds"
+            connection.abort(reason)
+            raise ConnectionLost(reason) from None
+        self._connection = connection
 
     def receive(self, delivery: UnixDelivery) -> None:
         """Handle a message, or give it back if the server stops."""
@@ -164,7 +176,7 @@ class UnixServer(Server):
         """Do nothing: the server holds nothing."""
 
 
-class UnixBus(BaseBus):
+class UnixBus(ReconnectingBus[Connection]):
     """This process's end of a bus that another process of the machine has."""
 
     def __init__(
@@ -180,47 +192,20 @@ class UnixBus(BaseBus):
         on_stop: Callable[[], None] | None = None,
     ) -> None:
         """`on_stop` is called when the other process wants this one to stop."""
-        super().__init__(clock=clock, random=random, pins=pins, name=name, grace=grace)
+        super().__init__(
+            peer=f"the bus at {path}",
+            longest_delay=LONGEST_DELAY,
+            send_wait=send_wait,
+            clock=clock,
+            random=random,
+            pins=pins,
+            name=name,
+            grace=grace,
+        )
         self._path = path
-        self._send_wait = send_wait
         self.on_stop = on_stop
-        self._connection: Connection | None = None
-        self._connected_at = 0.0
-        self._waiters: set[asyncio.Future[Connection]] = set()
-        self._servers: dict[int, UnixServer] = {}
         self._numbers = count(1)
-        self._staying: asyncio.Task[None] | None = None
-        self._reading: set[asyncio.Task[None]] = set()
-        self._dead_letters = 0
-        self._probe_error = ""
-
-    async def start(self) -> None:
-        """Connect; raise BusUnavailable if the gate does not answer in time."""
-        try:
-            async with asyncio.timeout(START_WAIT):
-                connection = await self._connect()
-        except (OSError, EOFError, ConnectionLost, f.Broken, TimeoutError) as error:
-            raise BusUnavailable(f"cannot use the bus at {self._path}: {error or 'it does not answer'}") from error
-        self._staying = asyncio.get_running_loop().create_task(self._stay_connected(connection), name="rpc-unix")
-
-    async def stop(self) -> None:
-        """Stop the servers, fail pending calls, disconnect."""
-        await asyncio.gather(*(server.stop() for server in self._servers.values()))
-        self._servers.clear()
-        if self._staying is not None:
-            self._staying.cancel()
-            await asyncio.wait([self._staying])
-            self._staying = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.lose("the bus was stopped")
-        for task in self._reading:
-            task.cancel()
-        await asyncio.gather(*self._reading, return_exceptions=True)
-        self._fail_all("the bus was stopped")
-        for waiter in self._waiters:
-            fail(waiter, BusUnavailable("the bus was stopped"))
-        self._deadlines.close()
+        self._by_number: dict[int, UnixServer] = {}
 
     def announce_ready(self) -> None:
         """Tell the other process that this one has started all that it runs."""
@@ -248,11 +233,11 @@ class UnixBus(BaseBus):
             number=next(self._numbers),
             queues=queues,
         )
-        self._servers[server.number] = server  # before: messages may come with the answer
+        self._by_number[server.number] = server  # before: messages may come with the answer
         try:
-            await self._until_sent(server.attach, self._clock.monotonic() + self._send_wait)
+            await self._attach(server)
         except BaseException:
-            del self._servers[server.number]
+            del self._by_number[server.number]
             raise
         return server
 
@@ -263,7 +248,7 @@ class UnixBus(BaseBus):
         async def delete(connection: Connection) -> None:
             await connection.request(lambda n: f.DeleteQueue(n, name))
 
-        await self._until_sent(delete, self._clock.monotonic() + self._send_wait)
+        await self._until_sent(delete, self._give_up_at())
 
     async def probe(self) -> BusStats:
         """Ask the gate for the dead letters, then return the statistics."""
@@ -273,7 +258,7 @@ class UnixBus(BaseBus):
             self._dead_letters = (await connection.request(f.Probe)).number
 
         try:
-            await self._until_sent(ask, self._clock.monotonic() + self._send_wait)
+            await self._until_sent(ask, self._give_up_at())
         except BusUnavailable as error:
             self._probe_error = str(error)
         return self.stats()
@@ -282,7 +267,7 @@ class UnixBus(BaseBus):
         async def send(connection: Connection) -> None:
             await connection.request(lambda n: f.Send(n, queue, body))
 
-        await self._until_sent(send, self._clock.monotonic() + self._send_wait)
+        await self._until_sent(send, self._give_up_at())
 
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
         async def send(connection: Connection) -> None:
@@ -301,81 +286,47 @@ class UnixBus(BaseBus):
             except ConnectionLost:
                 continue
             except TimeoutError:
-                raise BusUnavailable(f"the bus at {self._path} does not accept messages in time") from None
+                raise BusUnavailable(f"{self._peer} does not accept messages in time") from None
             return
 
-    async def _wait_for_connection(self, give_up: float) -> Connection:
-        connection = self._connection
-        if connection is not None and not connection.closed.done():
-            return connection
-        if self._staying is None:
-            raise BusUnavailable("the bus is not started")
-        waiter: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
-        unavailable = BusUnavailable(f"there is no connection to the bus at {self._path}")
-        timer = self._deadlines.after(give_up - self._clock.monotonic(), lambda: fail(waiter, unavailable))
-        self._waiters.add(waiter)
+    async def _open(self) -> Connection:
+        stream = None
         try:
-            return await waiter
-        finally:
-            timer.cancel()
-            self._waiters.discard(waiter)
-
-    async def _stay_connected(self, connection: Connection) -> None:
-        while True:
-            reason = await asyncio.shield(connection.closed)
-            log.warning("the connection to the bus at %s is lost: %s", self._path, reason)
-            self._connection = None
-            self._fail_all(f"the connection to the bus was lost: {reason}")
-            connection = await self._reconnect()
-            log.warning("the connection to the bus at %s is back", self._path)
-
-    async def _reconnect(self) -> Connection:
-        delay = FIRST_DELAY
-        while True:
-            await self._clock.sleep(delay)
-            try:
-                return await self._connect()
-            except (OSError, EOFError, ConnectionLost, BusUnavailable, f.Broken) as error:
-                log.debug("the bus at %s still cannot be used: %s", self._path, error)
-            delay = min(delay * 2, LONGEST_DELAY)
-
-    async def _connect(self) -> Connection:
-        stream = f.Stream(*await asyncio.open_unix_connection(self._path))
-        try:
-            hello = f.decode_from_gate(await stream.receive())
+            async with asyncio.timeout(START_WAIT):
+                stream = f.Stream(*await asyncio.open_unix_connection(self._path), f.decode_from_gate)
+                hello = await stream.receive()
             if not isinstance(hello, f.Hello):
                 raise f.Broken("it does not begin with a greeting")
-            connection = Connection(stream, hello.sender)
-            reading = asyncio.get_running_loop().create_task(self._read(connection), name="rpc-unix-read")
-            self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
-            for server in list(self._servers.values()):
-                await server.attach(connection)
-        except BaseException:
-            stream.close()
+        except BaseException as error:
+            if stream is not None:
+                stream.close()
+            if isinstance(error, TimeoutError):
+                raise ConnectionLost("it does not answer") from error
+            if isinstance(error, EOFError):
+                raise ConnectionLost("it closed the connection at once") from error
+            if isinstance(error, OSError | f.Broken):
+                raise ConnectionLost(str(error)) from error
             raise
-        self._connection, self._connected_at = connection, self._clock.now()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(connection)
+        connection = Connection(stream, hello.sender)
+        connection.reading = asyncio.get_running_loop().create_task(self._read(connection), name="rpc-unix-read")
         return connection
 
     async def _read(self, connection: Connection) -> None:
         reason = "it was closed"
         try:
             while True:
-                self._handle(connection, f.decode_from_gate(await connection.stream.receive()))
+                self._handle(connection, await connection.stream.receive())
         except (OSError, EOFError):
             pass
-        except (f.Broken, msgspec.DecodeError) as error:
+        except f.Broken as error:
             reason = str(error)
         finally:
-            connection.lose(reason)
+            connection.abort(reason)
 
     def _handle(self, connection: Connection, frame: f.Frame) -> None:
         match frame:
             case f.Deliver():
-                server = self._servers.get(frame.consumer)
+                server = self._by_number.get(frame.consumer)
                 # The time in the queue counts, as it does for servers in the process with the bus.
                 delivery = UnixDelivery(connection, frame, self._clock.monotonic() - frame.waited)
                 if server is None:
@@ -391,8 +342,3 @@ class UnixBus(BaseBus):
             case f.Stop():
                 if self.on_stop is not None:
                     self.on_stop()
-
-    def _broker_state(self) -> BrokerState:
-        connection = self._connection
-        since = self._connected_at if connection is not None and not connection.closed.done() else None
-        return BrokerState(connected_since=since, dead_letters=self._dead_letters, probe_error=self._probe_error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -140,17 +141,23 @@ class Broken(Exception):
 class Stream:
     """One connection, as frames."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decode: Callable[[bytes], Frame]
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._decode = decode
         writer.transport.set_write_buffer_limits(high=UNREAD_LIMIT)
 
-    async def receive(self) -> bytes:
-        """Return the next frame; raise Broken if it is too large, EOFError or OSError at the end."""
+    async def receive(self) -> Frame:
+        """Return the next frame; raise Broken if it is too large or unknown, EOFError or OSError at the end."""
         [length] = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if length > LARGEST:
             raise Broken(f"a frame of {length} bytes is larger than {LARGEST}")
-        return await self._reader.readexactly(length)
+        try:
+            return self._decode(await self._reader.readexactly(length))
+        except msgspec.DecodeError as error:
+            raise Broken(f"a frame cannot be decoded: {error}") from error
 
     def send(self, frame: Frame) -> None:
         """Send a frame; raise BusUnavailable if it is too large. A connection that is closed drops it."""

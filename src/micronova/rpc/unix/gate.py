@@ -17,8 +17,6 @@ import struct
 from collections.abc import Callable
 from itertools import count
 
-import msgspec
-
 from micronova.rpc.dispatch import Outcome
 from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.local import Exchange, LocalBus, LocalDelivery
@@ -69,7 +67,7 @@ class BusGate:
         await asyncio.gather(*self._clients.values(), return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = f.Stream(reader, writer)
+        stream = f.Stream(reader, writer, f.decode_from_client)
         raw = stream.info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != self._uid or len(self._clients) >= MOST_CLIENTS:
@@ -101,11 +99,11 @@ class _Client:
         self.send(f.Hello(self._gate.sender))
         try:
             while True:
-                self._handle(f.decode_from_client(await self._stream.receive()))
+                self._handle(await self._stream.receive())
                 await self._stream.drain()  # who does not read is not read from either
         except (OSError, EOFError):
             pass
-        except (f.Broken, msgspec.DecodeError) as error:
+        except f.Broken as error:
             log.error("%s was disconnected from the bus: %s", self._gate.sender, error)
         except asyncio.CancelledError:
             pass  # the gate is stopped

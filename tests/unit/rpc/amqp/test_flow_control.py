@@ -51,8 +51,8 @@ def cast(bus: AmqpBus, api: SampleAPI, number: int = 1, size: int = 0, host: str
 
 def waiting(bus: AmqpBus) -> int:
     """How many casts wait for their turn."""
-    assert bus._session is not None
-    return len(bus._session.confirmed._waiting_to_publish)
+    assert bus._connection is not None
+    return len(bus._connection.confirmed._waiting_to_publish)
 
 
 async def blocked(bus: AmqpBus, broker: FakeBroker) -> None:
@@ -118,8 +118,8 @@ async def test_casts_wait_while_the_broker_does_not_read(broker: FakeBroker, api
         casts = [cast(bus, api, n, size, host=f"host-{n % 3}") for n in range(number)]
         await until(lambda: waiting(bus) > 0)
         await asyncio.sleep(0.1)
-        assert bus._session is not None
-        transport = bus._session.publishing._transport
+        assert bus._connection is not None
+        transport = bus._connection.publishing._transport
         assert transport is not None
         assert transport.get_write_buffer_size() < 5 * size
         # What the kernel buffers on loopback counts as sent.
@@ -209,8 +209,8 @@ async def test_a_blocked_bus_stops_at_once(broker: FakeBroker, api: SampleAPI) -
 
 async def test_a_channel_without_confirms_has_no_limit_of_them(broker: FakeBroker, api: SampleAPI) -> None:
     async with started(broker) as bus:
-        assert bus._session is not None
-        channel: Channel = bus._session.unconfirmed
+        assert bus._connection is not None
+        channel: Channel = bus._connection.unconfirmed
         for _ in range(UNCONFIRMED_OF_ONE_QUEUE + 10):
             assert channel.can_publish and channel.has_room("reply")
             channel.publish("", "reply", b"")
@@ -236,7 +236,7 @@ async def test_a_call_that_waits_on_a_channel_that_the_broker_closes(broker: Fak
     async with started(broker) as bus:
         await blocked(bus, broker)
         call = asyncio.create_task(bus.call(api.target(), api.work, Job(1, []), context=CONTEXT, timeout=20.0))
-        session = bus._session
+        session = bus._connection
         assert session is not None
         await until(lambda: bool(session.unconfirmed._waiting_to_publish))
         closed = commands.Channel.Close(reply_code=403, reply_text="ACCESS_REFUSED", class_id=0, method_id=0)
