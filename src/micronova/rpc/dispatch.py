@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from micronova.objects.clock import Clock
-from micronova.rpc.contract import Handler, Interface, Method, is_compatible
+from micronova.rpc.contract import Handler, Interface, Method, parse_version
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.envelope import (
     CALL,
@@ -76,7 +76,8 @@ class Dispatcher:
         self.clock = clock
         self._deadlines = deadlines
         self._counters = counters
-        self._compatible_versions: set[str] = set()
+        major, minor = parse_version(interface.version)
+        self._versions = {f"{major}.{number}" for number in range(minor + 1)}
         self._handlers: dict[str, tuple[Method[Any, Any], Handler]] = {}
         for name, method in interface.methods.items():
             function = getattr(handler, name, None)
@@ -139,13 +140,11 @@ class Dispatcher:
     def _find(self, request: Request) -> tuple[Method[Any, Any], Handler]:
         found = self._handlers.get(request.method)
         if found is None or request.namespace != self.interface.namespace:
-            raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace}:{request.method}")
-        if request.version not in self._compatible_versions:
-            if not is_compatible(request.version, self.interface.version):
-                raise VersionTooNew(
-                    f"{request.method} needs contract {request.version}, this server has {self.interface.version}"
-                )
-            self._compatible_versions.add(request.version)
+            raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace[:64]}:{request.method[:64]}")
+        if request.version not in self._versions:
+            raise VersionTooNew(
+                f"{request.method} needs contract {request.version[:32]}, this server has {self.interface.version}"
+            )
         return found
 
     def _expired(self, request: Request, what: str) -> Outcome:
@@ -165,4 +164,5 @@ class Dispatcher:
         return Outcome(dead_letter=f"{type(error).__name__}: {error}")
 
     def _label(self, request: Request) -> str:
-        return f"{self.interface.topic}.{request.method}"
+        # Not the name of an unknown method: a sender that makes up names would fill the counters.
+        return f"{self.interface.topic}.{request.method if request.method in self._handlers else '(unknown)'}"

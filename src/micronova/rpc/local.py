@@ -20,7 +20,6 @@ from micronova.rpc.server import Server
 
 QUEUE_LIMIT = 10_000
 YIELD_AT = 100
-DEAD_LETTERS_KEPT = 1_000
 
 
 class Taker(Protocol):
@@ -90,8 +89,8 @@ class Exchange:
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
-        self.dead_letters: deque[tuple[str, bytes, str]] = deque(maxlen=DEAD_LETTERS_KEPT)
         self.dead_letter_count = 0
+        """Messages that no handler could process. They are logged and not kept: nothing reads them."""
 
     def queue(self, name: str) -> Queue:
         """Return a queue; create it if it does not exist."""
@@ -104,20 +103,16 @@ class Exchange:
         """Delete a queue with its messages; one that a server consumes only loses its messages."""
         queue = self.queues.get(name)
         if queue is not None:
-            queue.waiting.clear()
+            while queue.waiting:
+                queue.waiting.popleft().drop()
             if not queue.is_served:
                 del self.queues[name]
 
-    def add_dead_letter(self, queue: str, body: bytes, reason: str) -> None:
-        """Keep a message as a dead letter."""
-        self.dead_letter_count += 1
-        self.dead_letters.append((queue, body, reason))
-
 
 class LocalDelivery:
-    """A message with the queue it came from and the callback that takes its reply."""
+    """A message with the queue it came from and the callbacks for its reply and its end."""
 
-    __slots__ = ("_answer", "_exchange", "_queue", "body", "received_at", "sender")
+    __slots__ = ("_answer", "_ended", "_exchange", "_queue", "body", "received_at", "sender")
 
     def __init__(
         self,
@@ -127,16 +122,19 @@ class LocalDelivery:
         sender: str,
         received_at: float,
         answer: Callable[[bytes, str], None] | None,
+        ended: Callable[[], None] | None,
     ) -> None:
+        """`answer` takes the reply; `ended` is called when the bus holds the message no longer."""
         self._exchange = exchange
         self._queue = queue
         self.body = body
         self.sender = sender
         self.received_at = received_at
         self._answer = answer
+        self._ended = ended
 
     async def settle(self, outcome: Outcome) -> None:
-        """Give the reply to the caller, or keep the message as a dead letter."""
+        """Give the reply to the caller, or count the message as a dead letter."""
         self.settle_now(outcome)
 
     def settle_now(self, outcome: Outcome) -> None:
@@ -144,7 +142,13 @@ class LocalDelivery:
         if outcome.reply is not None and self._answer is not None:
             self._answer(outcome.reply, "")  # within one process all may answer
         if outcome.dead_letter:
-            self._exchange.add_dead_letter(self._queue.name, self.body, outcome.dead_letter)
+            self._exchange.dead_letter_count += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Tell the sender's end that the bus holds the message no longer."""
+        if self._ended is not None:
+            self._ended()
 
     def give_back(self) -> None:
         """Return the message to its queue."""
@@ -271,10 +275,15 @@ class LocalBus(BaseBus):
         work.put(self.delivery(work, body, self.name, self._receive_reply))
 
     def delivery(
-        self, queue: Queue, body: bytes, sender: str, answer: Callable[[bytes, str], None] | None = None
+        self,
+        queue: Queue,
+        body: bytes,
+        sender: str,
+        answer: Callable[[bytes, str], None] | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> LocalDelivery:
         """Return a message that is put into a queue now."""
-        return LocalDelivery(self.exchange, queue, body, sender, self._clock.monotonic(), answer)
+        return LocalDelivery(self.exchange, queue, body, sender, self._clock.monotonic(), answer, ended)
 
     def monotonic(self) -> float:
         """Return the time by which deliveries were received."""

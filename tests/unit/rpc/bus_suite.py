@@ -398,6 +398,22 @@ async def test_a_newer_contract_than_the_servers_is_refused(make_bus: MakeBus, b
         await bus.call(newer.target(), unknown, Job(), context=CONTEXT, timeout=20)
 
 
+async def test_made_up_names_and_versions_do_not_fill_the_statistics(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI
+) -> None:
+    server_bus = await make_bus()
+    await server_bus.serve(api.interface, Handler())
+    for n in range(5):
+        made_up = Interface(api.topic).method(f"made_up_{n}", Job, Job)
+        with pytest.raises(NoSuchMethod):
+            await bus.call(api.target(), made_up, Job(), context=CONTEXT, timeout=20)
+    assert server_bus.stats().failed == {f"{api.topic}.(unknown)": 5}
+    odd = Interface(api.topic).method("ask", Job, Job, since="1.0")
+    odd.since = "01.0_0"
+    with pytest.raises(VersionTooNew):
+        await bus.call(api.target(), odd, Job(), context=CONTEXT, timeout=20)
+
+
 async def test_a_pinned_sender_does_not_send_newer_messages(make_bus: MakeBus, api: SampleAPI) -> None:
     newer = api.interface.method("newer", Job, since="1.1")
     pinned = await make_bus(pins={api.topic: "1.0"})

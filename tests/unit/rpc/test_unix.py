@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from micronova.objects.clock import SystemClock
+from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import Interface
@@ -20,6 +21,7 @@ from micronova.rpc.errors import BusUnavailable
 from micronova.rpc.guard import GuardedBus
 from micronova.rpc.local import LocalBus
 from micronova.rpc.unix import frames as f
+from micronova.rpc.unix import gate as gates
 from micronova.rpc.unix.bus import UnixBus
 from micronova.rpc.unix.gate import BusGate
 from tests.unit.rpc.bus_suite import *
@@ -221,3 +223,78 @@ async def test_what_is_no_gate_does_not_end_the_attempts(other: Other, bus: Bus,
     await other.bus.serve(api.interface, handler)
     await soon(bus.cast(api.target(), api.work, Job(1), context=CONTEXT))
     assert (await handler.next_job()).number == 1
+
+
+async def test_a_flood_of_messages_is_refused(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gates, "MOST_MESSAGES", 10)
+    held = Gate()
+
+    async def slow(context: Context, job: Job) -> None:
+        if context.sender == HOST:
+            await held(context, job)
+
+    handler = Handler(slow)
+    await other.bus.serve(api.interface, handler)
+    second = connect(f"unix://{other.path}", clock=SystemClock(), random=random.Random())
+    await second.start()
+    for n in range(5):
+        await bus.cast(api.target(), api.work, Job(n), context=CONTEXT)
+        await second.cast(api.target(), api.work, Job(n), context=CONTEXT)
+    for _ in range(20):  # the connections share the limit, and casts and calls do
+        with pytest.raises(BusUnavailable, match=r"10 messages of host-1 .* not handled yet"):
+            await bus.cast(api.target(), api.work, Job(), context=CONTEXT)
+        with pytest.raises(BusUnavailable, match=r"10 messages of host-1 .* not handled yet"):
+            await second.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=600)
+    assert caplog.text.count("host-1 floods the bus: 10 of its messages") == 1
+    assert await other.bus.call(api.target(), api.ask, Job(99), context=CONTEXT, timeout=20) == Job(99)
+    assert handler.seen.qsize() == 11
+    held.open.set()
+    while handler.seen.qsize():
+        await handler.next_job()
+    assert await bus.call(api.target(), api.ask, Job(100), context=CONTEXT, timeout=20) == Job(100)
+    await second.stop()
+
+
+async def test_messages_are_limited_by_their_bytes(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gates, "MOST_BYTES", 100_000)
+    large = Job(1, ["x" * 40_000])
+    await other.bus.serve(api.interface, Handler(), host="taken")  # and nobody takes those to HOST
+    for _ in range(2):
+        await bus.cast(api.target(HOST), api.work, large, context=CONTEXT)
+    with pytest.raises(BusUnavailable, match="not handled yet"):
+        await bus.cast(api.target("taken"), api.work, large, context=CONTEXT)
+    await bus.delete_queue(api.interface, HOST)  # what is deleted is not held any more
+    for _ in range(10):
+        assert await bus.call(api.target("taken"), api.ask, large, context=CONTEXT, timeout=20) == large
+
+
+async def test_connections_and_queues_are_limited(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = f.Stream(*await asyncio.open_unix_connection(other.path), f.decode_from_gate)
+    await soon(stream.receive())
+    stream.send(f.Serve(1, 1, [api.topic] * 1000, prefetch=2))
+    refused = await soon(stream.receive())
+    assert isinstance(refused, f.Done) and "may not serve so much" in refused.error
+    monkeypatch.setattr(gates, "MOST_CLIENTS", 2)
+    third = connect(f"unix://{other.path}", clock=SystemClock(), random=random.Random())
+    with pytest.raises(BusUnavailable, match="closed the connection at once"):
+        await soon(third.start())
+    assert "a process of host-1 was refused at the bus: 2 are connected" in caplog.text
+    stream.close()
+
+
+async def test_a_message_that_is_too_large_for_a_client_does_not_stop_the_others(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Handler()
+    await bus.serve(api.interface, handler)
+    monkeypatch.setattr(f, "LARGEST", 10_000)
+    await other.bus.cast(api.target(), api.work, Job(1, ["x" * 20_000]), context=CONTEXT)
+    await other.bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
+    assert (await handler.next_job()).number == 2
+    assert (await bus.probe()).broker.dead_letters == 1

@@ -3,7 +3,7 @@
 A client is treated as a host with a broker user of its own: the kernel says which user connects, and that user's
 messages have one sender, whatever the client writes into them. It may write to every queue that there is, because it
 sends reports, and servers check the sender (rpc/guard.py). It may make queues and take messages only where `may_serve`
-allows it.
+allows it. What it can make this process hold is limited: connections, and messages that are not handled yet.
 
 When a client disconnects, the messages that it had in hand return to their queues.
 """
@@ -15,18 +15,27 @@ import logging
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from micronova.rpc.dispatch import Outcome
 from micronova.rpc.errors import BusUnavailable
-from micronova.rpc.local import Exchange, LocalBus, LocalDelivery
+from micronova.rpc.local import Exchange, LocalBus, LocalDelivery, Queue
 from micronova.rpc.unix import frames as f
 
 log = logging.getLogger(__name__)
 
-MOST_CLIENTS = 16
+MOST_CLIENTS = 8
 MOST_CONSUMERS = 64
+MOST_QUEUES = 8
+"""Queues of one consumer."""
 MOST_PREFETCH = 1024
+MOST_MESSAGES = 500
+MOST_BYTES = 32 << 20
+"""Messages of all clients that wait or are handled at once, and their bytes. More of them are refused: clients that
+flood the bus must not use up the memory of this process. Callers repeat what was refused."""
+WARN_INTERVAL = 60.0
+"""Seconds between two warnings of a flood."""
 _CREDENTIALS = struct.Struct("3i")  # of a process: its id, user and group
 
 
@@ -46,6 +55,9 @@ class BusGate:
         self._clients: dict[_Client, asyncio.Task[None]] = {}
         self.ready = asyncio.Event()
         """Set when a client has said that its process has started."""
+        self._messages = 0  # of the clients, that wait or are handled
+        self._bytes = 0
+        self._warned_at = float("-inf")
 
     async def start(self) -> None:
         """Accept clients."""
@@ -70,8 +82,12 @@ class BusGate:
         stream = f.Stream(reader, writer, f.decode_from_client)
         raw = stream.info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, uid, _ = _CREDENTIALS.unpack(raw)
-        if uid != self._uid or len(self._clients) >= MOST_CLIENTS:
-            log.warning("a process of user %d was not let to the bus", uid)
+        if uid != self._uid:
+            log.warning("a process of user %d was refused at the bus, which is for user %d only", uid, self._uid)
+            stream.close()
+            return
+        if len(self._clients) >= MOST_CLIENTS:
+            log.warning("a process of %s was refused at the bus: %d are connected", self.sender, MOST_CLIENTS)
             stream.close()
             return
         client = _Client(self, stream)
@@ -82,6 +98,39 @@ class BusGate:
             await client.run()
         finally:
             del self._clients[client]
+
+    def put(self, queue: Queue, body: bytes, answer: Callable[[bytes, str], None] | None = None) -> None:
+        """Put a client's message into a queue; raise BusUnavailable if too many of them are not handled yet."""
+        size = len(body)
+        if self._messages >= MOST_MESSAGES or self._bytes + size > MOST_BYTES:
+            self._warn()
+            raise BusUnavailable(
+                f"{self._messages} messages of {self.sender} with {self._bytes} bytes are not handled yet: "
+                "repeat it later"
+            )
+        self._messages += 1
+        self._bytes += size
+        try:
+            queue.put(self.bus.delivery(queue, body, self.sender, answer, partial(self._ended, size)))
+        except BusUnavailable:
+            self._ended(size)
+            raise
+
+    def _ended(self, size: int) -> None:
+        self._messages -= 1
+        self._bytes -= size
+
+    def _warn(self) -> None:
+        now = self.bus.monotonic()
+        if now - self._warned_at >= WARN_INTERVAL:
+            self._warned_at = now
+            log.warning(
+                "%s floods the bus: %d of its messages with %d bytes are not handled yet; more of them are refused. "
+                "If the conductor is not slow, look at what the agents do",
+                self.sender,
+                self._messages,
+                self._bytes,
+            )
 
 
 class _Client:
@@ -123,10 +172,15 @@ class _Client:
     def deliver(self, consumer: _Consumer, delivery: LocalDelivery) -> None:
         """Give a message to the client."""
         number = next(self._numbers)
+        waited = self._gate.bus.monotonic() - delivery.received_at
+        try:
+            self.send(f.Deliver(consumer.number, number, delivery.sender, delivery.body, waited))
+        except BusUnavailable as error:  # it would be refused again and again
+            log.error("a message from %s to %s is a dead letter: %s", delivery.sender, self._gate.sender, error)
+            delivery.settle_now(Outcome(dead_letter=error.message))
+            return
         self.held[number] = consumer, delivery
         consumer.held += 1
-        waited = self._gate.bus.monotonic() - delivery.received_at
-        self.send(f.Deliver(consumer.number, number, delivery.sender, delivery.body, waited))
 
     def _handle(self, frame: f.Frame) -> None:
         match frame:
@@ -165,8 +219,7 @@ class _Client:
         exchange = self._gate.bus.exchange
         if name not in exchange.queues and not self._gate.may_serve(name):
             raise BusUnavailable(f"there is no queue {name}, and {self._gate.sender} may not make it")
-        queue = exchange.queue(name)
-        queue.put(self._gate.bus.delivery(queue, body, self._gate.sender))
+        self._gate.put(exchange.queue(name), body)
 
     def _delete(self, name: str) -> None:
         if not self._gate.may_serve(name):
@@ -178,7 +231,7 @@ class _Client:
         try:
             if queue is None:
                 raise BusUnavailable(f"no server has declared the queue {frame.queue}")
-            queue.put(self._gate.bus.delivery(queue, frame.body, self._gate.sender, self._reply))
+            self._gate.put(queue, frame.body, self._reply)
         except BusUnavailable as error:
             self.send(f.CallFailed(frame.call, error.message))
 
@@ -200,7 +253,11 @@ class _Client:
         refused = [name for name in frame.queues if not self._gate.may_serve(name)]
         if refused:
             raise BusUnavailable(f"{self._gate.sender} may not take messages from {refused[0]}")
-        if len(self._consumers) >= MOST_CONSUMERS or not 0 < frame.prefetch <= MOST_PREFETCH:
+        if (
+            len(self._consumers) >= MOST_CONSUMERS
+            or len(frame.queues) > MOST_QUEUES
+            or not 0 < frame.prefetch <= MOST_PREFETCH
+        ):
             raise BusUnavailable(f"{self._gate.sender} may not serve so much")
         if frame.consumer in self._consumers:
             raise BusUnavailable(f"{self._gate.sender} has a consumer of this number")
