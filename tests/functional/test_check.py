@@ -64,3 +64,17 @@ async def test_a_host_has_no_service_user(cloud: Process, tmp_path: Path) -> Non
 
 async def test_a_cloud_of_its_own_has_nobody_to_ask(tmp_path: Path) -> None:
     assert await _services(tmp_path) == {}
+
+
+async def test_a_bus_that_cannot_be_reached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        broker = f"127.0.0.1:{taken.getsockname()[1]}"
+    file = tmp_path / "micronova.toml"
+    state = tmp_path / "state"
+    file.write_text(f'[default]\ntransport_url = "amqp://guest:hush@{broker}/"\nstate_path = "{state}"\n')
+    done: Any = await asyncio.to_thread(micronova, "check", "--config", file)
+    assert done.returncode == 1 and "Errno" not in done.stdout and "hush" not in done.stdout
+    assert (
+        f"FAIL  bus: Cannot use the broker at amqp://guest@{broker}/: "
+        "nothing accepts connections there: start RabbitMQ, or correct transport_url." in done.stdout.splitlines()
+    )

@@ -304,7 +304,7 @@ class Process:
         try:
             await bus.start()
         except MicronovaError as error:
-            raise SettingsError(f"Cannot reach the bus {_without_password(url)}: {error}") from None
+            raise SettingsError(f"{error.message[:1].upper()}{error.message[1:]}.") from None
         if isinstance(bus, LocalBus) and self.agent is not None:
             own = queue_name(COMPUTE_TOPIC, "", self.host)
             self.gate = BusGate(

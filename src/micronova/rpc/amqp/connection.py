@@ -11,7 +11,10 @@ publishes, not even acknowledgements. So consume on another connection than the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
+import ssl
 from itertools import count
 from typing import cast
 
@@ -32,6 +35,11 @@ FRAME_MAX = 131_072
 FLUSH_SIZE = 65_536
 """Bytes written in one turn of the event loop after which they are sent at once, so that the transport can pause us."""
 HANDSHAKE_SECONDS = 10.0
+WHAT_TO_DO = {
+    403: "correct user and password in transport_url",
+    530: "correct the vhost in transport_url, or run `rabbitmqctl add_vhost` and `rabbitmqctl set_permissions`",
+}
+"""By the code with which the broker ends the handshake."""
 
 
 class Connection(asyncio.Protocol):
@@ -62,15 +70,20 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: BrokerUrl, host: tuple[str, int], *, name: str, clock: Clock) -> Connection:
-        """Connect and log in; raises ConnectionLost."""
+        """Connect and log in; raise ConnectionLost, with what to do about it."""
         connection = cls(url, name, clock)
         try:
+            tls = url.ssl_context()
+        except OSError as error:
+            files = ", ".join((url.tls or {}).values())
+            raise ConnectionLost(f"a file that transport_url names cannot be used ({files}): {error}") from error
+        try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                await connection._loop.create_connection(lambda: connection, *host, ssl=url.ssl_context())
+                await connection._loop.create_connection(lambda: connection, *host, ssl=tls)
                 await connection._opened
-        except (OSError, TimeoutError) as error:
+        except (OSError, UnicodeError) as error:
             connection.abort()
-            raise ConnectionLost(str(error) or "the broker does not answer") from error
+            raise ConnectionLost(_explain(error)) from error
         except BaseException:
             connection.abort()
             raise
@@ -151,7 +164,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all requests and publishes that wait on this connection."""
-        self._end(str(exc) if exc else "the broker closed the connection")
+        if exc is None and not self._opened.done():
+            self._end("it closed the connection before the login: it may accept only TLS (amqps://), or be no broker")
+        else:
+            self._end(str(exc) if exc else "the broker closed the connection")
 
     def data_received(self, data: bytes) -> None:
         """Handle all complete frames; keep the rest until more comes."""
@@ -223,7 +239,10 @@ class Connection(asyncio.Protocol):
             self._flush()
             if self._transport is not None:
                 self._transport.close()
-            self._end(frame.reply_text or "the broker closed the connection")
+            reason = frame.reply_text or "the broker closed the connection"
+            if not self._opened.done() and frame.reply_code in WHAT_TO_DO:
+                reason = f"{reason.rstrip('.')}: {WHAT_TO_DO[frame.reply_code]}"
+            self._end(reason)
         elif isinstance(frame, commands.Connection.CloseOk):
             if self._transport is not None:
                 self._transport.close()
@@ -265,3 +284,29 @@ class Connection(asyncio.Protocol):
         self._channels.clear()
         if self._heartbeats is not None:
             self._heartbeats.cancel()
+
+
+def _explain(error: OSError | UnicodeError) -> str:
+    """Return why no connection could be opened, and what to do about it."""
+    said = str(error)
+    # asyncio joins the errors of several addresses of one name into the text of one without a number.
+    refused, unreachable = (
+        any(getattr(error, "errno", None) == number or f"[Errno {number}]" in said for number in numbers)
+        for numbers in ((errno.ECONNREFUSED,), (errno.EHOSTUNREACH, errno.ENETUNREACH))
+    )
+    if isinstance(error, TimeoutError):
+        seconds = f"{HANDSHAKE_SECONDS:.0f} seconds"
+        return f"it does not answer within {seconds}: correct transport_url, or look for a firewall between"
+    if isinstance(error, UnicodeError):
+        return f"its name is not valid: correct transport_url ({said})"
+    if isinstance(error, socket.gaierror):
+        return f"its name cannot be resolved: correct transport_url or the name service ({error.strerror})"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: name its CA in transport_url, ?cafile=FILE ({error.verify_message})"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS cannot be used with it: correct the port in transport_url, or use amqp:// ({error.reason or said})"
+    if refused:
+        return "nothing accepts connections there: start RabbitMQ, or correct transport_url"
+    if unreachable:
+        return f"no route leads there: correct transport_url or the network ({said})"
+    return said

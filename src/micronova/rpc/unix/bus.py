@@ -304,6 +304,10 @@ class UnixBus(ReconnectingBus[Connection]):
                 raise ConnectionLost("it does not answer") from error
             if isinstance(error, EOFError):
                 raise ConnectionLost("it closed the connection at once") from error
+            if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                raise ConnectionLost(
+                    "the cloud that this process belongs to does not run: start `micronova up`"
+                ) from error
             if isinstance(error, OSError | f.Broken):
                 raise ConnectionLost(str(error)) from error
             raise
