@@ -23,6 +23,7 @@ def compute_settings(**changes: Any) -> ComputeSettings:
         "ram_allocation_ratio": 1.0,
         "disk_allocation_ratio": 1.0,
         "resume_guests_state_on_host_boot": False,
+        "force_config_drive": False,
         "console_relay_listen": "",
     }
     return ComputeSettings(**(values | changes))

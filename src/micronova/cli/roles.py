@@ -294,6 +294,7 @@ async def make_compute(process: "Process") -> "Role":
         vif_plugging_is_fatal=default.vif_plugging_is_fatal,
         shutdown_timeout=default.shutdown_timeout,
         resume_guests_state_on_host_boot=bool(default.resume_guests_state_on_host_boot),
+        force_config_drive=process.settings.libvirt.force_config_drive,
         shutdown_grace=compute.shutdown_grace,
         reserved_host_cpus=default.reserved_host_cpus,
         reserved_host_memory_mb=default.reserved_host_memory_mb,

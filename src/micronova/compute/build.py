@@ -15,6 +15,8 @@ import asyncio
 import logging
 import traceback
 
+import msgspec
+
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
@@ -63,7 +65,9 @@ async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]
         if guest.epoch == order.epoch and guest.power_state != power_state.NOSTATE:
             # It was built and the report was lost. It is kept also if it has stopped since: it may hold data.
             host.guest_present(uuid, guest.epoch, guest.node, guest.power_state)
-            return True, Outcome(outcome="done", power_state=guest.power_state)
+            return True, Outcome(
+                outcome="done", power_state=guest.power_state, config_drive=_wants_config_drive(host, work)
+            )
         await host.destroy(uuid)
     except Exception as error:  # drivers may raise anything
         log.warning(
@@ -87,7 +91,9 @@ async def _spawn(host: Host, work: Work) -> Outcome:
             host.guest_present(uuid, order.epoch, tracker.node)
             try:
                 with span("spawn", host=host.name, instance=uuid):
-                    await host.driver.spawn(guest_plan(work))
+                    plan = guest_plan(work)
+                    plan.instance = msgspec.structs.replace(plan.instance, config_drive=_wants_config_drive(host, work))
+                    await host.driver.spawn(plan)
             except MicronovaError:
                 raise
             except Exception as error:
@@ -102,7 +108,11 @@ async def _spawn(host: Host, work: Work) -> Outcome:
             raise asyncio.CancelledError from error
         log.info("host %s: instance %s was not built: %s", host.name, uuid, error)
         return _outcome(error, left_behind=left_behind)
-    return Outcome(outcome="done", power_state=power_state.RUNNING)
+    return Outcome(outcome="done", power_state=power_state.RUNNING, config_drive=_wants_config_drive(host, work))
+
+
+def _wants_config_drive(host: Host, work: Work) -> bool:
+    return work.order.instance.config_drive or host.settings.force_config_drive
 
 
 async def _undo(host: Host, uuid: str) -> bool:

@@ -14,6 +14,7 @@ class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
     vif_plugging_is_fatal: bool
     shutdown_timeout: float
     resume_guests_state_on_host_boot: bool
+    force_config_drive: bool  # of guests that are built
     shutdown_grace: float  # how long running orders may continue when the agent is stopped
     reserved_host_cpus: int
     reserved_host_memory_mb: int

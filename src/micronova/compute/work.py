@@ -31,6 +31,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
     details: str | None = None
     left_behind: bool = False
+    config_drive: bool = False
 
 
 class Work:
@@ -68,6 +69,7 @@ class Work:
             message=outcome.message,
             details=outcome.details,
             left_behind=outcome.left_behind,
+            config_drive=outcome.config_drive,
             started_at=self.started_at,
             finished_at=finished_at,
         )

@@ -182,7 +182,7 @@ class Heartbeats:
         hosts = [each for waiting in batch for each in waiting.beat.hosts]
         numbers = {each.host: waiting.number for waiting in batch for each in waiting.beat.hosts}
         try:
-            replies, continued, back = await self._engine.write_for_host(self._apply, hosts, numbers)
+            replies, continued, back, unasked = await self._engine.write_for_host(self._apply, hosts, numbers)
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)
@@ -196,6 +196,9 @@ class Heartbeats:
             self._refuse(batch[0], error)
             return
         _log_hosts_that_are_back(back)
+        for context, notifications in unasked:
+            for event, row in notifications:
+                self._dependencies.notifier.instance(event, row, context=context)
         for operation in continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])
@@ -207,9 +210,9 @@ class Heartbeats:
 
     def _apply(
         self, conn: sa.Connection, beats: Sequence[HostBeat], numbers: Mapping[str, int]
-    ) -> tuple[list[HostReply], list[Operation], dict[str, float]]:
-        """Return the replies, the operations that this conductor continues without hosts that are stopping, and the
-        hosts that are back, with the seconds for which they counted as down.
+    ) -> tuple[list[HostReply], list[Operation], dict[str, float], list[power_changes.Unasked]]:
+        """Return the replies, the operations that this conductor continues without hosts that are stopping, the
+        hosts that are back, with the seconds for which they counted as down, and notifications of power changes.
 
         Raise StaleHeartbeat, which undoes all, if a newer heartbeat of one of the hosts was applied. It locks in the
         order of all transactions: instances, operations, inventories, services.
@@ -222,8 +225,7 @@ class Heartbeats:
         for row in operation_rows.owned(conn, owners):
             owned[owners[row["owner"] or ""]].append(row)
         _lock(conn, beats, owned, power)
-        for uuid, power_state in power:
-            power_changes.record(conn, uuid, power_state, now)
+        recorded = [power_changes.record(conn, uuid, power_state, now) for uuid, power_state in power]
         repeat_verdicts = boots.apply(conn, beats, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
@@ -259,6 +261,7 @@ class Heartbeats:
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
             continued,
             back,
+            [each for each in recorded if each is not None],
         )
 
     def _void(

@@ -1,8 +1,9 @@
 """Records power states of guests that changed by themselves: the server's new state, and an instance action.
 
-Nova records an instance action when it finds that a guest has stopped; here each such change is one. Nobody asked for
-it, so it has no user. A guest whose operating system has panicked puts its server in ERROR with a fault. The guest is
-kept as it is for its owner to look at; a hard reboot leads out of ERROR.
+Nova stops a server whose guest has stopped, which is an instance action and sends `power_off` notifications; here each
+such change is an action with its notifications. Nobody asked for it, so it has no user. A guest whose operating system
+has panicked puts its server in ERROR with a fault. The guest is kept as it is for its owner to look at; a hard reboot
+leads out of ERROR.
 """
 
 import logging
@@ -12,10 +13,11 @@ from typing import Final
 import sqlalchemy as sa
 
 from micronova.conductor.operations.host_kind import fault_of
-from micronova.conductor.operations.power import action_event_of
+from micronova.conductor.operations.power import action_event_of, notification_of
 from micronova.db import instance_actions, instances
 from micronova.objects import power_state, states
-from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.context import Context
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 
 log = logging.getLogger(__name__)
 
@@ -32,22 +34,39 @@ _DETAILS: Final = {
     states.SUSPENDED: "The guest was suspended, although nobody asked for it here.",
     states.ERROR: PANIC,
 }
+_ACTION: Final = {
+    states.ACTIVE: "start",
+    states.PAUSED: "pause",
+    states.STOPPED: "stop",
+    states.SUSPENDED: "suspend",
+    states.ERROR: "stop",
+}
+
+Unasked = tuple[Context, list[tuple[str, InstanceRow]]]
+"""The notifications of a change: the context, and the names with the server."""
 
 
-def record(conn: sa.Connection, instance_uuid: str, power: int, now: int) -> None:
-    """Record a guest's new power state, which no operation caused."""
+def record(conn: sa.Connection, instance_uuid: str, power: int, now: int) -> Unasked | None:
+    """Record a guest's new power state, which no operation caused; return the notifications to send."""
     row = instances.get(conn, instance_uuid)
     if row is None:
-        return
+        return None
     changes = _changes(row, power, now)
     if not instances.update(conn, row["uuid"], now, changes, epoch=row["epoch"]):
-        return
+        return None
     after = changes["vm_state"]
-    if after != row["vm_state"]:
-        log.warning(
-            "server %s is %s on host %s without a request: %s", row["uuid"], after, row["host"], _DETAILS[after]
-        )
-        _record_action(conn, row, after, now)
+    if after == row["vm_state"]:
+        return None
+    log.warning("server %s is %s on host %s without a request: %s", row["uuid"], after, row["host"], _DETAILS[after])
+    action = _ACTION[after]
+    request = f"req-{uuid.uuid5(_NAMESPACE, ' '.join((row['uuid'], str(row['epoch']), after, str(now))))}"
+    _record_action(conn, row, action, request, after, now)
+    if after == states.ERROR:  # the guest has not stopped
+        return None
+    name = notification_of(action)
+    # As if the action had found the guest already in its new power state.
+    before = changed(row, {"power_state": power, "task_state": states.ACTIONS[action].task_state})
+    return Context(request_id=request), [(f"{name}.start", before), (f"{name}.end", changed(row, changes))]
 
 
 def _changes(row: InstanceRow, power: int, now: int) -> InstanceChanges:
@@ -64,15 +83,7 @@ def _changes(row: InstanceRow, power: int, now: int) -> InstanceChanges:
     return {"power_state": power, "vm_state": states.after_power_change(before, power)}
 
 
-def _record_action(conn: sa.Connection, row: InstanceRow, after: str, now: int) -> None:
-    action = {
-        states.ACTIVE: "start",
-        states.PAUSED: "pause",
-        states.STOPPED: "stop",
-        states.SUSPENDED: "suspend",
-        states.ERROR: "stop",
-    }[after]
-    request = f"req-{uuid.uuid5(_NAMESPACE, ' '.join((row['uuid'], str(row['epoch']), after, str(now))))}"
+def _record_action(conn: sa.Connection, row: InstanceRow, action: str, request: str, after: str, now: int) -> None:
     instance_actions.start(conn, row["uuid"], request, action, "", "", now, finished=True)
     result = "Error" if after == states.ERROR else "Success"
     instance_actions.event_finish(

@@ -100,13 +100,16 @@ def start(
     *,
     finished: bool = False,
 ) -> None:
-    """Record the start of an action of one or more servers, or with `finished` also its end."""
+    """Record the start of an action of one or more servers, or with `finished` also its end.
+
+    The user and the project of an action that nobody asked for are empty, and null in the API.
+    """
     uuids = [instance_uuid] if isinstance(instance_uuid, str) else instance_uuid
     shared = {
         "request_id": request_id,
         "action": action,
-        "user_id": user,
-        "project_id": project,
+        "user_id": user or None,
+        "project_id": project or None,
         "start_time": now,
         "updated_at": now,
         "finish_time": now if finished else None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from micronova.conf.settings import Settings
 from micronova.notifications import unversioned, versioned
 from micronova.notifications.envelope import Message, messages
+from micronova.objects import power_state, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.instance import Fault, InstanceRow
@@ -91,7 +92,15 @@ class BusNotifier(NoNotifications):
 
     def _instance(self, event: str, row: InstanceRow, context: Context, fault: Fault | None, now: int) -> list[Message]:
         if event == "delete.end":
-            row = {**row, "vm_state": "deleted", "task_state": None, "terminated_at": now, "deleted_at": now}
+            row = {
+                **row,
+                "vm_state": states.DELETED,
+                "task_state": None,
+                "power_state": power_state.NOSTATE,
+                "network_info": [],
+                "terminated_at": now,
+                "deleted_at": now,
+            }
         # The conductor sends it in the name of the compute service: a host's broker user may not publish notifications.
         source, host = ("compute", row["host"]) if row["host"] else ("conductor", self._host)
         failed = event.endswith(".error")

@@ -148,6 +148,7 @@ class InstanceChanges(TypedDict, total=False):
     access_ip_v4: str | None
     access_ip_v6: str | None
     disk_config: str
+    config_drive: bool
     locked_by: str | None
     locked_reason: str | None
     metadata: dict[str, str]

@@ -84,6 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     message: str | None = None
     details: str | None = None
     left_behind: bool = False  # the host could not undo its work: the conductor records a departure
+    config_drive: bool = False  # the guest that was built has a config drive
     started_at: float = 0.0
     finished_at: float = 0.0
 

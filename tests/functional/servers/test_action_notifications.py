@@ -47,6 +47,34 @@ async def test_a_failure(cloud: OneProcess, user: Caller, notifications: Any) ->
     assert notifications[1][2]["message"] == "no room"
 
 
+async def test_a_delete_reports_the_end_of_the_guest(cloud: OneProcess, user: Caller, notifications: Any) -> None:
+    net = await network(user)
+    for networks in ("none", [{"uuid": net["id"]}]):
+        id = (await user.boot(networks=networks))["id"]
+        await cloud.until(_events(notifications, 2), "the end of the build")
+        notifications.clear()
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+        events = await cloud.until(_events(notifications, 4), "the notifications")
+        assert events == ["delete.start", "shutdown.start", "shutdown.end", "delete.end"]
+        for _, row, _ in notifications[:3]:
+            assert (row["vm_state"], row["task_state"], row["power_state"]) == ("active", "deleting", 1)
+            assert len(row["network_info"]) == (networks != "none")
+        notifications.clear()
+
+
+async def test_a_delete_without_its_host_reports_no_end_of_the_guest(
+    cloud: OneProcess, user: Caller, notifications: Any
+) -> None:
+    async with cloud.faults({"operation": "spawn", "kind": "no_resources", "name": user.project}):
+        id = await user.create(name=user.project)
+        await user.wait_for(id, "ERROR")
+    notifications.clear()
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    assert await cloud.until(_events(notifications, 2), "the notifications") == ["delete.start", "delete.end"]
+
+
 async def test_locks(cloud: OneProcess, user: Caller, notifications: Any) -> None:
     id = (await user.boot())["id"]
     await cloud.until(_events(notifications, 2), "the end of the build")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from micronova.objects.context import Context
 from micronova.virt.fake.driver import FakeDriver
 from tests.functional.cloud import Caller, CloudOptions, OneProcess
 from tests.functional.servers.killable_host import KillableHost
@@ -83,6 +84,40 @@ async def test_a_guest_that_ends_by_itself_is_in_its_servers_history(
         found = await _last_action(user, id)
         assert found[:2] == (action, "Success")
     assert f"server {id} is stopped on host ends without a request" in caplog.text
+    await user.delete(f"/servers/{id}")
+    await user.gone(id)
+    await host.stop()
+
+
+async def test_a_guest_that_changes_by_itself_notifies_in_nobodys_name(
+    cloud: OneProcess, user: Caller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = KillableHost(cloud, "notifies", tmp_path)
+    await host.start()
+    id = (await user.admin.boot(availability_zone="nova:notifies"))["id"]
+    sent: list[tuple[Any, ...]] = []
+
+    def instance(event: str, row: Any, *, context: Context, fault: Any = None) -> None:
+        state = row["vm_state"], row["task_state"], row["power_state"]
+        sent.append((event, *state, context.user_id, context.project_id, context.request_id))
+
+    monkeypatch.setattr(cloud.process.notifier, "instance", instance)
+    for event, status, expected in (
+        ("stopped", "SHUTOFF", [
+            ("power_off.start", "active", "powering-off", 4), ("power_off.end", "stopped", None, 4),
+        ]),
+        ("started", "ACTIVE", [("power_on.start", "stopped", "powering-on", 1), ("power_on.end", "active", None, 1)]),
+        ("paused", "PAUSED", [("pause.start", "active", "pausing", 3), ("pause.end", "paused", None, 3)]),
+        ("stopped", "SHUTOFF", [
+            ("power_off.start", "paused", "powering-off", 4), ("power_off.end", "stopped", None, 4),
+        ]),
+    ):  # fmt: skip
+        sent.clear()
+        host.driver.guest_becomes(id, event)
+        await user.wait_for(id, status)
+        action = (await user.admin.get(f"/servers/{id}/os-instance-actions"))["instanceActions"][0]
+        assert (action["user_id"], action["project_id"]) == (None, None)
+        assert sent == [(*each, "", "", action["request_id"]) for each in expected]
     await user.delete(f"/servers/{id}")
     await user.gone(id)
     await host.stop()

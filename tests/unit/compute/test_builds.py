@@ -6,7 +6,7 @@ import pytest
 
 from micronova.objects.flavor import Flavor
 from micronova.objects.network import VIF
-from tests.unit.compute.agent_harness import AgentHarness, order, settle
+from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
 
 HUGE = Flavor(id="9", name="huge", ram=1_000_000_000, vcpus=1, disk=1)
 PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_address="fa:16:3e:00:00:01")
@@ -51,6 +51,26 @@ async def test_an_error_of_our_own_code_is_an_error(harness: AgentHarness, monke
     monkeypatch.setattr(harness.manager._agents["host-1"].host.tracker(None), "instance_claim", broken)
     report = await harness.carry_out(order())
     assert report.outcome == "error"
+
+
+@pytest.mark.parametrize(("asked", "forced"), [(False, False), (True, False), (False, True)])
+async def test_the_report_says_whether_the_guest_has_a_config_drive(
+    asked: bool, forced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = AgentHarness(force_config_drive=forced)
+    await harness.start()
+    spawn, plans = harness.driver.spawn, []
+
+    async def spying(plan: Any) -> None:
+        plans.append(plan.instance.config_drive)
+        await spawn(plan)
+
+    monkeypatch.setattr(harness.driver, "spawn", spying)
+    built = order(instance_config_drive=asked)
+    assert (await harness.carry_out(built)).config_drive == (asked or forced)
+    assert (await harness.carry_out(again(built, operation_id="again"))).config_drive == (asked or forced)
+    assert plans == [asked or forced]
+    await harness.close()
 
 
 async def test_a_refused_claim_is_rescheduled(harness: AgentHarness) -> None:

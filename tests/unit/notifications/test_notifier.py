@@ -86,7 +86,8 @@ def test_the_end_of_a_delete_shows_a_deleted_server() -> None:
     sender.instance("delete.end", server(task_state="deleting"), context=CONTEXT)
     [message] = kept.messages()
     data = opened(message.body)["payload"]["nova_object.data"]
-    assert (data["state"], data["task_state"]) == ("deleted", None)
+    assert (data["state"], data["task_state"], data["power_state"]) == ("deleted", None, "pending")
+    assert data["ip_addresses"] == []
     assert data["deleted_at"] == data["terminated_at"] == "2012-10-29T13:42:13Z"
 
 

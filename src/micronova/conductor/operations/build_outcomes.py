@@ -44,6 +44,7 @@ class BuildOutcomes:
             "task_state": None,
             "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
             "launched_at": row["launched_at"] or now,
+            "config_drive": row["config_drive"] or report.config_drive,
             **self._access_addresses(row),
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)

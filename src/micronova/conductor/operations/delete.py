@@ -47,6 +47,8 @@ class Delete(HostKind):
         order = await database.write(self.dispatch, operation, row, host)
         self._engine.committed(self.name, "dispatched")
         if order is not None:
+            if operation.step == "new":
+                self.transitions.notify("shutdown.start", operation, row)
             await self.transitions.send(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
@@ -60,9 +62,10 @@ class Delete(HostKind):
             return NoMoreWork()
         if instances.may_have_ports(conn, row) or self._others(conn, operation):
             self.transitions.persist(conn, operation, "cleanup")
-            return Continue(msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup"))
+            taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
+            return Continue(taken, notifications=[("shutdown.end", row, None)])
         self._move_to_deleted(conn, operation, row)
-        return NoMoreWork(notifications=[("delete.end", row, None)])
+        return NoMoreWork(notifications=[("shutdown.end", row, None), ("delete.end", row, None)])
 
     async def _clean_up(self, operation: Operation, row: InstanceRow) -> None:
         database = self._engine.database

@@ -31,13 +31,18 @@ def action_event_of(kind: str) -> str:
     return f"compute_{kind}_instance"
 
 
+def notification_of(kind: str) -> str:
+    """Return the name of the kind's notifications, without the phase."""
+    return {"stop": "power_off", "start": "power_on"}.get(kind, kind)
+
+
 class Power(HostKind):
     """One kind per power action; `objects/states.py` has their states."""
 
     def __init__(self, dependencies: Dependencies, kind: str) -> None:
         self.name = kind
         self.action_event = action_event_of(kind)
-        self._notification = {"stop": "power_off", "start": "power_on"}.get(kind, kind)
+        self._notification = notification_of(kind)
         super().__init__(dependencies)
 
     async def run(self, operations: list[Operation]) -> None:

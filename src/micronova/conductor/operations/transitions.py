@@ -239,8 +239,13 @@ class Transitions:
             self.notify(event, operation, row, fault)
 
     def notify(self, event: str, operation: Operation, row: InstanceRow, fault: Fault | None = None) -> None:
-        """Send a notification. An `.end` or `.error` is sent once, when it is persisted, and is counted here."""
+        """Send a notification. An `.end` or `.error` is sent once, when it is persisted, and is counted here.
+
+        A delete continues after `shutdown.end`, so that one is not counted.
+        """
         self._dependencies.notifier.instance(event, row, context=operation.context, fault=fault)
+        if event == "shutdown.end":
+            return
         if event.endswith(".end"):
             self._engine.ended(operation, "success")
         elif event.endswith(".error"):

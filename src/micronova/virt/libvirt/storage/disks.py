@@ -62,16 +62,11 @@ def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, 
             ephemeral += 1
     if len({disk.file for disk in found}) != len(found):
         raise NotSupported("This host gives a server one root disk and one swap disk.")
-    if wants_config_drive(plan, settings):
+    if plan.instance.config_drive:
         found.append(DiskRecord(file=CONFIG_DRIVE, format="raw", role="config", device="cdrom"))
     if not any(disk.boot_index >= 0 for disk in found):
         raise BuildAborted("The server has no disk to boot from.")
     return tuple(found)
-
-
-def wants_config_drive(plan: GuestPlan, settings: LibvirtSettings) -> bool:
-    """Return whether a guest gets a config drive."""
-    return plan.instance.config_drive or settings.force_config_drive
 
 
 class DiskMaker:
