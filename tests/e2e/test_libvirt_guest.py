@@ -10,7 +10,7 @@ import pytest
 
 from micronova.objects import power_state
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import Conflict
+from micronova.objects.errors import Conflict, Invalid
 from micronova.virt.libvirt.driver import LibvirtDriver
 from tests.e2e.host import FLAVOR, MARK, TIMEOUT, USER_DATA, Host, console
 
@@ -121,10 +121,10 @@ async def test_spice_comes_with_the_next_start(host: Host) -> None:
     uuid = plan.instance.uuid
     async with host.agent() as (driver, _):
         await driver.spawn(plan)
-        with pytest.raises(Conflict, match="spice_enabled is off"):
+        with pytest.raises(Invalid, match="spice_enabled of this host is off"):
             await driver.get_spice_console(uuid)
     async with host.agent(spice_enabled=True) as (driver, _):
-        with pytest.raises(Conflict, match="started without SPICE"):
+        with pytest.raises(Invalid, match="started without it"):
             await driver.get_spice_console(uuid)
         await driver.reboot(plan, "HARD")
         spice = await driver.get_spice_console(uuid)

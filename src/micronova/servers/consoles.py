@@ -61,9 +61,7 @@ class ConsoleLinks:
         """Return a link to a server's console; `root_url` is scheme://host:port of the API as the user reaches it."""
         protocol = SERVED.get(kind)
         if protocol is None:
-            raise Invalid(
-                f"Consoles of the type {kind} are not available in this cloud: there are novnc, spice-html5 and serial."
-            )
+            raise Invalid(f"Unavailable console type {kind}: this cloud has novnc, spice-html5 and serial.")
         if row["task_state"] == states.DELETING:
             raise Conflict(f"Instance {row['uuid']} is being deleted.")
         await self._guests.console_endpoint(context, row, protocol)  # the host raises an error if there is none

@@ -7,7 +7,7 @@ from typing import Literal
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.console import ConsoleEndpoint
-from micronova.objects.errors import Conflict, InstanceNotFound, MicronovaError
+from micronova.objects.errors import Invalid, MicronovaError
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.threads import ThreadPool
@@ -81,7 +81,7 @@ class Consoles:
     async def vnc(self, uuid: str) -> ConsoleEndpoint:
         """Return where a guest's VNC console is."""
         if not self._settings.vnc_enabled:
-            raise Conflict("This host shows no screens: its setting vnc_enabled is off.")
+            raise Invalid("Unavailable console type vnc: the setting vnc_enabled of this host is off.")
         await self._guests.require_running(uuid)
         if self.vnc_on_socket:
             return ConsoleEndpoint(path=str(self._layout.socket(uuid, "vnc")))
@@ -90,7 +90,7 @@ class Consoles:
     async def spice(self, uuid: str) -> ConsoleEndpoint:
         """Return where a guest's SPICE console is."""
         if not self._settings.spice_enabled:
-            raise Conflict("This host shows no screens by SPICE: its setting spice_enabled is off.")
+            raise Invalid("Unavailable console type spice: the setting spice_enabled of this host is off.")
         await self._guests.require_running(uuid)
         if not self._sockets:
             return await self._port(uuid, "spice")
@@ -104,7 +104,7 @@ class Consoles:
         await self._guests.require_running(uuid)
         path = self._layout.socket(uuid, f"serial{number}")
         if not await self._files.run(path.exists):
-            raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
+            raise Invalid(f"Unavailable console type serial: the guest {uuid} has no serial port {number}.")
         return ConsoleEndpoint(path=str(path))
 
     async def _port(self, uuid: str, protocol: Literal["vnc", "spice"]) -> ConsoleEndpoint:
@@ -121,5 +121,7 @@ def _screen_address(domain: Domain, protocol: Literal["vnc", "spice"]) -> tuple[
     return graphics.get("listen") or "127.0.0.1", port
 
 
-def _started_without(protocol: Literal["vnc", "spice"]) -> Conflict:
-    return Conflict(f"The guest was started without {protocol.upper()}: it has it once it is started anew.")
+def _started_without(protocol: Literal["vnc", "spice"]) -> Invalid:
+    return Invalid(
+        f"Unavailable console type {protocol}: the guest was started without it, and has it after a hard reboot."
+    )
