@@ -288,7 +288,7 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     tls_key: Annotated[str | None, _doc("PEM file of the certificate's private key.")] = None
     cors_allowed_origins: Annotated[
-        tuple[str, ...], _doc("Web origins whose pages may call the APIs from a browser (CORS).")
+        tuple[str, ...], _doc("Web origins whose pages may call the APIs from a browser (CORS); `*`: all.")
     ] = ()
     metadata_cache_expiration: Annotated[
         float, Meta(ge=0, description="Seconds that the metadata service caches the data of a server; 0: no cache.")

@@ -6,14 +6,9 @@ from typing import Any
 import msgspec
 
 from micronova.http import welcome
-from micronova.http.asgi import App, Receive, Scope, Send, header
+from micronova.http.asgi import App, Receive, Scope, Send
+from micronova.http.cors import Cors
 from micronova.http.proxies import TrustedProxies
-
-# What a page may send and read beside the headers that browsers always allow.
-_MAY_SEND = (
-    b"content-type, x-auth-token, x-subject-token, openstack-api-version, x-openstack-nova-api-version, if-match"
-)
-_MAY_READ = b"x-openstack-request-id, openstack-api-version, x-openstack-nova-api-version, x-subject-token, location"
 
 
 class Mounts:
@@ -24,14 +19,14 @@ class Mounts:
         services: Mapping[str, App],
         *,
         root: App | None = None,  # answers what no service is mounted for, instead of the welcome page and the 404
-        origins: tuple[str, ...] = (),  # the web sites whose pages may call the services
+        origins: tuple[str, ...] = (),  # the web sites whose pages may call the services; "*": all
         websockets: frozenset[str] = frozenset(),  # the mounts that speak WebSocket too
         proxies: TrustedProxies | None = None,  # whose X-Forwarded-* headers are believed; None: nobody's
     ) -> None:
         self._services = dict(services)
         self._websockets = websockets
         self._root = root
-        self._origins = frozenset(origins)
+        self._cors = Cors(origins)
         self._proxies = proxies or TrustedProxies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,12 +37,12 @@ class Mounts:
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
             return
-        origin = header(scope, b"origin") if self._origins else ""
-        if origin in self._origins:
+        if self._cors:
             if scope["method"] == "OPTIONS":
-                await _answer(send, 204, b"", _cors(origin))
+                await _answer(send, 200, b"", self._cors.preflight(scope))
                 return
-            send = _with_headers(send, _cors(origin))
+            if allowed := self._cors.answer(scope):
+                send = _with_headers(send, allowed)
         mount, inner = _below(scope)
         app = self._services.get(mount)
         if app is not None:
@@ -77,17 +72,6 @@ def _below(scope: Scope) -> tuple[str, Scope]:
     inner["path"] = "/" + rest
     inner.pop("raw_path", None)
     return f"/{first}", inner
-
-
-def _cors(origin: str) -> list[tuple[bytes, bytes]]:
-    return [
-        (b"access-control-allow-origin", origin.encode()),
-        (b"access-control-allow-credentials", b"true"),
-        (b"access-control-allow-methods", b"GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS"),
-        (b"access-control-allow-headers", _MAY_SEND),
-        (b"access-control-expose-headers", _MAY_READ),
-        (b"vary", b"Origin"),
-    ]
 
 
 def _with_headers(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
