@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.http.versions import Range
+from micronova.http.versions import Range, Ranges
 from micronova.objects.errors import Invalid
 
 # A struct may have a class attribute `versions = {"field": since(52), …}`, with names as clients send them: the field
@@ -77,7 +77,7 @@ def check_versions(value: Any, minor: int, path: str = "", ignore: bool = False)
         return
     if not isinstance(value, msgspec.Struct):
         return
-    declared: Mapping[str, Range] = getattr(value, "versions", {})
+    declared: Mapping[str, Range | Ranges] = getattr(value, "versions", {})
     for attribute, wire in _fields(type(value)):
         item = getattr(value, attribute)
         if wire in declared and minor not in declared[wire] and item is not msgspec.UNSET and item is not None:

@@ -71,3 +71,13 @@ def since(minor: int) -> Range:
 def until(minor: int) -> Range:
     """Return the range up to and including this minor version."""
     return Range(0, minor)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The minor versions of several ranges: of a field that was removed and came back."""
+
+    ranges: tuple[Range, ...]
+
+    def __contains__(self, minor: object) -> bool:
+        return any(minor in each for each in self.ranges)

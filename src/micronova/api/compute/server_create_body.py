@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
 from micronova.api.compute.server_inputs import Id, Tag
-from micronova.http.versions import since, until
+from micronova.http.versions import Range, Ranges, since, until
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Count = Annotated[int, Meta(ge=1)] | str
@@ -26,8 +26,7 @@ class Network(_Strict):
     fixed_ip: str | UnsetType = UNSET
     tag: Tag | UnsetType = UNSET
 
-    # In Nova tags of interfaces are missing from 2.33 to 2.41; here they are accepted.
-    versions = {"tag": since(32)}
+    versions = {"tag": Ranges((Range(32, 36), since(42)))}
 
 
 class SecurityGroup(_Strict):
@@ -76,7 +75,7 @@ class Device(_Strict):
     tag: Tag | UnsetType = UNSET
     volume_type: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
 
-    versions = {"tag": since(32), "volume_type": since(67)}
+    versions = {"tag": Ranges((Range(32, 32), since(42))), "volume_type": since(67)}
 
 
 class NewServer(
