@@ -8,7 +8,7 @@ from tests.functional.cloud import NEWEST, Caller
 
 UUID = "6b0c7f5e-9a63-4a0b-8f3c-5a7d0e1c2b3a"
 DEVICE = {"boot_index": 0, "uuid": UUID, "source_type": "image", "destination_type": "local", "tag": "t"}
-FIELDS = {
+FIELDS: dict[str, dict[str, Any]] = {
     "tags": {"tags": ["t"]},
     "interface": {"networks": [{"uuid": UUID, "tag": "t"}]},
     "device": {"block_device_mapping_v2": [DEVICE]},
