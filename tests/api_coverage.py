@@ -84,9 +84,7 @@ def compute_routes(declared: Declared) -> dict[Key, list[Route]]:
         if service.name == "compute":
             # Nova's facts name the actions once, for /servers.
             action = "" if route.path.startswith("/os-volumes_boot/") else route.action or ""
-            found.setdefault(_key(route.method, route.path, action), []).append(route)
-        elif service.name == "compute-versions" and route.path == "/v2.1":
-            found.setdefault(_key(route.method, "/", ""), []).append(route)
+            found.setdefault(_key(route.method, route.path or "/", action), []).append(route)
     return found
 
 

@@ -175,7 +175,10 @@ WORDS = {
     "GET /v2/schemas/{name}": "image",
     "GET /v2.0/extensions/{alias}": "router",
     "GET /v2.0/qos/rule-types/{type}": "bandwidth_limit",
-    **{f"{method} /{{path:path}}": "openstack/latest/password" for method in ("GET", "HEAD", "POST")},
+    **{
+        f"{method} /{{path:path}}": "openstack/latest/password"
+        for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+    },
 }
 
 

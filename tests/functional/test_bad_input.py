@@ -138,7 +138,8 @@ async def test_methods_that_a_path_does_not_have(world: World) -> None:
     for path, methods in paths.values():
         for method in {"GET", "POST", "PUT", "PATCH", "DELETE"} - methods:
             answer = await world.cloud.admin.request(method, path)
-            if answer.status != 405 or not explains(answer):
+            expected = 404 if path.startswith("/compute/v2.1") else 405  # Nova and Keystone differ in this
+            if answer.status != expected or not explains(answer):
                 wrong.append(f"{method} {path}: {answer.status} {answer.body[:100]!r}")
         for method in ("TRACE", "CONNECT", "ZORK", "get"):
             answer = await world.cloud.admin.request(method, path)
@@ -365,7 +366,7 @@ async def test_content_types(world: World) -> None:
 @pytest.mark.parametrize(
     ("version", "status"),
     [("compute 2.105", 406), ("compute 2.0", 406), ("compute 3.1", 406), ("compute 1.1", 406), ("compute 2", 400),
-     ("compute two", 400), ("compute 2.1.1", 400), ("compute 2.01", 400), ("compute -2.1", 400), ("compute", 400),
+     ("compute two", 400), ("compute 2.1.1", 400), ("compute 2.01", 400), ("compute -2.1", 400), ("compute", 200),
      ("compute 2." + "9" * 5000, 406), ("compute 2.1,compute 2.2", 200), ("network zork", 200), ("compute latest", 200),
      ("compute \u0661.\u0661".encode().decode("latin-1"), 400)],
 )  # fmt: skip

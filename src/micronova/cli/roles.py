@@ -323,7 +323,7 @@ async def make_api(process: "Process") -> "Role":
     """Make the compute API: its routes, below the documents that list its versions."""
     from micronova.api.compute import paths
     from micronova.api.compute.app import VERSIONS, routes
-    from micronova.api.compute.versions_doc import root_routes
+    from micronova.api.compute.versions_doc import VENDOR_TYPE, root_routes
     from micronova.http.faults import compute_fault
     from micronova.http.service import Service
     from micronova.policies.compute import RULES
@@ -344,6 +344,7 @@ async def make_api(process: "Process") -> "Role":
         public_url=settings.api.public_url,
         max_body=settings.api.max_request_body_size,
         request_id_headers=("x-openstack-request-id", "x-compute-request-id"),
+        vendor_type=VENDOR_TYPE,
         observer=process.telemetry.requests,
     )
     above = Service(

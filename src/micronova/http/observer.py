@@ -49,7 +49,8 @@ class RequestObserver:
     def end(self, begun: _Begun, request: Request, status: int) -> None:
         """End a request; a request of the same process that made this one becomes the current one again."""
         route = getattr(request, "route", None)
-        label: str = route.label if route is not None else f"{request.falcon.method} {request.falcon.uri_template}"
+        path = request.falcon.uri_template or "unknown path"
+        label: str = route.label if route is not None else f"{request.falcon.method} {path}"
         service = request.service.name
         self._metrics.request(service, label, status, self._now() - begun.at)
         if begun.within is not None:

@@ -118,6 +118,7 @@ class Service:
         body_timeout: float = 30.0,
         observer: Observer | None = None,
         request_id_headers: Sequence[str] = ("x-openstack-request-id",),
+        vendor_type: str | None = None,  # another name of application/json, in requests and answers
     ) -> None:
         self.name = name
         self.routes = list(routes)
@@ -132,6 +133,7 @@ class Service:
         self.body_timeout = body_timeout
         self.observer = observer
         self.request_id_headers = request_id_headers
+        self.vendor_type = vendor_type
         self.app = falcon.asgi.App(media_type="application/json")
         self.app.req_options.strip_url_path_trailing_slash = True
         self.app.resp_options.default_media_type = "application/json"
@@ -144,7 +146,10 @@ class Service:
     async def handle(
         self, routes: "Sequence[Route]", http: falcon.asgi.Request, answer: falcon.asgi.Response, params: dict[str, str]
     ) -> None:
-        """Answer a request: request id, microversion, authentication, route, input, policy, handler, faults."""
+        """Answer a request: request id, microversion, authentication, route, input, policy, handler, faults.
+
+        `routes` are those of the path and the method; there are none for an unknown path.
+        """
         request = Request(self, http, params)
         request_id = f"req-{_request_uuid()}"
         for name in self.request_id_headers:
@@ -159,8 +164,8 @@ class Service:
             request.is_v2 = http.scope.get("micronova.is_v2", False)
             if self.versions is not None:
                 self._negotiate(request, http, answer)
-            ticket = routes[0].takes_ticket and http.get_param("ticket") is not None
-            if not ticket and any(route.policy is not None for route in routes):
+            ticket = bool(routes) and routes[0].takes_ticket and http.get_param("ticket") is not None
+            if not ticket and (not routes or any(route.policy is not None for route in routes)):
                 caller = await self.authenticator.authenticate(http.get_header("x-auth-token"), request.context)
                 request.context = (
                     msgspec.structs.replace(caller, is_admin=True) if self.policy.is_admin(caller) else caller
@@ -226,7 +231,7 @@ class Service:
         result = await route.handler(request, **request.params)
         if not request.authorized:
             raise AssertionError(f"The handler of {route.label} did not check policy")
-        self._answer(route, answer, result)
+        self._answer(route, http, answer, result)
 
     def _choose_action(self, all_versions: "Sequence[Route]", routes: "Sequence[Route]", raw: bytes) -> "Route":
         try:
@@ -246,7 +251,7 @@ class Service:
 
     def _check_media_type(self, http: falcon.asgi.Request) -> None:
         kind = (http.content_type or "application/json").partition(";")[0].strip().lower()
-        if kind not in _MEDIA_TYPES:
+        if kind not in _MEDIA_TYPES and kind != self.vendor_type:
             raise UnsupportedMediaType(f"Unsupported Content-Type {kind[:64]}: use application/json.")
 
     async def _read(self, http: falcon.asgi.Request) -> bytes:
@@ -268,7 +273,7 @@ class Service:
             raise TooLarge(f"Request is too large: a body may have {self.max_body} bytes.")
         return bytes(data)
 
-    def _answer(self, route: "Route", answer: falcon.asgi.Response, result: Any) -> None:
+    def _answer(self, route: "Route", http: falcon.asgi.Request, answer: falcon.asgi.Response, result: Any) -> None:
         answer.status = _STATUS_LINES.get(route.status) or route.status
         if isinstance(result, Response):
             if result.status is not None:
@@ -283,6 +288,8 @@ class Service:
             result = result.body
         if result is None:
             return
+        if self.vendor_type and self.vendor_type in http.accept:
+            answer.content_type = http.client_prefers(("application/json", self.vendor_type)) or "application/json"
         answer.data = result if isinstance(result, bytes) else _encode(result)
 
     def _fault(self, request: Request, answer: falcon.asgi.Response, error: Exception) -> None:
@@ -311,12 +318,19 @@ class Service:
     async def _no_route(
         self, req: falcon.asgi.Request, resp: falcon.asgi.Response | None, **_: Any
     ) -> None:  # Falcon's names
-        raise NotFound("The resource could not be found.")
+        raise falcon.HTTPNotFound
 
     async def _unrouted(
         self, http: falcon.asgi.Request, answer: falcon.asgi.Response, error: Any, params: dict[str, str]
     ) -> None:
-        """Answer a request that reached no route: unknown path, wrong method, broken encoding."""
+        """Answer a request that reached no route: unknown path, wrong method, broken encoding.
+
+        A service with microversions answers an unknown path as Nova does: only to callers with a token, 404 for an
+        unknown method as well.
+        """
+        if self.versions is not None and isinstance(error, _NO_ROUTE):
+            await self.handle((), http, answer, {})
+            return
         if "x-openstack-request-id" not in answer.headers:
             answer.set_header("x-openstack-request-id", f"req-{_request_uuid()}")
         if isinstance(error, falcon.HTTPMethodNotAllowed):
@@ -345,6 +359,7 @@ class Service:
 _STATUS_LINES = {
     code: f"{code} {falcon.util.code_to_http_status(code).partition(' ')[2]}" for code in (200, 201, 202, 204, 300)
 }
+_NO_ROUTE = (falcon.HTTPNotFound, falcon.HTTPMethodNotAllowed)
 _MEDIA_TYPES = (
     "application/json",
     "text/plain",

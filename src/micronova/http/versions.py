@@ -21,18 +21,10 @@ class Versions:
 
     def negotiate(self, modern: str | None, legacy: str | None) -> int:
         """Return the minor version that the headers name, by default the least."""
-        wanted: str | None = None
-        if modern:
-            for part in modern.split(","):
-                kind, _, value = part.strip().partition(" ")
-                if kind.lower() == self.service:
-                    wanted = value.strip()
-                    break
-        if wanted is None:
-            wanted = legacy
+        wanted = self._named(modern) or (None if legacy is None else legacy.rpartition(",")[2].strip())
         if wanted is None:
             return self.least
-        if wanted.lower() == "latest":
+        if wanted == "latest":
             return self.newest
         found = _FORM.fullmatch(wanted)
         if not found:
@@ -46,6 +38,14 @@ class Versions:
             f"Version {wanted[:64]} is not supported by the API. Minimum is {self.text(self.least)} and "
             f"maximum is {self.text(self.newest)}."
         )
+
+    def _named(self, modern: str | None) -> str | None:
+        """Return the version that the standard header names for this service; the last of several counts."""
+        for part in reversed((modern or "").split(",")):
+            kind, _, version = part.strip().partition(" ")
+            if kind.lower() == self.service and version.strip():
+                return version.strip()
+        return None
 
     def text(self, minor: int) -> str:
         """Return a minor version as clients write it."""

@@ -194,7 +194,9 @@ async def cloud_on(kind: str, request: pytest.FixtureRequest, max_limit: int = 1
             "authenticator": SpokenTokens(),
             "fault_body": compute_fault,
         }
-        service = Service("compute", routes, prefix="/v2.1", versions=VERSIONS, **shared)
+        service = Service(
+            "compute", routes, prefix="/v2.1", versions=VERSIONS, vendor_type=versions_doc.VENDOR_TYPE, **shared
+        )
         documents = Service("compute", versions_doc.root_routes(), **shared)
         yield Cloud(database, clock, routes, paths.dispatch(service.app, documents.app, routes))
 

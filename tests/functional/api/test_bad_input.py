@@ -118,7 +118,7 @@ TABLE = [
     get("/flavors/nothing", 404, "nothing"),
     get("/flavors/a%00b", 404),
     Bad("DELETE", "/flavors/nothing", None, 404, "nothing"),
-    Bad("PATCH", "/flavors/1", {}, 405),
+    Bad("PATCH", "/flavors/1", {}, 404),
     # access and extra specs
     post("/flavors/1/action", {}, 400, "action"),
     post("/flavors/1/action", {"odd": {}}, 400, "odd"),
@@ -222,7 +222,7 @@ TABLE = [
     # the rest
     get("/nothing", 404),
     get("/extensions/nothing", 404, "nothing"),
-    Bad("PUT", "/os-availability-zone", {}, 405),
+    Bad("PUT", "/os-availability-zone", {}, 404),
     get("/flavors?" + "&".join(f"a{number}=1" for number in range(1100)), 400),
 ]
 

@@ -130,6 +130,8 @@ async def test_every_route_gives_each_caller_what_it_should(cloud: Cloud) -> Non
     targets = await Targets.made(cloud)
     wrong: list[str] = []
     for route in cloud.routes:
+        if route.policy is None:
+            continue
         removed = route.handler is removed_routes.gone
         assert removed or route.label in WHO, f"{route.label} has no line in the table"
         reader, stranger = GONE if removed else WHO[route.label][0]
@@ -168,4 +170,4 @@ async def test_a_project_in_the_path_must_be_the_tokens(cloud: Cloud) -> None:
 async def test_every_policy_is_one_of_ours(cloud: Cloud) -> None:
     names = {rule.name for rule in RULES}
     assert [route.label for route in cloud.routes if route.policy and route.policy not in names] == []
-    assert all(route.policy is not None for route in cloud.routes)  # None would need no token
+    assert [route.label for route in cloud.routes if route.policy is None] == ["GET "]  # the version's document

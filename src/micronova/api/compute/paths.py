@@ -1,30 +1,34 @@
 """The paths under which clients reach the compute API."""
 
+import re
 from collections.abc import Sequence
 
 from micronova.http.asgi import App, Receive, Scope, Send
 from micronova.http.service import Route
+
+_ID = re.compile(r"[0-9a-f-]+")  # of a project
 
 
 def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
     """Return the application that is mounted at /compute.
 
     The API's resources are below /v2.1, /v2.1/PROJECT, /v2 and /v2/PROJECT. /v2 has the same resources with relaxed
-    validation and without microversions. A first segment that begins no route is taken for a project; the request's
-    authentication compares it with the token's. All other paths go to the version documents.
+    validation and without microversions. A first segment that begins no route is taken for a project if a resource
+    follows it or if it looks like an id; the request's authentication compares it with the token's. Paths above the
+    versions go to the version documents.
     """
-    resources = frozenset(route.path.split("/")[1] for route in routes)
+    resources = frozenset(route.path.split("/")[1] for route in routes if route.path)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         version, _, rest = scope["path"].lstrip("/").partition("/")
-        if version not in ("v2", "v2.1") or not rest:
+        if version not in ("v2", "v2.1"):
             await version_documents(scope, receive, send)
             return
         inner = dict(scope)
         if version == "v2":
             inner["micronova.is_v2"] = True
         first, _, more = rest.partition("/")
-        if first not in resources and more:
+        if more and first not in resources and (more.partition("/")[0] in resources or _ID.fullmatch(first)):
             inner["micronova.project"] = first
             rest = more
         inner["path"] = f"/v2.1/{rest}"

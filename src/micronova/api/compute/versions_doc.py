@@ -8,6 +8,8 @@ from micronova.objects.errors import NotFound
 
 LEAST, NEWEST = 1, 104  # the minor numbers of our microversions
 
+VENDOR_TYPE = "application/vnd.openstack.compute+json"
+
 _PATHS = {"v2.0": "v2", "v2.1": "v2.1"}
 _HELP = {"rel": "describedby", "type": "text/html", "href": "https://docs.openstack.org/"}
 
@@ -36,14 +38,24 @@ async def index(request: Request) -> dict[str, Any]:
     return {"versions": [{**about, "links": [_self(request, version)]} for version, about in _ABOUT.items()]}
 
 
-async def show_v20(request: Request) -> dict[str, Any]:
-    """Show the old version."""
-    return _document(request, "v2.0")
+async def choices(request: Request, path: str) -> dict[str, Any]:
+    """List the versions that a path above them may mean."""
+    return {
+        "choices": [
+            {
+                "id": about["id"],
+                "status": about["status"],
+                "links": [{"rel": "self", "href": f"{_self(request, version)['href']}{path}"}],
+                "media-types": _media_types(version),
+            }
+            for version, about in _ABOUT.items()
+        ]
+    }
 
 
-async def show_v21(request: Request) -> dict[str, Any]:
-    """Show the current version."""
-    return _document(request, "v2.1")
+async def show_own(request: Request) -> dict[str, Any]:
+    """Show the version that the request's path begins with."""
+    return _document(request, "v2.0" if request.is_v2 else "v2.1")
 
 
 async def show(request: Request, id: str) -> dict[str, Any]:
@@ -54,15 +66,18 @@ async def show(request: Request, id: str) -> dict[str, Any]:
 
 
 def _document(request: Request, version: str) -> dict[str, Any]:
-    number = version.removeprefix("v").removesuffix(".0")
-    kind = f"application/vnd.openstack.compute+json;version={number}"
     return {
         "version": {
             **_ABOUT[version],
             "links": [_self(request, version), _HELP],
-            "media-types": [{"base": "application/json", "type": kind}],
+            "media-types": _media_types(version),
         }
     }
+
+
+def _media_types(version: str) -> list[dict[str, str]]:
+    number = version.removeprefix("v").removesuffix(".0")
+    return [{"base": "application/json", "type": f"{VENDOR_TYPE};version={number}"}]
 
 
 def _self(request: Request, version: str) -> dict[str, str]:
@@ -74,11 +89,16 @@ def root_routes() -> list[Route]:
     """Declare the routes above the versions, for a service without prefix and microversions."""
     return [
         Route(method="GET", path="", handler=index, policy=None),
-        Route(method="GET", path="/v2", handler=show_v20, policy=None),
-        Route(method="GET", path="/v2.1", handler=show_v21, policy=None),
+        *(
+            Route(method=method, path="/{path:path}", handler=choices, policy=None, status=300)
+            for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        ),
     ]
 
 
 def routes() -> list[Route]:
-    """Declare the routes below /v2.1."""
-    return [Route(method="GET", path="/versions/{id}", handler=show, policy=AUTHENTICATED)]
+    """Declare the routes of /v2.1."""
+    return [
+        Route(method="GET", path="", handler=show_own, policy=None),
+        Route(method="GET", path="/versions/{id}", handler=show, policy=AUTHENTICATED),
+    ]
