@@ -13,7 +13,8 @@ from micronova.http.versions import Range, Ranges
 from micronova.objects.errors import Invalid
 
 # A struct may have a class attribute `versions = {"field": since(52), …}`, with names as clients send them: the field
-# is accepted only at these microversions.
+# is accepted only at these microversions. A query's struct may have a class attribute `once = since(53)`: at these
+# microversions a parameter that is given twice is refused.
 
 # An escaped U+0000, which no database stores. An escaped backslash before u0000 is another text.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -42,6 +43,7 @@ def body(raw: bytes, kind: Any, minor: int, ignore_unknown: bool = False) -> Any
 def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) -> Any:
     """Check a query string against a struct; a list field takes every value, any other the last one."""
     fields = _query_fields(kind)
+    once: Range | None = getattr(kind, "once", None)
     found: dict[str, Any] = {}
     for name, given in values.items():
         repeated = fields.get(name)
@@ -52,6 +54,8 @@ def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) 
                     f"known query parameters: {', '.join(sorted(fields))}."
                 )
             continue
+        if len(given) > 1 and once is not None and minor in once:
+            raise Invalid(f"Invalid input for query parameter {name}: it must be given only once.")
         found[name] = given if repeated else given[-1]
     try:
         value = msgspec.convert(found, kind, strict=False)

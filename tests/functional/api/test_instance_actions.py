@@ -5,7 +5,7 @@ import pytest
 from micronova.db import instance_actions as actions
 from micronova.objects.clock import micros
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
-from tests.functional.api.seed import add_deleted_server, add_server
+from tests.functional.api.seed import add_deleted_server, add_host, add_server
 from tests.schemas.tempest import check, versions_of
 
 MINE = (21, 51, 58, 62, 66, 84)
@@ -98,3 +98,11 @@ async def test_pages_and_times_since_2_58(cloud: Cloud) -> None:
         ("odd=1", 58),
     ):
         assert (await cloud.reader.get(f"{path}?{query}", minor)).status == 400
+
+
+async def test_the_last_value_counts_before_2_53_and_2_58(cloud: Cloud) -> None:
+    await add_host(cloud, "h1")
+    server = await add_server(cloud)
+    twice = "limit=0&limit=9"
+    assert (await cloud.admin.get(f"/os-hypervisors?{twice}", 52)).status == 200
+    assert (await cloud.reader.get(f"/servers/{server}/os-instance-actions?{twice}", 57)).status == 200

@@ -33,3 +33,14 @@ async def test_it_is_looked_up_anew(cloud: Cloud, user: Caller) -> None:
     await _put(cloud, server["id"], host=None)
     assert "no host" in await user.admin.refused(409, "POST", path, INJECT)
     await _put(cloud, server["id"], host=home)
+
+
+async def test_an_update_shows_plain_addresses_until_2_74(user: Caller) -> None:
+    place = await network(user)
+    server = await user.boot(networks=[{"uuid": place["id"]}])
+    [(label, [address])] = server["addresses"].items()
+    assert "OS-EXT-IPS:type" in address
+    plain = {label: [{"version": 4, "addr": address["addr"]}]}
+    for minor, expected in ((1, plain), (74, plain), (75, server["addresses"])):
+        answer = await user.at(minor).put(f"/servers/{server['id']}", {"server": {"name": "x"}})
+        assert answer["server"]["addresses"] == expected

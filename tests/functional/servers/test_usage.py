@@ -80,3 +80,9 @@ BAD = ["start=zork", "end=2001-13-01", "start=2002-01-01&end=2001-01-01", f"end=
 async def test_bad_periods(user: Caller, query: str) -> None:
     said = await user.refused(400, "GET", f"/os-simple-tenant-usage/{user.project}?{query}")
     assert "start" in said or "end" in said
+
+
+async def test_unknown_parameters_are_refused_since_2_75(user: Caller) -> None:
+    for caller, path in ((user, f"/os-simple-tenant-usage/{user.project}"), (user.admin, "/os-simple-tenant-usage")):
+        await caller.at(74).get(f"{path}?zork=1")
+        assert "zork" in await caller.at(75).refused(400, "GET", f"{path}?zork=1")

@@ -101,6 +101,7 @@ class ListQuery(Paged):
         "hypervisor_hostname_pattern": since(53),
         "with_servers": since(53),
     }
+    once = since(53)
 
     hypervisor_hostname_pattern: HostName | UnsetType = UNSET
     with_servers: str | UnsetType = UNSET
@@ -110,6 +111,7 @@ class ShowQuery(Query):
     """Whether to list a node's servers, too."""
 
     versions = {"with_servers": since(53)}
+    once = since(53)
 
     with_servers: str | UnsetType = UNSET
 

@@ -50,6 +50,7 @@ class ListQuery(Paged):
         "changes-since": since(58),
         "changes-before": since(66),
     }
+    once = since(58)
 
     changes_since: str | UnsetType = field(default=UNSET, name="changes-since")
     changes_before: str | UnsetType = field(default=UNSET, name="changes-before")

@@ -41,7 +41,7 @@ class Attachment(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class AttachBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of an attachment."""
 
-    attachment: Attachment = msgspec.field(name="interfaceAttachment")
+    attachment: Attachment = msgspec.field(name="interfaceAttachment", default_factory=Attachment)
 
 
 _SHOWN = View(

@@ -5,6 +5,8 @@ The network's resources are relics of the time when Nova had networks of its own
 
 from collections.abc import Mapping
 
+from msgspec import UNSET, UnsetType
+
 from micronova.api.inputs import Body, Whole, whole
 
 NETWORK = ("fixed_ips", "floating_ips", "security_group_rules", "security_groups")
@@ -26,25 +28,25 @@ def shown(minor: int, network_until: int) -> list[str]:
 class Amounts(Body):
     """Limits to set; subclasses declare the microversions of the old ones."""
 
-    instances: Whole | None = None
-    cores: Whole | None = None
-    ram: Whole | None = None
-    metadata_items: Whole | None = None
-    key_pairs: Whole | None = None
-    server_groups: Whole | None = None
-    server_group_members: Whole | None = None
-    fixed_ips: Whole | None = None
-    floating_ips: Whole | None = None
-    security_group_rules: Whole | None = None
-    security_groups: Whole | None = None
-    injected_file_content_bytes: Whole | None = None
-    injected_file_path_bytes: Whole | None = None
-    injected_files: Whole | None = None
+    instances: Whole | UnsetType = UNSET
+    cores: Whole | UnsetType = UNSET
+    ram: Whole | UnsetType = UNSET
+    metadata_items: Whole | UnsetType = UNSET
+    key_pairs: Whole | UnsetType = UNSET
+    server_groups: Whole | UnsetType = UNSET
+    server_group_members: Whole | UnsetType = UNSET
+    fixed_ips: Whole | UnsetType = UNSET
+    floating_ips: Whole | UnsetType = UNSET
+    security_group_rules: Whole | UnsetType = UNSET
+    security_groups: Whole | UnsetType = UNSET
+    injected_file_content_bytes: Whole | UnsetType = UNSET
+    injected_file_path_bytes: Whole | UnsetType = UNSET
+    injected_files: Whole | UnsetType = UNSET
 
     def given(self) -> dict[str, int]:
         """Return the limits that the request sets; -1 is unlimited."""
         values = ((name, getattr(self, name)) for name in (*ALWAYS, *NETWORK, *FILES))
-        return {name: whole(value, name, -1) for name, value in values if value is not None}
+        return {name: whole(value, name, -1) for name, value in values if value is not UNSET}
 
 
 def pick(names: list[str], limits: Mapping[str, int]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from micronova.api.compute.quota_resources import FILES, NETWORK, Amounts, pick, shown
-from micronova.api.inputs import STRICT, Body, Flag, NoQuery, Owner, Query, flag
+from micronova.api.inputs import Body, Flag, NoQuery, Owner, Query, flag
 from micronova.db import quotas
 from micronova.db.engine import Database
 from micronova.http.request import Request
@@ -156,7 +156,6 @@ def routes(
             handler=handlers.defaults,
             policy=f"{rule}:defaults",
             query=NoQuery,
-            strict_query=STRICT,
             checks_policy=True,
         ),
         one(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update),

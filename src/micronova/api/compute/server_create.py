@@ -4,7 +4,6 @@ import base64
 import binascii
 import re
 from functools import partial
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -41,8 +40,7 @@ def routes(creator: ServerCreator) -> list[Route]:
         wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
         wanted.may_attach_external = request.allows("network:attach_external_network")
         _authorize(request, wanted)
-        asked = request.body.server.return_reservation_id
-        by_reservation = asked is not UNSET and _flag(asked, "return_reservation_id")
+        by_reservation = inputs.flag(request.body.server.return_reservation_id)
         return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation)
 
     policy = "os_compute_api:servers:create"
@@ -109,9 +107,9 @@ def create_request(request: Request) -> CreateRequest:
         security_groups=_security_groups(server),
         key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},
-        user_data=_user_data(server),
+        user_data=_user_data(server, request.is_v2),
         files=_files(server),
-        config_drive=given(server.config_drive) not in (None, "") and _flag(server.config_drive, "config_drive"),
+        config_drive=inputs.flag(server.config_drive),
         availability_zone=zone,
         force_host=force_host,
         force_node=force_node,
@@ -129,10 +127,6 @@ def create_request(request: Request) -> CreateRequest:
         trusted_certs=_certificates(given(server.trusted_image_certificates)),
         hostname=None if server.hostname is UNSET else hostname(server.hostname, minor),
     )
-
-
-def _flag(value: Any, field: str) -> bool:
-    return inputs.boolean(value, field, "field/attribute")
 
 
 def _certificates(ids: list[str] | None) -> list[str] | None:
@@ -168,8 +162,9 @@ def _zone(server: NewServer) -> tuple[str | None, str | None, str | None]:
 def _image_id(server: NewServer) -> str | None:
     if server.image_ref is UNSET or not server.image_ref:
         found = [d for d in _v2(server) if d.boot_index in (0, "0") and d.source_type == "image"]
-        if found and found[0].destination_type in (None, "local"):
-            return found[0].uuid or found[0].image_id
+        if found and found[0].destination_type in (UNSET, "local"):
+            named: str | None = given(found[0].uuid) or given(found[0].image_id)
+            return named
         return None
     image = server.image_ref.rstrip("/").rpartition("/")[2]
     if not re.match(UUID, image):
@@ -210,8 +205,10 @@ def _networks(server: NewServer, minor: int) -> RequestedNetworks:
     return found
 
 
-def _user_data(server: NewServer) -> str | None:
+def _user_data(server: NewServer, is_v2: bool) -> str | None:
     data = given(server.user_data)
+    if server.user_data is None and not is_v2:
+        raise Invalid("Invalid input for field/attribute user_data: it must be base64, not null.")
     if data is None:
         return None
     try:
@@ -240,9 +237,6 @@ def _v2(server: NewServer) -> list[Device]:
     return server.block_device_mapping_v2 if server.block_device_mapping_v2 is not UNSET else []
 
 
-_SOURCES = ("image", "volume", "snapshot", "blank")
-
-
 def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
     if server.block_device_mapping is not UNSET:
         if server.block_device_mapping_v2 is not UNSET:
@@ -250,11 +244,11 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
         return [
             BlockDevice(
                 uuid="",
-                source_type="snapshot" if item.snapshot_id else "volume",
+                source_type="volume" if item.snapshot_id is UNSET else "snapshot",
                 destination_type="volume",
-                volume_id=item.volume_id,
-                snapshot_id=item.snapshot_id,
-                device_name=item.device_name,
+                volume_id=given(item.volume_id),
+                snapshot_id=given(item.snapshot_id),
+                device_name=given(item.device_name),
                 boot_index=0 if number == 0 and server.image_ref in (UNSET, "") else -1,
             )
             for number, item in enumerate(server.block_device_mapping)
@@ -263,38 +257,33 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
 
 
 def _device(item: Device) -> BlockDevice:
-    source = given(item.source_type)
     where = "block_device_mapping_v2"
-    if source not in _SOURCES:
-        raise Invalid(f"Invalid input for field/attribute {where}.source_type: it is one of {', '.join(_SOURCES)}.")
-    destination = item.destination_type or ("local" if source in ("image", "blank") else "volume")
-    if destination not in ("local", "volume"):
-        raise Invalid(f"Invalid input for field/attribute {where}.destination_type: it is local or volume.")
+    source = given(item.source_type)
+    if source is None:
+        raise Invalid(f"Invalid input for field/attribute {where}.source_type: it must be given.")
+    uuid, image = given(item.uuid), given(item.image_id)
+    volume, snapshot = given(item.volume_id), given(item.snapshot_id)
     boot = None if item.boot_index is None else inputs.integer(item.boot_index, f"{where}.boot_index")
-    size = None if item.volume_size is None else inputs.integer(item.volume_size, f"{where}.volume_size")
-    if size is not None and size < 1:
-        raise Invalid(f"Invalid input for field/attribute {where}.volume_size: it must be at least 1.")
-    if source == "blank" and item.uuid:
+    if source == "blank" and uuid:
         raise Invalid(f"Invalid input for field/attribute {where}.uuid: a blank device has none.")
-    if source != "blank" and not (item.uuid or item.image_id or item.volume_id or item.snapshot_id):
+    if source != "blank" and not (uuid or image or volume or snapshot):
         raise Invalid(f"Block Device Mapping is Invalid: a device of source_type {source} needs a uuid.")
-    delete = item.delete_on_termination
     return BlockDevice(
         uuid="",
-        source_type=str(source),
-        destination_type=destination,
-        image_id=(item.uuid or item.image_id) if source == "image" else None,
-        volume_id=(item.uuid or item.volume_id) if source == "volume" else None,
-        snapshot_id=(item.uuid or item.snapshot_id) if source == "snapshot" else None,
+        source_type=source,
+        destination_type=given(item.destination_type) or ("local" if source in ("image", "blank") else "volume"),
+        image_id=(uuid or image) if source == "image" else None,
+        volume_id=(uuid or volume) if source == "volume" else None,
+        snapshot_id=(uuid or snapshot) if source == "snapshot" else None,
         boot_index=boot if boot is not None else -1,
-        device_name=item.device_name,
-        size_gb=size,
-        guest_format=item.guest_format,
-        disk_bus=item.disk_bus,
-        device_type=item.device_type,
+        device_name=given(item.device_name),
+        size_gb=None if item.volume_size is UNSET else inputs.whole(item.volume_size, f"{where}.volume_size", 1),
+        guest_format=given(item.guest_format),
+        disk_bus=given(item.disk_bus),
+        device_type=given(item.device_type),
         tag=given(item.tag),
         volume_type=given(item.volume_type),
-        delete_on_termination=_flag(delete, f"{where}.delete_on_termination") if delete is not None else True,
+        delete_on_termination=item.delete_on_termination is UNSET or inputs.flag(item.delete_on_termination),
     )
 
 

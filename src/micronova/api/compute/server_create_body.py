@@ -1,6 +1,6 @@
 """The body of POST /servers; `versions` says at which microversions a field exists."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -11,7 +11,8 @@ from micronova.http.versions import Range, Ranges, since, until
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Count = Annotated[int, Meta(ge=1)] | str
-Flag = bool | str | int
+DeviceName = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._/-]*\Z")]
+Size = Annotated[int, Meta(ge=1)] | Annotated[str, Meta(pattern=r"^[0-9]+\Z", max_length=20)]  # in GB
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename={}):
@@ -42,36 +43,30 @@ class File(_Strict):
     contents: str
 
 
-class DeviceV1(msgspec.Struct, kw_only=True):
-    """A block device in the oldest form; unknown fields are ignored."""
+class DeviceV1(_Strict):
+    """A block device in the oldest form."""
 
-    device_name: str | None = None
-    volume_id: str | None = None
-    snapshot_id: str | None = None
-    volume_size: int | str | None = None
-    delete_on_termination: Flag | None = None
+    device_name: DeviceName | UnsetType = UNSET
+    volume_id: Id | UnsetType = UNSET
+    snapshot_id: Id | UnsetType = UNSET
+    volume_size: Size | UnsetType = UNSET
+    delete_on_termination: inputs.Flag | UnsetType = UNSET
     no_device: Any = None
-    virtual_name: str | None = None
+    virtual_name: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+    connection_info: str | UnsetType = UNSET
 
 
-class Device(_Strict):
+class Device(DeviceV1):
     """A block device."""
 
     boot_index: int | str | None = None
-    uuid: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-    image_id: Id | None = None
-    source_type: str | UnsetType = UNSET
-    destination_type: str | None = None
-    volume_id: str | None = None
-    snapshot_id: str | None = None
-    volume_size: int | str | None = None
-    device_name: Annotated[str, Meta(max_length=255, pattern=r"^(/dev/)?[a-zA-Z0-9/_-]*\Z")] | None = None
-    disk_bus: str | None = None
-    device_type: str | None = None
-    guest_format: str | None = None
-    delete_on_termination: Flag | None = None
-    no_device: Any = None
-    virtual_name: str | None = None
+    uuid: Annotated[str, Meta(min_length=1, max_length=255, pattern=r"^[a-zA-Z0-9._-]*\Z")] | UnsetType = UNSET
+    image_id: Id | UnsetType = UNSET
+    source_type: Literal["image", "volume", "snapshot", "blank"] | UnsetType = UNSET
+    destination_type: Literal["local", "volume"] | UnsetType = UNSET
+    disk_bus: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+    device_type: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
+    guest_format: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
     tag: Tag | UnsetType = UNSET
     volume_type: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
 
@@ -101,14 +96,14 @@ class NewServer(
     access_ip_v4: str | UnsetType = UNSET
     access_ip_v6: str | UnsetType = UNSET
     personality: list[File] | UnsetType = UNSET
-    availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     block_device_mapping: list[DeviceV1] | UnsetType = UNSET
     block_device_mapping_v2: list[Device] | UnsetType = UNSET
-    config_drive: Flag | None | UnsetType = UNSET
-    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
+    config_drive: inputs.Flag | UnsetType = UNSET
+    key_name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     min_count: Count | UnsetType = UNSET
     max_count: Count | UnsetType = UNSET
-    return_reservation_id: Flag | UnsetType = UNSET
+    return_reservation_id: inputs.Flag | UnsetType = UNSET
     security_groups: list[SecurityGroup] | UnsetType = UNSET
     user_data: Annotated[str, Meta(max_length=65535)] | None | UnsetType = UNSET
     disk_config: str | UnsetType = UNSET

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from micronova.api.compute.server_inputs import Id
 from micronova.compute.rpcapi import InstanceEvent
 from micronova.db import instances
 from micronova.db.engine import Database
@@ -28,7 +29,7 @@ class Event(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         "accelerator-request-bound",
         "volume-reimaged",
     ]
-    server_uuid: Annotated[str, Meta(min_length=1, max_length=64)]
+    server_uuid: Id
     status: Literal["failed", "completed", "in-progress"] = "completed"
     tag: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
 

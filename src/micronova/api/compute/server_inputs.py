@@ -13,7 +13,8 @@ UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-
 Id = Annotated[str, Meta(pattern=UUID)]
 Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
 
-_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+_HOSTNAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,61}[a-zA-Z0-9]")
+_FQDN = re.compile(r"[a-zA-Z0-9._-]{1,255}")  # since 2.94
 
 
 def given(value: Any) -> Any:
@@ -30,8 +31,8 @@ def ip_address(field: str, text: str) -> ipaddress.IPv4Address | ipaddress.IPv6A
 
 
 def access_address(field: str, value: Any, version: int) -> str | None:
-    """Read an address of this IP version; an empty text means none."""
-    if value is UNSET or not value:
+    """Read an address of this IP version; None if the request leaves it out."""
+    if value is UNSET:
         return None
     parsed = ip_address(field, value)
     if parsed.version != version:
@@ -47,8 +48,9 @@ def disk_config(value: str) -> str:
 
 
 def hostname(name: str, minor: int) -> str:
-    """Check a host name; from 2.94 on it may have a domain."""
-    form = rf"{_LABEL}(\.{_LABEL})*" if minor >= 94 else _LABEL
-    if not re.fullmatch(form, name):
-        raise Invalid("Invalid input for field/attribute hostname: letters, digits and dashes, at most 63.")
+    """Check a host name; since 2.94 it may have a domain, and it has fewer rules."""
+    if minor >= 94 and not _FQDN.fullmatch(name):
+        raise Invalid("Invalid input for field/attribute hostname: letters, digits, dashes, dots and underscores only.")
+    if minor < 94 and not _HOSTNAME.fullmatch(name):
+        raise Invalid("Invalid input for field/attribute hostname: 2 to 63 letters, digits and dashes within.")
     return name

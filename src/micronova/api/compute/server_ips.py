@@ -5,12 +5,11 @@ from typing import Any
 
 from micronova.api import inputs
 from micronova.api.compute.server_lookup import authorized_server
-from micronova.api.compute.server_views import addresses
+from micronova.api.compute.server_views import plain_addresses
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
-from micronova.objects.instance import InstanceRow
 
 
 def routes(database: Database) -> list[Route]:
@@ -18,11 +17,11 @@ def routes(database: Database) -> list[Route]:
 
     async def index(request: Request, id: str) -> dict[str, Any]:
         """List a server's addresses."""
-        return {"addresses": _addresses(await authorized_server(database, request, id))}
+        return {"addresses": plain_addresses(await authorized_server(database, request, id))}
 
     async def show(request: Request, id: str, label: str) -> dict[str, Any]:
         """List a server's addresses in one network."""
-        found = _addresses(await authorized_server(database, request, id))
+        found = plain_addresses(await authorized_server(database, request, id))
         if label not in found:
             raise NotFound(f"Instance is not a member of network {label[:64]}")
         return {label: found[label]}
@@ -33,11 +32,3 @@ def routes(database: Database) -> list[Route]:
         route(path=path, handler=index, policy=f"{rule}:index"),
         route(path=f"{path}/{{label}}", handler=show, policy=f"{rule}:show"),
     ]
-
-
-def _addresses(row: InstanceRow) -> dict[str, list[dict[str, Any]]]:
-    """Return the addresses as this old resource shows them: only version and address."""
-    return {
-        label: [{"version": each["version"], "addr": each["addr"]} for each in listed]
-        for label, listed in addresses(row).items()
-    }

@@ -99,7 +99,7 @@ def routes(database: Database, clock: Clock) -> list[Route]:
     handlers = ServerTags(database, clock)
     path, rule = "/servers/{id}/tags", "os_compute_api:os-server-tags"
     one = f"{path}/{{tag}}"
-    route = partial(Route, checks_policy=True, query=inputs.NoQuery, strict_query=inputs.STRICT, versions=since(26))
+    route = partial(Route, checks_policy=True, query=inputs.NoQuery, versions=since(26))
     return [
         route(method="GET", path=path, handler=handlers.index, policy=f"{rule}:index"),
         route(method="PUT", path=path, handler=handlers.update_all, policy=f"{rule}:update_all", body=TagsBody),

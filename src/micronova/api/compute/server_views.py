@@ -91,6 +91,14 @@ def addresses(row: InstanceRow, _: Any = None) -> dict[str, list[dict[str, Any]]
     return found
 
 
+def plain_addresses(row: InstanceRow, _: Any = None) -> dict[str, list[dict[str, Any]]]:
+    """Return a server's addresses by network as old answers show them: only version and address."""
+    return {
+        label: [{"version": each["version"], "addr": each["addr"]} for each in listed]
+        for label, listed in addresses(row).items()
+    }
+
+
 def _address(text: str, version: int, mac: str, kind: str) -> dict[str, Any]:
     return {"version": version, "addr": text, "OS-EXT-IPS:type": kind, "OS-EXT-IPS-MAC:mac_addr": mac}
 
@@ -184,10 +192,12 @@ def _usage_time(micros: int | None) -> str | None:
 
 DETAIL = View(*_IDENTITY, *_CORE, *_EXTENDED, keyed=True)
 SHOW = View(*_IDENTITY, *_CORE, *_EXTENDED, _GROUPS, keyed=True)
-# The response of an update: only the core until 2.74, all fields since 2.75.
+# The response of an update: only the core with plain addresses until 2.74, all fields since 2.75.
 UPDATED = View(
     *_IDENTITY,
-    *_CORE,
+    *(each for each in _CORE if each.name != "addresses"),
+    Field("addresses", plain_addresses, until(74)),
+    Field("addresses", addresses, since(75)),
     *(
         Field(each.name, each.get, Range(max(75, each.versions.since), each.versions.until), each.when, each.optional)
         for each in _EXTENDED

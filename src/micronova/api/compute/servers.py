@@ -21,7 +21,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.errors import Conflict
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.service_names import COMPUTE
 from micronova.servers.actions import ServerActions
@@ -48,8 +48,8 @@ class Changes(
 
     name: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
-    access_ip_v4: str | None | UnsetType = UNSET
-    access_ip_v6: str | None | UnsetType = UNSET
+    access_ip_v4: str | UnsetType = UNSET
+    access_ip_v6: str | UnsetType = UNSET
     disk_config: str | UnsetType = UNSET
     hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET
     pinned_availability_zone: Annotated[str, Meta(min_length=1, max_length=255)] | None | UnsetType = UNSET
@@ -161,8 +161,6 @@ class Servers:
 
     def _values(self, request: Request, row: InstanceRow) -> InstanceChanges:
         asked: Changes = request.body.server
-        if all(getattr(asked, name) is UNSET for name in asked.__struct_fields__):
-            raise Invalid("Invalid input for field/attribute server: name at least one field to change.")
         values: InstanceChanges = {}
         if asked.name is not UNSET:
             values["display_name"] = inputs.name(asked.name, strip=request.is_v2)

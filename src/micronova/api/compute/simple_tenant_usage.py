@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
-from micronova.api.inputs import STRICT, Paged
+from micronova.api.inputs import Paged
 from micronova.api.links import Links
 from micronova.db import usages
 from micronova.db.engine import Database
@@ -172,7 +172,7 @@ def routes(database: Database, clock: Clock, max_limit: int) -> list[Route]:
     """Declare the routes."""
     handlers = SimpleTenantUsage(database, clock, max_limit)
     path = "/os-simple-tenant-usage"
-    route = partial(Route, method="GET", query=UsageQuery, strict_query=STRICT)
+    route = partial(Route, method="GET", query=UsageQuery, strict_query=since(75))
     return [
         route(path=path, handler=handlers.index, policy=f"{RULE}:list"),
         route(path=f"{path}/{{project}}", handler=handlers.show, policy=f"{RULE}:show", checks_policy=True),
