@@ -326,8 +326,10 @@ _SERVICES_IN = (
     "icmpv6 type { mld-listener-query, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } return;",
 )
 _SERVICES_OUT = (
-    # The bridge family sees fragments, of which the first need not hold the type; here they are reassembled.
+    # The bridge family sees fragments, of which the first need not hold type or ports; here they are reassembled.
     "icmpv6 type { nd-router-advert, nd-redirect } drop;",
+    "meta nfproto ipv4 udp sport 67 udp dport 68 drop;",
+    "meta nfproto ipv6 udp sport 547 udp dport 546 drop;",
     "meta nfproto ipv4 udp sport 68 udp dport 67 return;",
     "meta nfproto ipv6 udp sport 546 udp dport 547 return;",
     "icmpv6 type { mld-listener-report, mld2-listener-report, nd-router-solicit, nd-neighbor-solicit, "

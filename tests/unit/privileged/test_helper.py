@@ -128,14 +128,18 @@ def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
     assert "delete table inet micronova" in text
 
 
-def test_a_guest_is_no_router_in_the_family_that_reassembles_fragments_either() -> None:
-    """The bridge family sees each fragment, and the first need not hold the type of an ICMPv6 message."""
-    every = tuple(v.FilterRule(ingress=ingress, version=6) for ingress in (True, False))
+def test_a_guest_is_no_router_and_no_dhcp_server_in_the_family_that_reassembles_fragments_either() -> None:
+    """The bridge family sees each fragment; extension headers move the type or the ports out of the first one."""
+    every = tuple(v.FilterRule(ingress=ingress, version=version) for ingress in (True, False) for version in (4, 6))
     for stateful in (True, False):
         guarded = v.Guarded(tap="tap11111111-11", zone=7, stateful=stateful, rules=every)
         inet = rulesets.firewall(v.LoadFirewall(guarded=(guarded,))).partition("table inet micronova {")[2]
         sent = inet.partition("chain out1 {")[2].strip().splitlines()
-        assert sent[0] == "icmpv6 type { nd-router-advert, nd-redirect } drop;", "before any rule that lets it pass"
+        assert sent[:3] == [  # before any rule that lets it pass
+            "icmpv6 type { nd-router-advert, nd-redirect } drop;",
+            "meta nfproto ipv4 udp sport 67 udp dport 68 drop;",
+            "meta nfproto ipv6 udp sport 547 udp dport 546 drop;",
+        ]
 
 
 def test_dnsmasq_is_told_of_changes_by_files_and_not_by_its_command_line(tmp_path: Path) -> None:
