@@ -45,6 +45,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the agents are started 
 STEADY = 60.0  # seconds after which a process that ends was no failed start
 STOP_TIMEOUT = 10.0
 READY = "ready\n"
+_ENVIRONMENT = ("PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_ENVIRONMENT_PREFIXES = ("LC_", "PYTHON")
 _SIGNALLED = 3  # exit code: stopped by a signal, and not by the cloud
 
 
@@ -86,6 +88,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     directory: str  # DIR
     guests: str  # the directory of guests' files
     console: int  # descriptor of the socket that the console relay listens on
+
+
+def _environment() -> dict[str, str]:
+    """Return what the agents' process gets of root's environment, which may have secrets: settings are among it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+    }
 
 
 def service_url(sockets: Path) -> str:
@@ -187,6 +198,7 @@ class AgentProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[self._console.fileno()],
+            env=_environment(),
             start_new_session=True,  # Ctrl-C is for the cloud, which then stops the agents
             cwd="/",
         )

@@ -3,12 +3,14 @@
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from micronova.cli.agent import agent_settings, control_name
+from micronova.cli import agent
+from micronova.cli.agent import AgentProcess, agent_settings, control_name
 from micronova.cli.service_user import ServiceUser, take_over
 from micronova.cli.state import StateDirectory
 from micronova.cli.supervisor import guests_outside, run_as_service
@@ -40,6 +42,35 @@ def test_the_agents_are_told_no_secret_of_other_roles() -> None:
     assert msgspec.json.decode(msgspec.json.encode(told), type=Settings) == told
     assert told.default.transport_url == "unix:///run/x/bus" and told.default.control_users == (control_name("h"),)
     assert (told.compute.boot_timeout, told.api.vendordata_jsonfile_path) == (7.0, "/etc/vendor.json")
+
+
+@AS_ROOT
+def test_the_agents_inherit_no_secret_by_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MICRONOVA__DATABASE__CONNECTION", f"postgresql://u:{SECRET}@db/x")
+    monkeypatch.setenv("OS_PASSWORD", SECRET)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    told, program = tmp_path / "told", tmp_path / "program"
+    os.mkfifo(told)
+    program.write_text(f"#!/bin/sh\ncat >/dev/null\nexec env >{told}\n")  # in the place of Python
+    program.chmod(0o755)
+    monkeypatch.setattr(agent, "sockets_directory", lambda _: tmp_path)
+    user = ServiceUser("nobody", 65534, 65534)
+    agents = AgentProcess(
+        load(environ={}), StateDirectory(tmp_path), "mn-1", cloud=user, user=user, cloud_id="1", guests=tmp_path,
+        roles=("compute",),
+    )  # fmt: skip
+    link = agents.listen()
+    monkeypatch.setattr(sys, "executable", str(program))
+    try:
+        agents.start(())
+        names = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
+    finally:
+        agents.stop(kill=True)
+        for made in (link.bus, link.http):
+            made.close()
+        agents.detach()
+    assert names["PATH"] == os.environ["PATH"] and names["LC_ALL"] == "C.UTF-8"
+    assert SECRET not in str(names)
 
 
 def test_files_of_guests_of_an_existing_libvirt_are_not_in_a_directory_of_the_service_user(tmp_path: Path) -> None:
