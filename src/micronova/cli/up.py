@@ -196,10 +196,11 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
     command = own_command(*(a for a in arguments if a != "--detach"))
     logfile = place.path / "micronova.log"
     try:  # DIR may belong to the service user already
-        stream = open(logfile, "ab+", opener=lambda _, flags: open_trusted(logfile, flags))  # noqa: SIM115
+        stream = open(logfile, "ab", opener=lambda _, flags: open_trusted(logfile, flags))  # noqa: SIM115
     except OSError as error:
         raise MicronovaError(f"Cannot write {logfile}: {error.strerror}.") from None
-    with stream:
+    # The cloud and its agents get the descriptor that only appends: they cannot read or shorten the log by it.
+    with stream, open(f"/proc/self/fd/{stream.fileno()}", "rb") as logged:
         begin = stream.tell()
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stream, start_new_session=True
@@ -213,8 +214,8 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
                 break
         else:
             child.wait()
-            stream.seek(begin)  # the file that was opened: its name may be a link by now
-            raise _reason(stream.read())
+            logged.seek(begin)
+            raise _reason(logged.read())
     click.echo("".join(greeting[:-1]) + f"`micronova down --dir {place.path}` stops it; its log is {logfile}.")
 
 

@@ -1,5 +1,7 @@
 """`micronova up --detach` as root, in a directory that the service user can change."""
 
+import os
+import sys
 from pathlib import Path
 from shlex import quote
 
@@ -24,3 +26,16 @@ def test_the_reason_is_read_from_the_log_that_was_opened(
     with pytest.raises(MicronovaError) as raised:
         up._detach(place, [])
     assert raised.value.message == reason
+
+
+def test_the_cloud_can_append_to_its_log_and_not_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = StateDirectory(tmp_path / "cloud")
+    place.create()
+    (place.path / "micronova.log").write_text("of an earlier start\n")
+    # Standard error is inherited by the agents, who are another user.
+    program = "import fcntl, sys; sys.exit(str(fcntl.fcntl(2, fcntl.F_GETFL)))"
+    monkeypatch.setattr(up, "own_command", lambda *_: [sys.executable, "-c", program])
+    with pytest.raises(MicronovaError) as raised:
+        up._detach(place, [])
+    flags = int(raised.value.message)
+    assert flags & os.O_ACCMODE == os.O_WRONLY and flags & os.O_APPEND
