@@ -6,11 +6,13 @@ The programs that read users' images (qemu-img above all) are large, and what th
 taken over here is confined by the kernel, without privileges of ours:
 
 - Landlock: it opens the given files, and the code of the system, read-only. It creates, removes and renames nothing.
-- seccomp: it makes no socket and no ring of io_uring, changes no owner, mode, attribute or length by path (Landlock
-  does not govern these), signals no process, and reads the memory of none.
+- seccomp: it makes no socket, no ring of io_uring and no process, changes no owner, mode, attribute or length by path
+  (Landlock does not govern these), signals and schedules no other process, and reads the memory of none.
 
-What the kernel lacks ends this process with an error: nothing runs with less. Limits of memory, CPU time and file size
-are set by the caller.
+It may have threads. As it has no children, whoever kills it has killed everything.
+
+What the kernel lacks ends this process with an error: nothing runs with less. Limits of memory, CPU time, threads and
+file size are set by the caller.
 
 It imports as little as possible, because it is started for every call.
 """
@@ -42,8 +44,9 @@ _SCOPES = 3  # version 6: abstract sockets, signals
 _LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _EPERM, _ENOSYS = 1, 38
+_FIRST, _SECOND = 16, 24  # where the arguments of a call are; their lower halves, which is what these calls read
 _X32 = 0x40000000
-_NEW_NAMESPACES = 0x7E020080
+_NEW_NAMESPACES, _THREAD = 0x7E020080, 0x00010000
 # System calls by name: the numbers on x86_64 and on aarch64, which has no old ones. Both share those since 2019.
 _REFUSED = {
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
@@ -56,7 +59,11 @@ _REFUSED = {
     "kill": (62, 129), "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438),
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "fork": (57, None), "vfork": (58, None),
+    "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238), "move_pages": (279, 239),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448),
     "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195),
     "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191),
     "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187), "mq_open": (240, 180),
@@ -66,7 +73,11 @@ _REFUSED = {
     "chroot": (161, 51), "open_by_handle_at": (304, 265),
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
 }  # fmt: skip
-_CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
+_CLONE, _CLONE3 = (56, 220), (435, 435)
+_PRLIMIT, _TGKILL, _FCNTL, _IOCTL, _PRCTL = (302, 261), (234, 131), (72, 25), (16, 29), (157, 167)
+_SIGNAL_OWNERS = (8, 10, 15)  # fcntl: F_SETOWN, F_SETSIG, F_SETOWN_EX
+_SOCKET_OWNERS = (0x8901, 0x8902)  # ioctl: FIOSETOWN, SIOCSPGRP
+_SHARE_CORE = 62  # prctl: PR_SCHED_CORE
 _MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """What seccomp calls the machine, and the column of its numbers."""
 
@@ -179,17 +190,32 @@ def _restrict_calls(library: ctypes.CDLL) -> None:
     # The flags of clone3 cannot be seen here: without it, the C library uses clone.
     step(_EQUAL, _CLONE3[column], 0, 1)
     step(_RETURN, _ERROR | _ENOSYS)
-    # Threads and processes, but no namespaces.
-    step(_EQUAL, _CLONE[column], 0, 4)
-    step(_LOAD, 16)  # the first argument
-    step(_BITS, _NEW_NAMESPACES, 0, 1)
+    # Threads, but no processes and no namespaces.
+    step(_EQUAL, _CLONE[column], 0, 5)
+    step(_LOAD, _FIRST)
+    step(_BITS, _NEW_NAMESPACES, 1)
+    step(_BITS, _THREAD, 1)
     step(_RETURN, _ERROR | _EPERM)
     step(_RETURN, _ALLOW)
-    # Its own limits, not those of other processes of this user.
-    step(_EQUAL, _PRLIMIT[column], 0, 3)
-    step(_LOAD, 16)
-    step(_EQUAL, 0, 1)
-    step(_RETURN, _ERROR | _EPERM)
+    # Its own limits and signals to itself, as abort() sends them. Its id stays the same when the program is run.
+    for call, own in ((_PRLIMIT, 0), (_TGKILL, os.getpid())):
+        step(_EQUAL, call[column], 0, 4)
+        step(_LOAD, _FIRST)
+        step(_EQUAL, own, 1)
+        step(_RETURN, _ERROR | _EPERM)
+        step(_RETURN, _ALLOW)
+    # A file, a socket or a core of the processor must not reach another process for it.
+    for call, where, refused in (
+        (_FCNTL, _SECOND, _SIGNAL_OWNERS),
+        (_IOCTL, _SECOND, _SOCKET_OWNERS),
+        (_PRCTL, _FIRST, (_SHARE_CORE,)),
+    ):
+        step(_EQUAL, call[column], 0, 2 + 2 * len(refused))
+        step(_LOAD, where)
+        for value in refused:
+            step(_EQUAL, value, 0, 1)
+            step(_RETURN, _ERROR | _EPERM)
+        step(_RETURN, _ALLOW)
     step(_RETURN, _ALLOW)
     code = b"".join(struct.pack("<HBBI", *each) for each in steps)
     buffer = ctypes.create_string_buffer(code, len(code))

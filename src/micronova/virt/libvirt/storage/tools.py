@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import shutil
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ PACKAGES = {
 }
 GIGABYTE = 1024**3
 MEMORY_LIMIT = 2 * GIGABYTE
+MOST_THREADS = 4096
+"""Of all processes of the agent's user; the agent has about a hundred. The kernel does not limit root."""
 CPU_SECONDS = 60
 CPU_SECONDS_PER_GIGABYTE = 60
 PATIENCE = 10
@@ -44,8 +47,8 @@ async def run(
 ) -> None:
     """Run a program that reads users' data, with limits on memory, CPU time and the size of files that it writes.
 
-    It can open the files that it is given, and the system's code, and has no network (`sandbox.py`). It is killed when
-    the caller is cancelled and when this process dies.
+    It can open the files that it is given, and the system's code; it has no network and no children (`sandbox.py`).
+    It is killed when the caller is cancelled and when this process dies.
     """
     program = command[0]
     path = shutil.which(program)
@@ -53,7 +56,9 @@ async def run(
         raise LibvirtMissing(f"{program} is missing on this host: install {PACKAGES.get(program, program)}.")
     # The sandbox lets a program write to files that exist; it cannot create any.
     os.close(os.open(writes, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    limits = [f"--as={memory_limit}", f"--cpu={cpu_limit}", f"--fsize={file_limit}", "--core=0"]
+    threads = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    threads = MOST_THREADS if threads == resource.RLIM_INFINITY else min(threads, MOST_THREADS)
+    limits = [f"--as={memory_limit}", f"--cpu={cpu_limit}", f"--fsize={file_limit}", f"--nproc={threads}", "--core=0"]
     privileges = ["--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
     confined = [sys.executable, "-I", "-S", sandbox.__file__, "--write", str(writes)]
     for file in reads:

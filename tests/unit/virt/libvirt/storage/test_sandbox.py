@@ -1,6 +1,8 @@
 """The sandbox of programs that read images: what a program that was taken over cannot do."""
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,19 +25,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def do(folder: Path, *command: str) -> None:
+async def do(folder: Path, *command: str, cpu_limit: int = tools.CPU_SECONDS) -> None:
     """Run a program as qemu-img is run, with one input and one output."""
     what = {"what": "do that", "folder": folder, "reads": [folder / "input"], "writes": folder / "output"}
-    await tools.run(*command, file_limit=1 << 20, **what)  # type: ignore[arg-type]
+    await tools.run(*command, file_limit=1 << 20, cpu_limit=cpu_limit, **what)  # type: ignore[arg-type]
 
 
-def attempt(folder: Path, program: str) -> str:
+# As on kernels before 6.12, whose Landlock does not govern signals: only seccomp can.
+_WITHOUT_SCOPES = """
+import runpy, sys
+main = runpy.run_path(sys.argv[1])["main"]
+main.__globals__["_landlock_version"] = lambda: 5
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def attempt(folder: Path, program: str, *, scopes: bool = True) -> str:
     """Run a Python program in the sandbox, in place of a qemu-img that was taken over; return what it printed."""
     (folder / "output").touch()
     # Its own code is the system's, which programs may read; where it is elsewhere, it is given.
     own = [option for path in {sys.prefix, sys.base_prefix} for option in ("--read", path)]
     given = ["--read", str(folder / "input"), "--write", str(folder / "output"), *own]
-    command = [sys.executable, "-I", "-S", sandbox.__file__, *given, "--", sys.executable, "-I", "-c", program]
+    start = ["-S", sandbox.__file__] if scopes else ["-c", _WITHOUT_SCOPES, sandbox.__file__]
+    command = [sys.executable, "-I", *start, *given, "--", sys.executable, "-I", "-c", program]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -78,6 +90,9 @@ async def test_it_has_limits_and_sees_no_environment(folder: Path, monkeypatch: 
     with pytest.raises(DriverFailed) as caught:
         await do(folder, "sh", "-c", "set; exit 1")
     assert "PATH=" in str(caught.value.details) and SECRET not in str(caught.value.details)
+    with pytest.raises(DriverFailed) as caught:
+        await do(folder, "bash", "-c", "ulimit -u; exit 1")
+    assert int(str(caught.value.details["details"]).split()[-1]) <= tools.MOST_THREADS
 
 
 @pytest.mark.parametrize(
@@ -88,29 +103,79 @@ def test_it_has_no_network_and_no_sockets(folder: Path, family: str, kind: str) 
     assert "PermissionError" in said and "made" not in said
 
 
-def test_it_cannot_touch_other_processes(folder: Path) -> None:
+def call(name: str, *arguments: object) -> str:
+    """Return a program that makes a system call and prints that it was done, or fails as Python does."""
+    number = {"x86_64": {"tgkill": 234}, "aarch64": {"tgkill": 131}}[os.uname().machine][name]
+    given = ", ".join(map(str, arguments))
+    return f"if libc.syscall({number}, {given}): raise OSError(ctypes.get_errno(), {name!r})"
+
+
+_SIGNALLED_PIPE = """
+r, w = os.pipe()
+fcntl.fcntl(r, {setowner})
+fcntl.fcntl(r, 10, 9)  # F_SETSIG
+fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC)
+os.write(w, b"x")
+"""
+
+
+@pytest.mark.parametrize("scopes", [True, False])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "os.kill({pid}, 9)",
+        call("tgkill", "{pid}", "{pid}", 9),
+        _SIGNALLED_PIPE.replace("{setowner}", "fcntl.F_SETOWN, {pid}"),
+        _SIGNALLED_PIPE.replace("{setowner}", "15, struct.pack('ii', 1, {pid})"),  # F_SETOWN_EX
+        "open('/proc/{pid}/environ').read()",
+        "resource.prlimit({pid}, resource.RLIMIT_CPU, (1, 1))",
+        "os.setpriority(os.PRIO_PROCESS, {pid}, 19)",
+        "os.sched_setscheduler({pid}, os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setaffinity({pid}, [0])",
+        "os.sched_setparam({pid}, os.sched_param(0))",
+    ],
+)
+def test_it_cannot_touch_other_processes(folder: Path, what: str, scopes: bool) -> None:
     victim = subprocess.Popen(["sleep", "60"])
     try:
-        for what in (
-            f"os.kill({victim.pid}, 9)",
-            f"open('/proc/{victim.pid}/environ').read()",
-            f"resource.prlimit({victim.pid}, resource.RLIMIT_CPU, (1, 1))",
-            f"os.setpriority(os.PRIO_PROCESS, {victim.pid}, 19)",
-        ):
-            said = attempt(folder, f"import os, resource; {what}; print('done')")
-            assert "PermissionError" in said and "done" not in said, what
-        assert victim.poll() is None
-        said = attempt(folder, "import resource; print(resource.prlimit(0, resource.RLIMIT_CORE))")
-        assert "Error" not in said, "its own limits it may see"
+        program = "import ctypes, fcntl, os, resource, struct\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        said = attempt(folder, f"{program}{what.format(pid=victim.pid)}\nprint('done')", scopes=scopes)
+        assert "PermissionError" in said and "done" not in said
     finally:
-        victim.kill()
-        victim.wait()
+        victim.terminate()
+        assert victim.wait() == -signal.SIGTERM, "it was killed before"
 
 
-def test_it_has_threads_and_children(folder: Path) -> None:
+def test_it_may_see_its_own_limits_and_abort(folder: Path) -> None:
+    assert "Error" not in attempt(folder, "import resource; print(resource.prlimit(0, resource.RLIMIT_CORE))")
+    ended = "import os, signal\nsignal.signal(6, lambda *_: print('signalled'))\nsignal.raise_signal(6)"
+    assert attempt(folder, ended) == "signalled\n"
+
+
+def test_it_has_threads_and_no_children(folder: Path) -> None:
     threads = "import threading; t = threading.Thread(target=print, args=('ran',)); t.start(); t.join()"
     assert attempt(folder, threads) == "ran\n"
-    assert attempt(folder, "import os; print(os.waitpid(os.fork() or os._exit(0), 0)[1])") == "0\n"
+    for what in ("os.fork()", "os.posix_spawn('/bin/true', ['true'], {})", "libc.vfork() < 0 and os.fork()"):
+        said = attempt(folder, f"import ctypes, os; libc = ctypes.CDLL(None); {what}; print('made')")
+        assert "PermissionError" in said and "made" not in said
+
+
+async def test_it_leaves_no_process_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "PATIENCE", 0.5)
+    with pytest.raises(DriverFailed):
+        await do(folder, "sh", "-c", f"sleep {os.getpid()}.5 & wait", cpu_limit=1)
+    assert not _running(f"sleep {os.getpid()}.5")
+
+
+def _running(command: str) -> list[str]:
+    wanted = command.replace(" ", "\0").encode() + b"\0"
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if file.read_bytes() == wanted:
+                found.append(file.parent.name)
+                os.kill(int(file.parent.name), signal.SIGKILL)
+    return found
 
 
 def test_an_open_socket_is_not_passed_on(folder: Path) -> None:
