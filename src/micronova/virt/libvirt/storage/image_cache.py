@@ -1,8 +1,9 @@
 """The image cache of a host: each image is downloaded once, checked, and kept as a raw file that overlays are based on.
 
 A cached image gets its name, by a rename, only when it is complete. Builds that need the same image wait for one
-download. An image stays as long as a disk is based on it, and for some time after. All images together have a limit.
-For a new one, those are removed that no disk is based on, the longest unused first.
+download. An image stays as long as a disk is based on it, and for some time after. All images together have a limit,
+in which the files of downloads count while they grow: a small file can unpack to a large disk. For a new image, those
+are removed that no disk is based on, the longest unused first.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +39,7 @@ from micronova.virt.libvirt.storage.layout import Layout
 log = logging.getLogger(__name__)
 
 PART: Final = ".part-"
+WATCH: Final = 0.1  # seconds between looks at files that grow
 _QEMU_FORMATS: Final = {"qcow2": "qcow2", "vmdk": "vmdk", "vhd": "vpc", "vhdx": "vhdx", "vdi": "vdi"}
 _RAW: Final = ("raw", "iso", "ami")
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9-]")
@@ -55,7 +57,7 @@ class CachedImage:
 @dataclass(slots=True)
 class _Download:
     task: asyncio.Task[None]
-    size: int  # bytes of the image, which the cache will have
+    size: int  # bytes that it takes of the disk, or will take
     limit: float  # bytes that the disk may have for the build that started it
     waiting: int = 0  # builds
 
@@ -134,8 +136,10 @@ class ImageCache:
             return
         most = await self._files.run(self._max_bytes)
         coming = sum(download.size for download in self._downloads.values())
-        unused = await self._unused() if self._evict else []
+        unused: list[str] | None = None
         while (taken := await self._files.run(self._taken)) + coming > most:
+            if unused is None:
+                unused = await self._unused() if self._evict else []
             name = next((name for name in unused if self._is_free(name)), None)
             if name is None:
                 raise InsufficientResources(
@@ -148,11 +152,7 @@ class ImageCache:
 
     def _taken(self) -> int:
         """Return the bytes that the cached images take of the disk."""
-        found = 0
-        for name in self._list():
-            with contextlib.suppress(FileNotFoundError):
-                found += (self._layout.base / name).stat().st_blocks * 512
-        return found
+        return sum(_blocks(self._layout.base / name) for name in self._list())
 
     async def _download(self, name: str, image: ImageMeta, ticket: str | None, limit: int | None) -> None:
         most = math.inf if limit is None else limit
@@ -204,7 +204,7 @@ class ImageCache:
         fetched, raw = base / f"{PART}{mark}-{name}.image", base / f"{PART}{mark}-{name}.raw"
         try:
             await self._make_room()
-            await self._fetch(image, ticket, fetched, self._files)
+            await self._watched(name, image, fetched, raw, self._fetch(image, ticket, fetched, self._files))
             try:
                 virtual_size = await self._files.run(_check, fetched, image, limit)
             except Invalid as error:
@@ -212,21 +212,45 @@ class ImageCache:
             if image.disk_format in _RAW:
                 raw = fetched
             else:
-                await tools.convert(fetched, _QEMU_FORMATS[image.disk_format], raw, virtual_size)
+                unpacking = tools.convert(fetched, _QEMU_FORMATS[image.disk_format], raw, virtual_size)
+                await self._watched(name, image, fetched, raw, unpacking)
             if not await self._files.run(_is_bootable, raw):
                 raise BuildAborted(
                     f"The image {image.id} cannot be booted: it has no boot sector, no partition table and no "
                     "CD file system."
                 )
-            if (download := self._downloads.get(name)) is not None:
-                download.size = (await self._files.run(raw.stat)).st_blocks * 512  # unpacked, without holes
-            await self._make_room()
+            await self._grow(name, image, 0, await self._files.run(_blocks, raw))  # the other file is about to go
             await self._files.run(self._publish, raw, base / name)
         except OSError as error:
             raise BuildFailed(f"The image cannot be cached: {error.strerror}.") from error
         finally:
             for part in (fetched, raw):
                 part.unlink(missing_ok=True)
+
+    async def _watched(self, name: str, image: ImageMeta, fetched: Path, raw: Path, work: Awaitable[None]) -> None:
+        """Do work that lets the files of a download grow, and end it when the cache has no room for them."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=WATCH))[0]:
+                first, second = [await self._files.run(_blocks, part) for part in (fetched, raw)]
+                await self._grow(name, image, max(first, image.size), second)
+            await task
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+    async def _grow(self, name: str, image: ImageMeta, fetched: int, unpacked: int) -> None:
+        """Count the bytes that a download takes now, and make room; raise BuildAborted if it alone fills the cache."""
+        if (download := self._downloads.get(name)) is not None:
+            download.size = fetched + unpacked
+        most = math.inf if self._max_bytes is None else await self._files.run(self._max_bytes)
+        if fetched + unpacked > most:
+            raise BuildAborted(
+                f"The image {image.id} is refused: with its unpacked disk it is larger than the {int(most) >> 20} MB "
+                "of the image cache."
+            )
+        await self._make_room()
 
     def _publish(self, raw: Path, target: Path) -> None:
         descriptor = os.open(raw, os.O_RDONLY | os.O_CLOEXEC)
@@ -269,6 +293,14 @@ def base_name(image: ImageMeta) -> str:
     """Return the name of an image in the cache: its id, and its checksum in case that an id is used again."""
     content = image.os_hash_value or image.checksum or "unsummed"
     return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
+
+
+def _blocks(file: Path) -> int:
+    """Return the bytes that a file takes of the disk: its holes take none. Blocks."""
+    try:
+        return file.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def _is_bootable(disk: Path) -> bool:

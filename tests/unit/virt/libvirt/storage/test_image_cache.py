@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from micronova.http.client import unix_url
 from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError, NotSupported
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
+from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.fetch import TicketRefused, fetch, stream
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.storage.layout import Layout
@@ -300,17 +302,88 @@ async def test_downloads_at_the_same_time_count_together(world: World) -> None:
     assert await first == FULL
 
 
-async def test_what_an_image_becomes_unpacked_counts(world: World, tmp_path: Path) -> None:
-    if shutil.which("qemu-img") is None:
-        pytest.skip("qemu-img is not installed")
+NEEDS_QEMU = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")
+
+
+def packed(tmp_path: Path) -> bytes:
+    """Return a small image of a disk with 4 MiB of data."""
     (tmp_path / "big.raw").write_bytes(FULL[:512] + b"x" * (4 * MIB - 512))
     command = ["qemu-img", "convert", "-c", "-f", "raw", "-O", "qcow2", "big.raw", "small.qcow2"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    world.source.data = (tmp_path / "small.qcow2").read_bytes()
+    return (tmp_path / "small.qcow2").read_bytes()
+
+
+CLUSTER = 1 << 16
+
+
+def repetitive(size: int) -> bytes:
+    """Return a qcow2 file of six clusters whose disk has `size` bytes of data: all entries name the same cluster."""
+    tables = -(-size // (CLUSTER // 8 * CLUSTER))
+    header = struct.pack(">4sIQIIQIIQQIIQ", b"QFI\xfb", 3, 0, 0, 16, size, 0, tables, CLUSTER, 2 * CLUSTER, 1, 0, 0)
+    clusters = [
+        header + struct.pack(">QQQII", 0, 0, 0, 4, 104),
+        struct.pack(">Q", 4 * CLUSTER) * tables,  # the level 1 table
+        struct.pack(">Q", 3 * CLUSTER),  # the table of reference counts, and its only block
+        struct.pack(">H", 1) * 6,
+        struct.pack(">Q", 5 * CLUSTER) * (CLUSTER // 8),  # the only level 2 table
+        FULL[:CLUSTER],
+    ]
+    return b"".join(each.ljust(CLUSTER, b"\0") for each in clusters)
+
+
+@NEEDS_QEMU
+@pytest.mark.parametrize("make", [packed, lambda _: repetitive(64 * MIB)])
+async def test_an_image_that_no_cache_can_hold_unpacked_is_refused_for_good(
+    world: World, tmp_path: Path, make: Callable[[Path], bytes]
+) -> None:
+    world.source.data = make(tmp_path)
     assert len(world.source.data) < 2 * MIB
     world.max_bytes = 2 * MIB
-    with pytest.raises(InsufficientResources):
+    with pytest.raises(BuildAborted, match="larger than the 2 MB"):
         await world.get(raw(world.source.data, disk_format="qcow2"))
+    assert world.files == []
+
+
+@NEEDS_QEMU
+async def test_what_an_image_becomes_unpacked_counts(world: World, tmp_path: Path) -> None:
+    world.source.data = FULL
+    await world.get(raw(FULL, id="image-1"))
+    world.used = {base_name(raw(FULL, id="image-1"))}
+    world.source.data = packed(tmp_path)
+    world.max_bytes = 4 * MIB + MIB // 2
+    with pytest.raises(InsufficientResources):  # another host may have room
+        await world.get(raw(world.source.data, disk_format="qcow2"))
+    assert world.files == [base_name(raw(FULL, id="image-1"))]
+
+
+async def test_unpacking_ends_as_soon_as_the_cache_is_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = asyncio.Event()
+
+    async def convert(source: Path, source_format: str, target: Path, size: int) -> None:
+        target.write_bytes(FULL * 3)
+        try:
+            await asyncio.Event().wait()  # it would write more
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(tools, "convert", convert)
+    world.source.data = repetitive(64 * MIB)
+    world.max_bytes = 2 * MIB
+    with pytest.raises(BuildAborted):
+        await asyncio.wait_for(world.get(raw(world.source.data, disk_format="qcow2")), 10)
+    assert ended.is_set() and world.files == []
+
+
+async def test_a_download_of_unknown_size_ends_as_soon_as_the_cache_is_full(world: World) -> None:
+    class Endless(Source):
+        async def fetch(self, image: ImageMeta, url: str, target: Path, files: ThreadPool) -> None:
+            target.write_bytes(FULL * 3)
+            await asyncio.Event().wait()
+
+    world.cache._fetch = Endless().fetch
+    world.max_bytes = 2 * MIB
+    with pytest.raises(BuildAborted):
+        await asyncio.wait_for(world.get(raw(FULL, size=0)), 10)
     assert world.files == []
 
 
