@@ -31,7 +31,9 @@ import msgspec
 
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.conf.settings import API, Glance, Neutron, Settings
+from micronova.conf.api import API
+from micronova.conf.services import Glance, Neutron
+from micronova.conf.settings import Settings
 from micronova.http.sockets import listen_unix
 from micronova.objects.errors import MicronovaError
 from micronova.privileged.client import sockets_directory

@@ -6,22 +6,24 @@ import msgspec
 from msgspec import Meta
 
 
-def _doc(text: str) -> Meta:
-    return Meta(description=text)
-
-
 class ConsoleAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of consoles."""
 
     token_ttl: Annotated[float, Meta(gt=0, description="Seconds that a console link is valid.")] = 600.0
-    enforce_session_timeout: Annotated[bool, _doc("Whether an open console is closed when its link expires.")] = False
+    enforce_session_timeout: Annotated[
+        bool, Meta(description="Whether an open console is closed when its link expires.")
+    ] = False
 
 
 class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to screens."""
 
     novncproxy_base_url: Annotated[
-        str, _doc("URL of the page that VNC links lead to; empty: /console/vnc_lite.html at the address of the API.")
+        str,
+        Meta(
+            description="URL of the page that VNC links lead to; empty: /console/vnc_lite.html at the address of "
+            "the API."
+        ),
     ] = ""
 
 
@@ -30,7 +32,10 @@ class Spice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     html5proxy_base_url: Annotated[
         str,
-        _doc("URL of the page that SPICE links lead to; empty: /console/spice_auto.html at the address of the API."),
+        Meta(
+            description="URL of the page that SPICE links lead to; empty: /console/spice_auto.html at the address "
+            "of the API."
+        ),
     ] = ""
 
 
@@ -39,8 +44,8 @@ class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     base_url: Annotated[
         str,
-        _doc(
-            "URL of the page, or ws:// URL ending in /console/websockify, that serial links lead to; "
+        Meta(
+            description="URL of the page, or ws:// URL ending in /console/websockify, that serial links lead to; "
             "empty: /console/serial.html at the address of the API."
         ),
     ] = ""
@@ -50,13 +55,15 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The console proxy, and compute hosts that it does not run on."""
 
     allowed_origins: Annotated[
-        tuple[str, ...], _doc("Web origins besides the proxy's own whose pages may show consoles.")
+        tuple[str, ...], Meta(description="Web origins besides the proxy's own whose pages may show consoles.")
     ] = ()
-    novnc_path: Annotated[str, _doc("Directory of noVNC (Debian: novnc).")] = "/usr/share/novnc"
-    xterm_path: Annotated[str, _doc("Directory of the package xterm.js (Debian: node-xterm).")] = (
+    novnc_path: Annotated[str, Meta(description="Directory of noVNC (Debian: novnc).")] = "/usr/share/novnc"
+    xterm_path: Annotated[str, Meta(description="Directory of the package xterm.js (Debian: node-xterm).")] = (
         "/usr/share/nodejs/xterm"
     )
-    spice_html5_path: Annotated[str, _doc("Directory of spice-html5 (Debian: spice-html5).")] = "/usr/share/spice-html5"
+    spice_html5_path: Annotated[str, Meta(description="Directory of spice-html5 (Debian: spice-html5).")] = (
+        "/usr/share/spice-html5"
+    )
     relay_listen: Annotated[
         str,
         Meta(
@@ -68,5 +75,8 @@ class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = ""
     socket_path: Annotated[
-        str, _doc("Directory below which the console proxy accepts Unix sockets of consoles; empty: state_path.")
+        str,
+        Meta(
+            description="Directory below which the console proxy accepts Unix sockets of consoles; empty: state_path."
+        ),
     ] = ""

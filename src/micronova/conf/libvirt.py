@@ -10,67 +10,90 @@ CpuMode = Literal["auto", "none", "custom", "host-model", "host-passthrough", "m
 ImagesType = Literal["qcow2", "raw"]
 
 
-def _doc(text: str) -> Meta:
-    return Meta(description=text)
-
-
 class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The libvirt driver."""
 
     connection_uri: Annotated[
-        str, _doc("URI of an existing libvirt, e.g. qemu:///system; empty: a private libvirtd in state_path.")
+        str,
+        Meta(description="URI of an existing libvirt, e.g. qemu:///system; empty: a private libvirtd in state_path."),
     ] = ""
     virt_type: Annotated[
-        VirtType, _doc("Virtualisation: auto is kvm if the CPU has it (vmx, svm), else qemu (emulation).")
+        VirtType, Meta(description="Virtualisation: auto is kvm if the CPU has it (vmx, svm), else qemu (emulation).")
     ] = "auto"
-    instances_path: Annotated[str, _doc("Directory of guests' disks and cached images; empty: in state_path.")] = ""
+    instances_path: Annotated[
+        str, Meta(description="Directory of guests' disks and cached images; empty: in state_path.")
+    ] = ""
     network_namespace: Annotated[
-        str, _doc("Network namespace that the private libvirtd runs in; empty: the network agent's.")
+        str, Meta(description="Network namespace that the private libvirtd runs in; empty: the network agent's.")
     ] = ""
 
     cpu_mode: Annotated[
-        CpuMode, _doc("CPU of guests: auto is host-model with kvm, else a model that current systems run on.")
+        CpuMode,
+        Meta(description="CPU of guests: auto is host-model with kvm, else a model that current systems run on."),
     ] = "auto"
-    cpu_models: Annotated[tuple[str, ...], _doc('With cpu_mode "custom": the first one that the host knows.')] = ()
-    cpu_model_extra_flags: Annotated[tuple[str, ...], _doc('Features to add or take away: "aes", "+aes", "-vmx".')] = ()
-    cpu_shared_set: Annotated[str, _doc('CPUs for guests that are not pinned, e.g. "2-7,^5"; empty: all.')] = ""
-    cpu_dedicated_set: Annotated[str, _doc("CPUs for pinned guests, each for one guest only; empty: none.")] = ""
-    hw_machine_type: Annotated[str, _doc("Machine type of guests: pc, q35 or a version of them; empty: pc.")] = ""
+    cpu_models: Annotated[
+        tuple[str, ...], Meta(description='With cpu_mode "custom": the first one that the host knows.')
+    ] = ()
+    cpu_model_extra_flags: Annotated[
+        tuple[str, ...], Meta(description='Features to add or take away: "aes", "+aes", "-vmx".')
+    ] = ()
+    cpu_shared_set: Annotated[
+        str, Meta(description='CPUs for guests that are not pinned, e.g. "2-7,^5"; empty: all.')
+    ] = ""
+    cpu_dedicated_set: Annotated[
+        str, Meta(description="CPUs for pinned guests, each for one guest only; empty: none.")
+    ] = ""
+    hw_machine_type: Annotated[
+        str, Meta(description="Machine type of guests: pc, q35 or a version of them; empty: pc.")
+    ] = ""
     images_type: Annotated[
-        ImagesType, _doc("Format of root disks: qcow2 is an overlay on the cached image, raw a copy of it.")
+        ImagesType, Meta(description="Format of root disks: qcow2 is an overlay on the cached image, raw a copy of it.")
     ] = "qcow2"
     disk_cachemode: Annotated[
         str,
-        _doc(
-            "Cache mode of disks: none, writeback, writethrough, directsync or unsafe; "
+        Meta(
+            description="Cache mode of disks: none, writeback, writethrough, directsync or unsafe; "
             "empty: none if the file system allows it."
         ),
     ] = ""
     wire: Annotated[
         bool,
-        _doc("Whether the interfaces of guests have a link. `up` switches it off if no network agent connects them."),
+        Meta(
+            description="Whether the interfaces of guests have a link. `up` switches it off if no network agent "
+            "connects them."
+        ),
     ] = True
-    rng_dev_path: Annotated[str, _doc("Device that the random numbers of guests come from.")] = "/dev/urandom"
-    force_config_drive: Annotated[bool, _doc("Whether every guest gets a config drive.")] = False
-    vnc_enabled: Annotated[bool, _doc("Whether the screens of guests are available by VNC.")] = True
+    rng_dev_path: Annotated[str, Meta(description="Device that the random numbers of guests come from.")] = (
+        "/dev/urandom"
+    )
+    force_config_drive: Annotated[bool, Meta(description="Whether every guest gets a config drive.")] = False
+    vnc_enabled: Annotated[bool, Meta(description="Whether the screens of guests are available by VNC.")] = True
     vnc_server_listen: Annotated[
-        str, _doc("Address that guests' VNC servers listen on; empty: a Unix socket, or loopback with connection_uri.")
+        str,
+        Meta(
+            description="Address that guests' VNC servers listen on; empty: a Unix socket, or loopback with "
+            "connection_uri."
+        ),
     ] = ""
-    spice_enabled: Annotated[bool, _doc("Whether the screens of guests are also available by SPICE.")] = False
+    spice_enabled: Annotated[bool, Meta(description="Whether the screens of guests are also available by SPICE.")] = (
+        False
+    )
     wait_soft_reboot_seconds: Annotated[
-        float, _doc("Seconds after which a soft reboot that has not ended becomes a hard one.")
+        float, Meta(description="Seconds after which a soft reboot that has not ended becomes a hard one.")
     ] = 120.0
 
     call_timeout: Annotated[
-        float, _doc("Seconds after which a libvirt that does not answer a simple call counts as hung.")
+        float, Meta(description="Seconds after which a libvirt that does not answer a simple call counts as hung.")
     ] = 60.0
-    remove_unused_base_images: Annotated[bool, _doc("Whether cached images that no guest uses are removed.")] = True
+    remove_unused_base_images: Annotated[
+        bool, Meta(description="Whether cached images that no guest uses are removed.")
+    ] = True
     remove_unused_original_minimum_age_seconds: Annotated[
-        float, _doc("Seconds that a cached image must be unused before it is removed.")
+        float, Meta(description="Seconds that a cached image must be unused before it is removed.")
     ] = 86_400.0
-    image_cache_manager_interval: Annotated[float, _doc("Seconds between searches for unused images in the cache.")] = (
-        2_400.0
-    )
+    image_cache_manager_interval: Annotated[
+        float, Meta(description="Seconds between searches for unused images in the cache.")
+    ] = 2_400.0
     image_cache_max_percent: Annotated[
         int,
         Meta(
@@ -81,22 +104,30 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         ),
     ] = 50
     qemu_user: Annotated[
-        str, _doc("User that a private libvirtd probes QEMU as; empty: the user of the distribution's packages.")
+        str,
+        Meta(
+            description="User that a private libvirtd probes QEMU as; empty: the user of the distribution's packages."
+        ),
     ] = ""
     qemu_group: Annotated[
-        str, _doc("Group that a private libvirtd probes QEMU as; empty: the group of the distribution's packages.")
+        str,
+        Meta(
+            description="Group that a private libvirtd probes QEMU as; empty: the group of the distribution's packages."
+        ),
     ] = ""
     security_driver: Annotated[
         Literal["", "selinux", "apparmor", "none"],
-        _doc(
-            "What separates guests of a private libvirtd beside their users; empty: SELinux or AppArmor, if the "
+        Meta(
+            description="What separates guests of a private libvirtd beside their users; empty: SELinux or "
+            "AppArmor, if the "
             "machine has one. Set it to none if a policy of the machine does not let guests start."
         ),
     ] = ""
     guest_uids: Annotated[
         str,
-        _doc(
-            "User ids of guests, FIRST-LAST: each guest runs as a user of its own, and a cloud uses up to 4096 of "
+        Meta(
+            description="User ids of guests, FIRST-LAST: each guest runs as a user of its own, and a cloud uses up "
+            "to 4096 of "
             "them. Change it if users or containers of this machine have such ids."
         ),
     ] = "2013265920-2147483647"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from micronova.conf.settings import FilterScheduler as FilterSchedulerOptions
+from micronova.conf.control import FilterScheduler as FilterSchedulerOptions
 from micronova.db import allocations, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database

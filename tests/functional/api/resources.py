@@ -30,7 +30,7 @@ from micronova.api.compute import (
     versions_doc,
 )
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conf.settings import Quota
+from micronova.conf.api import Quota
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
 from micronova.http.faults import compute_fault

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.conf.settings import Quota
+from micronova.conf.api import Quota
 from micronova.db import quotas
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.schemas.tempest import check, versions_of

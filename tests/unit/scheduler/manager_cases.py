@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.conf.settings import FilterScheduler
+from micronova.conf.control import FilterScheduler
 from micronova.db import allocation_audit, allocations, tables
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros

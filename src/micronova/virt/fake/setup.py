@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from micronova.conf.settings import Fake
+from micronova.conf.hosts import Fake
 from micronova.objects.errors import Invalid
 from micronova.virt.fake.driver import FakeDriver
 from micronova.virt.fake.faults import FaultRules

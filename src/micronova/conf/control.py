@@ -1,0 +1,160 @@
+"""Settings of what controls the cloud: database, conductor, scheduler, notifications, traces, versions of messages."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The database."""
+
+    connection: Annotated[
+        str,
+        Meta(
+            description="URL of the database: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME; empty: SQLite "
+            "in state_path."
+        ),
+    ] = ""
+    pool_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Connections that one process keeps to PostgreSQL. Their sum must stay "
+            "below the server's max_connections.",
+        ),
+    ] = 10
+
+
+class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Durable operations."""
+
+    lease: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds after which another conductor takes over an operation whose lease was not renewed.",
+        ),
+    ] = 20.0
+    sweep_interval: Annotated[
+        float, Meta(gt=0, description="Seconds between searches for operations without a valid lease.")
+    ] = 2.0
+    require_host_users: Annotated[
+        bool,
+        Meta(description="Whether a compute host needs its own broker user (micronova host add). Set it in a region."),
+    ] = False
+    keep_finished: Annotated[
+        float, Meta(ge=0, description="Seconds that finished operations are kept, for `micronova timeline`.")
+    ] = 86400.0
+    keep_deleted: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds that the records of deleted servers are kept, with their actions, faults and usage; "
+            "0 keeps them until `micronova db purge`.",
+        ),
+    ] = 0.0
+    concurrency: Annotated[int, Meta(ge=1, description="Operations that one conductor runs at the same time.")] = 64
+
+
+class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The scheduler."""
+
+    max_attempts: Annotated[
+        int, Meta(ge=1, description="Hosts on which a build may fail before its server is in ERROR.")
+    ] = 3
+    refresh_interval: Annotated[
+        float, Meta(gt=0, description="Seconds between updates of the scheduler's table of hosts.")
+    ] = 0.5
+
+
+class FilterScheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Filters and weighers."""
+
+    enabled_filters: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Filters that are applied to every request, in this order. The API reads this too: it "
+            "refuses scheduler "
+            "hints and extra specs that no enabled filter honours, so it must be the same there."
+        ),
+    ] = (
+        "RetryFilter",
+        "AvailabilityZoneFilter",
+        "RamFilter",
+        "DiskFilter",
+        "ComputeFilter",
+        "ComputeCapabilitiesFilter",
+        "ImagePropertiesFilter",
+        "ServerGroupAntiAffinityFilter",
+        "ServerGroupAffinityFilter",
+    )
+    host_subset_size: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Number of best hosts among which one is chosen at random. Above 1 "
+            "several schedulers collide less often.",
+        ),
+    ] = 1
+    shuffle_best_same_weighed_hosts: Annotated[
+        bool, Meta(description="Whether to choose at random among hosts of equal weight.")
+    ] = False
+    ram_weight_multiplier: Annotated[
+        float,
+        Meta(
+            description="Weight of free memory: positive spreads servers over hosts, negative fills hosts one by one."
+        ),
+    ] = 1.0
+    cpu_weight_multiplier: Annotated[
+        float,
+        Meta(description="Weight of free CPUs: positive spreads servers over hosts, negative fills hosts one by one."),
+    ] = 1.0
+    disk_weight_multiplier: Annotated[
+        float,
+        Meta(description="Weight of free disk: positive spreads servers over hosts, negative fills hosts one by one."),
+    ] = 1.0
+    soft_affinity_weight_multiplier: Annotated[
+        float, Meta(ge=0, description="Weight of hosts that have servers of the same soft-affinity group.")
+    ] = 1.0
+    soft_anti_affinity_weight_multiplier: Annotated[
+        float, Meta(ge=0, description="Weight of hosts that have few servers of the same soft-anti-affinity group.")
+    ] = 1.0
+    build_failure_weight_multiplier: Annotated[
+        float, Meta(description="Weight against hosts whose recent builds failed; 0: failures do not matter.")
+    ] = 1000000.0
+
+
+class Notifications(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Notifications to other services."""
+
+    notification_format: Annotated[
+        str,
+        Meta(
+            pattern="^(unversioned|versioned|both|none)$",
+            description="Kinds of notifications that are sent: unversioned, versioned, both or none.",
+        ),
+    ] = "both"
+    versioned_notifications_topics: Annotated[
+        tuple[str, ...], Meta(description="Topics of versioned notifications.")
+    ] = ("versioned_notifications",)
+    topics: Annotated[tuple[str, ...], Meta(description="Topics of unversioned notifications.")] = ("notifications",)
+    transport_url: Annotated[
+        str, Meta(description="URL of the broker that notifications are sent to; empty: that of default.transport_url.")
+    ] = ""
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traces."""
+
+    otlp_endpoint: Annotated[
+        str, Meta(description="URL of the OTLP/HTTP collector that traces are sent to; empty: no traces.")
+    ] = ""
+
+
+class UpgradeLevels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Contract versions to pin messages to during a rolling upgrade; empty: the newest."""
+
+    compute: Annotated[str, Meta(description="Version of messages to compute hosts.")] = ""
+    conductor: Annotated[str, Meta(description="Version of messages to conductors.")] = ""
+    scheduler: Annotated[str, Meta(description="Version of messages to schedulers.")] = ""

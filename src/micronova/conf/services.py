@@ -1,0 +1,152 @@
+"""Settings of the other OpenStack services: where they are, and those of the embedded ones."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The identity service and the service user."""
+
+    auth_url: Annotated[
+        str, Meta(description="URL of a Keystone (https://…/v3); empty: the embedded identity service.")
+    ] = ""
+    username: Annotated[str, Meta(description="Service user that calls the other OpenStack services.")] = "micronova"
+    password: Annotated[str, Meta(description="Password of the service user; empty: from state_path.")] = ""
+    project_name: Annotated[str, Meta(description="Project of the service user.")] = "service"
+    user_domain_name: Annotated[str, Meta(description="Domain of the service user.")] = "Default"
+    project_domain_name: Annotated[str, Meta(description="Domain of the service user's project.")] = "Default"
+    region_name: Annotated[
+        str,
+        Meta(
+            description="Region of this cloud; endpoints of other services are taken from this region of the catalog."
+        ),
+    ] = "RegionOne"
+    token_cache_time: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds that the validation of a token is cached. A revoked token is "
+            "accepted for that long; 0: no cache.",
+        ),
+    ] = 300.0
+    token_lifetime: Annotated[
+        float, Meta(gt=0, description="Seconds that a token of the embedded identity service is valid.")
+    ] = 14400.0
+    max_password_checks: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Passwords that may wait to be checked by the embedded identity service, which takes some "
+            "30 ms each; a further log-in gets 503.",
+        ),
+    ] = 256
+    public_key: Annotated[
+        str,
+        Meta(
+            description="Hex digits of the keys (separated by spaces) that verify tokens of an embedded identity "
+            "service in "
+            "another process, without asking it; `micronova token-key show` prints them. Tokens of other keys are "
+            "asked about."
+        ),
+    ] = ""
+
+
+class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An OpenStack service besides compute."""
+
+    endpoint_override: Annotated[
+        str,
+        Meta(
+            description="URL of the service; empty: the embedded one, or without it the internal or public endpoint "
+            "in the catalog."
+        ),
+    ] = ""
+
+
+class Glance(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The image service."""
+
+    ticket_key: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hex digits that an embedded image service shares with conductors in "
+            "other processes, to sign image tickets.",
+        ),
+    ] = ""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The embedded image service."""
+
+    user_storage_quota: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Bytes of image data that a project may keep; an upload beyond that gets 413. 0: no limit.",
+        ),
+    ] = 107_374_182_400
+    image_size_cap: Annotated[
+        int, Meta(ge=1, description="Bytes that one image may have; a larger upload gets 413.")
+    ] = 1_099_511_627_776
+    uploads_per_project: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Uploads that a project may have under way at once; a further one gets 413. 0: no limit.",
+        ),
+    ] = 10
+
+
+class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Checks of uploads to the embedded image service."""
+
+    require_image_format_match: Annotated[
+        bool,
+        Meta(
+            description="Whether the embedded image service refuses an upload that is unsafe or not of its declared "
+            "disk_format."
+        ),
+    ] = True
+
+
+class Neutron(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The network service."""
+
+    ticket_key: Annotated[
+        str,
+        Meta(
+            pattern="^([0-9a-f]{64})?$",
+            description="64 hex digits that conductors, an embedded network service and the metadata service share to "
+            "give each compute host its own keys; empty: from state_path.",
+        ),
+    ] = ""
+    metadata_proxy_shared_secret: Annotated[
+        str,
+        Meta(
+            description="Secret that the metadata service shares with the proxies of a real Neutron; "
+            "empty: only Micronova's agents are believed."
+        ),
+    ] = ""
+    metadata_url: Annotated[
+        str,
+        Meta(
+            description="URL of the metadata service, for a network agent in another process; empty: the one in "
+            "this process."
+        ),
+    ] = ""
+
+
+class Nova(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compute service, as an embedded network service reaches it."""
+
+    endpoint_override: Annotated[
+        str,
+        Meta(
+            description="URL of the compute API to which the embedded network service sends events of ports; empty: "
+            "the API in the "
+            "same process, or without it the internal or public endpoint in the catalog."
+        ),
+    ] = ""
