@@ -89,6 +89,7 @@ async def make_image(process: "Process") -> "Role":
 
 async def make_network(process: "Process") -> "Role":
     """Make the embedded network service."""
+    from micronova.embedded.network.core import Settings
     from micronova.embedded.network.service import NetworkService
     from micronova.http.host_keys import HostTickets
     from micronova.policies.enforcer import Enforcer
@@ -105,7 +106,7 @@ async def make_network(process: "Process") -> "Role":
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
         random_source=process.random,
-        max_limit=process.settings.api.max_limit,
+        settings=Settings(max_limit=process.settings.api.max_limit),
     )
     process.embedded["network"] = role
     _mount(process, role.service)

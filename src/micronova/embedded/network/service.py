@@ -1,7 +1,6 @@
 """The network role: OpenStack's network API v2.0 over a database of its own."""
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import falcon.asgi
@@ -11,7 +10,7 @@ from micronova.db.schema import upgrade
 from micronova.embedded.network.agent_api import AgentRoutes
 from micronova.embedded.network.agents import Agents
 from micronova.embedded.network.collection import Collection
-from micronova.embedded.network.core import QUOTAS, Core, Settings
+from micronova.embedded.network.core import Core, Settings
 from micronova.embedded.network.documents import Documents
 from micronova.embedded.network.errors import fault_body
 from micronova.embedded.network.floatingips import FloatingIPs
@@ -69,23 +68,22 @@ class NetworkService:
         *,
         schema: str | None = None,
         random_source: random.Random | None = None,
-        quotas: Mapping[str, int] | None = None,
+        settings: Settings | None = None,
         public_url: str | None = None,
         mount: str = "/network",
         observer: Observer | None = None,
-        **settings: Any,
     ) -> None:
-        """`compute` receives events of ports; `schema` is for PostgreSQL; `settings` are those of `core.Settings`."""
+        """`compute` receives events of ports; `schema` is for PostgreSQL."""
         self.database = database
         self._schema = schema
         self.notifier = Notifier(database, clock, compute)
-        own = Settings(quotas={**QUOTAS, **(quotas or {})}, **settings)
-        self.watch = StateWatch(database, clock, own.agent_down_after)
+        settings = settings or Settings()
+        self.watch = StateWatch(database, clock, settings.agent_down_after)
         self.core = Core(
             database,
             clock,
             random_source or random.Random(),  # ids need not be secret
-            own,
+            settings,
             self.notifier,
             wake_agents=self.watch.look_soon,
         )

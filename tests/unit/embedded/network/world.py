@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database, open_database
 from micronova.embedded.network import tables
+from micronova.embedded.network.core import Settings
 from micronova.embedded.network.service import NetworkService
 from micronova.http.client import Answer, ASGITransport, ServiceClient
 from micronova.http.host_keys import HostKeyring, HostTickets
@@ -118,14 +119,16 @@ async def token() -> str:
 class World:
     """A running network service."""
 
-    def __init__(self, database: Database, compute: Compute | None, clock: Any, **settings: Any) -> None:
+    def __init__(
+        self, database: Database, compute: Compute | None, clock: Any, schema: str | None, **settings: Any
+    ) -> None:
         self.database = database
         self.clock = clock
         self.compute = compute
         client = ServiceClient(ASGITransport(compute), token, prefix="/v2.1") if compute is not None else None
         self.role = NetworkService(
             database, Enforcer(RULES), HostTickets(KEYRING, Tokens(), clock.now), clock, client,
-            random_source=random.Random(7), **settings,
+            random_source=random.Random(7), schema=schema, settings=Settings(**settings),
         )  # fmt: skip
         self.transport = ASGITransport(self.role.service.app, "cloud")
 
@@ -246,7 +249,7 @@ async def world(
     """Run a network service on its own database: SQLite in the directory, or a new schema of a PostgreSQL one."""
     schema = settings.pop("schema", None) or (f"s{uuid.uuid4().hex[:12]}" if url else None)
     database = open_database(url or f"sqlite:///{directory}/network.db", schema=schema, pool_size=20)
-    made = World(database, compute, clock or ManualClock(), schema=schema, **settings)
+    made = World(database, compute, clock or ManualClock(), schema, **settings)
     await made.role.start()
     try:
         yield made
