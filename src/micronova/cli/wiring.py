@@ -5,6 +5,7 @@
 """
 
 import asyncio
+import importlib
 import logging
 import os
 import random as random_module
@@ -22,6 +23,7 @@ from micronova.compute.rpcapi import COMPUTE_INTERFACE
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database, open_database
+from micronova.db.secrets import SecretBox
 from micronova.http.asgi import App
 from micronova.http.mount import Mounts
 from micronova.http.proxies import TrustedProxies
@@ -55,6 +57,22 @@ class Role(Protocol):
     async def stop(self) -> None: ...
 
 
+class AfterStart:
+    """A role with a function that is called once it has started."""
+
+    def __init__(self, role: Role, then: Callable[[], Awaitable[Any]]) -> None:
+        self._role, self._then = role, then
+
+    async def start(self) -> None:
+        """Start the role, then call the function."""
+        await self._role.start()
+        await self._then()
+
+    async def stop(self) -> None:
+        """Stop the role."""
+        await self._role.stop()
+
+
 class Process:
     """The roles of one process and what they share: database, bus, HTTP server, telemetry."""
 
@@ -83,7 +101,7 @@ class Process:
         self.random: random_module.Random = random or random_module.SystemRandom()
         self.host = settings.default.host or socket.gethostname()
         self._wrap_bus = wrap_bus
-        self._after_commit = after_commit
+        self.after_commit = after_commit
         self.agent = agent
         self.cloud_id = cloud_id
         self.relay_socket = relay_socket
@@ -123,11 +141,11 @@ class Process:
         try:
             await self._start_shared()
             await self.notifier.start()
-            from micronova.cli import roles
-
             for name in START_ORDER:
                 if name in self.roles:
-                    role = await getattr(roles, f"make_{name.replace('-', '_')}")(self)
+                    # Each role is a module, imported here, so that a process has only the code of its roles.
+                    module = importlib.import_module(f"micronova.cli.roles.{name.replace('-', '_')}")
+                    role = await module.make(self)
                     await role.start()
                     self.started.append(role)
             await self.clients.start()
@@ -205,6 +223,16 @@ class Process:
         if self._owner_lock is not None:
             self._owner_lock.close()
             self._owner_lock = None
+
+    def mount(self, service: Service) -> None:
+        """Let the HTTP server of this process answer for a service."""
+        service.body_timeout = self.settings.api.client_timeout
+        self.services[service.name] = service
+        self.apps[service.mount] = service.app
+
+    def secret_box(self) -> SecretBox:
+        """Return what encrypts the secrets of waiting operations."""
+        return SecretBox(bytes.fromhex(self.settings.default.secret_key or self.keys.secret_key))
 
     async def take_over_leases(self, owner: str) -> None:
         """Release the leases of the conductor that ran in this directory before and was killed.

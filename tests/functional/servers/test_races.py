@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from micronova.cli.roles import make_conductor, make_scheduler
+from micronova.cli.roles.conductor import make as make_conductor
+from micronova.cli.roles.scheduler import make as make_scheduler
 from tests.functional.cloud import Caller, CloudOptions, OneProcess
 from tests.functional.races import Client, fill, race_for_quota
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 import sqlalchemy as sa
 
-from micronova.cli.roles import make_conductor
+from micronova.cli.roles.conductor import make as make_conductor
 from micronova.clients.network.calls import Calls
 from micronova.conductor.manager import ConductorManager
 from micronova.conductor.operations.engine import Crash

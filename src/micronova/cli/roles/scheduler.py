@@ -1,0 +1,25 @@
+"""The scheduler."""
+
+from micronova.cli.wiring import Process, Role
+from micronova.scheduler.manager import SchedulerManager
+
+
+async def make(process: Process) -> Role:
+    """Make the scheduler."""
+    assert process.database is not None and process.bus is not None
+    settings = process.settings
+    return SchedulerManager(
+        settings.filter_scheduler,
+        process.database,
+        process.bus,
+        process.clock,
+        process.random,
+        process.notifier.scheduler,
+        process.telemetry.metrics.decision,
+        host=process.host,
+        report_interval=settings.default.report_interval,
+        service_down_time=settings.default.service_down_time,
+        refresh_interval=settings.scheduler.refresh_interval,
+        max_attempts=settings.scheduler.max_attempts,
+        default_zone=settings.default.default_availability_zone,
+    )
