@@ -23,7 +23,8 @@ from micronova.embedded.network.cidrs import (
 )
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.request_bodies import ip_address
-from micronova.embedded.network.tables import SubnetRow, addresses, subnets
+from micronova.embedded.network.row_types import SubnetRow
+from micronova.embedded.network.tables import addresses, subnets
 
 MAX_PER_PORT = 5
 _SCAN = 512  # allocated addresses that are read at once in the search for a free one

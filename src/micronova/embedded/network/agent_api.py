@@ -19,8 +19,9 @@ from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
-from micronova.embedded.network.tables import PortChanges, PortRow, agents, port_with, ports
+from micronova.embedded.network.tables import agents, ports
 from micronova.http.request import Request
 from micronova.http.service import Route
 

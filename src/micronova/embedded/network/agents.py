@@ -11,7 +11,8 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.listing import Attributes, Clause
 from micronova.embedded.network.request_bodies import Body, Flag, Name, body_of_one, convert_text
-from micronova.embedded.network.tables import AgentRow, agents
+from micronova.embedded.network.row_types import AgentRow
+from micronova.embedded.network.tables import agents
 from micronova.http.paging import iso
 from micronova.http.request import Request
 from micronova.objects.clock import micros

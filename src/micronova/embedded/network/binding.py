@@ -7,7 +7,7 @@ host without one, such as a simulated host, the port becomes ACTIVE when it is b
 
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.notifier import CHANGED, DELETED, PLUGGED, UNPLUGGED, Event
-from micronova.embedded.network.tables import PortChanges, PortRow
+from micronova.embedded.network.row_types import PortChanges, PortRow
 from micronova.privileged.names import bridge_name
 
 

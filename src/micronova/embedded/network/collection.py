@@ -13,7 +13,8 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import RevisionMismatch, not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing
 from micronova.embedded.network.request_bodies import objects
-from micronova.embedded.network.tables import OwnedRow, tags
+from micronova.embedded.network.row_types import OwnedRow
+from micronova.embedded.network.tables import tags
 from micronova.http.paging import iso
 from micronova.http.request import Request
 from micronova.http.service import Route

@@ -30,7 +30,8 @@ from micronova.embedded.network.port_rows import (
     remember_addresses,
     with_hints,
 )
-from micronova.embedded.network.tables import agents, port_with, ports, subnets
+from micronova.embedded.network.row_types import port_with
+from micronova.embedded.network.tables import agents, ports, subnets
 from micronova.objects.errors import Conflict, Invalid
 
 log = logging.getLogger(__name__)

@@ -50,17 +50,9 @@ from micronova.embedded.network.request_bodies import (
     project_of,
 )
 from micronova.embedded.network.router_ports import service_port
+from micronova.embedded.network.row_types import FloatingIPRow, PortRow
 from micronova.embedded.network.rows import Association, NewFloatingIP, erase, locked, new_row
-from micronova.embedded.network.tables import (
-    FloatingIPRow,
-    PortRow,
-    addresses,
-    floatingips,
-    ports,
-    router_interfaces,
-    routers,
-    subnets,
-)
+from micronova.embedded.network.tables import addresses, floatingips, ports, router_interfaces, routers, subnets
 from micronova.http.request import Request
 from micronova.objects.errors import NotFound
 

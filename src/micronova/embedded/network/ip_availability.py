@@ -10,7 +10,8 @@ from micronova.embedded.network.cidrs import parse_pools
 from micronova.embedded.network.collection import Collection, Resource
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing
-from micronova.embedded.network.tables import NetworkRow, addresses, networks, subnets
+from micronova.embedded.network.row_types import NetworkRow
+from micronova.embedded.network.tables import addresses, networks, subnets
 from micronova.http.request import Request
 
 

@@ -41,11 +41,9 @@ from micronova.embedded.network.request_bodies import (
     project_of,
     zone_hints,
 )
+from micronova.embedded.network.row_types import NetworkAccessRow, NetworkOfRow, NetworkRow
 from micronova.embedded.network.rows import NewNetwork, locked, new_row
 from micronova.embedded.network.tables import (
-    NetworkAccessRow,
-    NetworkOfRow,
-    NetworkRow,
     addresses,
     floatingips,
     networks,

@@ -27,8 +27,9 @@ from micronova.embedded.network.port_rows import (
     remove_port,
 )
 from micronova.embedded.network.quotas import charge_all
+from micronova.embedded.network.row_types import PortRow, port_with
 from micronova.embedded.network.slaac import follow_mac
-from micronova.embedded.network.tables import PortRow, addresses, port_security_groups, port_with, ports
+from micronova.embedded.network.tables import addresses, port_security_groups, ports
 
 
 def groups_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[str]]:

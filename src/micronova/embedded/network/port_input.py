@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from micronova.embedded.network.errors import invalid
 from micronova.embedded.network.request_bodies import ip_network, mac_address
-from micronova.embedded.network.tables import PortChanges, PortRow
+from micronova.embedded.network.row_types import PortChanges, PortRow
 
 PLAIN = (
     "name", "description", "admin_state_up", "device_id", "device_owner", "port_security_enabled", "dns_domain",

@@ -15,11 +15,10 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.host_changes import ROUTERS, note, topics_of_members, topics_of_ports
 from micronova.embedded.network.quotas import release
+from micronova.embedded.network.row_types import PortNetworkRow, PortRow
 from micronova.embedded.network.rows import new_row
 from micronova.embedded.network.security_groups import default_groups
 from micronova.embedded.network.tables import (
-    PortNetworkRow,
-    PortRow,
     floatingips,
     networks,
     port_security_groups,

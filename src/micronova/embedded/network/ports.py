@@ -43,16 +43,15 @@ from micronova.embedded.network.request_bodies import (
     mac_address,
     project_of,
 )
-from micronova.embedded.network.security_groups import ensure_default
-from micronova.embedded.network.tables import (
+from micronova.embedded.network.row_types import (
     PortAccessRow,
     PortNetworkRow,
     PortOnNetworkRow,
-    networks,
     port_on_network,
     port_with,
-    ports,
 )
+from micronova.embedded.network.security_groups import ensure_default
+from micronova.embedded.network.tables import networks, ports
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 

@@ -33,15 +33,9 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
+from micronova.embedded.network.row_types import BandwidthLimitRow, PolicyRow
 from micronova.embedded.network.rows import NewPolicy, erase, locked, new_row
-from micronova.embedded.network.tables import (
-    BandwidthLimitRow,
-    PolicyRow,
-    bandwidth_limit_rules,
-    networks,
-    ports,
-    qos_policies,
-)
+from micronova.embedded.network.tables import bandwidth_limit_rules, networks, ports, qos_policies
 from micronova.http.request import Request
 
 RULE_TYPE = "bandwidth_limit"

@@ -32,13 +32,11 @@ from micronova.embedded.network.port_rows import (
 )
 from micronova.embedded.network.quotas import charge
 from micronova.embedded.network.request_bodies import ip_address, ip_network
+from micronova.embedded.network.row_types import RouterRow, SubnetOnNetworkRow, port_with
 from micronova.embedded.network.tables import (
-    RouterRow,
-    SubnetOnNetworkRow,
     addresses,
     floatingips,
     networks,
-    port_with,
     ports,
     router_interfaces,
     routers,

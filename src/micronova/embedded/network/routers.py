@@ -47,8 +47,9 @@ from micronova.embedded.network.router_ports import (
     plan_interface,
     set_gateway,
 )
+from micronova.embedded.network.row_types import RouterRow
 from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
-from micronova.embedded.network.tables import RouterRow, router_interfaces, routers, topologies
+from micronova.embedded.network.tables import router_interfaces, routers, topologies
 from micronova.http.request import Request
 from micronova.http.service import Route
 

@@ -159,7 +159,7 @@ def new_row(core: Core, project: str, given: Mapping[str, Any], revision: int = 
 
 
 def locked(conn: sa.Connection, table: sa.Table, id: str) -> Any:
-    """Lock a row and return it, of the type that `tables` has for it; raise Changed if it is gone."""
+    """Lock a row and return it, of the type that `row_types` has for it; raise Changed if it is gone."""
     row = conn.execute(sa.select(table).where(table.c.id == id).with_for_update()).first()
     if row is None:
         raise Changed

@@ -25,8 +25,9 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
+from micronova.embedded.network.row_types import RuleOfGroupRow, RuleRow
 from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
-from micronova.embedded.network.tables import RuleOfGroupRow, RuleRow, security_group_rules, security_groups
+from micronova.embedded.network.tables import security_group_rules, security_groups
 from micronova.http.paging import iso
 from micronova.http.request import Request
 

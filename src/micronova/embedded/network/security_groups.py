@@ -37,14 +37,10 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
+from micronova.embedded.network.row_types import SecurityGroupRow
 from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
 from micronova.embedded.network.security_group_rules import fingerprint, rule_values
-from micronova.embedded.network.tables import (
-    SecurityGroupRow,
-    port_security_groups,
-    security_group_rules,
-    security_groups,
-)
+from micronova.embedded.network.tables import port_security_groups, security_group_rules, security_groups
 from micronova.http.request import Request
 
 

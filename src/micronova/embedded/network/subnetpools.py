@@ -35,8 +35,9 @@ from micronova.embedded.network.request_bodies import (
     ip_network,
     project_of,
 )
+from micronova.embedded.network.row_types import SubnetPoolRow
 from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
-from micronova.embedded.network.tables import SubnetPoolRow, subnetpools, subnets
+from micronova.embedded.network.tables import subnetpools, subnets
 from micronova.http.request import Request
 
 Prefixes = Annotated[list[ShortText], Meta(max_length=100)]

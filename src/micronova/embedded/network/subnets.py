@@ -56,18 +56,11 @@ from micronova.embedded.network.request_bodies import (
     ip_network,
     project_of,
 )
+from micronova.embedded.network.row_types import SubnetOnNetworkRow, SubnetRow
 from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
 from micronova.embedded.network.slaac import give_to_ports, take_from_ports
 from micronova.embedded.network.subnetpools import take_prefix
-from micronova.embedded.network.tables import (
-    SubnetOnNetworkRow,
-    SubnetRow,
-    addresses,
-    networks,
-    ports,
-    router_interfaces,
-    subnets,
-)
+from micronova.embedded.network.tables import addresses, networks, ports, router_interfaces, subnets
 from micronova.http.request import Request
 
 V6Mode = Literal["slaac", "dhcpv6-stateful", "dhcpv6-stateless"]

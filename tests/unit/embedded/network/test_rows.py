@@ -5,24 +5,24 @@ from typing import Any, get_type_hints
 import pytest
 import sqlalchemy as sa
 
-from micronova.embedded.network import rows, tables
+from micronova.embedded.network import row_types, rows, tables
 from micronova.embedded.network.collection import Collection
 from micronova.embedded.network.ports import Ports
 from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.subnets import Subnets
 
 TYPES: list[tuple[type, sa.Table]] = [
-    (tables.PolicyRow, tables.qos_policies),
-    (tables.BandwidthLimitRow, tables.bandwidth_limit_rules),
-    (tables.NetworkRow, tables.networks),
-    (tables.SubnetPoolRow, tables.subnetpools),
-    (tables.SubnetRow, tables.subnets),
-    (tables.PortRow, tables.ports),
-    (tables.SecurityGroupRow, tables.security_groups),
-    (tables.RuleRow, tables.security_group_rules),
-    (tables.RouterRow, tables.routers),
-    (tables.FloatingIPRow, tables.floatingips),
-    (tables.AgentRow, tables.agents),
+    (row_types.PolicyRow, tables.qos_policies),
+    (row_types.BandwidthLimitRow, tables.bandwidth_limit_rules),
+    (row_types.NetworkRow, tables.networks),
+    (row_types.SubnetPoolRow, tables.subnetpools),
+    (row_types.SubnetRow, tables.subnets),
+    (row_types.PortRow, tables.ports),
+    (row_types.SecurityGroupRow, tables.security_groups),
+    (row_types.RuleRow, tables.security_group_rules),
+    (row_types.RouterRow, tables.routers),
+    (row_types.FloatingIPRow, tables.floatingips),
+    (row_types.AgentRow, tables.agents),
 ]
 
 
@@ -40,9 +40,9 @@ def test_a_row_has_the_columns_of_its_table(row: type, table: sa.Table) -> None:
 @pytest.mark.parametrize(
     ("row", "collection"),
     [
-        (tables.SubnetOnNetworkRow, Subnets),
-        (tables.PortOnNetworkRow, Ports),
-        (tables.RuleOfGroupRow, SecurityGroupRules),
+        (row_types.SubnetOnNetworkRow, Subnets),
+        (row_types.PortOnNetworkRow, Ports),
+        (row_types.RuleOfGroupRow, SecurityGroupRules),
     ],
 )
 def test_a_row_of_a_join_has_the_columns_of_its_statement(row: type, collection: type[Collection[Any]]) -> None:
@@ -51,25 +51,25 @@ def test_a_row_of_a_join_has_the_columns_of_its_statement(row: type, collection:
 
 
 def test_changes_of_a_port_have_the_types_of_its_row() -> None:
-    row, changes = get_type_hints(tables.PortRow), get_type_hints(tables.PortChanges)
+    row, changes = get_type_hints(row_types.PortRow), get_type_hints(row_types.PortChanges)
     assert changes == {name: row[name] for name in changes}
 
 
 def test_a_row_of_a_port_on_its_network_has_the_types_of_its_row() -> None:
-    row, network_part_of = get_type_hints(tables.PortRow), get_type_hints(tables.PortOnNetworkRow)
-    labels = get_type_hints(tables.NetworkOfRow)
+    row, network_part_of = get_type_hints(row_types.PortRow), get_type_hints(row_types.PortOnNetworkRow)
+    labels = get_type_hints(row_types.NetworkOfRow)
     assert network_part_of == {**row, **labels}
 
 
 NEW_ROWS: list[tuple[type, type]] = [
-    (rows.NewPolicy, tables.PolicyRow),
-    (rows.NewNetwork, tables.NetworkRow),
-    (rows.NewSubnetPool, tables.SubnetPoolRow),
-    (rows.NewSubnet, tables.SubnetRow),
-    (rows.NewSecurityGroup, tables.SecurityGroupRow),
-    (rows.NewRule, tables.RuleRow),
-    (rows.NewRouter, tables.RouterRow),
-    (rows.NewFloatingIP, tables.FloatingIPRow),
+    (rows.NewPolicy, row_types.PolicyRow),
+    (rows.NewNetwork, row_types.NetworkRow),
+    (rows.NewSubnetPool, row_types.SubnetPoolRow),
+    (rows.NewSubnet, row_types.SubnetRow),
+    (rows.NewSecurityGroup, row_types.SecurityGroupRow),
+    (rows.NewRule, row_types.RuleRow),
+    (rows.NewRouter, row_types.RouterRow),
+    (rows.NewFloatingIP, row_types.FloatingIPRow),
 ]
 
 
