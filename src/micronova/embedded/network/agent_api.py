@@ -17,7 +17,7 @@ from micronova.embedded.network import dhcp_ports
 from micronova.embedded.network.agents import AGENT_TYPE
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import host_topic, note
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
@@ -130,5 +130,5 @@ def _record_wired(conn: sa.Connection, core: Core, report: Report) -> tuple[None
                 events += events_of(core, before, port_with(before, after))
                 changed = True
     if changed:
-        note(conn, core.now(), [f"host:{report.host}"])
+        note(conn, core.now(), [host_topic(report.host)])
     return None, events

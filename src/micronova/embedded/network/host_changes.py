@@ -1,10 +1,7 @@
 """The table of changes that concern hosts, written by the transactions that make them.
 
-The desired state of a host (`host_document.py`) depends on topics: `host:NAME` are the ports bound to it,
-`network:ID` is a network with its subnets, `rules:ID` are the rules of a security group, `members:ID` the addresses of
-its ports, `policy:ID` is a QoS policy, and `routers` are all routers with their ports and floating IPs. A transaction
-that changes one of these notes its topic. `state_watch.py` reads the table and computes only the states that depend on
-the topic.
+The desired state of a host (`host_document.py`) depends on topics. A transaction that changes something notes its
+topic. `state_watch.py` reads the table and computes only the states that depend on the topic.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +13,32 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.tables import host_changes, port_security_groups
 
-ROUTERS = "routers"
+ROUTERS = "routers"  # the topic of all routers with their ports and floating IPs
+
+
+def host_topic(name: str) -> str:
+    """Return the topic of the ports that are bound to a host."""
+    return f"host:{name}"
+
+
+def network_topic(id: str) -> str:
+    """Return the topic of a network with its subnets."""
+    return f"network:{id}"
+
+
+def rules_topic(group: str) -> str:
+    """Return the topic of the rules of a security group."""
+    return f"rules:{group}"
+
+
+def members_topic(group: str) -> str:
+    """Return the topic of the addresses of a security group's ports."""
+    return f"members:{group}"
+
+
+def policy_topic(id: str) -> str:
+    """Return the topic of a QoS policy."""
+    return f"policy:{id}"
 
 
 def note(conn: sa.Connection, now: int, topics: Iterable[str]) -> None:
@@ -31,7 +53,7 @@ def topics_of_ports(*ports: Mapping[str, Any]) -> set[str]:
     topics = set()
     for port in ports:
         if port["host"]:
-            topics.add(f"host:{port['host']}")
+            topics.add(host_topic(port["host"]))
         if port["device_owner"] in (device_owners.ROUTER_GATEWAY, device_owners.ROUTER_INTERFACE):
             topics.add(ROUTERS)
     return topics
@@ -43,5 +65,5 @@ def topics_of_members(conn: sa.Connection, port_ids: Sequence[str]) -> set[str]:
     topics: set[str] = set()
     for part in chunks(port_ids):
         found = conn.execute(sa.select(g.security_group_id).where(g.port_id.in_(part)).distinct()).scalars()
-        topics.update(f"members:{group}" for group in found)
+        topics.update(members_topic(group) for group in found)
     return topics

@@ -9,7 +9,14 @@ import sqlalchemy as sa
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.addresses import addresses_of
 from micronova.embedded.network.agents import router_host
-from micronova.embedded.network.host_changes import ROUTERS
+from micronova.embedded.network.host_changes import (
+    ROUTERS,
+    host_topic,
+    members_topic,
+    network_topic,
+    policy_topic,
+    rules_topic,
+)
 from micronova.embedded.network.port_changes import groups_of
 from micronova.embedded.network.qos_use import limits_of, policies_of
 from micronova.embedded.network.security_group_rules import PROTOCOLS
@@ -74,11 +81,11 @@ def host_document(conn: sa.Connection, host: str, alive_since: int) -> HostDocum
         "routers": routed,
     }
     topics = {
-        f"host:{host}",
-        *(f"network:{id}" for id in {*network_ids, *of_prefixes}),
-        *(f"rules:{group}" for group in chosen),
-        *(f"members:{group}" for group in (*members, *oversized)),
-        *(f"policy:{policy}" for policy in policies.values()),
+        host_topic(host),
+        *(network_topic(id) for id in {*network_ids, *of_prefixes}),
+        *(rules_topic(group) for group in chosen),
+        *(members_topic(group) for group in (*members, *oversized)),
+        *(policy_topic(policy) for policy in policies.values()),
         *([ROUTERS] if has_routers else ()),
     }
     return HostDocument(content, frozenset(topics), has_routers)

@@ -21,7 +21,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Settings
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import network_topic, note
 from micronova.embedded.network.listing import Attributes, Clause
 from micronova.embedded.network.qos_use import check_use, default_policy
 from micronova.embedded.network.quotas import charge_all, release_all
@@ -253,7 +253,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         if values.get("is_default"):
             _only_default(conn, id, values.get("external", row.external))
         revisions.update(conn, networks.c.revision, id, revision, values, now)
-        note(conn, now, [f"network:{id}"])
+        note(conn, now, [network_topic(id)])
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -293,7 +293,7 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
         conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
-        note(conn, self.core.now(), [f"network:{id}"])
+        note(conn, self.core.now(), [network_topic(id)])
         freed = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
         release_all(conn, ((each.project_id, kind) for kind, all_ in freed.items() for each in all_))
 

@@ -13,7 +13,7 @@ from micronova.embedded.network.addresses import AddressRequest
 from micronova.embedded.network.binding import binding_columns, events_of, status_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note, topics_of_ports
+from micronova.embedded.network.host_changes import members_topic, note, topics_of_ports
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.port_input import checked_values
 from micronova.embedded.network.port_rows import (
@@ -127,7 +127,7 @@ def change_port(
     revisions.update(conn, ports.c.revision, id, before["revision"], changes, core.now())
     topics = topics_of_ports(before, after)
     if moved or regrouped or after["allowed_address_pairs"] != before["allowed_address_pairs"]:
-        topics.update(f"members:{group}" for group in (*held, *(groups or ())))
+        topics.update(members_topic(group) for group in (*held, *(groups or ())))
     note(conn, core.now(), topics)
     # If the request also removes the port from its server, the events are for that server.
     subject = after

@@ -13,7 +13,7 @@ from micronova.embedded.network.addresses import AddressRequest, AllocationSubne
 from micronova.embedded.network.agents import hosts_with_agents
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import ROUTERS, note, topics_of_members, topics_of_ports
+from micronova.embedded.network.host_changes import ROUTERS, members_topic, note, topics_of_members, topics_of_ports
 from micronova.embedded.network.quotas import release
 from micronova.embedded.network.row_types import PortNetworkRow, PortRow
 from micronova.embedded.network.rows import new_row
@@ -73,7 +73,7 @@ def read_port_facts(
     projects: Sequence[str],
     group_ids: Sequence[str],
     hosts: Sequence[str],
-    since: int,
+    agents_alive_since: int,
 ) -> PortFacts:
     """Read what has to be known about the ports of a request."""
     rows = conn.execute(_NETWORKS, {"ids": network_ids})
@@ -86,7 +86,7 @@ def read_port_facts(
         subnets=allocation_subnets(conn, network_ids),
         defaults=default_groups(conn, projects) if projects else {},
         groups=groups,
-        agent_hosts=hosts_with_agents(conn, hosts, since) if hosts else set(),
+        agent_hosts=hosts_with_agents(conn, hosts, agents_alive_since) if hosts else set(),
     )
 
 
@@ -168,7 +168,7 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
     if plan.groups:
         rows = [{"port_id": row["id"], "security_group_id": group} for group in plan.groups]
         conn.execute(port_security_groups.insert(), rows)
-    members = [f"members:{group}" for group in plan.groups]
+    members = [members_topic(group) for group in plan.groups]
     note(conn, row["created_at"], [*topics_of_ports(row), *members])
     if plan.tags:
         conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])

@@ -274,11 +274,12 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         groups = _chosen_groups(given, old["project_id"], facts, self.crosses_projects(request))
         wanted: list[AddressRequest] | None = None
         if "fixed_ips" in given:
-            owner_ = given.get("device_owner", old["device_owner"])
+            device_owner = given.get("device_owner", old["device_owner"])
             candidates = facts.subnets.get(old["network_id"], [])
             held = {each["ip_address"] for each in old["fixed_ips"]}
             asked_ips = given["fixed_ips"] or []
-            wanted = with_hints(self.core, address_requests(old["network_id"], candidates, asked_ips, owner_, held))
+            requests = address_requests(old["network_id"], candidates, asked_ips, device_owner, held)
+            wanted = with_hints(self.core, requests)
         mac = mac_address(given["mac_address"]) if given.get("mac_address") else None
         revision = old["revision_number"] if request.header("if-match") else None
         await self.core.write_with_events(

@@ -10,7 +10,7 @@ from micronova.embedded.common.revisions import Changed, retry
 from micronova.embedded.network.collection import Resource
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import note, policy_topic
 from micronova.embedded.network.listing import Attributes, Listing
 from micronova.embedded.network.qos_policies import RULE_TYPE, QosPolicies, rule_values
 from micronova.embedded.network.request_bodies import Body, body_of_one, convert_text, objects
@@ -175,7 +175,7 @@ def _touch(conn: sa.Connection, policy: str, now: int) -> None:
     counted = {"revision": qos_policies.c.revision + 1, "updated_at": now}
     if not conn.execute(qos_policies.update().where(qos_policies.c.id == policy).values(**counted)).rowcount:
         raise NotFound(f"QoS policy {policy} could not be found.", type="QosPolicyNotFound")
-    note(conn, now, [f"policy:{policy}"])
+    note(conn, now, [policy_topic(policy)])
 
 
 def _insert(conn: sa.Connection, row: dict[str, Any], now: int) -> None:

@@ -11,7 +11,7 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.collection import Creatable, Deletable, Resource, tags_of
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import note, rules_topic
 from micronova.embedded.network.listing import Attributes, Clause, flags, only_empty
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
@@ -336,7 +336,7 @@ def touch_group(conn: sa.Connection, id: str, now: int) -> None:
         .where(security_groups.c.id == id)
         .values(revision=security_groups.c.revision + 1, updated_at=now)
     )
-    note(conn, now, [f"rules:{id}"])
+    note(conn, now, [rules_topic(id)])
 
 
 def _group_owners(conn: sa.Connection, ids: list[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import note, rules_topic
 from micronova.embedded.network.listing import Attributes, flags
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
@@ -152,7 +152,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             if stateful != given["stateful"] and _is_used(conn, id):
                 raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
         revisions.update(conn, security_groups.c.revision, id, revision, given, now)
-        note(conn, now, [f"rules:{id}"])
+        note(conn, now, [rules_topic(id)])
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -265,7 +265,7 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
         .where(in_order(r.id, sa.or_(r.security_group_id == id, r.remote_group_id == id)))
         .returning(r.project_id, r.security_group_id)
     ).all()
-    note(conn, now, [f"rules:{each.security_group_id}" for each in gone])
+    note(conn, now, [rules_topic(each.security_group_id) for each in gone])
     freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
     erase(conn, security_groups, id)
     release_all(conn, freed)

@@ -29,7 +29,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import network_topic, note
 from micronova.embedded.network.listing import QUERY, Attributes, Clause, only_empty
 from micronova.embedded.network.networks import (
     AUTOMATIC_OWNERS,
@@ -227,7 +227,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             conn.execute(subnets.insert(), row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
-        note(conn, self.core.now(), [f"network:{row['network_id']}" for row, _ in wanted])
+        note(conn, self.core.now(), [network_topic(row["network_id"]) for row, _ in wanted])
         charge_all(conn, (row["project_id"] for row, _ in wanted), "subnet", self.core.settings.quotas)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
@@ -273,7 +273,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
             _check_modes({**row._mapping, "enable_dhcp": False})
         values = {k: v for k, v in values.items() if v is not None or k == "gateway_ip"}
         revisions.update(conn, subnets.c.revision, id, revision, values, now)
-        note(conn, now, [f"network:{row.network_id}"])
+        note(conn, now, [network_topic(row.network_id)])
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -407,6 +407,6 @@ def _delete(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]
         raise conflict(f"Unable to complete operation on subnet {id}: A router is attached to it.", "SubnetInUse")
     events = take_from_ports(conn, core, id)
     erase(conn, subnets, id)
-    note(conn, core.now(), [f"network:{row.network_id}"])
+    note(conn, core.now(), [network_topic(row.network_id)])
     release(conn, row.project_id, "subnet")
     return None, events
