@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable
 from itertools import count
 
 from micronova.objects.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 class Timer:
@@ -70,5 +73,8 @@ class Deadlines:
                 continue
             heapq.heappop(heap)
             timer.fired = True
-            timer.callback()
+            try:
+                timer.callback()
+            except Exception:
+                log.exception("a timer of the bus failed; the others go on")
         self._watcher = None

@@ -38,6 +38,8 @@ from micronova.telemetry.logs import request_id
 
 log = logging.getLogger(__name__)
 
+LONGEST_REQUEST_ID = 255
+
 
 class Outcome(NamedTuple):
     """What the transport does with a handled message."""
@@ -96,7 +98,15 @@ class Dispatcher:
         except msgspec.DecodeError as error:
             log.error("a message from %s cannot be decoded and becomes a dead letter: %s", sender, error)
             return Outcome(dead_letter=f"cannot be decoded: {error}")
-        context = msgspec.structs.replace(request.context, sender=sender, deadline=0.0)
+        named = request.context.request_id
+        context = msgspec.structs.replace(
+            request.context,
+            # It is in every line of the log: a host must not be able to write lines of its own there.
+            request_id=named if named.isprintable() and len(named) <= LONGEST_REQUEST_ID else "",
+            sender=sender,
+            deadline=0.0,
+        )
+        request.context = context
         request_id.set(context.request_id)
         timer = None
         try:
@@ -140,10 +150,12 @@ class Dispatcher:
     def _find(self, request: Request) -> tuple[Method[Any, Any], Handler]:
         found = self._handlers.get(request.method)
         if found is None or request.namespace != self.interface.namespace:
-            raise NoSuchMethod(f"{self.interface!r} has no method {request.namespace[:64]}:{request.method[:64]}")
+            raise NoSuchMethod(
+                f"{self.interface!r} has no method {f'{request.namespace[:64]}:{request.method[:64]}'!r}"
+            )
         if request.version not in self._versions:
             raise VersionTooNew(
-                f"{request.method} needs contract {request.version[:32]}, this server has {self.interface.version}"
+                f"{request.method} needs contract {request.version[:32]!r}, this server has {self.interface.version}"
             )
         return found
 

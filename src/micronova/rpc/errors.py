@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, TypeVar
 
 import msgspec
 
 from micronova.objects.errors import MicronovaError, Unavailable
+
+log = logging.getLogger(__name__)
 
 
 class RpcError(MicronovaError):
@@ -100,11 +103,11 @@ def to_body(error: BaseException) -> ErrorBody:
         coded: Any = error
         return ErrorBody(
             coded.code,
-            str(coded.message),
+            _utf8(str(coded.message)),
             _plain(getattr(coded, "details", None) or {}),
         )
     name = type(error).__name__
-    return ErrorBody(UNEXPECTED, f"{name}: {error}", {"exception": name})
+    return ErrorBody(UNEXPECTED, _utf8(f"{name}: {error}"), {"exception": name})
 
 
 def from_body(body: ErrorBody) -> Exception:
@@ -138,7 +141,16 @@ def _descendants(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def _plain(details: dict[str, Any]) -> dict[str, Any]:
-    """Return the details with everything that cannot be encoded as a string."""
-    encoded = msgspec.msgpack.encode(details, enc_hook=str)
+    """Return the details with everything that cannot be encoded as a string; none if that does not suffice."""
+    try:
+        encoded = msgspec.msgpack.encode(details, enc_hook=str)
+    except (TypeError, ValueError, OverflowError):  # keys that are no strings, text that is no UTF-8, large numbers
+        log.warning("the details of an error cannot be sent to its caller: %r", details)
+        return {}
     plain: dict[str, Any] = msgspec.msgpack.decode(encoded)
     return plain
+
+
+def _utf8(text: str) -> str:
+    """Return a text that can be encoded: names of files may contain bytes that are no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()

@@ -4,6 +4,7 @@ A module that imports them gives the fixtures `bus_url` and `sender` (whom recei
 """
 
 import asyncio
+import logging
 import random
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -414,6 +415,20 @@ async def test_made_up_names_and_versions_do_not_fill_the_statistics(
         await bus.call(api.target(), odd, Job(), context=CONTEXT, timeout=20)
 
 
+async def test_a_sender_cannot_write_lines_into_the_log(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = Handler()
+    await (await make_bus()).serve(api.interface, handler)
+    made_up = Interface(api.topic).method("ask\nforged line", Job)
+    for name in ("req-1\nforged line", "req-" + "x" * 1000):
+        context = msgspec.structs.replace(CONTEXT, request_id=name)
+        await bus.cast(api.target(), made_up, Job(), context=context)
+        assert await bus.call(api.target(), api.ask, Job(), context=context, timeout=20) == Job()
+        assert (await soon(handler.seen.get()))[0].request_id == ""
+    assert "NoSuchMethod" in caplog.text and "\nforged" not in caplog.text
+
+
 async def test_a_pinned_sender_does_not_send_newer_messages(make_bus: MakeBus, api: SampleAPI) -> None:
     newer = api.interface.method("newer", Job, since="1.1")
     pinned = await make_bus(pins={api.topic: "1.0"})
@@ -504,6 +519,29 @@ async def test_a_cast_whose_handler_fails_is_a_dead_letter(
     assert bus.stats().broker.dead_letters == 3
     assert server_bus.stats().failed == {api.work.label: 3}
     assert "req-1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no such file: \udcff"),
+        NoValidHost("no such file: \udcff"),
+        NoValidHost("none", text="\udcff"),
+        NoValidHost("none", number=1 << 70),
+        NoValidHost("none", keys={(1, 2): 3}),
+    ],
+)
+async def test_an_error_that_cannot_be_encoded_arrives(
+    make_bus: MakeBus, bus: Bus, api: SampleAPI, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "micronova.rpc.dispatch")  # pytest-xdist cannot send such a log
+
+    async def fail(context: Context, job: Job) -> None:
+        raise error
+
+    await (await make_bus()).serve(api.interface, Handler(fail))
+    with pytest.raises((NoValidHost, RemoteError), match=r"no such file|none"):
+        await bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=600)
 
 
 async def test_nothing_is_shared_by_reference(bus: Bus, api: SampleAPI) -> None:

@@ -70,3 +70,16 @@ async def test_closing_forgets_what_is_to_come() -> None:
     deadlines.close()
     await clock.advance(10)
     assert fired == []
+
+
+async def test_a_callback_that_fails_stops_no_other_one() -> None:
+    clock = ManualClock()
+    fired: list[object] = []
+    deadlines = Deadlines(clock)
+    deadlines.after(5, lambda: fired.append(1 / 0))
+    deadlines.after(6, lambda: fired.append("next"))
+    await asyncio.sleep(0)
+    await clock.advance(5)
+    deadlines.after(5, lambda: fired.append("later"))
+    await clock.advance(5)
+    assert fired == ["next", "later"]

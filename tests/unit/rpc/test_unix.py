@@ -298,3 +298,11 @@ async def test_a_message_that_is_too_large_for_a_client_does_not_stop_the_others
     await other.bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
     assert (await handler.next_job()).number == 2
     assert (await bus.probe()).broker.dead_letters == 1
+
+
+async def test_a_process_that_is_ready_says_so_to_a_gate_that_is_started_again(other: Other, bus: Bus) -> None:
+    assert isinstance(bus, UnixBus)
+    await other.stop()
+    bus.announce_ready()
+    await other.start()
+    await soon(other.gate.ready.wait())

@@ -151,7 +151,8 @@ class AmqpBus(ReconnectingBus[Session]):
                 return
 
     async def _send_call(self, queue: str, body: bytes, call_id: str, left: float) -> None:
-        give_up = self._clock.monotonic() + min(self._send_wait, left)
+        deadline = self._clock.monotonic() + left
+        give_up = min(self._give_up_at(), deadline)
         while True:
             session = await self._wait_for_connection(give_up)
             try:
@@ -164,7 +165,7 @@ class AmqpBus(ReconnectingBus[Session]):
                     message_id=call_id,
                     reply_to=session.reply_to,
                     mandatory=True,
-                    expires=left,
+                    expires=deadline - self._clock.monotonic(),  # less than left, if it waited for a connection
                 )
             except ChannelClosed as error:
                 raise BusUnavailable(f"the broker refused a call to {queue}: {error}") from error

@@ -176,11 +176,11 @@ class Channel:
         mandatory: bool = False,
         persistent: bool = False,
         content_type: bytes = b"",
-        expires: float = 0.0,
+        expires: float | None = None,
     ) -> asyncio.Future[None] | None:
         """Publish a message; on a channel with confirms return the future of its confirmation.
 
-        The broker drops a message that has waited in its queue for `expires` seconds; 0: never.
+        The broker drops a message that has waited in its queue for `expires` seconds; None: never.
 
         This does not wait and is not refused when the limits are reached: see can_publish.
         """
@@ -199,7 +199,7 @@ class Channel:
             message_id=frames.shortstr(message_id) if message_id else b"",
             user_id=connection.user_id,
             content_type=content_type,
-            expiration=frames.shortstr(str(max(1, int(expires * 1000)))) if expires else b"",
+            expiration=b"" if expires is None else frames.shortstr(str(max(1, int(expires * 1000)))),
         )
         self._send(start + header + frames.body_frames(self.number, body, connection.frame_max))
         if not self._confirming:

@@ -140,7 +140,8 @@ class AmqpServer(AttachedServer[Session]):
         if now - self._warned_at >= WARN_INTERVAL:
             self._warned_at = now
             log.warning(
-                "%s sends more than %d messages at once to %r; more of them are dropped",
+                "%s sends more than %d messages at once to %r; more of them are dropped. If it does not end, look at "
+                "what that host does, or remove it: micronova host remove",
                 received.properties.user_id,
                 MESSAGES_OF_ONE_HOST,
                 self.interface,

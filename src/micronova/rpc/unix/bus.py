@@ -204,11 +204,13 @@ class UnixBus(ReconnectingBus[Connection]):
         )
         self._path = path
         self.on_stop = on_stop
+        self._is_ready = False
         self._numbers = count(1)
         self._by_number: dict[int, UnixServer] = {}
 
     def announce_ready(self) -> None:
-        """Tell the other process that this one has started all that it runs."""
+        """Tell the other process, also one that is started again, that this one has started all that it runs."""
+        self._is_ready = True
         if self._connection is not None:
             self._connection.stream.send(f.Ready())
 
@@ -312,6 +314,8 @@ class UnixBus(ReconnectingBus[Connection]):
                 raise ConnectionLost(str(error)) from error
             raise
         connection = Connection(stream, hello.sender)
+        if self._is_ready:
+            stream.send(f.Ready())
         connection.reading = asyncio.get_running_loop().create_task(self._read(connection), name="rpc-unix-read")
         return connection
 

@@ -150,8 +150,8 @@ class _Client:
             while True:
                 self._handle(await self._stream.receive())
                 await self._stream.drain()  # who does not read is not read from either
-        except (OSError, EOFError):
-            pass
+        except (OSError, EOFError, BusUnavailable):
+            pass  # the client has disconnected, or the bus is stopped
         except f.Broken as error:
             log.error("%s was disconnected from the bus: %s", self._gate.sender, error)
         except asyncio.CancelledError:

@@ -29,6 +29,8 @@ class Peer:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.published = 0
+        self.expiration = ""
+        """Of the last message, in milliseconds."""
         self.channel = 0
         """On which the last message was published."""
         self.closed_by_client = False
@@ -53,7 +55,9 @@ class Peer:
                     self.published += 1
                     self.channel = channel
                     self._arrived.notify_all()
-            elif not isinstance(frame, header.ContentHeader | body.ContentBody) and type(frame) in ANSWERS:
+            elif isinstance(frame, header.ContentHeader):
+                self.expiration = frame.properties.expiration or ""
+            elif not isinstance(frame, body.ContentBody) and type(frame) in ANSWERS:
                 self.closed_by_client |= isinstance(frame, commands.Connection.Close)
                 self.send(ANSWERS[type(frame)], channel)
 

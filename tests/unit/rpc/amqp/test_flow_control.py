@@ -111,6 +111,31 @@ async def test_calls_fail_clearly_while_the_broker_blocks_us(broker: FakeBroker,
             await soon(sent)
 
 
+class MovedClock(SystemClock):
+    """A clock that the test moves forward."""
+
+    moved = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.moved
+
+
+async def test_a_call_that_waited_expires_when_its_caller_gives_up(broker: FakeBroker, api: SampleAPI) -> None:
+    clock = MovedClock()
+    bus = AmqpBus(broker.url, clock=clock, random=random.Random(), send_wait=600)
+    await bus.start()
+    await blocked(bus, broker)
+    call = asyncio.create_task(bus.call(api.target(), api.ask, Job(), context=CONTEXT, timeout=100))
+    await until(lambda: bus.stats().pending_calls == 1)
+    clock.moved = 40.0
+    broker.publishing.unblock()
+    await broker.publishing.until_published(1)
+    await until(lambda: broker.publishing.expiration != "")
+    assert 0 < int(broker.publishing.expiration) <= 60_000
+    call.cancel()
+    await soon(bus.stop())
+
+
 async def test_casts_wait_while_the_broker_does_not_read(broker: FakeBroker, api: SampleAPI) -> None:
     size, number = 100_000, 300
     async with started(broker) as bus:
