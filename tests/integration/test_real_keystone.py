@@ -260,6 +260,11 @@ async def test_whether_a_project_exists(world: World, identity: IdentityClient) 
 
 # --- the same conversation with Keystone and with ours ---
 
+
+def by_credential(**proof: Any) -> dict[str, Any]:
+    return {"auth": {"identity": {"methods": ["application_credential"], "application_credential": proof}}}
+
+
 # Who asks, method, path, body, name under which the answer's id is kept. {name} in a path or body is a kept id.
 TALK: list[tuple[str, str, str, Any, str]] = [
     ("nobody", "GET", "", None, ""),
@@ -334,6 +339,30 @@ TALK: list[tuple[str, str, str, Any, str]] = [
         {"application_credential": {"name": "d", "roles": [{"name": "admin"}]}},
         "",
     ),
+    (
+        "user",
+        "POST",
+        "/users/{u}/application_credentials",
+        {"application_credential": {"name": "d", "roles": [{"name": "nothing"}]}},
+        "",
+    ),
+    (
+        "user",
+        "POST",
+        "/users/{u}/application_credentials",
+        {"application_credential": {"name": "m", "secret": "s", "roles": [{"name": "member"}]}},
+        "m",
+    ),
+    ("nobody", "POST", "/auth/tokens", by_credential(id="{m}", secret="s"), ""),
+    ("nobody", "POST", "/auth/tokens", by_credential(id="{m}", secret="wrong"), ""),
+    ("nobody", "POST", "/auth/tokens", by_credential(id="nothing", secret="s"), ""),
+    ("nobody", "POST", "/auth/tokens", by_credential(name="nothing", secret="s", user={"id": "{u}"}), ""),
+    ("nobody", "POST", "/auth/tokens", by_credential(name="m", secret="s"), ""),
+    ("nobody", "POST", "/auth/tokens", {"auth": {"identity": {"methods": ["token"], "token": {"id": "forged"}}}}, ""),
+    ("nobody", "POST", "/auth/tokens", {"auth": {"identity": {"methods": ["zork"], "zork": {}}}}, ""),
+    ("nobody", "POST", "/auth/tokens", {"auth": {"identity": {"methods": ["password"]}}}, ""),
+    ("nobody", "POST", "/auth/tokens", {"auth": {}}, ""),
+    ("user", "PUT", "/projects", {}, ""),
     ("admin", "POST", "/users/{u}/application_credentials", {"application_credential": {"name": "e"}}, ""),
     ("user", "GET", "/users/{u}/application_credentials", None, ""),
     ("user", "GET", "/users/{u}/application_credentials/{c}", None, ""),
@@ -384,7 +413,7 @@ def shape(value: Any, where: str = "") -> set[str]:
 
 
 async def talk(client: Client) -> list[tuple[str, int, set[str]]]:
-    """Have the conversation; return what was asked, the status and the shape of each successful answer."""
+    """Have the conversation; return what was asked, the status, and the shape and the roles of a successful answer."""
     tokens: dict[str, str | None] = {"nobody": None, "admin": await client.admin()}
     ids: dict[str, str] = {}
     heard = []
@@ -399,7 +428,11 @@ async def talk(client: Client) -> list[tuple[str, int, set[str]]]:
         if keep:
             [found] = [value for key, value in said.items() if key not in ("links", "truncated")]
             ids[keep] = found[0]["id"] if isinstance(found, list) else found["id"]
-        heard.append((f"{who}: {method} {path}", answer.status, shape(said)))
+        told = shape(said) | ({f"Allow: {answer.headers.get('allow') is not None}"} if answer.status == 405 else set())
+        if method == "POST":  # the roles of a token or an application credential
+            [*inner] = (value for value in said.values() if isinstance(value, dict) and "roles" in value)
+            told |= {f"role {role['name']}" for value in inner for role in value["roles"]}
+        heard.append((f"{who}: {method} {path}", answer.status, told))
     return heard
 
 

@@ -334,6 +334,7 @@ class Service:
         if "x-openstack-request-id" not in answer.headers:
             answer.set_header("x-openstack-request-id", f"req-{_request_uuid()}")
         if isinstance(error, falcon.HTTPMethodNotAllowed):
+            answer.set_headers(error.headers or {})  # `Allow`
             error = MethodNotAllowed(f"The resource does not take {http.method[:16]}.")
         elif isinstance(error, falcon.HTTPNotFound):
             error = NotFound("The resource could not be found.")

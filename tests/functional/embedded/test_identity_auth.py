@@ -145,7 +145,8 @@ async def test_exchanging_a_token(cloud: Cloud, clock: ManualClock) -> None:
     mixed = {**by_password("admin", "admin-password"), "token": {"id": first.token}, "methods": ["password", "token"]}
     assert (await cloud.authenticate(mixed)).status == 401
     clock.time += 3 * 3600 + 1
-    assert (await cloud.authenticate(by_token(first.token))).status == 401
+    for gone in (first.token, "forged", ""):
+        assert (await cloud.authenticate(by_token(gone))).status == 404
 
 
 async def test_showing_and_checking_tokens(cloud: Cloud, admin: Caller, clock: ManualClock) -> None:
@@ -211,7 +212,7 @@ async def test_failures_do_not_tell_why_and_take_the_same_time(cloud: Cloud, adm
         by_password("alice", "secret"),  # disabled
         {"methods": ["password"], "password": {"user": {"id": "0" * 32, "password": "secret"}}},
         {"methods": ["password"], "password": {"user": {"id": user.user_id}}},
-        by_credential({"id": "0" * 32, "secret": "x"}),
+        by_credential({"id": None, "secret": "x"}, name="robot", user={"id": user.user_id}),
     ):
         before = passwords.checked
         answers.append(await cloud.authenticate(identity))
@@ -295,6 +296,9 @@ async def test_application_credentials(cloud: Cloud, admin: Caller, clock: Manua
     for owner in ({"id": user.user_id}, {"name": "alice", "domain": {"id": "default"}}):
         assert (await cloud.authenticate(by_credential(credential, **by_name, user=owner))).status == 201
     assert (await cloud.authenticate(by_credential(credential, secret="wrong"))).status == 401
+    assert (await cloud.authenticate(by_credential(credential, id="0" * 32))).status == 404
+    nobodys = by_credential(credential, **by_name | {"name": "nobody's"}, user={"id": user.user_id})
+    assert (await cloud.authenticate(nobodys)).status == 401
     assert (await cloud.authenticate(by_credential(credential), {"project": {"id": user.project_id}})).status == 401
     # Restricted: it cannot create or delete credentials, and its token cannot be exchanged.
     assert (await robot.request("POST", path, {"application_credential": {"name": "more"}})).status == 403
@@ -332,6 +336,20 @@ async def test_application_credentials(cloud: Cloud, admin: Caller, clock: Manua
     assert (await unscoped.request("POST", path, {"application_credential": {"name": "y"}})).status == 403
     await admin.do("DELETE", f"{path}/{credential['id']}")
     assert (await user.request("DELETE", f"{path}/{credential['id']}")).status == 404
+
+
+async def test_an_application_credential_has_the_roles_that_its_roles_imply(cloud: Cloud, admin: Caller) -> None:
+    """Else a credential with the role member could list nothing: readers may, and member implies reader."""
+    user = await cloud.member(admin, "alice")
+    path = f"/users/{user.user_id}/application_credentials"
+    role = (await admin.get("/roles?name=member"))["roles"][0]["id"]
+    for number, wanted in enumerate(({"name": "member"}, {"id": role})):
+        credential = await user.make(path, name=f"robot {number}", roles=[wanted])
+        assert {each["name"] for each in credential["roles"]} == {"member", "reader"}
+        robot = cloud.caller(await cloud.authenticate(by_credential(credential)))
+        assert robot.roles == {"member", "reader"}
+    unknown = {"application_credential": {"name": "x", "roles": [{"name": "nothing"}]}}
+    assert (await user.request("POST", path, unknown)).status == 404
 
 
 async def test_changing_ones_password(cloud: Cloud, admin: Caller) -> None:

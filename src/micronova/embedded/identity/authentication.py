@@ -1,6 +1,8 @@
 """Authentication by password, by token and by application credential.
 
-An error does not say which part was wrong, and an unknown user takes as much time to refuse as a known one.
+An error does not say which part was wrong, and an unknown user takes as much time to refuse as a known one. A token
+that is not valid and an application credential's id that nobody has are not found (404), as in Keystone: nobody can
+guess them.
 """
 
 from collections.abc import Hashable
@@ -15,7 +17,7 @@ from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, App
 from micronova.embedded.identity.tables import domains, users
 from micronova.http.addresses import client_network
 from micronova.http.tokens import Claims
-from micronova.objects.errors import Forbidden, Invalid, MicronovaError, Unauthorized
+from micronova.objects.errors import Forbidden, Invalid, MicronovaError, NotFound, Unauthorized
 
 METHODS = ("password", "token", "application_credential")
 _WITH_DOMAIN = sa.select(users, domains.c.enabled.label("domain_enabled")).where(domains.c.id == users.c.domain_id)
@@ -231,7 +233,10 @@ async def _check_secret(
 
 
 async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
-    claims = core.verifier.verify(method.id, core.clock.now())
+    try:
+        claims = core.verifier.verify(method.id, core.clock.now())
+    except Unauthorized as error:
+        raise NotFound(error.message) from None
     if claims.application_credential_id is not None:
         raise Forbidden("A token that was got with an application credential cannot be exchanged for another.")
     user = await core.database.read(_find_user, UserRef(id=claims.user_id))
@@ -243,6 +248,8 @@ async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
 
 async def _authenticate_credential(core: Core, method: ApplicationCredentialMethod, address: str) -> Authenticated:
     credential, user = await core.database.read(_find_credential, method)
+    if credential is None and method.id is not None:
+        raise NotFound(f"Could not find application credential: {method.id[:64]}.")
     ref = method.user or UserRef()
     who = credential["id"] if credential else (method.id, method.name, ref.id, ref.name)
     await _check_secret(core, who, address, credential["secret_hash"] if credential else None, method.secret)

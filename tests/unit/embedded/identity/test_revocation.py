@@ -253,7 +253,7 @@ async def test_application_credentials_are_deleted_with_the_role_and_their_token
     robot = cloud.caller(await cloud.authenticate(by_credential(credential)))
     await role_removed(cloud, admin, user)
     assert not valid(cloud, robot)
-    assert (await cloud.authenticate(by_credential(credential))).status == 401
+    assert (await cloud.authenticate(by_credential(credential))).status == 404
     assert (await admin.get(path))["application_credentials"] == []
 
 

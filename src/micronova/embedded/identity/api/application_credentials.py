@@ -11,12 +11,13 @@ from micronova.embedded.identity.api.common import V3, checked_route, collection
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import application_credentials, assignments, roles
-from micronova.embedded.identity.store.kinds import PROJECTS, ApplicationCredentialRow, RoleRow
+from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, ApplicationCredentialRow, RoleRow
 from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import roles as roles_table
 from micronova.http.paging import parse_iso
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.errors import Forbidden, Invalid
+from micronova.objects.errors import Forbidden, Invalid, NotFound
 
 
 class RoleRef(Struct, forbid_unknown_fields=True):
@@ -149,23 +150,29 @@ def _expiry(text: str | None, now: int) -> int | None:
 
 
 def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: list[RoleRef]) -> list[RoleRow]:
-    """Return the wanted roles, or all of the user if none are wanted; raise Invalid for one that the user lacks."""
+    """Return the wanted roles with those that they imply, or all of the user if none are wanted.
+
+    Raise NotFound for a name that no role has, and Invalid for a role that the user lacks.
+    """
     project = PROJECTS.find(conn, project_id)
     held = assignments.effective_roles(conn, user_id, project_id, project) if project else []
     if not wanted:
         return held
-    chosen: list[RoleRow] = []
+    chosen: list[str] = []
     for ref in wanted:
         if ref.id is None and ref.name is None:
             raise Invalid("Invalid input for field/attribute application_credential.roles: name each by id or by name.")
         found = [row for row in held if (row["id"] == ref.id if ref.id is not None else row["name"] == ref.name)]
         if not found:
+            if ref.id is None and ROLES.first(conn, roles_table.c.name == ref.name) is None:
+                raise NotFound(f"Could not find role: {ref.name}.")
             raise Invalid(
                 "Invalid input for field/attribute application_credential.roles: only roles that the user has on the "
                 "project can be given."
             )
-        chosen += [row for row in found if row not in chosen]
-    return chosen
+        chosen += [row["id"] for row in found]
+    ids = roles.closure(roles.implications(conn), chosen)
+    return [row for row in held if row["id"] in ids]
 
 
 def _get(conn: sa.Connection, user_id: str, credential_id: str) -> tuple[ApplicationCredentialRow, list[RoleRow]]:
