@@ -151,8 +151,24 @@ async def test_rules_between_groups(cloud: World) -> None:
         assert (answer.status, error(answer)) == (404, "SecurityGroupNotFound")
     answer = await rule(cloud, foreign["id"])
     assert (answer.status, error(answer)) == (404, "SecurityGroupNotFound")
+    untouched = await cloud.make("security_group", name="untouched")
+    before = (await cloud.show("security_group", database["id"]))["revision_number"]
     await cloud.delete("security_group", web["id"])
-    assert len((await cloud.show("security_group", database["id"]))["security_group_rules"]) == 2
+    after = await cloud.show("security_group", database["id"])
+    assert len(after["security_group_rules"]) == 2
+    assert after["revision_number"] == before + 1, "it has lost a rule"
+    assert await cloud.show("security_group", untouched["id"]) == untouched
+
+
+async def test_a_group_that_is_not_deleted_changes_no_other(cloud: World) -> None:
+    net, _ = await cloud.network()
+    web, database = [await cloud.make("security_group", name=name) for name in ("web", "db")]
+    assert (await rule(cloud, database["id"], remote_group_id=web["id"])).status == 201
+    await cloud.make("port", network_id=net["id"], security_groups=[web["id"]])
+    groups = [await cloud.show("security_group", each["id"]) for each in (web, database)]
+    answer = await cloud.call("DELETE", f"/security-groups/{web['id']}")
+    assert (answer.status, error(answer)) == (409, "SecurityGroupInUse")
+    assert [await cloud.show("security_group", each["id"]) for each in (web, database)] == groups
 
 
 async def test_quota_of_groups_and_rules(cloud: World) -> None:

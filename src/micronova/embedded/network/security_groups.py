@@ -256,15 +256,26 @@ def _is_used(conn: sa.Connection, id: str) -> bool:
 
 
 def _delete(conn: sa.Connection, id: str, now: int) -> None:
+    """Delete a group with its rules, and the rules of others that name it as remote: these groups change, too."""
+    r, s = security_group_rules.c, security_groups.c
+    others = sa.select(r.security_group_id).where(r.remote_group_id == id, r.security_group_id != id)
+    changed = {id, *conn.execute(others).scalars()}
+    # All groups are locked in order, and before their rules, as when a rule is made or deleted.
+    conn.execute(
+        security_groups.update()
+        .where(in_order(s.id, s.id.in_(changed)))
+        .values(revision=s.revision + 1, updated_at=now)
+    )
     row: SecurityGroupRow = locked(conn, security_groups, id)
     if _is_used(conn, id):
         raise conflict(f"Security Group {id} in use.", "SecurityGroupInUse")
-    r = security_group_rules.c
     gone = conn.execute(
         security_group_rules.delete()
         .where(in_order(r.id, sa.or_(r.security_group_id == id, r.remote_group_id == id)))
         .returning(r.project_id, r.security_group_id)
     ).all()
+    if any(each.security_group_id not in changed for each in gone):  # such a rule was made meanwhile
+        raise Changed
     note(conn, now, [rules_topic(each.security_group_id) for each in gone])
     freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
     erase(conn, security_groups, id)
