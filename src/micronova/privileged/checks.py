@@ -9,6 +9,14 @@ from micronova.privileged.names import METADATA_ADDRESS
 ICMP = (1, 58)
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+RESERVED: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(each)
+    for each in (
+        *("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32"),
+        *("::/128", "::1/128", "::ffff:0:0/96", "ff00::/8"),
+    )
+)
+"""Addresses that no device of a network can have; the network service refuses subnets that overlap them."""
 
 
 class Refused(Exception):
@@ -91,9 +99,13 @@ def interface(text: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
         raise Refused(f"{text!r} is not an address with a prefix length.") from None
 
 
+def is_reserved(given: Network) -> bool:
+    """Return whether a range has addresses that no device of a network can have."""
+    return any(given.version == each.version and given.overlaps(each) for each in RESERVED)
+
+
 def _usable(given: Address) -> Address:
-    linked = given.is_link_local and str(given) != METADATA_ADDRESS and given.version == 4
-    if given.is_loopback or given.is_multicast or given.is_unspecified or linked:
+    if is_reserved(ipaddress.ip_network(given)) and str(given) != METADATA_ADDRESS:
         raise Refused(f"{given} is not an address of one device.")
     return given
 

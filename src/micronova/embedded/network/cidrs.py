@@ -7,12 +7,14 @@ from typing import Any
 
 from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.request_bodies import ip_address
+from micronova.privileged.checks import is_reserved
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Pool = tuple[int, int]  # first and last address, both included
 
 SLAAC_MODES = ("slaac", "dhcpv6-stateless")
+_LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")  # every device has such addresses without a subnet
 
 
 def number_of(address: Address) -> str:
@@ -56,6 +58,12 @@ def parse_pools(pools: Iterable[dict[str, str]]) -> list[Pool]:
     return [(int(ipaddress.ip_address(p["start"])), int(ipaddress.ip_address(p["end"]))) for p in pools]
 
 
+def check_range(cidr: Network) -> None:
+    """Raise Invalid if a subnet cannot have these addresses, or if hosts could not configure some of them."""
+    if cidr.prefixlen == 0 or is_reserved(cidr) or (cidr.version == 6 and cidr.overlaps(_LINK_LOCAL)):
+        raise invalid(f"'{cidr}' is not a range that a subnet can have: it overlaps reserved addresses.")
+
+
 def check_pools(cidr: Network, pools: Sequence[dict[str, Any]], gateway: str | None) -> list[dict[str, str]]:
     """Return the given pools in canonical form and order; raise Invalid if they are wrong."""
     first, last = usable(cidr)
@@ -92,6 +100,8 @@ def check_gateway(cidr: Network, gateway: str) -> str:
     address = ip_address(gateway, "gateway_ip")
     if address.version != cidr.version:
         raise invalid(f"gateway_ip '{address}' does not match the ip_version '{cidr.version}'.")
+    if is_reserved(ipaddress.ip_network(address)):
+        raise invalid(f"Gateway {address} is a reserved address.")
     edges = (int(cidr.network_address), int(cidr.broadcast_address))
     if cidr.version == 4 and cidr.prefixlen < 31 and int(address) in edges:
         raise invalid(f"Gateway {address} is the network or broadcast address of {cidr}.")

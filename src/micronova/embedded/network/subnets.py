@@ -15,6 +15,7 @@ from micronova.embedded.network.cidrs import (
     Network,
     check_gateway,
     check_pools,
+    check_range,
     default_gateway,
     default_pools,
 )
@@ -312,8 +313,7 @@ def _settle_range(row: NewSubnet, given: dict[str, Any], cidr: Network) -> None:
     """Set what depends on the range: gateway, allocation pools, host routes."""
     if cidr.version != row["ip_version"]:
         raise invalid(f"cidr '{cidr}' does not match the ip_version '{row['ip_version']}'.")
-    if cidr.prefixlen == 0 or cidr.is_multicast or cidr.is_loopback or cidr.is_link_local:
-        raise invalid(f"'{cidr}' is not a range that a subnet can have.")
+    check_range(cidr)
     if cidr.version == 6 and cidr.prefixlen != 64 and _slaac(row):
         raise invalid(f"Invalid CIDR {cidr} for IPv6 address mode: a SLAAC subnet has a /64.")
     row["cidr"] = str(cidr)

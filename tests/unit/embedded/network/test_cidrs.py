@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from micronova.embedded.network import cidrs
 from micronova.objects.errors import MicronovaError
+from micronova.privileged import checks
+from micronova.privileged import verbs as v
 
 V4 = ipaddress.ip_network
 
@@ -16,6 +18,35 @@ def test_addresses_sort_as_text_like_numbers() -> None:
     assert sorted(addresses, key=int) == sorted(addresses, key=cidrs.number_of)
     wide = [ipaddress.ip_address(text) for text in ("::1", "fd00::", "fd00::ffff:1", "2001:db8::1")]
     assert sorted(wide, key=int) == sorted(wide, key=cidrs.number_of)
+
+
+SPECIAL = (
+    "0.0.0.0",
+    "127.0.0.5",
+    "169.254.0.1",
+    "224.0.0.1",
+    "255.255.255.255",
+    "::",
+    "::1",
+    "ff02::1",
+    "::ffff:a00:1",
+)
+
+
+@given(st.sampled_from(SPECIAL) | st.ip_addresses().map(str), st.integers(1, 128), st.data())
+def test_hosts_can_configure_every_address_of_a_subnet_that_is_accepted(
+    text: str, length: int, data: st.DataObject
+) -> None:
+    inside = ipaddress.ip_address(text)
+    network = ipaddress.ip_network((inside, min(length, inside.max_prefixlen)), strict=False)
+    try:
+        cidrs.check_range(network)
+    except MicronovaError:
+        return
+    assert text not in SPECIAL
+    number = data.draw(st.integers(int(network.network_address), int(network.broadcast_address)))
+    address = f"{cidrs.address_of(number, network.version)}/{network.prefixlen}"
+    checks.check(v.SetAddresses(namespace="mn-1-n-1", device="dev1", addresses=(address,)), "mn-1")
 
 
 @given(st.integers(8, 32), st.integers(0, 2**32 - 1), st.data())

@@ -1,20 +1,22 @@
 """Which ports an agent wires and reports when verbs fail."""
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from micronova.embedded.network.agent.agent import NetworkAgent
+from micronova.embedded.network.agent.agent import FULL_CHECK, NetworkAgent
 from micronova.embedded.network.agent.desired_state import AddressPair, DesiredState, Network, Port, Rule
 from micronova.embedded.network.agent.firewall import firewall
+from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
 from micronova.embedded.network.agent.plan import zones_of
 from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import Answer, ServiceClient
 from micronova.privileged import verbs as v
 from micronova.privileged.client import PrivilegedError
-from micronova.privileged.names import tap_name
+from micronova.privileged.names import network_namespace, tap_name
 from tests.unit.embedded.network.world import ManualClock
 
 PREFIX = "mn-1a2b3c4d"
@@ -27,6 +29,8 @@ class Helper:
 
     def __init__(self) -> None:
         self.failing: set[type[v.Verb]] = set()
+        self.unserved: set[str] = set()  # namespaces in which nothing can listen
+        self.listening: list[str] = []
         self.closed: dict[str, str] = {}
         self.namespaces: tuple[str, ...] = (PREFIX,)
         self.links: dict[str, v.Link] = {}
@@ -43,7 +47,12 @@ class Helper:
         return v.Reply(closed=self.closed if isinstance(verb, v.LoadFirewall) else {})
 
     async def open(self, verb: v.Verb) -> socket.socket:
-        return socket.socketpair()[0]
+        if not isinstance(verb, v.ListenMetadata):
+            return socket.socketpair()[0]
+        if verb.namespace in self.unserved:
+            raise PrivilegedError("It failed.")
+        self.listening.append(verb.namespace)
+        return socket.create_server(("127.0.0.1", 0))
 
     async def close(self) -> None:
         pass
@@ -66,12 +75,13 @@ class Service:
 
 class World:
     def __init__(self) -> None:
-        self.helper, self.service = Helper(), Service()
+        self.helper, self.service, self.clock = Helper(), Service(), ManualClock()
         self.agent = self.start()
 
-    def start(self) -> NetworkAgent:
+    def start(self, metadata: MetadataProxy | None = None) -> NetworkAgent:
         client: ServiceClient = self.service  # type: ignore[assignment]
-        return NetworkAgent(NetworkServiceClient(client, "h"), self.helper, ManualClock(), prefix=PREFIX)
+        service = NetworkServiceClient(client, "h")
+        return NetworkAgent(service, self.helper, self.clock, prefix=PREFIX, metadata=metadata)
 
     def plug(self, port_id: str, index: int) -> None:
         self.helper.links[tap_name(port_id)] = v.Link(index=index)
@@ -219,3 +229,50 @@ async def test_a_rule_that_names_a_security_group_with_too_many_addresses_is_lef
     assert [verb is loaded for verb in world.helper.done if isinstance(verb, v.LoadFirewall)] == [True, True]
     await world.agent.reconcile(msgspec.structs.replace(state, oversized={}, members=dict.fromkeys(IDS, ())))
     assert world.service.faults == []
+
+
+async def test_what_always_fails_neither_ends_nor_delays_the_full_checks(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A network of one tenant whose bridge cannot be made: the firewall of all is still loaded again."""
+    world.helper.failing = {v.EnsureBridge}
+    world.agent._state = DesiredState(networks=(Network(id=NET),))
+
+    async def loads() -> int:
+        world.agent._wake.set()  # what changes all the time delays them neither
+        await world.agent._reconcile_once()
+        return len([verb for verb in world.helper.done if isinstance(verb, v.LoadFirewall)])
+
+    assert await loads() == 1
+    await world.clock.advance(FULL_CHECK - 1)
+    assert await loads() == 1
+    await world.clock.advance(1)
+    assert await loads() == 2
+    await world.clock.advance(FULL_CHECK)
+    assert await loads() == 3
+    assert caplog.text.count("It failed.") == 1, "it is said once"
+
+
+async def test_metadata_that_cannot_be_served_in_one_network_is_served_in_the_others(world: World) -> None:
+    networks = [NET, NET.replace("aaaaaaaa", "bbbbbbbb")]
+    world.helper.unserved = {network_namespace(PREFIX, NET)}
+    unused: Any = SimpleNamespace(close=world.helper.close)
+    limits = Limits(per_guest=1, per_network=1, total=1, timeout=1.0)
+    proxy = MetadataProxy(world.helper, unused, unused, limits)
+    servers = [
+        Port(
+            id=id, network_id=network, mac_address=f"fa:16:3e:00:01:{number:02x}", device_owner="network:dhcp",
+            host="h",
+        )
+        for number, (id, network) in enumerate(zip(("12222222-0000", "22222222-0000"), networks, strict=True))
+    ]  # fmt: skip
+    guest = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:00", device_owner="compute:nova", host="h")
+    state = DesiredState(networks=tuple(Network(id=id) for id in networks), ports=(*servers, guest))
+    agent = world.start(proxy)
+    try:
+        assert not await agent.reconcile(state)
+    finally:
+        await proxy.close()
+    assert world.helper.listening == [network_namespace(PREFIX, networks[1])]
+    assert IDS[0] in world.service.up, "ports are reported nevertheless"
+    assert world.service.faults == ["It failed."]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 HEARTBEAT = AGENT_DOWN_AFTER / 3  # seconds
 RETRY = 1.0  # seconds before the next attempt after a failure
 ADOPT_RETRY = 0.05  # seconds before the next attempt to adopt a tap that QEMU has not opened; doubled each time
-FULL_CHECK = 60.0  # seconds without a change after which every verb is sent again
+FULL_CHECK = 60.0  # seconds after which every verb is sent again, whatever changes or fails meanwhile
 MAX_FAULTS, FAULT_LENGTH = 20, 500  # of a report
 _ENDING = (v.StartDnsmasq, v.StartAdvertiser, v.StopDnsmasq, v.DeleteNamespace)  # verbs that may end a dnsmasq
 
@@ -69,6 +69,7 @@ class NetworkAgent:
         self._indices: dict[str, int] = {}  # tap -> index in the last inventory
         self._wake = asyncio.Event()
         self._complete = True  # the last reconciliation had no failure; otherwise it is repeated soon
+        self._full_check_at = clock.monotonic() + FULL_CHECK
         self._tasks: list[asyncio.Task[None]] = []
         self._retry_delay = RETRY  # seconds before an incomplete reconciliation is repeated
         self._links = LinkWatch(privileged, self._wake.set)
@@ -147,13 +148,14 @@ class NetworkAgent:
     # --- reconciling ---
 
     async def _reconcile_once(self) -> None:
-        try:
-            async with asyncio.timeout(FULL_CHECK if self._complete else self._retry_delay):
+        left = max(0.0, self._full_check_at - self._clock.monotonic())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(left if self._complete else min(left, self._retry_delay)):
                 await self._wake.wait()
                 self._retry_delay = ADOPT_RETRY
-        except TimeoutError:
-            if self._complete:
-                self._applied.clear()
+        if self._clock.monotonic() >= self._full_check_at:
+            self._full_check_at = self._clock.monotonic() + FULL_CHECK
+            self._applied.clear()
         self._wake.clear()
         if self._state is None:
             return
@@ -191,7 +193,6 @@ class NetworkAgent:
             try:
                 answer = await self._privileged.call(verb)
             except PrivilegedError as error:  # the other networks are still made
-                log.error("cannot bring host %s to the desired state: %s", self._service.host, error)
                 self._applied.pop(verb.key, None)
                 faults.append(str(error))
                 done = False
@@ -208,7 +209,12 @@ class NetworkAgent:
             del self._applied[key]
         if self._metadata is not None:
             made = {n: id for n, id in wanted.served.items() if ("EnsureNamespace", n) in self._applied}
-            await self._metadata.serve(made, state)
+            refused = await self._metadata.serve(made, state)
+            faults += refused
+            done = done and not refused
+        for fault in faults:
+            if fault not in self._faults:  # a tenant's network may fail for ever
+                log.error("cannot bring host %s to the desired state: %s", self._service.host, fault)
         faults += [f"The rules of {tap} cannot be loaded: {reason}" for tap, reason in self._closed.items()]
         faults += self._note_oversized(wanted.firewall.oversized)
         self._faults = tuple(faults)

@@ -21,7 +21,7 @@ from micronova.embedded.network.agent.desired_state import DesiredState, Port
 from micronova.http.client import Answer, Transport
 from micronova.objects.errors import MicronovaError
 from micronova.privileged import verbs as v
-from micronova.privileged.client import Privileged
+from micronova.privileged.client import Privileged, PrivilegedError
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +72,8 @@ class MetadataProxy:
         self._servers: dict[str, asyncio.Server] = {}
         self._ports: dict[tuple[str, str], Port] = {}  # by network and address
 
-    async def serve(self, served: Mapping[str, str], state: DesiredState) -> None:
-        """Listen in exactly these namespaces; `served` maps each to its network."""
+    async def serve(self, served: Mapping[str, str], state: DesiredState) -> list[str]:
+        """Listen in exactly these namespaces; `served` maps each to its network. Return why some cannot be served."""
         self._ports = {
             (port.network_id, each.ip_address): port
             for port in state.ports
@@ -82,14 +82,20 @@ class MetadataProxy:
         }
         for namespace in set(self._servers) - set(served):
             await self._end(namespace)
+        faults = []
         for namespace, network in served.items():
             if namespace not in self._servers:
-                sock = await self._privileged.open(v.ListenMetadata(namespace=namespace))
+                try:
+                    sock = await self._privileged.open(v.ListenMetadata(namespace=namespace))
+                except PrivilegedError as error:  # of one network: the others are served
+                    faults.append(str(error))
+                    continue
                 self._servers[namespace] = await asyncio.start_server(
                     functools.partial(self._connected, network),
                     sock=sock,
                     limit=HEAD_LIMIT,
                 )
+        return faults
 
     async def close(self) -> None:
         """Stop listening."""
