@@ -570,8 +570,8 @@ BY_NATURE = {
     "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
     "network PUT /v2.0/agents/{id}": 404,  # there are no agents
     "compute POST /os-aggregates/{id}/images": 501,  # images are not cached ahead of time
-    "compute POST /servers/{id}/action os-getSPICEConsole": 501,  # simulated guests have no SPICE
-    "compute POST /os-volumes_boot/{id}/action os-getSPICEConsole": 501,
+    "compute POST /servers/{id}/action os-getSPICEConsole": 400,  # simulated guests have no SPICE
+    "compute POST /os-volumes_boot/{id}/action os-getSPICEConsole": 400,
     "compute POST /os-volumes_boot/{id}/action forceDelete": 404,  # it is gone by the other name already
 }
 
