@@ -87,7 +87,7 @@ class Filler:
             await self._copy(
                 tables.operations,
                 of + self._one("operations", "instance_uuid"),
-                {"id": self._key("n", "o"), "instance_uuid": key, "group_id": "'r-' || n"},
+                {"id": self._key("n", "o"), "instance_uuid": key, "batch_id": "'r-' || n"},
             )
             await self._actions(number, key, "create")
         await self._connection.execute(

@@ -47,7 +47,7 @@ _LEASE = (
     .values(owner=bindparam("new_owner"), lease_until=bindparam("until"), leases=operations.c.leases + 1)
     .returning(*operations.c)
 )
-_EXPIRED = sa.select(operations.c.id, operations.c.group_id).where(_OPEN, _FREE)
+_EXPIRED = sa.select(operations.c.id, operations.c.batch_id).where(_OPEN, _FREE)
 _OWN = operations.c.owner == bindparam("b_owner")
 _RENEW = (
     operations.update()
@@ -122,7 +122,7 @@ def new_row(
     id: str,
     kind: str,
     instance_uuid: str,
-    group_id: str,
+    batch_id: str,
     step: str,
     epoch: int,
     now: int,
@@ -137,7 +137,7 @@ def new_row(
         "kind": kind,
         "version": VERSIONS[kind],
         "instance_uuid": instance_uuid,
-        "group_id": group_id,
+        "batch_id": batch_id,
         "step": step,
         "owner": None,
         "epoch": epoch,
@@ -181,10 +181,10 @@ def _lease_of(known: Known) -> sa.Executable:
 
 @functools.cache
 def _expired_of(known: Known, with_hosts: bool) -> tuple[sa.Executable, sa.Executable]:
-    """Return the statements that find expired operations of these kinds: the first ones, and those of groups."""
+    """Return the statements that find expired operations of these kinds: the first ones, and those of whole batches."""
     found = _EXPIRED.where(_is_known(known), *(() if with_hosts else (_NO_HOST,)))
     first = found.order_by(operations.c.lease_until).limit(bindparam("most"))
-    return first, found.where(one_of(operations.c.group_id, "groups"))
+    return first, found.where(one_of(operations.c.batch_id, "batches"))
 
 
 def lease(
@@ -198,14 +198,14 @@ def lease(
 def expired(conn: sa.Connection, now: int, most: int, known: Known, *, with_hosts: bool) -> list[str]:
     """Return the ids of operations of known kinds without a valid lease; those of hosts only if asked for.
 
-    More than `most` are returned only to complete a group: the servers of one request are placed together.
+    More than `most` are returned only to complete a batch: the servers of one request are placed together.
     """
-    first, of_groups = _expired_of(known, with_hosts)
-    found = {row.id: row.group_id for row in conn.execute(first, {"now": now, "most": most})}
+    first, of_batches = _expired_of(known, with_hosts)
+    found = {row.id: row.batch_id for row in conn.execute(first, {"now": now, "most": most})}
     if len(found) < most:
         return list(found)
-    more = conn.execute(of_groups, {"now": now, "groups": sorted(set(found.values()))})
-    return list({**found, **{row.id: row.group_id for row in more}})
+    more = conn.execute(of_batches, {"now": now, "batches": sorted(set(found.values()))})
+    return list({**found, **{row.id: row.batch_id for row in more}})
 
 
 def renew(conn: sa.Connection, ids: Sequence[str], owner: str, until: int) -> None:
@@ -292,7 +292,7 @@ def accept_action(
         id=id,
         kind=kind,
         instance_uuid=uuid,
-        group_id=uuid,
+        batch_id=uuid,
         step="new",
         epoch=epoch,
         now=now,

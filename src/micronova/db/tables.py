@@ -141,7 +141,7 @@ operations = sa.Table(
     Column("kind", String(32), nullable=False),
     Column("version", Integer, nullable=False, default=1),
     Column("instance_uuid", String(36), nullable=False),
-    Column("group_id", String(64), nullable=False),  # operations of one request are started together
+    Column("batch_id", String(64), nullable=False),  # operations of one request: leased and run together
     Column("step", String(32), nullable=False),
     Column("owner", String(255)),  # a conductor's id, or "host:NAME" while a host works on it
     Column("epoch", Integer, nullable=False),  # the instance's epoch that this work belongs to

@@ -32,7 +32,7 @@ class OperationRow(TypedDict):
     kind: str
     version: int
     instance_uuid: str
-    group_id: str
+    batch_id: str
     step: str
     owner: str | None
     epoch: int

@@ -296,7 +296,7 @@ class ServerCreator:
             id=id,
             kind="build",
             instance_uuid=instance_uuid,
-            group_id=accepted.reservation,
+            batch_id=accepted.reservation,
             step="schedule",
             epoch=1,
             now=now,

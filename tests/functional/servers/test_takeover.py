@@ -268,7 +268,7 @@ async def test_each_server_of_a_request_has_tried_its_own_hosts(cloud: OneProces
         reservation = (await user.post("/servers", several))["reservation_id"]
 
         async def both_wait() -> list[Any] | None:
-            rows = [row for row in await cloud.open_operations() if row.group_id == reservation]
+            rows = [row for row in await cloud.open_operations() if row.batch_id == reservation]
             failed = [row for row in rows if row.step == "schedule" and row.epoch == 3]
             return failed if len(failed) == 2 and not crashes.times else None
 
@@ -291,7 +291,7 @@ async def test_operations_of_unknown_kinds_and_versions_are_left_alone(
     unknown = []
     for number, (kind, version) in enumerate([("build", 99), ("teleport", 1)] * 150):
         row = new_row(
-            id=f"{user.project}-{number}", kind="build", instance_uuid=f"none-{number}", group_id="g",
+            id=f"{user.project}-{number}", kind="build", instance_uuid=f"none-{number}", batch_id="g",
             step="new", epoch=1, now=0, deadline=1 << 60, context=Context(request_id="req-test"),
         )  # fmt: skip
         row["kind"], row["version"] = kind, version
@@ -309,7 +309,7 @@ async def test_operations_of_unknown_kinds_and_versions_are_left_alone(
         left = await cloud.read(sa.select(operations.c.owner, operations.c.leases).where(ours))
         assert len(left) == 300 and set(left) == {(None, 0)}
     finally:
-        await database.write(lambda conn: conn.execute(sa.delete(operations).where(operations.c.group_id == "g")))
+        await database.write(lambda conn: conn.execute(sa.delete(operations).where(operations.c.batch_id == "g")))
 
 
 async def _idle(cloud: OneProcess, second: ConductorManager) -> None:

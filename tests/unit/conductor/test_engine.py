@@ -99,7 +99,7 @@ async def record(database: Database, clock: SteppingClock, *deadlines: float) ->
             id=f"op-{number}",
             kind="stop",
             instance_uuid=f"i-{number}",
-            group_id="r-1",
+            batch_id="r-1",
             step="new",
             epoch=1,
             now=micros(clock.time),

@@ -28,7 +28,7 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
                 id=id,
                 kind="build",
                 instance_uuid=id,
-                group_id="g",
+                batch_id="g",
                 step="new",
                 epoch=1,
                 now=0,

@@ -42,7 +42,7 @@ def _operation(id: str, finished_at: int | None) -> dict[str, Any]:
         "id": id,
         "kind": "build",
         "instance_uuid": id,
-        "group_id": "g",
+        "batch_id": "g",
         "step": "done",
         "epoch": 1,
         "deadline": 0,

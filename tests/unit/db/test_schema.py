@@ -37,8 +37,8 @@ async def test_both_ways_lead_to_the_same_tables(urls: tuple[str, str]) -> None:
     await migrated.close()
 
 
-async def test_an_upgrade_keeps_the_number_of_leases_and_drops_cells(urls: tuple[str, str]) -> None:
-    """Earlier releases called the column `attempts`, and had a cell for each host and node."""
+async def test_an_upgrade_renames_columns_of_operations_and_drops_cells(urls: tuple[str, str]) -> None:
+    """Earlier releases called columns `attempts` and `group_id`, and had a cell for each host and node."""
     database = open_database(urls[0])
     await schema.upgrade(database, metadata, MIGRATIONS, to="0008")
     now = await database.read(described, None)
@@ -48,6 +48,7 @@ async def test_an_upgrade_keeps_the_number_of_leases_and_drops_cells(urls: tuple
 
     def of_0_1(conn: sa.Connection) -> None:
         conn.execute(sa.text("ALTER TABLE operations RENAME COLUMN leases TO attempts"))
+        conn.execute(sa.text("ALTER TABLE operations RENAME COLUMN batch_id TO group_id"))
         for table in ("hosts", "compute_nodes"):
             conn.execute(sa.text(f"ALTER TABLE {table} ADD COLUMN cell VARCHAR(64) NOT NULL DEFAULT ''"))
         names = ", ".join([*values, "attempts"])
@@ -58,7 +59,9 @@ async def test_an_upgrade_keeps_the_number_of_leases_and_drops_cells(urls: tuple
 
     await database.write(of_0_1)
     await schema.upgrade(database, metadata, MIGRATIONS)
-    assert await database.read(lambda conn: conn.execute(sa.select(operations.c.leases)).scalars().all()) == [3]
+    assert await database.read(
+        lambda conn: conn.execute(sa.select(operations.c.leases, operations.c.batch_id)).all()
+    ) == [(3, "x")]
     assert await database.read(described, None) == now
     await database.close()
 

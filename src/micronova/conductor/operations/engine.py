@@ -32,7 +32,7 @@ from micronova.objects.operations import VERSIONS, OperationRow
 
 log = logging.getLogger(__name__)
 
-SWEEP_BATCH = 200
+MOST_SWEPT = 200  # operations that one sweep takes; more to complete a batch
 LONGEST_PAUSE = 30.0  # seconds until an operation is tried again
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ class Operation(msgspec.Struct, kw_only=True):
     kind: str
     version: int
     instance_uuid: str
-    group_id: str
+    batch_id: str
     step: str
     owner: str
     epoch: int
@@ -69,7 +69,7 @@ class Operation(msgspec.Struct, kw_only=True):
             kind=row["kind"],
             version=row["version"],
             instance_uuid=row["instance_uuid"],
-            group_id=row["group_id"],
+            batch_id=row["batch_id"],
             step=row["step"],
             owner=row["owner"] or "",
             epoch=row["epoch"],
@@ -235,45 +235,45 @@ class Engine:
         if not free:
             return
         taken = await self.database.write(operation_rows.lease, free, self.owner, self.now(), self.until(), self._known)
-        groups: dict[tuple[str, str, str], list[Operation]] = {}
+        batches: dict[tuple[str, str, str], list[Operation]] = {}
         for row in taken:
             operation = Operation.of(row)
-            groups.setdefault((operation.group_id, operation.kind, operation.step), []).append(operation)
-        for group in groups.values():
-            self.run(group)
+            batches.setdefault((operation.batch_id, operation.kind, operation.step), []).append(operation)
+        for batch in batches.values():
+            self.run(batch)
 
-    def run(self, group: list[Operation]) -> None:
+    def run(self, batch: list[Operation]) -> None:
         """Run operations that this conductor has leased."""
-        for operation in group:
+        for operation in batch:
             self._leased[operation.id] = operation
-        task = asyncio.create_task(self._run(group), name=f"{group[0].kind}-{group[0].group_id}")
+        task = asyncio.create_task(self._run(batch), name=f"{batch[0].kind}-{batch[0].batch_id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, group: list[Operation]) -> None:
+    async def _run(self, batch: list[Operation]) -> None:
         try:
-            with self._observer.running(group[0]):
-                await self._work(group)
+            with self._observer.running(batch[0]):
+                await self._work(batch)
         finally:
-            for operation in group:
+            for operation in batch:
                 if self._leased.get(operation.id) is operation:  # else a newer run has it
                     del self._leased[operation.id]
-        if again := [operation.id for operation in group if operation.id in self._again]:
+        if again := [operation.id for operation in batch if operation.id in self._again]:
             self._again.difference_update(again)
             try:
                 await self.lease_and_run(again)
             except Unavailable as error:
                 log.warning("operations are not leased again before the next sweep: %s", error)
 
-    async def _work(self, group: list[Operation]) -> None:
-        kind = self._kinds[group[0].kind]
+    async def _work(self, batch: list[Operation]) -> None:
+        kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
         try:
             async with self._limit:
                 now = self.now()
-                late = [operation for operation in group if operation.deadline < now]
+                late = [operation for operation in batch if operation.deadline < now]
                 await self._fail(kind, late, MicronovaError(f"{kind.name} did not end in time."))
-                if timely := [operation for operation in group if operation.deadline >= now]:
+                if timely := [operation for operation in batch if operation.deadline >= now]:
                     await kind.run(timely)
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
@@ -292,23 +292,23 @@ class Engine:
                 log.exception("operation %s (%s) failed", timely[0].id, kind.name)
                 await self._fail(kind, timely, error)
 
-    async def later(self, group: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
+    async def later(self, batch: list[Operation], error: Unavailable, *, longest: float = LONGEST_PAUSE) -> None:
         """Try again after a pause that grows with the leases: a service or the database does not answer.
 
         The lease of all of them expires at the same time, so that the sweep takes them together.
         """
-        pause = min(longest, retry_pause(group[0]))
+        pause = min(longest, retry_pause(batch[0]))
         log.warning(
-            "%s of instance %s is tried again in %.1f s: %s", group[0].kind, group[0].instance_uuid, pause, error
+            "%s of instance %s is tried again in %.1f s: %s", batch[0].kind, batch[0].instance_uuid, pause, error
         )
         try:
-            leased = [(operation.id, operation.lease) for operation in group]
+            leased = [(operation.id, operation.lease) for operation in batch]
             await self.database.write(operation_rows.postpone, leased, self.until(pause))
         except Unavailable:
             self.health.outage_noticed()  # the lease expires
 
-    async def _fail(self, kind: Kind, group: list[Operation], error: Exception) -> None:
-        for operation in group:
+    async def _fail(self, kind: Kind, batch: list[Operation], error: Exception) -> None:
+        for operation in batch:
             try:
                 await kind.fail(operation, error)
             except Unavailable as unavailable:
@@ -330,7 +330,7 @@ class Engine:
     async def _sweep(self) -> None:
         with_hosts = self.health.healthy()
         found = await self.database.read(
-            operation_rows.expired, self.now(), SWEEP_BATCH, self._known, with_hosts=with_hosts
+            operation_rows.expired, self.now(), MOST_SWEPT, self._known, with_hosts=with_hosts
         )
         if found:
             log.debug("sweep takes %d operations", len(found))

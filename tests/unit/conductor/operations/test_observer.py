@@ -20,7 +20,7 @@ def operation(parent: str) -> Operation:
         kind="build",
         version=1,
         instance_uuid="i",
-        group_id="g",
+        batch_id="g",
         step="schedule",
         owner="c",
         epoch=1,
