@@ -12,13 +12,15 @@ from micronova.http.server import HTTPServer
 from micronova.http.sockets import listen
 from tests.functional.cloud import CloudOptions, OneProcess
 
-CLOUD = CloudOptions(hosts=2, settings={"default": {"report_interval": 5.0, "service_down_time": 60.0}})
+CLOUD = CloudOptions(
+    hosts=2,
+    settings={"default": {"report_interval": 5.0, "service_down_time": 60.0}, "api": {"client_timeout": 1.0}},
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def port(cloud: OneProcess) -> AsyncIterator[int]:
-    """The cloud on a real port, with a short time limit for bodies."""
-    cloud.process.services["compute"].body_timeout = 1.0
+    """The cloud on a real port."""
     sock = listen("127.0.0.1", 0)
     number = sock.getsockname()[1]
     server = HTTPServer(cloud.process.application(), sock)

@@ -59,8 +59,8 @@ async def make(process: Process) -> Role:
         public_url=settings.api.public_url,
         observer=process.telemetry.requests,
     )
-    process.services["compute"] = service
-    process.services["compute-versions"] = above
+    process.mount(service)
+    process.mount(above)
     process.apps["/compute"] = paths.dispatch(service.app, above.app, found)
     return _Bootstrap(process)
 
