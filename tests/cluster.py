@@ -5,16 +5,17 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.services.process import free_port
 
-READY = 40.0
+READY = 60.0
 
 
 class Cluster:
@@ -23,6 +24,7 @@ class Cluster:
     def __init__(self, directory: Path, database: str, bus: str, **sections: Mapping[str, Any]) -> None:
         self.directory = directory
         self.port = free_port()
+        self.urls: dict[str, str] = {}  # of processes that have a port of their own
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._roles: dict[str, tuple[str, Path | None, dict[str, str]]] = {}
         settings: dict[str, dict[str, Any]] = {
@@ -47,6 +49,11 @@ class Cluster:
     def add(self, name: str, role: str, config: Path | None = None, **environment: str) -> None:
         """Say which role a process has; a settings file or MICRONOVA__… settings of its own may be given."""
         self._roles[name] = (role, config, environment)
+
+    def add_service(self, name: str, role: str, port: int, **environment: str) -> None:
+        """Say which role a process with a port of its own has."""
+        self.urls[name] = f"http://127.0.0.1:{port}"
+        self.add(name, role, None, MICRONOVA__API__PORT=str(port), MICRONOVA__API__WORKERS="1", **environment)
 
     def start(self, *names: str) -> None:
         """Start processes (all, if none is named)."""
@@ -79,6 +86,12 @@ class Cluster:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         process.wait()
+
+    def remove(self, name: str) -> None:
+        """Stop a process cleanly and forget it."""
+        self.kill(name, signal.SIGTERM)
+        del self.processes[name], self._roles[name]
+        self.urls.pop(name, None)
 
     def stop(self) -> None:
         """Stop all processes cleanly, then those that do not."""
@@ -124,16 +137,33 @@ class Cluster:
             connection.close()
 
     def wait_ready(self, hosts: int) -> None:
-        """Wait until the API answers and so many hosts are up."""
+        """Wait until all services accept connections, the API answers, and so many hosts are up."""
+
+        def ready() -> bool:
+            _connect(*self.urls.values())
+            status, body = self.request("GET", "/os-services?binary=nova-compute")
+            return status == 200 and sum(service["state"] == "up" for service in body["services"]) >= hosts
+
+        self._wait(ready)
+
+    def wait_listening(self, name: str) -> None:
+        """Wait until a process with a port of its own accepts connections."""
+
+        def listening() -> bool:
+            _connect(self.urls[name])
+            return True
+
+        self._wait(listening)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY
-        last: Any = None
+        last: object = "not all hosts are up"
         while time.monotonic() < deadline:
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     raise AssertionError(f"{name} ended: {self.log(name)[-2000:]}")
             try:
-                status, last = self.request("GET", "/os-services?binary=nova-compute")
-                if status == 200 and sum(service["state"] == "up" for service in last["services"]) >= hosts:
+                if condition():
                     return
             except OSError as error:
                 last = error
@@ -165,6 +195,11 @@ class Cluster:
         findings: list[dict[str, Any]] = json.loads(done.stdout)
         assert done.returncode == (1 if findings else 0)
         return findings
+
+
+def _connect(*urls: str) -> None:
+    for url in urls:
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))).close()
 
 
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:

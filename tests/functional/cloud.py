@@ -1,9 +1,10 @@
 """A whole compute cloud for the functional tests, driven through HTTP.
 
 The same tests run on two kinds of cloud. By default a module gets one process with SQLite, which starts quickly. With
-MICRONOVA_TEST_CLOUD=cluster all modules share separate processes on PostgreSQL and RabbitMQ. A module that needs
-special options (a module-level `CLOUD = CloudOptions(...)`) is skipped there, unless it sets `cluster_too`. So a test
-makes its own project and never assumes an empty cloud.
+MICRONOVA_TEST_CLOUD=cluster all modules share separate processes on PostgreSQL and RabbitMQ, which have no use for the
+options of a module (`CLOUD = CloudOptions(...)`), except that an API with settings of its own is started for it. So a
+test makes its own project and never assumes an empty cloud. A test that cannot run there says why with the mark
+`only_in_one_process`.
 
 Tests do not sleep: `Cloud.until` checks again after each write to the database (one process), or every 50 ms.
 """
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +37,13 @@ from micronova.objects.clock import Clock
 from micronova.objects.context import Context
 from micronova.rpc.bus import Bus
 from tests.cluster import Cluster
+from tests.services.process import free_port
 
 NEWEST = 104
 IMAGE = "11111111-1111-4111-8111-111111111111"
+OTHER_IMAGE = "22222222-2222-4222-8222-222222222222"
 PATIENCE = 30.0  # seconds; a test that waits longer fails
 ON_CLUSTER = os.environ.get("MICRONOVA_TEST_CLOUD") == "cluster"
-
-ORIGIN = "https://dashboard.example.org"  # of the pages that may call the cluster's API from a browser
 
 # The preference of a server group outweighs everything else, so that a test can see it.
 GROUPS_FIRST = {"soft_affinity_weight_multiplier": 100.0, "soft_anti_affinity_weight_multiplier": 100.0}
@@ -60,8 +62,13 @@ class CloudOptions:
     after_commit: Callable[[str, str], None] | None = None
     retried: bool = False  # every transaction runs twice; the first time it is rolled back at its end
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    api: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further settings, which only the API uses
     clock: Clock | None = None
-    cluster_too: bool = False  # the tests also pass on the cluster, which has no use for the other options
+
+
+def only_in_one_process(reason: str) -> pytest.MarkDecorator:
+    """Return the mark of tests that are skipped on separate processes, and why they cannot run there."""
+    return pytest.mark.skipif(ON_CLUSTER, reason=reason)
 
 
 # --- callers -------------------------------------------------------------------------------------------------------
@@ -194,6 +201,7 @@ class Cloud:
     process: Process  # gives access to the database and the bus of the cloud
     transport: Transport
     hosts: tuple[str, ...]
+    console_url = "http://cloud:8774"  # of the proxy that links to consoles lead to
 
     def __init__(self) -> None:
         self.callers: list[Caller] = []
@@ -308,7 +316,7 @@ class OneProcess(Cloud):
             "quota": {"instances": -1, "cores": -1, "ram": -1},
             "fake": {"hosts": options.hosts},
         }
-        for name, values in options.settings.items():
+        for name, values in (*options.settings.items(), *options.api.items()):
             sections.setdefault(name, {}).update(values)
         self.hosts = tuple(f"fake-{number}" for number in range(1, sections["fake"]["hosts"] + 1))
         self.process = Process(
@@ -358,10 +366,12 @@ class OneProcess(Cloud):
 class SeparateProcesses(Cloud):
     """Separate processes on PostgreSQL and RabbitMQ; this process reads the database and calls the hosts."""
 
-    def __init__(self, cluster: Cluster, hosts: tuple[str, ...]) -> None:
+    def __init__(self, cluster: Cluster, hosts: tuple[str, ...], url: str) -> None:
         super().__init__()
         self.cluster = cluster
         self.hosts = hosts
+        self.url = url  # of the compute API
+        self.console_url = cluster.urls["console"]
         state = StateDirectory(cluster.directory / "tests")
         state.create()
         self.process = Process(load(cluster.config), ["conductor"], state)
@@ -369,14 +379,34 @@ class SeparateProcesses(Cloud):
 
     async def start(self) -> None:
         await self.process.connect()
-        self.transport = HTTPTransport(f"http://127.0.0.1:{self.cluster.port}")
+        self.transport = _Services(self.url, self.cluster.urls)
 
     async def changed(self, since: Any, longest: float) -> None:
         await asyncio.sleep(min(longest, 0.05))  # other processes do not notify this one
 
+    def logged(self) -> str:
+        """Return what the processes have logged."""
+        return "".join(self.cluster.log(name) for name in self.cluster.processes)
+
     async def stop(self) -> None:
         await self.transport.close()
         await self.process.stop()
+
+
+class _Services:
+    """The transport to services with a port each; the first part of a path names the service."""
+
+    def __init__(self, compute: str, others: Mapping[str, str]) -> None:
+        self._compute = HTTPTransport(compute)
+        self._others = {name: HTTPTransport(url) for name, url in others.items()}
+
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        service = url.split("/", 2)[1]
+        return await self._others.get(service, self._compute).request(method, url, headers, body)
+
+    async def close(self) -> None:
+        for transport in (self._compute, *self._others.values()):
+            await transport.close()
 
 
 def _retry_writes(database: Any) -> None:
@@ -429,46 +459,91 @@ async def one_process(directory: Path, options: CloudOptions) -> AsyncIterator[O
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cloud of separate processes: two conductors, two schedulers, two compute agents with two hosts each."""
+    """A cloud of separate processes, as a region has them: an API with two workers, two conductors, two schedulers,
+    two compute agents with two hosts each, and the services for images, networks and consoles."""
     database = request.getfixturevalue("session_database_url")
     bus = request.getfixturevalue("session_amqp_url")
+    ports = {role: free_port() for role in ("image", "network", "console")}
+    consoles = f"http://127.0.0.1:{ports['console']}/console"
     made = Cluster(
         tmp_path_factory.mktemp("cluster"), database, bus, fake={"hosts": 2},
-        api={"workers": 2, "cors_allowed_origins": [ORIGIN]},
+        api={"workers": 2},
+        default={"vif_plugging_timeout": 10.0, "default_access_ip_network_name": "access"},
         filter_scheduler=GROUPS_FIRST,
         scheduler={"refresh_interval": 0.01},
+        compute={"boot_timeout": 0.4},
+        glance={"endpoint_override": f"http://127.0.0.1:{ports['image']}/image", "ticket_key": "5b" * 32},
+        neutron={"endpoint_override": f"http://127.0.0.1:{ports['network']}/network", "ticket_key": "5c" * 32},
+        vnc={"novncproxy_base_url": f"{consoles}/vnc_lite.html"},
+        serial_console={"base_url": f"{consoles}/serial.html"},
     )  # fmt: skip
-    network = {"MICRONOVA__NEUTRON__ENDPOINT_OVERRIDE": f"http://127.0.0.1:{made.port}/network"}
-    made.add("api", "api network", None, **network)
+    made.add("api", "api")
     for number in (1, 2):
-        made.add(f"conductor{number}", "conductor", None, MICRONOVA__DEFAULT__HOST=f"conductor{number}", **network)
+        made.add(f"conductor{number}", "conductor", MICRONOVA__DEFAULT__HOST=f"conductor{number}")
         made.add(f"scheduler{number}", "scheduler", MICRONOVA__DEFAULT__HOST=f"scheduler{number}")
     for letter in "ab":
         made.add(f"compute-{letter}", "compute", MICRONOVA__FAKE__HOST_PATTERN=f"{letter}-{{}}")
+    compute = f"http://127.0.0.1:{made.port}/compute/v2.1"
+    for role, port in ports.items():
+        made.add_service(role, role, port, MICRONOVA__NOVA__ENDPOINT_OVERRIDE=compute)
     try:
         made.start()
         made.wait_ready(hosts=4)
+        for image in (IMAGE, OTHER_IMAGE):
+            _make_image(made, image)
         yield made
     finally:
         made.stop()
 
 
+def _make_image(cluster: Cluster, id: str) -> None:
+    """Make an image that servers of all projects may be booted from."""
+    wanted = {"id": id, "name": "i", "disk_format": "raw", "container_format": "bare", "visibility": "public"}
+    for method, path, kind, body in (
+        ("POST", "/image/v2/images", "application/json", msgspec.json.encode(wanted)),
+        ("PUT", f"/image/v2/images/{id}/file", "application/octet-stream", bytes(1024)),
+    ):
+        headers = {"x-auth-token": "admin:admin", "content-type": kind}
+        asked = urllib.request.Request(cluster.urls["image"] + path, body, headers, method=method)
+        urllib.request.urlopen(asked, timeout=60.0).close()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cloud]:
     """The module's cloud."""
-    options: CloudOptions | None = getattr(request.module, "CLOUD", None)
+    options: CloudOptions = getattr(request.module, "CLOUD", CloudOptions())
     if not ON_CLUSTER:
-        async with one_process(tmp_path_factory.mktemp("cloud"), options or CloudOptions()) as made:
+        async with one_process(tmp_path_factory.mktemp("cloud"), options) as made:
             yield made
             await made.assert_clean()
         return
-    if options is not None and not options.cluster_too:
-        pytest.skip("needs a cloud in one process, with its own options")
-    separate = SeparateProcesses(request.getfixturevalue("cluster"), ("a-1", "a-2", "b-1", "b-2"))
-    await separate.start()
-    yield separate
-    await separate.assert_clean()
-    await separate.stop()
+    cluster: Cluster = request.getfixturevalue("cluster")
+    with _api(cluster, options) as url:
+        separate = SeparateProcesses(cluster, ("a-1", "a-2", "b-1", "b-2"), url)
+        await separate.start()
+        yield separate
+        await separate.assert_clean()
+        await separate.stop()
+
+
+@contextlib.contextmanager
+def _api(cluster: Cluster, options: CloudOptions) -> Iterator[str]:
+    """Return the URL of the cluster's API, or of one with settings of its own, which runs while the context is open."""
+    if not options.api:
+        yield f"http://127.0.0.1:{cluster.port}"
+        return
+    environment = {
+        f"MICRONOVA__{section}__{name}".upper(): ",".join(value) if isinstance(value, list) else str(value)
+        for section, values in options.api.items()
+        for name, value in values.items()
+    }
+    cluster.add_service("own-api", "api", free_port(), **environment)
+    cluster.start("own-api")
+    try:
+        cluster.wait_listening("own-api")
+        yield cluster.urls["own-api"]
+    finally:
+        cluster.remove("own-api")
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from micronova.http.server import HTTPServer
 from micronova.http.sockets import listen
-from tests.functional.cloud import Caller, Cloud
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud
 
 
 class ConsoleClient:
@@ -50,7 +50,11 @@ class ConsoleClient:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def console_client(cloud: Cloud) -> AsyncIterator[ConsoleClient]:
-    """Give the cloud a port, and return a client for it."""
+    """A client of the console proxy; a cloud in one process gets a port for it."""
+    if ON_CLUSTER:
+        async with aiohttp.ClientSession() as client:
+            yield ConsoleClient(cloud.console_url, client)
+        return
     sock = listen("127.0.0.1", 0)
     server = HTTPServer(cloud.process.application(), sock, websockets=True)
     port = sock.getsockname()[1]

@@ -6,11 +6,14 @@ import pytest
 
 from micronova.virt.driver import GuestPlan
 from micronova.virt.fake.driver import FakeDriver
+from tests.functional.cloud import ON_CLUSTER
 
 
 @pytest.fixture
 def spawned(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, list[tuple[str, GuestPlan]]]]:
     """By server: each host that was asked to spawn its guest, with the plan that it received."""
+    if ON_CLUSTER:
+        pytest.skip("reads the plans of guests in the process of their hosts")
     plans: dict[str, list[tuple[str, GuestPlan]]] = {}
     spawn = FakeDriver.spawn
 

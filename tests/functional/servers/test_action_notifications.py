@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network
 
+pytestmark = only_in_one_process("watches the notifier of the cloud's process")
 CLOUD = CloudOptions(hosts=2, roles=("network",))
 
 

@@ -16,7 +16,7 @@ from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db.tables import operations
 from micronova.objects.errors import Unavailable
 from micronova.scheduler.manager import SchedulerManager
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.crashes import Crashes
 
 HOSTS = 2
@@ -24,6 +24,7 @@ TOO_MANY = 3 * HOSTS + 1
 LEASE = 60.0  # longer than any pause before an operation is tried again
 
 crashes = Crashes()
+pytestmark = only_in_one_process("crashes the conductor at chosen steps, and holds the scheduler")
 CLOUD = CloudOptions(
     hosts=HOSTS,
     after_commit=crashes,

@@ -11,7 +11,15 @@ from micronova.conductor.rpcapi import HEARTBEAT
 from micronova.db.tables import instances
 from micronova.objects.context import Context
 from micronova.objects.orders import BootVerdict, Heartbeat, HostBeat
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import (
+    ON_CLUSTER,
+    Caller,
+    Cloud,
+    CloudOptions,
+    OneProcess,
+    SeparateProcesses,
+    only_in_one_process,
+)
 from tests.functional.servers.killable_host import KillableHost
 
 CLOUD = CloudOptions(
@@ -22,9 +30,11 @@ CLOUD = CloudOptions(
     },
 )
 HANGS = {"operation": "boot", "kind": "hang", "name": "hangs"}
+# The delay is longer than the timeout and the time until the next heartbeat.
+SLOW = {"operation": "boot", "kind": "delay", "name": "slow", "delay": 4.0 if ON_CLUSTER else 1.5}
 
 
-async def test_a_guest_that_never_boots(cloud: OneProcess, user: Caller, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_guest_that_never_boots(cloud: Cloud, user: Caller, caplog: pytest.LogCaptureFixture) -> None:
     async with cloud.faults(HANGS):
         id = await user.create(name="hangs")
         server = await user.wait_for(id, "ERROR")
@@ -36,7 +46,8 @@ async def test_a_guest_that_never_boots(cloud: OneProcess, user: Caller, caplog:
         assert server["OS-EXT-STS:power_state"] == 1
         assert "Booting from" in (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
         assert "Linux" not in (await user.act(id, "os-getConsoleOutput", {}, 200))["output"]
-        assert [line for line in caplog.messages if id in line and "has not begun to boot" in line]
+        logged = cloud.logged() if isinstance(cloud, SeparateProcesses) else caplog.text
+        assert [line for line in logged.splitlines() if id in line and "has not begun to boot" in line]
         # No request caused this: the only instance action is the build, which succeeded.
         actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
         assert [(action["action"], action["message"]) for action in actions] == [("create", None)]
@@ -51,7 +62,7 @@ async def test_a_guest_that_never_boots(cloud: OneProcess, user: Caller, caplog:
 
 
 @pytest.mark.parametrize(("action", "status"), [("os-stop", "SHUTOFF"), ("delete", "")])
-async def test_it_can_be_stopped_and_deleted(cloud: OneProcess, user: Caller, action: str, status: str) -> None:
+async def test_it_can_be_stopped_and_deleted(cloud: Cloud, user: Caller, action: str, status: str) -> None:
     async with cloud.faults(HANGS):
         id = await user.create(name="hangs")
         await user.wait_for(id, "ERROR")
@@ -65,8 +76,8 @@ async def test_it_can_be_stopped_and_deleted(cloud: OneProcess, user: Caller, ac
     await cloud.assert_clean()
 
 
-async def test_a_guest_that_is_only_slow(cloud: OneProcess, user: Caller) -> None:
-    async with cloud.faults({"operation": "boot", "kind": "delay", "name": "slow", "delay": 1.5}):
+async def test_a_guest_that_is_only_slow(cloud: Cloud, user: Caller) -> None:
+    async with cloud.faults(SLOW):
         id = await user.create(name="slow")
         await user.wait_for(id, "ERROR")
         await _wait_until_booted(user, id)
@@ -75,12 +86,9 @@ async def test_a_guest_that_is_only_slow(cloud: OneProcess, user: Caller) -> Non
     await cloud.delete_all()
 
 
-async def test_another_fault_is_not_taken_away(cloud: OneProcess, user: Caller) -> None:
-    rules = (
-        {"operation": "boot", "kind": "delay", "name": "slow", "delay": 1.5},
-        {"operation": "reboot", "kind": "fail", "name": "slow", "message": "no power"},
-    )
-    async with cloud.faults(*rules):
+async def test_another_fault_is_not_taken_away(cloud: Cloud, user: Caller) -> None:
+    broken = {"operation": "reboot", "kind": "fail", "name": "slow", "message": "no power"}
+    async with cloud.faults(SLOW, broken):
         id = await user.create(name="slow")
         await user.wait_for(id, "ERROR")
         await user.act(id, "reboot", {"type": "HARD"})
@@ -92,7 +100,7 @@ async def test_another_fault_is_not_taken_away(cloud: OneProcess, user: Caller) 
     await cloud.delete_all()
 
 
-async def test_a_state_reset_by_an_admin_stands(cloud: OneProcess, user: Caller) -> None:
+async def test_a_state_reset_by_an_admin_stands(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults(HANGS):
         ids = [await user.create(name=f"hangs-{number}") for number in range(2)]
         for id in ids:
@@ -104,6 +112,7 @@ async def test_a_state_reset_by_an_admin_stands(cloud: OneProcess, user: Caller)
     await cloud.delete_all()
 
 
+@only_in_one_process("kills a host within the process")
 async def test_an_agent_that_is_killed_meanwhile(cloud: OneProcess, user: Caller, tmp_path: Path) -> None:
     host = KillableHost(cloud, "boots", tmp_path)
     await host.start(HANGS)
@@ -114,8 +123,7 @@ async def test_an_agent_that_is_killed_meanwhile(cloud: OneProcess, user: Caller
     await user.wait_for(id, "ERROR")
     await user.delete(f"/servers/{id}")
     await user.gone(id)
-    slow = {"operation": "boot", "kind": "delay", "name": "slow", "delay": 1.5}
-    host.driver.set_fault_rules([slow])
+    host.driver.set_fault_rules([SLOW])
     id = await user.admin.create(name="slow", availability_zone="nova:boots")
     await user.wait_for(id, "ERROR")
     await host.kill()
@@ -127,7 +135,7 @@ async def test_an_agent_that_is_killed_meanwhile(cloud: OneProcess, user: Caller
     await cloud.assert_clean()
 
 
-async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: OneProcess, user: Caller) -> None:
+async def test_a_verdict_counts_only_for_a_server_at_rest_at_its_epoch(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     host = await user.host_of(id)
     [[epoch]] = await cloud.read(sa.select(instances.c.epoch).where(instances.c.uuid == id))

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 
+pytestmark = only_in_one_process("counts the transactions and messages of the cloud's process")
 # Periodic work is rare in this cloud.
 CLOUD = CloudOptions(
     settings={

@@ -13,9 +13,12 @@ from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Method, P, R, Target
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.rpc.wrapper import BusWrapper
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    only_in_one_process("stops the bus; tests/integration/test_outage.py stops the broker"),
+]
 
 
 class PausedBus(BusWrapper):

@@ -4,9 +4,10 @@ back. No lease expires in these tests."""
 import pytest
 
 from micronova.conductor import heartbeats
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
+pytestmark = only_in_one_process("no lease may expire, and hosts are started and stopped within the process")
 CLOUD = CloudOptions(
     hosts=2,
     settings={

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from micronova.db import instances
 from micronova.db.tables import console_tokens as table
 from micronova.objects.clock import SystemClock, micros
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.consoles import ConsoleClient, closed, console_client, link, read_until, token_of
 
 __all__ = ["console_client"]
@@ -42,6 +42,7 @@ class Hurried(SystemClock):
 
 
 CLOCK = Hurried()
+pytestmark = only_in_one_process("turns the clock")
 CLOUD = CloudOptions(
     hosts=2,
     roles=("console",),

@@ -25,12 +25,13 @@ CLOUD = CloudOptions(hosts=2, roles=("console",))
 # --- URLs ----------------------------------------------------------------------------------------------------------
 
 
-async def test_links_lead_to_the_pages_where_the_api_was_asked(user: Caller) -> None:
+async def test_links_lead_to_the_pages_of_the_proxy(cloud: Cloud, user: Caller) -> None:
+    """They are where the API was asked, if no settings say where."""
     id = (await user.boot())["id"]
     vnc = await link(user, id, "vnc")
-    assert vnc.startswith("http://cloud:8774/console/vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3D")
+    assert vnc.startswith(f"{cloud.console_url}/console/vnc_lite.html?path=console%2Fwebsockify%3Ftoken%3D")
     serial = await link(user, id)
-    assert serial == f"http://cloud:8774/console/serial.html?token={token_of(serial)}"
+    assert serial == f"{cloud.console_url}/console/serial.html?token={token_of(serial)}"
     assert token_of(vnc) != token_of(serial)
 
 

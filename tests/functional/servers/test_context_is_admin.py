@@ -10,7 +10,7 @@ from micronova.policies.enforcer import Enforcer
 from tests.functional.cloud import Caller, CloudOptions
 
 POLICY_FILE = Path(__file__).with_name("context_is_admin.yaml")
-CLOUD = CloudOptions(settings={"api": {"policy_file": str(POLICY_FILE)}})
+CLOUD = CloudOptions(api={"api": {"policy_file": str(POLICY_FILE)}})
 
 
 async def test_a_lock_is_no_obstacle_to_whom_the_rule_names(user: Caller) -> None:

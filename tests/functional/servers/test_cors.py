@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.functional.cloud import ORIGIN, Caller, CloudOptions
+from tests.functional.cloud import Caller, CloudOptions
 
-CLOUD = CloudOptions(hosts=2, settings={"api": {"cors_allowed_origins": [ORIGIN]}}, cluster_too=True)
+ORIGIN = "https://dashboard.example.org"
+CLOUD = CloudOptions(hosts=2, api={"api": {"cors_allowed_origins": [ORIGIN]}})
 
 
 def _listed(value: str) -> set[str]:

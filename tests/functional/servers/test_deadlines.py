@@ -8,10 +8,10 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.db.tables import allocations
-from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, only_in_one_process("builds and actions have one second")]
 
 CLOUD = CloudOptions(
     roles=("network",),

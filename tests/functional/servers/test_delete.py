@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.db.tables import departures, quota_usages
 from micronova.scheduler.manager import SchedulerManager
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud
+from tests.functional.cloud import Caller, Cloud, only_in_one_process
 
 
 def _name() -> str:
@@ -95,7 +95,7 @@ async def test_right_after_the_create_request(cloud: Cloud, user: Caller, turn: 
     await cloud.assert_clean()
 
 
-@pytest.mark.skipif(ON_CLUSTER, reason="holds the scheduler")
+@only_in_one_process("holds the scheduler")
 async def test_while_it_is_being_placed(cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = asyncio.Event(), asyncio.Event()
     place = SchedulerManager._place

@@ -14,11 +14,11 @@ from micronova.conductor.operations.engine import Crash
 from micronova.objects.clock import SystemClock
 from micronova.rpc.bus import Bus
 from tests.distort import DistortedBus, Distortion
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, one_process
+from tests.functional.cloud import Caller, Cloud, CloudOptions, one_process, only_in_one_process
 from tests.functional.servers.embedded_services import make, network, ok, ports_left
 
 pytestmark = [
-    pytest.mark.skipif(ON_CLUSTER, reason="distorts the bus within one process"),
+    only_in_one_process("distorts the bus, and crashes the conductor at chosen steps"),
     pytest.mark.thorough,
 ]
 

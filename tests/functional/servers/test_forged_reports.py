@@ -8,7 +8,7 @@ from micronova.objects.context import Context
 from micronova.objects.orders import OrderOutcome, Report
 from tests.functional.cloud import Caller, Cloud, CloudOptions
 
-CLOUD = CloudOptions(hosts=2, cluster_too=True)
+CLOUD = CloudOptions(hosts=2)
 
 
 async def _report(cloud: Cloud, instance_uuid: str, outcome: OrderOutcome) -> bool:

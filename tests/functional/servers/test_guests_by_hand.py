@@ -7,9 +7,10 @@ import pytest
 
 from micronova.objects.context import Context
 from micronova.virt.fake.driver import FakeDriver
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost
 
+pytestmark = only_in_one_process("changes guests in the driver, and what the driver can do")
 CLOUD = CloudOptions(hosts=2)
 
 

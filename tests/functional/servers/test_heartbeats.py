@@ -53,9 +53,10 @@ from micronova.objects.orders import (
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.bus import connect
 from micronova.rpc.contract import Method
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network
 
+pytestmark = only_in_one_process("the hosts are silent, so that what is said in their name stands")
 CLOUD = CloudOptions(
     hosts=2,
     roles=("network",),

@@ -3,9 +3,10 @@
 import pytest
 
 from micronova.conductor import heartbeats, rpcapi
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
+pytestmark = only_in_one_process("changes guests in the driver")
 CLOUD = CloudOptions(
     hosts=2,
     settings={"default": {"report_interval": 0.1, "resume_guests_state_on_host_boot": True}},

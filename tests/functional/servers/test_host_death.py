@@ -8,12 +8,15 @@ import sqlalchemy as sa
 
 from micronova.conductor import heartbeats
 from micronova.db.tables import departures
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
 crashes = Crashes()
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    only_in_one_process("kills hosts; tests/integration/test_kill.py kills processes"),
+]
 
 CLOUD = CloudOptions(
     hosts=2,

@@ -10,17 +10,21 @@ import pytest_asyncio
 
 from micronova.http.server import HTTPServer
 from micronova.http.sockets import listen
-from tests.functional.cloud import CloudOptions, OneProcess
+from tests.functional.cloud import Cloud, CloudOptions, SeparateProcesses
 
 CLOUD = CloudOptions(
     hosts=2,
-    settings={"default": {"report_interval": 5.0, "service_down_time": 60.0}, "api": {"client_timeout": 1.0}},
+    settings={"default": {"report_interval": 5.0, "service_down_time": 60.0}},
+    api={"api": {"client_timeout": 1.0}},  # for bodies
 )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def port(cloud: OneProcess) -> AsyncIterator[int]:
-    """The cloud on a real port."""
+async def port(cloud: Cloud) -> AsyncIterator[int]:
+    """The port of the API; a cloud in one process gets one."""
+    if isinstance(cloud, SeparateProcesses):
+        yield int(cloud.url.rpartition(":")[2])
+        return
     sock = listen("127.0.0.1", 0)
     number = sock.getsockname()[1]
     server = HTTPServer(cloud.process.application(), sock)

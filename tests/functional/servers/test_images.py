@@ -8,7 +8,7 @@ import pytest
 from micronova.clients.image.client import ImageClient
 from micronova.objects.image import ImageMeta
 from micronova.virt.driver import GuestPlan
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import call, image, ok
 from tests.functional.servers.spawning import spawned  # noqa: F401
 
@@ -94,7 +94,7 @@ async def test_shared_and_public_images(cloud: Cloud, user: Caller) -> None:
     await user.boot(imageRef=public)
 
 
-async def test_properties_are_remembered(user: Caller, spawned: Plans) -> None:
+async def test_properties_are_remembered(user: Caller) -> None:
     properties: dict[str, Any] = {"os_distro": "debian", "hw_disk_bus": "virtio"}
     picture = await image(user, **properties)
     server = await user.boot(imageRef=picture)
@@ -104,6 +104,11 @@ async def test_properties_are_remembered(user: Caller, spawned: Plans) -> None:
     assert shown["image"]["properties"].items() >= {"os_distro": "debian", "hw_disk_bus": "virtio"}.items()
     assert (shown["OS-EXT-SRV-ATTR:kernel_id"], shown["OS-EXT-SRV-ATTR:ramdisk_id"]) == ("", "")
     assert "properties" not in (await user.at(97).show(server["id"]))["image"]
+
+
+async def test_the_host_learns_the_properties(user: Caller, spawned: Plans) -> None:
+    properties: dict[str, Any] = {"os_distro": "debian"}
+    server = await user.boot(imageRef=await image(user, **properties))
     [(_, plan)] = spawned[server["id"]]
     assert plan.instance.image is not None
     assert plan.instance.image.properties["os_distro"] == "debian"
@@ -122,6 +127,7 @@ async def test_the_host_gets_a_ticket_for_this_image_alone(cloud: Cloud, user: C
     assert stolen.status in (401, 403, 404)
 
 
+@only_in_one_process("changes what the client of the image service returns")
 async def test_an_image_that_is_larger_than_the_disk(
     cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

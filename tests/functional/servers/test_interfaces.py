@@ -9,21 +9,20 @@ import pytest
 from micronova.clients.network.client import NetworkClient
 from micronova.http.client import Answer
 from micronova.objects.errors import Unavailable
-from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import call, make, network, ok, ports_left, ports_of
 from tests.functional.servers.killable_host import KillableHost
 from tests.schemas.tempest import check
 
 CLOUD = CloudOptions(
     roles=("network",),
-    cluster_too=True,
     settings={
         "default": {"report_interval": 0.2, "vif_plugging_timeout": 10.0},
         "conductor": {"lease": 2.0, "sweep_interval": 0.1},
     },
 )
 
-killable_host = pytest.mark.skipif(ON_CLUSTER, reason="kills a host within one process")
+killable_host = only_in_one_process("kills a host within the process")
 
 
 async def _attach(user: Caller, id: str, **wanted: Any) -> dict[str, Any]:
@@ -371,7 +370,7 @@ async def test_the_network_changes_what_is_shown(cloud: Cloud, user: Caller) -> 
     assert await cloud.until(shown, "the new address") == ["10.7.0.200", second["fixed_ips"][0]["ip_address"]]
 
 
-@pytest.mark.skipif(ON_CLUSTER, reason="makes the conductor's client fail")
+@only_in_one_process("makes the conductor's client fail")
 async def test_a_network_service_that_is_away_delays(
     cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

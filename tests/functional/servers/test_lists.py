@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.functional.cloud import IMAGE, Caller, Cloud
-
-OTHER_IMAGE = "22222222-2222-4222-8222-222222222222"
+from tests.functional.cloud import IMAGE, OTHER_IMAGE, Caller, Cloud
 
 
 async def _names(caller: Caller, query: str = "", detail: bool = False) -> list[str]:
@@ -39,10 +37,12 @@ async def lists(cloud: Cloud) -> AsyncIterator[Caller]:
     """A user with the servers alpha, beta and gamma, created in this order; tests only read them."""
     cloud.callers.clear()
     owner = cloud.caller()
-    await _three(owner)
-    yield owner
-    cloud.callers.append(owner)
-    await cloud.delete_all()
+    try:
+        await _three(owner)
+        yield owner
+    finally:
+        cloud.callers.append(owner)
+        await cloud.delete_all()
 
 
 @pytest.mark.parametrize(

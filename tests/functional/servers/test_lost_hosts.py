@@ -4,9 +4,10 @@ import pytest
 
 from micronova.conductor import heartbeats
 from micronova.conductor.manager import ConductorManager
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
+pytestmark = only_in_one_process("hosts are never down here, and the conductor's health is looked into")
 CLOUD = CloudOptions(
     hosts=2,
     settings={

@@ -8,7 +8,7 @@ from micronova.db.tables import instances
 from tests.functional.cloud import Caller, Cloud, CloudOptions
 from tests.functional.servers.embedded_services import network
 
-CLOUD = CloudOptions(roles=("network",), cluster_too=True)
+CLOUD = CloudOptions(roles=("network",))
 INJECT = {"injectNetworkInfo": None}
 
 

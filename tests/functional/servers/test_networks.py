@@ -11,7 +11,7 @@ from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import WorkOrder
 from micronova.virt.driver import GuestPlan
-from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess
+from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.crashes import Crashes
 from tests.functional.servers.embedded_services import call, image, make, network, ok, ports_left, ports_of
 from tests.functional.servers.spawning import spawned  # noqa: F401
@@ -20,6 +20,7 @@ Plans = dict[str, list[tuple[str, GuestPlan]]]
 
 
 crashes = Crashes()
+crashing = only_in_one_process("crashes the conductor at a chosen step")
 CLOUD = CloudOptions(
     roles=("image", "network"),
     after_commit=crashes,
@@ -40,7 +41,7 @@ async def _delete(user: Caller, id: str) -> None:
     await user.gone(id)
 
 
-async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Caller, spawned: Plans) -> None:
+async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Caller) -> None:
     net = await network(user, name="private")
     server = await _boot(user, {"uuid": net["id"]})
     [port] = await ports_of(user, server["id"])
@@ -59,12 +60,17 @@ async def test_a_port_is_made_and_goes_with_its_server(cloud: Cloud, user: Calle
     }
     one = await user.get(f"/servers/{server['id']}/ips/private")
     assert one == {"private": [{"addr": fixed["ip_address"], "version": 4}]}
-    [(_, plan)] = spawned[server["id"]]
-    [vif] = plan.network_info
-    assert (vif.port_id, vif.mac_address) == (port["id"], port["mac_address"])
     await _delete(user, server["id"])
     assert await ports_left(user) == []
     await cloud.assert_clean()
+
+
+async def test_the_host_learns_the_port(user: Caller, spawned: Plans) -> None:
+    server = await _boot(user, {"uuid": (await network(user))["id"]})
+    [port] = await ports_of(user, server["id"])
+    [(_, plan)] = spawned[server["id"]]
+    [vif] = plan.network_info
+    assert (vif.port_id, vif.mac_address) == (port["id"], port["mac_address"])
 
 
 async def test_policy_decides_about_external_networks(user: Caller) -> None:
@@ -272,7 +278,7 @@ async def test_a_build_that_is_rescheduled_takes_its_ports_along(cloud: Cloud, u
     assert len(await ports_left(user)) == 1
 
 
-@pytest.mark.parametrize("crash", [None, ("build", "cleanup")])
+@pytest.mark.parametrize("crash", [None, pytest.param(("build", "cleanup"), marks=crashing)])
 async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, crash: tuple[str, str] | None) -> None:
     net = await network(user)
     own = await make(user, "port", network_id=net["id"])
@@ -289,7 +295,9 @@ async def test_a_build_that_is_lost_leaves_no_ports(cloud: Cloud, user: Caller, 
     await cloud.assert_clean()
 
 
-@pytest.mark.parametrize("crash", [None, ("delete", "cleanup"), ("delete", "dispatched")])
+@pytest.mark.parametrize(
+    "crash", [None, *(pytest.param(("delete", step), marks=crashing) for step in ("cleanup", "dispatched"))]
+)
 async def test_a_delete_that_is_cut_short_still_removes_ports(
     cloud: Cloud, user: Caller, crash: tuple[str, str] | None
 ) -> None:
@@ -318,6 +326,7 @@ async def test_deleted_while_it_is_built(cloud: Cloud, user: Caller) -> None:
     await cloud.assert_clean()
 
 
+@only_in_one_process("makes the client of the network service fail")
 async def test_a_network_service_that_is_away_delays(
     cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +370,8 @@ async def _event(user: Caller, name: str, server: str, port: str) -> int:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Functions that run once, with the server and its ports, when a build has its ports and not yet a host."""
+    if ON_CLUSTER:
+        pytest.skip("stops the conductor between two of its steps")
     waiting: list[Any] = []
     allocate = NetworkClient.allocate
 
@@ -444,6 +455,7 @@ async def test_a_port_that_is_plugged_before_the_server_has_a_host(
     await cloud.assert_clean()
 
 
+@only_in_one_process("loses a message of the conductor")
 async def test_a_port_whose_event_never_reaches_the_host(
     cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,9 +486,7 @@ async def test_an_event_about_a_server_that_will_not_have_a_host(cloud: Cloud, u
     assert await _event(user, "network-vif-plugged", id, "port") == 422
 
 
-async def test_a_port_that_cannot_be_had_ends_the_build(
-    cloud: Cloud, user: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_port_that_cannot_be_had_ends_the_build(cloud: Cloud, user: Caller) -> None:
     """Servers compete for the last address of a subnet: the others get an error that says so."""
     net = await make(user, "network", name="tiny")
     await make(user, "subnet", network_id=net["id"], ip_version=4, cidr="10.9.0.0/30", gateway_ip=None)

@@ -1,13 +1,15 @@
 """A cloud without retries of builds and with a default availability zone."""
 
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 
 CLOUD = CloudOptions(
     hosts=2,
-    settings={"scheduler": {"max_attempts": 1}, "default": {"default_schedule_zone": "west"}},
+    settings={"scheduler": {"max_attempts": 1}},
+    api={"default": {"default_schedule_zone": "west"}},
 )
 
 
+@only_in_one_process("a setting of all conductors and schedulers")
 async def test_a_failure_is_not_tried_elsewhere(cloud: Cloud, user: Caller) -> None:
     rule = {"operation": "spawn", "kind": "fail", "name": user.project, "message": "no luck"}
     async with cloud.faults(rule):
@@ -25,9 +27,15 @@ async def test_the_default_zone(cloud: Cloud, user: Caller) -> None:
     nowhere = await user.wait_for(await user.create(), "ERROR")
     assert "not enough hosts" in nowhere["fault"]["message"]
     made = await admin.post("/os-aggregates", {"aggregate": {"name": "w", "availability_zone": "west"}}, 200)
-    await admin.post(f"/os-aggregates/{made['aggregate']['id']}/action", {"add_host": {"host": host}}, 200)
-    server = await user.boot()
-    assert await user.host_of(server["id"]) == host
-    assert server["OS-EXT-AZ:availability_zone"] == "west"
-    other = await user.boot(availability_zone="nova")
-    assert await user.host_of(other["id"]) == cloud.hosts[1]
+    aggregate = f"/os-aggregates/{made['aggregate']['id']}"
+    await admin.post(f"{aggregate}/action", {"add_host": {"host": host}}, 200)
+    try:
+        server = await user.boot()
+        assert await user.host_of(server["id"]) == host
+        assert server["OS-EXT-AZ:availability_zone"] == "west"
+        other = await user.boot(availability_zone="nova")
+        assert await user.host_of(other["id"]) in cloud.hosts[1:]
+        await cloud.delete_all()
+    finally:
+        await admin.post(f"{aggregate}/action", {"remove_host": {"host": host}}, 200)
+        await admin.delete(aggregate, 200)

@@ -10,11 +10,14 @@ import pytest_asyncio
 
 from micronova.cli.roles.conductor import make as make_conductor
 from micronova.cli.roles.scheduler import make as make_scheduler
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.races import Client, fill, race_for_quota
 
 CAPACITY_PER_HOST = 10
-pytestmark = pytest.mark.thorough
+pytestmark = [
+    pytest.mark.thorough,
+    only_in_one_process("hosts have ten CPUs; tests/integration/test_races.py has processes"),
+]
 
 CLOUD = CloudOptions(hosts=4, settings={"default": {"cpu_allocation_ratio": 1.0}, "fake": {"vcpus": CAPACITY_PER_HOST}})
 

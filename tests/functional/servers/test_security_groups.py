@@ -6,7 +6,7 @@ from tests.functional.cloud import Caller, Cloud, CloudOptions
 from tests.functional.servers.embedded_services import make, network, ok, ports_of
 from tests.schemas.tempest import check
 
-CLOUD = CloudOptions(roles=("network",), cluster_too=True)
+CLOUD = CloudOptions(roles=("network",))
 
 
 async def _names(user: Caller, id: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 from tests.functional.cloud import Caller, CloudOptions
 from tests.functional.servers.embedded_services import make, network, ok, ports_of
 
-CLOUD = CloudOptions(roles=("network",), cluster_too=True)
+CLOUD = CloudOptions(roles=("network",))
 
 
 async def _shown(user: Caller, **wanted: Any) -> tuple[list[str] | None, list[int]]:

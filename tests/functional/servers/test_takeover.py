@@ -20,7 +20,7 @@ from micronova.db.tables import operations
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost
 from micronova.scheduler.manager import SchedulerManager
-from tests.functional.cloud import Caller, CloudOptions, OneProcess
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import make, network, ports_left, ports_of
 
 
@@ -37,7 +37,7 @@ class Crashes:
 
 
 crashes = Crashes()
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, only_in_one_process("stops a conductor between two of its steps")]
 
 CLOUD = CloudOptions(
     hosts=2,
