@@ -88,8 +88,8 @@ class Cluster:
         process.wait()
 
     def remove(self, name: str) -> None:
-        """Stop a process cleanly and forget it."""
-        self.kill(name, signal.SIGTERM)
+        """End a process at once and forget it."""
+        self.kill(name)
         del self.processes[name], self._roles[name]
         self.urls.pop(name, None)
 
