@@ -16,7 +16,7 @@ from micronova.db.tables import departures, instances, operations
 from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import VERSIONS, OperationRow
+from micronova.objects.operations import VERSIONS, OperationRow, Result, Step
 
 _HOST = "host:"
 
@@ -123,7 +123,7 @@ def new_row(
     kind: str,
     instance_uuid: str,
     batch_id: str,
-    step: str,
+    step: Step,
     epoch: int,
     now: int,
     deadline: int,
@@ -315,7 +315,9 @@ def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> None:
         instance_actions.cancel(conn, instance_uuid, request_id, now)
 
 
-def finish(conn: sa.Connection, id: str, now: int, result: str, lease: Lease, *, payload: bytes | None = None) -> bool:
+def finish(
+    conn: sa.Connection, id: str, now: int, result: Result, lease: Lease, *, payload: bytes | None = None
+) -> bool:
     """End an operation and erase its secrets; return False if it has another lease."""
     values = {**_held(id, lease), "now": now, "b_result": result}
     if payload is None:
@@ -328,7 +330,7 @@ def step(
     id: str,
     lease: Lease,
     *,
-    step: str,
+    step: Step,
     payload: bytes,
     until: int,
     new_owner: str | None = None,

@@ -1,7 +1,7 @@
 """Operations as rows, and their payloads: what each kind keeps between its steps."""
 
 from collections.abc import Mapping
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 
@@ -25,6 +25,13 @@ VERSIONS: Final[Mapping[str, int]] = {
 payload or the meaning of a step changes."""
 
 
+Step = Literal["new", "schedule", "dispatched", "cleanup", "done"]
+"""Where the work on an operation continues; each kind says in its module what its steps do."""
+
+Result = Literal["success", "error", "cancelled"]
+"""How an operation ended."""
+
+
 class OperationRow(TypedDict):
     """A row of `operations`. Times are microseconds since 1970 (UTC)."""
 
@@ -33,7 +40,7 @@ class OperationRow(TypedDict):
     version: int
     instance_uuid: str
     batch_id: str
-    step: str
+    step: Step
     owner: str | None
     epoch: int
     lease_until: int
@@ -44,7 +51,7 @@ class OperationRow(TypedDict):
     context: bytes
     created_at: int
     finished_at: int | None
-    result: str | None
+    result: Result | None
     explanation: dict[str, Any] | None
 
 

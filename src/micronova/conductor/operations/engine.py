@@ -28,7 +28,7 @@ from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
-from micronova.objects.operations import VERSIONS, OperationRow
+from micronova.objects.operations import VERSIONS, OperationRow, Result, Step
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Operation(msgspec.Struct, kw_only=True):
     version: int
     instance_uuid: str
     batch_id: str
-    step: str
+    step: Step
     owner: str
     epoch: int
     deadline: int
@@ -121,7 +121,7 @@ class Observer(Protocol):
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         """Return a context that is entered while a conductor works on an operation."""
 
-    def ended(self, kind: str, result: str, seconds: float) -> None:
+    def ended(self, kind: str, result: Result, seconds: float) -> None:
         """Count an operation that has ended, and the time since it was accepted."""
 
 
@@ -129,7 +129,7 @@ class _NoObserver:
     def running(self, operation: Operation) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def ended(self, kind: str, result: str, seconds: float) -> None:
+    def ended(self, kind: str, result: Result, seconds: float) -> None:
         pass
 
 
@@ -218,7 +218,7 @@ class Engine:
         if self._after_commit is not None:
             self._after_commit(kind, change)
 
-    def ended(self, operation: Operation, result: str) -> None:
+    def ended(self, operation: Operation, result: Result) -> None:
         """Note that the end of an operation is persisted."""
         self._observer.ended(operation.kind, result, (self.now() - operation.created_at) / 1e6)
 

@@ -28,7 +28,7 @@ from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed
 from micronova.objects.network import VIF
-from micronova.objects.operations import InterfacePayload
+from micronova.objects.operations import InterfacePayload, Result
 from micronova.objects.orders import Report, WorkOrder
 
 
@@ -144,7 +144,7 @@ class InterfaceKind(HostKind):
         vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
         changes: InstanceChanges = {"task_state": None, "vm_state": vm_state, **(values or {})}
         encoded = msgspec.msgpack.encode(payload)
-        result = "error" if fault else "success"
+        result: Result = "error" if fault else "success"
         if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
             return []
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)

@@ -20,6 +20,7 @@ from micronova.objects.errors import NoValidHost, Stale
 from micronova.objects.explanation import COMPUTE_FILTER
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.network import VIF
+from micronova.objects.operations import Result, Step
 from micronova.objects.orders import WorkOrder
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
@@ -122,7 +123,7 @@ class Transitions:
         self,
         conn: sa.Connection,
         operation: Operation,
-        step: str,
+        step: Step,
         *,
         owner: str | None = None,
         epoch: int | None = None,
@@ -186,7 +187,7 @@ class Transitions:
         self,
         conn: sa.Connection,
         operation: Operation,
-        result: str,
+        result: Result,
         *,
         host: str | None = None,
         fault: Fault | None = None,
