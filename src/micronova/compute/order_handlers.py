@@ -19,9 +19,10 @@ from micronova.objects.orders import Guest
 from micronova.virt.driver import HotPlug, Pause, Suspend
 
 Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
+"""Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
 
 
-async def terminate(host: Host, work: Work) -> Outcome | None:
+async def delete(host: Host, work: Work) -> Outcome | None:
     """Remove the guest and everything that was made for it."""
     uuid = work.order.instance.uuid
     guest = await host.driver.info(uuid)
@@ -115,7 +116,7 @@ async def detach_interface(host: Host, work: Work) -> Outcome:
 
 HANDLERS: Final[dict[str, Handler]] = {
     "build": build,
-    "delete": terminate,
+    "delete": delete,
     "stop": stop,
     "start": start,
     "reboot": reboot,

@@ -173,11 +173,10 @@ class HostConductorAPI:
 
     async def report(self, report: Report, context: Context) -> ReportReply:
         """Send the result of an order until a conductor has answered."""
-        target = REPORT.interface.target()
         pause = FIRST_PAUSE
         while True:
             try:
-                return await self._bus.call(target, REPORT, report, context=context, timeout=HOST_TIMEOUT)
+                return await self._bus.call(HOSTS.target(), REPORT, report, context=context, timeout=HOST_TIMEOUT)
             except Exception as error:  # a report must not be lost, whatever the error
                 log.warning(
                     "host %s: no conductor answered the report on instance %s, which is repeated: %s",
@@ -192,15 +191,14 @@ class HostConductorAPI:
     async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
         """Return those of an instance's ports that the network service has plugged on this host."""
         request = PluggedPortsRequest(host=host, instance_uuid=instance_uuid, ports=ports)
-        target = PLUGGED_PORTS.interface.target()
-        answer = await self._bus.call(target, PLUGGED_PORTS, request, context=Context(), timeout=HOST_TIMEOUT)
+        answer = await self._bus.call(HOSTS.target(), PLUGGED_PORTS, request, context=Context(), timeout=HOST_TIMEOUT)
         return frozenset(answer.ports)
 
     async def start_guests_after_host_boot(self, host: str, guests: tuple[GuestAtEpoch, ...]) -> tuple[str, ...]:
         """Ask that guests which are off and should run are started; return their instances."""
         found = GuestsOff(host=host, guests=guests)
         answer = await self._bus.call(
-            START_GUESTS_AFTER_HOST_BOOT.interface.target(),
+            HOSTS.target(),
             START_GUESTS_AFTER_HOST_BOOT,
             found,
             context=Context(),
@@ -210,4 +208,4 @@ class HostConductorAPI:
 
     async def heartbeat(self, beat: Heartbeat, timeout: float = HOST_TIMEOUT) -> HeartbeatReply:
         """Send a heartbeat and return the reply."""
-        return await self._bus.call(HEARTBEAT.interface.target(), HEARTBEAT, beat, context=Context(), timeout=timeout)
+        return await self._bus.call(HOSTS.target(), HEARTBEAT, beat, context=Context(), timeout=timeout)

@@ -114,7 +114,7 @@ class ServerCreator:
         self._unsupported.check_request(request.hints, request.trusted_certs)
         flavor, public_key, group = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
-        image, plan = await asyncio.gather(self._image(context, request), self._validate_networks(context, request))
+        image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
         check_image(image, flavor, request)
         if image is not None:
             self._unsupported.check_image(image)
@@ -225,7 +225,7 @@ class ServerCreator:
         self._image_cache[key] = (now, image)
         return image
 
-    async def _validate_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
+    async def _plan_networks(self, context: RequestContext, request: CreateRequest) -> NetworkPlan:
         if self._network_client is None:
             return NetworkPlan(ports="none")
         return await self._network_client.planner.plan(

@@ -161,7 +161,7 @@ def _zone(server: NewServer) -> tuple[str | None, str | None, str | None]:
 
 def _image_id(server: NewServer) -> str | None:
     if server.image_ref is UNSET or not server.image_ref:
-        found = [d for d in _v2(server) if d.boot_index in (0, "0") and d.source_type == "image"]
+        found = [d for d in _devices_v2(server) if d.boot_index in (0, "0") and d.source_type == "image"]
         if found and found[0].destination_type in (UNSET, "local"):
             named: str | None = given(found[0].uuid) or given(found[0].image_id)
             return named
@@ -233,7 +233,7 @@ def _files(server: NewServer) -> list[InjectedFile]:
     return files
 
 
-def _v2(server: NewServer) -> list[Device]:
+def _devices_v2(server: NewServer) -> list[Device]:
     return server.block_device_mapping_v2 if server.block_device_mapping_v2 is not UNSET else []
 
 
@@ -253,7 +253,7 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
             )
             for number, item in enumerate(server.block_device_mapping)
         ]
-    return [_device(item) for item in _v2(server) if not item.no_device]
+    return [_device(item) for item in _devices_v2(server) if not item.no_device]
 
 
 def _device(item: Device) -> BlockDevice:

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 DISPATCHED_TOGETHER = 100
 """Builds that one transaction dispatches: it locks their operations, whose leases cannot be renewed meanwhile."""
-LOOKS_AT_PORTS = 4  # how often the ports of a server are read again because it changed before it got a host
+PREPARATIONS = 4  # how often a server is prepared again because it changed before it was dispatched
 
 
 @dataclass(slots=True)
@@ -164,18 +164,20 @@ class Build(HostKind):
         server.payload.wait_for_plugs = [vif.port_id for vif in server.vifs if vif.status != "ACTIVE"]
         return server
 
-    async def _dispatch(self, servers: Sequence[ServerToBuild], looks: int = LOOKS_AT_PORTS) -> None:
+    async def _dispatch(self, servers: Sequence[ServerToBuild], preparations: int = PREPARATIONS) -> None:
         """Make the hosts the owners of all these builds and send the orders.
 
         If this conductor dies after a part of them, the others are placed again, where they hold their resources. A
         server that changed since it was loaded is prepared again: an event may have told of its ports.
         """
         result = _Dispatched()
-        again = []
+        changed_since = []
         for first in range(0, len(servers), DISPATCHED_TOGETHER):
             part = servers[first : first + DISPATCHED_TOGETHER]
             with span("dispatch", instances=len(part)):
-                result = await self._engine.database.write(self._dispatch_part, part, looks > 0, result.explained)
+                result = await self._engine.database.write(
+                    self._dispatch_part, part, preparations > 0, result.explained
+                )
                 self._engine.committed(self.name, "dispatched")
                 await asyncio.gather(
                     *(self.transitions.send(server.operation, order) for server, order in result.orders)
@@ -184,9 +186,9 @@ class Build(HostKind):
                     await self._overtaken(server.operation, server.ports, server.vifs)
             for server, row in result.changed:
                 server.row = row
-                again.append(server)
-        if again:
-            await self._dispatch(await self._prepare_all(again), looks - 1)
+                changed_since.append(server)
+        if changed_since:
+            await self._dispatch(await self._prepare_all(changed_since), preparations - 1)
 
     def _dispatch_part(
         self, conn: sa.Connection, servers: Sequence[ServerToBuild], unchanged_only: bool, explained: Mapping[int, str]
