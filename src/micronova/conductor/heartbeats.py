@@ -20,11 +20,12 @@ from micronova.conductor import boots, power_changes
 from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind
+from micronova.conductor.operations.orders import size_of
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.clock import micros
-from micronova.objects.errors import Invalid, StaleHeartbeat, Unavailable
+from micronova.objects.errors import Invalid, OperationFailed, StaleHeartbeat, Unavailable
 from micronova.objects.operations import OperationRow
 from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, PowerChange, WorkOrder
 from micronova.objects.service_names import COMPUTE
@@ -36,6 +37,7 @@ WINDOW = 0.1  # seconds between two transactions
 MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
 REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
+MOST_ORDERS = 8 << 20  # bytes of orders in one reply; the next reply has the others
 MOST_LOGGED = 10  # hosts of one transaction that the log names
 BEATS_PER_SECOND = 500  # of all hosts together; a larger fleet sends heartbeats less often
 
@@ -205,8 +207,8 @@ class Heartbeats:
         by_host = {reply.host: reply for reply in replies}
         for waiting in batch:
             if not waiting.reply.done():
-                own = tuple(by_host[each.host] for each in waiting.beat.hosts)
-                waiting.reply.set_result(HeartbeatReply(hosts=own, now=now, interval=self.interval))
+                own = [by_host[each.host] for each in waiting.beat.hosts]
+                waiting.reply.set_result(HeartbeatReply(hosts=_cut(own), now=now, interval=self.interval))
 
     def _apply(
         self, conn: sa.Connection, beats: Sequence[HostBeat], numbers: Mapping[str, int]
@@ -303,7 +305,8 @@ class Heartbeats:
                 continue
             try:
                 orders[operation.id] = self._kinds[operation.kind].order(conn, operation, instance)
-            except Unavailable as error:  # the image service is not known yet: the next heartbeat asks again
+            except (Unavailable, OperationFailed) as error:
+                # The image service is not known yet, or the server has grown; the next heartbeat asks again.
                 log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
         return orders
 
@@ -354,6 +357,20 @@ def _reply(
         departures=tuple(each for each in departures if (each.instance_uuid, each.epoch) not in acknowledged),
         repeat_verdicts=repeat_verdicts,
     )
+
+
+def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:
+    """Return the replies of one message with as many orders as it may have: orders of large servers come later."""
+    left, cut = MOST_ORDERS, []
+    for reply in replies:
+        kept = []
+        for order in reply.orders:
+            left -= size_of(order)
+            if left < 0:
+                break
+            kept.append(order)
+        cut.append(reply if len(kept) == len(reply.orders) else msgspec.structs.replace(reply, orders=tuple(kept)))
+    return tuple(cut)
 
 
 def _lock(

@@ -29,6 +29,7 @@ from micronova.rpc.envelope import (
 )
 from micronova.rpc.errors import (
     InvalidMessage,
+    MessageTooLarge,
     NoSuchMethod,
     VersionTooNew,
     is_coded,
@@ -171,7 +172,10 @@ class Dispatcher:
             if not is_coded(error):
                 log.error("%s failed [%s]", label, request.context.request_id, exc_info=error)
             self._counters.sent[REPLY, label] += 1
-            return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
+            try:
+                return Outcome(encode(OutgoingReply(request.id, to_body(error), None)))
+            except MessageTooLarge as large:
+                return Outcome(encode(OutgoingReply(request.id, to_body(large), None)))
         log.error("%s failed [%s]: it becomes a dead letter", label, request.context.request_id, exc_info=error)
         return Outcome(dead_letter=f"{type(error).__name__}: {error}")
 

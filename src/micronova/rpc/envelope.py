@@ -7,11 +7,13 @@ from typing import Any, Final
 import msgspec
 
 from micronova.objects.context import Context
-from micronova.rpc.errors import ErrorBody
+from micronova.rpc.errors import ErrorBody, MessageTooLarge
 
 CAST: Final = "cast"
 CALL: Final = "call"
 REPLY: Final = "reply"
+LARGEST: Final = 15 << 20
+"""Bytes of one message. RabbitMQ takes 16 MiB unless it is set otherwise, and so does a gate (unix/frames.py)."""
 
 
 class Request(msgspec.Struct, omit_defaults=True):
@@ -57,6 +59,15 @@ class OutgoingReply(msgspec.Struct):
     payload: Any
 
 
-encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
 decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def encode(message: OutgoingRequest | OutgoingReply) -> bytes:
+    """Return a message as bytes; raise MessageTooLarge, because a transport could only drop it."""
+    body = _encode(message)
+    if len(body) > LARGEST:
+        what = message.method if isinstance(message, OutgoingRequest) else "the reply"
+        raise MessageTooLarge(f"{what} has {len(body)} bytes: a message may have {LARGEST}")
+    return body

@@ -24,6 +24,12 @@ class BusUnavailable(RpcError, Unavailable):
     code = "bus_unavailable"
 
 
+class MessageTooLarge(RpcError):
+    """The message was not sent, and would not be the next time either: it has more bytes than one may have."""
+
+    code = "message_too_large"
+
+
 class ConnectionLost(Exception):
     """A connection was lost or closed, or could not be opened; a bus opens a new one and does not raise this."""
 

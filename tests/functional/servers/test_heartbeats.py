@@ -49,6 +49,7 @@ from micronova.objects.orders import (
     PowerChange,
     RemovedGuest,
     Report,
+    RunningOrder,
 )
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.bus import connect
@@ -481,6 +482,36 @@ async def test_a_heartbeat_waits_for_no_other_service(
     monkeypatch.setattr(networks, "network_info", _no_answer)
     reply = await _beat(cloud, HostBeat(host=host))
     assert [order.instance.uuid for order in reply.hosts[0].orders] == [id]
+
+
+async def test_a_reply_has_as_many_orders_as_fit(
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply that is too large would never arrive, and with it no order at all."""
+    host = "fake-1"
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+        ids = [
+            await user.admin.create(networks="none", availability_zone=f"nova:{host}", user_data="A" * 8_000)
+            for _ in range(3)
+        ]
+        for id in ids:
+            await user.admin.wait_for(id, "BUILD", task="spawning")
+    assert cloud.process.database is not None
+    for id in ids:
+        await cloud.process.database.write(_sent_long_ago, id)
+    monkeypatch.setattr(heartbeats, "MOST_ORDERS", 20_000)
+    sent: list[RunningOrder] = []
+    for expected in (2, 1):
+        reply = await _beat(cloud, HostBeat(host=host, running_orders=tuple(sent)))
+        orders = reply.hosts[0].orders
+        assert len(orders) == expected
+        sent += [RunningOrder(order.operation_id, order.epoch) for order in orders]
+    assert len({order.operation_id for order in sent}) == 3
+
+
+def _sent_long_ago(conn: sa.Connection, id: str) -> None:
+    conn.execute(instances.update().where(instances.c.uuid == id).values(updated_at=0))
 
 
 async def _no_answer(uuid: str) -> None:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import Continue, HostKind, NoMoreWork, ReportResult
-from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.orders import removal_order
 from micronova.db import allocations, instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import Unavailable
@@ -53,7 +53,7 @@ class Delete(HostKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to destroy the guest."""
-        return work_order(conn, operation, row, kind=self.name, now=self._engine.now())
+        return removal_order(operation, row, kind=self.name, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Continue with the ports when the guest is gone; if the host failed, order it again later."""

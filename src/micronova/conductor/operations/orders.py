@@ -1,5 +1,7 @@
 """Makes work orders from rows: one message has everything that a host needs."""
 
+from typing import Final
+
 import msgspec
 import sqlalchemy as sa
 
@@ -8,8 +10,12 @@ from micronova.db import instances
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects.block_device import BlockDevice
+from micronova.objects.errors import OperationFailed
 from micronova.objects.instance import InstanceRow
-from micronova.objects.orders import WorkOrder
+from micronova.objects.orders import InstanceSpec, WorkOrder
+
+LARGEST_ORDER: Final = 4 << 20
+"""Bytes. What one request or image can bring is far less; the interfaces of a server can bring more."""
 
 
 def work_order(
@@ -24,11 +30,11 @@ def work_order(
     wait_for_plugs: tuple[str, ...] = (),
     parameters: dict[str, str] | None = None,
 ) -> WorkOrder:
-    """Return the order for the server's host, at the operation's epoch."""
+    """Return the order for the server's host, at the operation's epoch; raise OperationFailed if it is too large."""
     assert row["host"] is not None  # only servers that have a host get orders
     devices = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
     secrets = secrets or Secrets()
-    return WorkOrder(
+    order = WorkOrder(
         operation_id=operation.id,
         kind=kind,
         epoch=operation.epoch,
@@ -44,4 +50,39 @@ def work_order(
         injected_files=secrets.injected_files,
         wait_for_plugs=wait_for_plugs,
         parameters=parameters or {},
+    )
+    if (size := size_of(order)) > LARGEST_ORDER:
+        raise OperationFailed(
+            f"The server has too much data for an order to its host: {size} bytes, of which {LARGEST_ORDER} may be. "
+            "Remove interfaces, metadata or properties of the image."
+        )
+    return order
+
+
+def size_of(order: WorkOrder) -> int:
+    """Return how many bytes of a message an order takes."""
+    return len(msgspec.msgpack.encode(order))
+
+
+def removal_order(operation: Operation, row: InstanceRow, *, kind: str, now: int) -> WorkOrder:
+    """Return the order to remove a guest. It has nothing that a user can enlarge, so that every server can go."""
+    assert row["host"] is not None
+    known = instance_spec(row)
+    return WorkOrder(
+        operation_id=operation.id,
+        kind=kind,
+        epoch=operation.epoch,
+        host=row["host"],
+        instance=InstanceSpec(
+            uuid=known.uuid,
+            project_id=known.project_id,
+            user_id=known.user_id,
+            name=known.name,
+            hostname=known.hostname,
+            flavor=known.flavor,
+            node=known.node,
+        ),
+        issued_at=now / 1e6,
+        request_id=operation.context.request_id,
+        traceparent=operation.context.traceparent,
     )

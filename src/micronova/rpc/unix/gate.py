@@ -161,9 +161,9 @@ class _Client:
                 consumer.leave()
             self._consumers.clear()
             self._stream.close()
-            for _, delivery in reversed(self.held.values()):
+            held, self.held = self.held, {}
+            for _, delivery in reversed(held.values()):
                 delivery.give_back()
-            self.held.clear()
 
     def send(self, frame: f.Frame) -> None:
         """Send a frame to the client."""
