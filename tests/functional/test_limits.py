@@ -17,7 +17,13 @@ KIND = {"content-type": "application/octet-stream"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullCloud]:
     limits = {
-        "image": {"user_storage_quota": 5 << 20, "image_size_cap": 4 << 20, "uploads_per_project": 1},
+        "image": {
+            "user_storage_quota": 5 << 20,
+            "image_size_cap": 4 << 20,
+            "uploads_per_project": 1,
+            "image_count_total": 3,
+            "image_metadata_size_cap": 100,
+        },
         "identity": {"max_password_checks": 3},
     }
     made = FullCloud(tmp_path_factory.mktemp("cloud"), **limits)
@@ -47,6 +53,31 @@ async def test_the_size_of_an_image(cloud: FullCloud) -> None:
     person = await cloud.person("member")
     answer = await person.request("PUT", f"/image/v2/images/{await _queued(person)}/file", bytes((4 << 20) + 1), KIND)
     assert answer.status == 413 and b"An image may have" in answer.body
+
+
+async def test_the_images_of_a_project(cloud: FullCloud) -> None:
+    person = await cloud.person("member")
+    ids = [await _queued(person) for _ in range(3)]
+    usage = (await person.do("GET", "/image/v2/info/usage"))["usage"]["image_count_total"]
+    assert usage == {"limit": 3, "usage": 3}
+    answer = await person.request("POST", "/image/v2/images", {"name": "x"})
+    assert answer.status == 413 and b"The project has 3 images" in answer.body
+    await person.do("DELETE", f"/image/v2/images/{ids[0]}")
+    await _queued(person)
+    await _queued(await cloud.person("member"))  # of another project
+
+
+async def test_images_of_a_project_that_are_made_at_once(cloud: FullCloud) -> None:
+    person = await cloud.person("member")
+    answers = await asyncio.gather(*(person.request("POST", "/image/v2/images", {"name": "x"}) for _ in range(10)))
+    assert sorted(answer.status for answer in answers) == [201] * 3 + [413] * 7
+
+
+async def test_the_metadata_of_an_image(cloud: FullCloud) -> None:
+    person = await cloud.person("member")
+    answer = await person.request("POST", "/image/v2/images", {"name": "x", "p": "\u00e4" * 50})
+    assert answer.status == 413 and b"may have 100 bytes, not 101" in answer.body
+    await person.do("POST", "/image/v2/images", {"name": "x", "p": "x" * 99})
 
 
 async def test_passwords_that_wait_to_be_checked(cloud: FullCloud) -> None:

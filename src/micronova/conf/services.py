@@ -91,6 +91,23 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     image_size_cap: Annotated[
         int, Meta(ge=1, description="Bytes that one image may have; a larger upload gets 413.")
     ] = 1_099_511_627_776
+    image_count_total: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Images that a project may have, also those without data; creating one more gets 413. "
+            "0: no limit.",
+        ),
+    ] = 1_000
+    image_metadata_size_cap: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1 << 20,
+            description="Bytes that the names and values of one image's properties may have together; more gets 413. "
+            "Servers cannot be created from images with more than 65536.",
+        ),
+    ] = 65_536
     uploads_per_project: Annotated[
         int,
         Meta(

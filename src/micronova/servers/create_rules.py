@@ -20,7 +20,7 @@ from micronova.objects.guest_properties import (
     serial_ports,
     wants_queues,
 )
-from micronova.objects.image import ImageMeta
+from micronova.objects.image import MOST_PROPERTY_BYTES, ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
 from micronova.objects.orders import InjectedFile
@@ -82,6 +82,11 @@ def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest)
         raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
     if image.status != "active":
         raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
+    if image.property_bytes > MOST_PROPERTY_BYTES:
+        raise Invalid(
+            f"Image {image.id} has properties of {image.property_bytes} bytes: a server keeps at most "
+            f"{MOST_PROPERTY_BYTES}."
+        )
     if flavor.ram < image.min_ram:
         raise Invalid(
             f"Flavor's memory is too small for requested image: it has {flavor.ram} MB, the image needs "

@@ -23,6 +23,8 @@ async def make(process: Process) -> Role:
         public_url=process.settings.api.public_url,
         check=check_format if process.settings.image_format.require_image_format_match else accept_all,
         max_size=process.settings.image.image_size_cap,
+        max_metadata=process.settings.image.image_metadata_size_cap,
+        project_images=process.settings.image.image_count_total or None,
         project_limit=process.settings.image.user_storage_quota or None,
         project_uploads=process.settings.image.uploads_per_project or None,
         idle_timeout=process.settings.api.client_timeout,

@@ -10,7 +10,7 @@ import msgspec
 from micronova.http.client import ServiceClient
 from micronova.http.tickets import Tickets
 from micronova.objects.errors import NotFound
-from micronova.objects.image import ImageMeta
+from micronova.objects.image import LONGEST_PROPERTY, ImageMeta
 
 TICKET_LIFETIME = 900.0  # seconds within which a host has to start the download
 
@@ -84,10 +84,14 @@ class ImageClient:
 
 
 def from_wire(image: dict[str, Any]) -> ImageMeta:
-    """Return an image of the API, in which attributes and properties stand side by side."""
+    """Return an image of the API, in which attributes and properties stand side by side; cut long properties."""
     known = {name: image[name] for name in ImageMeta.__struct_fields__ if image.get(name) is not None}
-    known["properties"] = {name: value for name, value in image.items() if name not in _ATTRIBUTES}
+    known["properties"] = {name: _kept(value) for name, value in image.items() if name not in _ATTRIBUTES}
     return msgspec.convert(known, ImageMeta)
+
+
+def _kept(value: Any) -> Any:
+    return value[:LONGEST_PROPERTY] if isinstance(value, str) else value
 
 
 def _path(image_id: str) -> str:

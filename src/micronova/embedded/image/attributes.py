@@ -19,6 +19,7 @@ CONTAINER_FORMATS = ("ami", "ari", "aki", "bare", "ovf", "ova", "docker", "compr
 
 MAX_NAME = 255
 MAX_VALUE = 65_535
+MAX_METADATA = 65_536  # bytes of the names and values of an image's properties
 MAX_INTEGER = 2**31 - 1
 MAX_PROPERTIES = 128
 MAX_TAGS = 128
@@ -133,12 +134,21 @@ def check_writable(name: str) -> None:
         raise Invalid(f"Invalid name of a property: it must have 1 to {MAX_NAME} characters.")
 
 
-def check_amounts(tags: tuple[str, ...], properties: Mapping[str, Any]) -> None:
-    """Raise TooLarge if an image has too many tags or properties."""
+def check_amounts(
+    tags: tuple[str, ...], properties: Mapping[str, Any], before: Mapping[str, Any], most: int = MAX_METADATA
+) -> None:
+    """Raise TooLarge if an image has too many tags or properties, or more than `most` bytes of these than `before`."""
     if len(tags) > MAX_TAGS:
         raise TooLarge(f"An image may have {MAX_TAGS} tags, not {len(tags)}.")
     if len(properties) > MAX_PROPERTIES:
         raise TooLarge(f"An image may have {MAX_PROPERTIES} properties, not {len(properties)}.")
+    size = _size(properties)
+    if size > most and size > _size(before):  # what has more since a time without this limit may get less
+        raise TooLarge(f"The properties of an image may have {most} bytes, not {size}.")
+
+
+def _size(properties: Mapping[str, Any]) -> int:
+    return sum(len(name.encode()) + len((value or "").encode()) for name, value in properties.items())
 
 
 def unique(tags: list[str]) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ STORE = "file"
 class Discovery:
     """The handlers that tell clients about the service."""
 
-    def __init__(self, core: Core, project_limit: int | None) -> None:
+    def __init__(self, core: Core, project_limit: int | None, project_images: int | None) -> None:
         self._core = core
         self._project_limit = project_limit
+        self._project_images = project_images
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -64,7 +65,15 @@ class Discovery:
         return {"stores": [{"id": STORE, "default": "true", "type": "file", "properties": {}}]}
 
     async def usage(self, request: Request) -> dict[str, Any]:
-        """Show how much image data the project has, and how much it may have (-1: no limit)."""
-        used = await self._core.database.read(queries.used, request.context.project_id)
+        """Show how much image data and how many images the project has, and how much it may have (-1: no limit)."""
+        project = request.context.project_id
+        used = await self._core.database.read(queries.used, project)
+        images = await self._core.database.read(queries.count, project)
         limit = -1 if self._project_limit is None else self._project_limit >> 20
-        return {"usage": {"image_size_total": {"limit": limit, "usage": -(-used // (1 << 20))}}}
+        most = -1 if self._project_images is None else self._project_images
+        return {
+            "usage": {
+                "image_size_total": {"limit": limit, "usage": -(-used // (1 << 20))},
+                "image_count_total": {"limit": most, "usage": images},
+            }
+        }

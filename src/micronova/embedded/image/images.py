@@ -36,9 +36,12 @@ _VISIBILITY_RULES = {"public": "publicize_image", "community": "communitize_imag
 class Images:
     """The handlers of images."""
 
-    def __init__(self, core: Core, store: Store) -> None:
+    def __init__(self, core: Core, store: Store, *, max_metadata: int, project_images: int | None) -> None:
+        """`max_metadata` are the bytes of an image's properties; `project_images` is what a project may have."""
         self._core = core
         self._store = store
+        self._max_metadata = max_metadata
+        self._project_images = project_images
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -82,10 +85,10 @@ class Images:
         now = self._core.now()
         fields["tags"] = attributes.unique(fields["tags"])
         image = Image(id=image_id, status=QUEUED, created_at=now, updated_at=now, properties=properties, **fields)
-        attributes.check_amounts(image.tags, image.properties)
+        attributes.check_amounts(image.tags, image.properties, {}, self._max_metadata)
         request.authorize(image.target_for(request.context.project_id))
         self._authorize_visibility(request, None, image)
-        await self._core.database.write(queries.create, image)
+        await self._core.database.write(queries.create, image, self._project_images)
         headers = {
             "location": f"{request.base_url}/v2/images/{image_id}",
             "openstack-image-import-methods": ",".join(IMPORT_METHODS),
@@ -121,7 +124,8 @@ class Images:
         changes = patch.read(request.falcon.content_type, request.body)
 
         def alter(image: Image) -> Image:
-            altered = patch.apply(image, changes, is_admin=request.context.is_admin)
+            is_admin = request.context.is_admin
+            altered = patch.apply(image, changes, is_admin=is_admin, max_metadata=self._max_metadata)
             self._authorize_visibility(request, image, altered)
             return altered
 
@@ -143,7 +147,7 @@ class Images:
 
         def alter(image: Image) -> Image:
             altered = msgspec.structs.replace(image, tags=attributes.unique([*image.tags, tag]))
-            attributes.check_amounts(altered.tags, altered.properties)
+            attributes.check_amounts(altered.tags, altered.properties, image.properties, self._max_metadata)
             return altered
 
         await self._core.change(request, image_id, "modify_image", alter)

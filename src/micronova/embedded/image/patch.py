@@ -60,9 +60,10 @@ def _name(path: Any) -> str:
     return tokens[0]
 
 
-def apply(image: Image, changes: list[Change], *, is_admin: bool) -> Image:
+def apply(image: Image, changes: list[Change], *, is_admin: bool, max_metadata: int = attributes.MAX_METADATA) -> Image:
     """Return the image after all changes; raise an error for one that is not allowed.
 
+    Properties may have `max_metadata` bytes, or as many as they had.
     The caller has checked that policy allows to change the image.
     """
     fields: dict[str, Any] = {}
@@ -85,7 +86,7 @@ def apply(image: Image, changes: list[Change], *, is_admin: bool) -> Image:
         else:
             properties[name] = attributes.check(name, change.value)
     changed = msgspec.structs.replace(image, **fields, properties=properties)
-    attributes.check_amounts(changed.tags, changed.properties)
+    attributes.check_amounts(changed.tags, changed.properties, image.properties, max_metadata)
     return changed
 
 

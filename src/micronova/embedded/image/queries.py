@@ -121,8 +121,12 @@ def _in_period(period: Period) -> sa.ColumnElement[bool]:
     return conditions[period.op]
 
 
-def create(conn: sa.Connection, image: Image) -> None:
-    """Insert an image; raise Conflict if its id is or was in use."""
+def create(conn: sa.Connection, image: Image, most: int | None = None) -> None:
+    """Insert an image; raise Conflict if its id is or was in use, TooLarge if its owner has `most` images."""
+    if most is not None:
+        _lock_usage(conn, image.owner or "")
+        if count(conn, image.owner) >= most:
+            raise TooLarge(f"The project has {most} images already, and may not have more: delete some.")
     used = conn.execute(
         sa.select(images.c.id)
         .where(images.c.id == image.id)
@@ -324,6 +328,11 @@ def with_data(conn: sa.Connection) -> set[str]:
 def used(conn: sa.Connection, project_id: str | None) -> int:
     """Return how many bytes of image data a project has."""
     return conn.execute(sa.select(usage.c.bytes).where(usage.c.project_id == (project_id or ""))).scalar() or 0
+
+
+def count(conn: sa.Connection, project_id: str | None) -> int:
+    """Return how many images a project has."""
+    return conn.execute(sa.select(sa.func.count()).where(images.c.owner == (project_id or None))).scalar_one()
 
 
 def _charge(conn: sa.Connection, project_id: str | None, size: int, limit: int | None) -> None:

@@ -47,6 +47,8 @@ class ImageService:
         observer: Observer | None = None,
         check: Checker = check_format,
         max_size: int = MAX_SIZE,
+        max_metadata: int = attributes.MAX_METADATA,
+        project_images: int | None = None,
         project_limit: int | None = None,
         project_uploads: int | None = None,
         idle_timeout: float = 60.0,
@@ -67,8 +69,8 @@ class ImageService:
             idle_timeout=idle_timeout,
         )
         routes = [
-            *Discovery(self._core, project_limit).routes(),
-            *Images(self._core, self._store).routes(),
+            *Discovery(self._core, project_limit, project_images).routes(),
+            *Images(self._core, self._store, max_metadata=max_metadata, project_images=project_images).routes(),
             *self._data.routes(),
             *Members(self._core).routes(),
         ]
