@@ -26,6 +26,8 @@ ALWAYS_501 = {
     "GET /os-hosts/{id}/startup": "no driver switches hosts on",
     "GET /os-hosts/{id}/shutdown": "no driver switches hosts off",
     "GET /os-hosts/{id}/reboot": "no driver reboots hosts",
+    "GET /os-baremetal-nodes": "there is no bare metal service",
+    "GET /os-baremetal-nodes/{id}": "there is no bare metal service",
 }
 
 INTRODUCTION = (

@@ -95,6 +95,10 @@ async def _network(admin: Person, owner: Person) -> Things:
         "networks": network["id"], "subnets": subnet["id"], "routers": router["id"], "security-groups": group["id"],
         "security-group-rules": group["security_group_rules"][0]["id"], "ports": port["id"], "subnetpools": pool["id"],
         "floatingips": floating["id"], "network-ip-availabilities": network["id"],
+        # by their names in the compute API
+        "os-networks": network["id"], "os-tenant-networks": network["id"], "os-security-groups": group["id"],
+        "os-floating-ips": floating["id"], "floating ip": floating["floating_ip_address"],
+        "os-security-group-rules": group["security_group_rules"][0]["id"], "os-baremetal-nodes": "nothing",
         "agents": "nothing", "agent-states": "a-host-without-guests",
         "public": networks[0]["id"], "spare subnet": other["id"], "interface": interface["port_id"],
     }  # fmt: skip
@@ -105,14 +109,16 @@ async def _network(admin: Person, owner: Person) -> Things:
 
 async def _image(owner: Person) -> Things:
     image = await owner.do(
-        "POST", f"{G}/images", {"name": SECRET, "disk_format": "raw", "container_format": "bare", "tags": [SECRET]}
+        "POST",
+        f"{G}/images",
+        {"name": SECRET, "disk_format": "raw", "container_format": "bare", "tags": [SECRET], SECRET: SECRET},
     )
     path = f"{G}/images/{image['id']}"
     await owner.do("PUT", f"{path}/file", SECRET.encode(), {"content-type": "application/octet-stream"})
     await owner.do("POST", f"{path}/members", {"member": "a-friend"})
     # Uploads and imports need one that is empty.
     empty = await owner.do("POST", f"{G}/images", {"name": SECRET, "disk_format": "raw", "container_format": "bare"})
-    return {"image": image["id"], "empty image": empty["id"], "member": "a-friend"}
+    return {"image": image["id"], "images": image["id"], "empty image": empty["id"], "member": "a-friend"}
 
 
 async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
@@ -151,7 +157,7 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
     console = await owner.do("POST", f"{C}/servers/{id}/remote-consoles", _CONSOLE)
     made["console token"] = console["remote_console"]["url"].rpartition("=")[2]
     made |= {"servers": id, "os-volumes_boot": id, "label": SECRET, "request_id": actions[0]["request_id"]}
-    made["server port"] = port["id"]
+    made["server port"], made["fixed ip"] = port["id"], port["fixed_ips"][0]["ip_address"]
     return made
 
 
@@ -168,7 +174,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "network": {"project": "project", "rule": "limit"},
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
-        "port_id": "server port", "project": "project",
+        "port_id": "server port", "project": "project", "volume": "image",
     },
 }  # fmt: skip
 WORDS = {
@@ -200,7 +206,7 @@ def path(service: Service, route: Route, things: Things) -> str:
         if name in known:
             return things[known[name]]
         if name == "key":
-            return SECRET if route.path.startswith("/servers") else "hw:cpu_policy"
+            return "hw:cpu_policy" if route.path.startswith("/flavors") else SECRET
         noun = route.path.removeprefix("/v2.0").split("/")[1]
         if name == "id" and noun in things:
             return old_id(noun, newest(route)) or things[noun]
@@ -359,6 +365,22 @@ BODIES: dict[str, Body] = {
     "POST /os-aggregates/{id}/action remove_host": lambda t: {"remove_host": {"host": "fake-2"}},
     "POST /os-aggregates/{id}/action set_metadata": lambda t: {"set_metadata": {"metadata": {"a": "b"}}},
     "PUT /os-fault-rules/{host}": lambda t: {"rules": []},
+    # proxies of other services
+    "POST /images/{id}/metadata": lambda t: {"metadata": {"a": "b"}},
+    "PUT /images/{id}/metadata": lambda t: {"metadata": {SECRET: "b"}},
+    "PUT /images/{id}/metadata/{key}": lambda t: {"meta": {SECRET: "b"}},
+    "POST /os-security-groups": lambda t: {"security_group": {"name": "x", "description": ""}},
+    "PUT /os-security-groups/{id}": lambda t: {"security_group": {"name": "x", "description": ""}},
+    "POST /os-security-group-rules": lambda t: {
+        "security_group_rule": {
+            "parent_group_id": t["security-groups"], "ip_protocol": "udp", "from_port": 54, "to_port": 54,
+        }
+    },
+    "POST /os-floating-ips": lambda t: {"pool": t["public"]},
+    "POST /servers/{id}/action addFixedIp": lambda t: {"addFixedIp": {"networkId": t["networks"]}},
+    "POST /servers/{id}/action removeFixedIp": lambda t: {"removeFixedIp": {"address": t["fixed ip"]}},
+    "POST /servers/{id}/action addFloatingIp": lambda t: {"addFloatingIp": {"address": t["floating ip"]}},
+    "POST /servers/{id}/action removeFloatingIp": lambda t: {"removeFloatingIp": {"address": t["floating ip"]}},
     "POST /os-aggregates/{id}/images": lambda t: {"cache": [{"id": t["image"]}]},
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ async def test_the_facts_about_nova_are_whole() -> None:
 async def test_what_is_said_to_answer_501_does(full_cloud: FullCloud) -> None:
     admin = full_cloud.admin
     made = await admin.do("POST", "/compute/v2.1/os-aggregates", {"aggregate": {"name": "coverage"}})
-    ids = {"os-aggregates": str(made["aggregate"]["id"]), "os-hosts": "fake-1"}
+    ids = {"os-aggregates": str(made["aggregate"]["id"]), "os-hosts": "fake-1", "os-baremetal-nodes": "1"}
     for text in ALWAYS_501:
         method, path = text.split()
         minor = 81 if method == "POST" else 1

@@ -171,6 +171,11 @@ async def test_a_ticket_that_is_not_ours_opens_no_image(world: World) -> None:
 
 # --- strangers -----------------------------------------------------------------------------------------------------
 
+# Refused to everybody, for a reason that is not who it is.
+NEVER = {f"compute {route}": (400, "compute never changed bare metal nodes") for route in (
+    "POST /os-baremetal-nodes", "DELETE /os-baremetal-nodes/{id}", "POST /os-baremetal-nodes/{id}/action",
+)}  # fmt: skip
+
 # Where a member of another project is answered, and why that is right.
 CATALOG = "what every catalog says"
 OWN = "about the caller's own project or user only"
@@ -223,11 +228,17 @@ OPEN: dict[str, tuple[int, str]] = {
     "compute GET /limits": (200, OWN),
     "compute GET /os-quota-sets/{id}/defaults": (200, PUBLIC),
     "compute GET /os-availability-zone": (200, PUBLIC),
+    "compute GET /os-floating-ip-pools": (200, PUBLIC),
+    **{f"compute GET /{kind}": (200, OWN) for kind in (
+        "images", "images/detail", "os-networks", "os-tenant-networks", "os-floating-ips", "os-security-groups",
+    )},
+    **{f"compute POST /{kind}": (200, NEW) for kind in ("os-floating-ips", "os-security-groups")},
 }  # fmt: skip
 
 # Where the refusal is not the usual one: what policy refuses in the caller's own project as well is a 403,
 # somebody else's thing does not exist (404).
 REFUSED: dict[str, tuple[int, str]] = {
+    **NEVER,
     "compute POST /servers": (400, "the flavor in the body does not exist for it"),
     "compute POST /os-volumes_boot": (400, "the flavor in the body does not exist for it"),
     **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
@@ -315,12 +326,16 @@ NOT_EVEN_ADMINS = {
     "compute GET /os-hosts/{id}/startup",  # nor can any host be started, shut down, rebooted
     "compute GET /os-hosts/{id}/shutdown",
     "compute GET /os-hosts/{id}/reboot",
+    "compute GET /servers/{id}/os-volume_attachments/{volume}",  # the server has no volume
+    "compute GET /os-baremetal-nodes",  # nor is there a bare metal service
+    "compute GET /os-baremetal-nodes/{id}",
 }
 
 
 # --- readers -------------------------------------------------------------------------------------------------------
 
 READERS_MAY: dict[str, tuple[int, str]] = {
+    **NEVER,
     "compute POST /os-keypairs": (201, "a user's own key pairs belong to no project"),
     "compute POST /os-keypairs to 2.1": (200, "a user's own key pairs belong to no project"),
     "compute DELETE /os-keypairs/{id}": (404, "it is another user's"),
@@ -378,6 +393,10 @@ async def test_compute_network_and_image_take_tokens_for_a_project_only(world: W
         wanted = {403}
         if good.is_removed(route):
             wanted = {410}
+        elif name(service, route) in NEVER:
+            wanted = {400}
+        elif service.name == "compute" and route.path.startswith("/images"):
+            wanted = {403}  # the image service refuses it
         elif route.policy in (AUTHENTICATED, "default"):  # documents and flavors: a private flavor is not there
             wanted = {OPEN[label(service, route)][0]} if label(service, route) in OPEN else {404}
         if answer.status not in wanted:
@@ -573,6 +592,8 @@ BY_NATURE = {
     "compute POST /servers/{id}/action os-getSPICEConsole": 400,  # simulated guests have no SPICE
     "compute POST /os-volumes_boot/{id}/action os-getSPICEConsole": 400,
     "compute POST /os-volumes_boot/{id}/action forceDelete": 404,  # it is gone by the other name already
+    "compute POST /os-volumes_boot/{id}/action removeFixedIp": 400,
+    **{route: status for route, (status, _) in NEVER.items()},
 }
 
 

@@ -5,7 +5,8 @@ Clients write numbers and flags as JSON values or as strings. Both are accepted.
 
 import re
 import uuid
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -13,6 +14,8 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.http.paging import parse_iso
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
+
+T = TypeVar("T")
 
 STRICT = since(102)  # from 2.102 on every route refuses query parameters that it does not know
 MAX_INT = 0x7FFFFFFF
@@ -40,6 +43,17 @@ class Paged(Query):
         """Return the limit, at most `most`, and the marker."""
         limit = most if isinstance(self.limit, UnsetType) else min(self.limit, most)
         return limit, None if isinstance(self.marker, UnsetType) else self.marker
+
+
+class Slice(Query):
+    """Paging by number."""
+
+    limit: Annotated[int, Meta(ge=0)] = 0
+    offset: Annotated[int, Meta(ge=0)] = 0
+
+    def cut(self, found: Sequence[T], most: int) -> Sequence[T]:
+        """Return the page, of at most `most` items; a limit of 0 is none."""
+        return found[self.offset : self.offset + min(self.limit or most, most)]
 
 
 _TRUE = ("True", "TRUE", "true", "1", "ON", "On", "on", "YES", "Yes", "yes")

@@ -261,7 +261,7 @@ class ServiceClient:
         for attempt in (1, 2):
             sent = {
                 "accept": "application/json",
-                "x-auth-token": token or await self._token(),
+                "x-auth-token": await self._token() if token is None else token,
                 **_trace(),
                 **(headers or {}),
             }

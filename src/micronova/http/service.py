@@ -135,7 +135,8 @@ class Service:
         self.request_id_headers = request_id_headers
         self.vendor_type = vendor_type
         self.app = falcon.asgi.App(media_type="application/json")
-        self.app.req_options.strip_url_path_trailing_slash = True
+        # To Nova a path with a slash at its end is another path, which it does not have.
+        self.app.req_options.strip_url_path_trailing_slash = versions is None
         self.app.resp_options.default_media_type = "application/json"
         self.app.add_error_handler(Exception, self._unrouted)
         self.app.add_error_handler(falcon.HTTPError, self._unrouted)

@@ -24,3 +24,4 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     tag: str | None = None
     volume_type: str | None = None
     delete_on_termination: bool = True
+    attachment_id: str | None = None  # of a volume, at the volume service

@@ -108,6 +108,16 @@ async def test_an_unknown_path_is_a_404_for_who_has_a_token(cloud: Cloud, path: 
     assert (await cloud.nobody.get(path)).status == 401
 
 
+async def test_a_slash_at_the_end_is_another_path(cloud: Cloud) -> None:
+    group = {"server_group": {"name": "g", "policies": ["affinity"]}}
+    made = (await cloud.member.post("/os-server-groups", group)).json()["server_group"]["id"]
+    for path in ("/flavors/", "/flavors/detail/", "/os-server-groups/", f"/os-server-groups/{made}/", "/limits/"):
+        assert (await cloud.member.get(path)).status == 404, path
+        assert (await cloud.member.get(path.rstrip("/"))).status == 200, path
+    assert (await cloud.member.post("/os-server-groups/", group)).status == 404
+    assert (await cloud.member.delete("/os-server-groups/")).status == 404
+
+
 async def test_an_unknown_method_is_an_unknown_path(cloud: Cloud) -> None:
     answer = await cloud.reader.put("/flavors", {})
     assert answer.status == 404 and "itemNotFound" in answer.json()

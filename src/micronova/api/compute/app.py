@@ -8,23 +8,30 @@ from micronova.api import plugins
 from micronova.api.compute import (
     aggregates,
     availability_zones,
+    baremetal_nodes,
     diagnostics,
     extensions,
     fault_rules,
     flavor_access,
     flavor_extra_specs,
     flavors,
+    floating_ips,
     hosts,
     hypervisors,
+    image_metadata,
+    images,
     instance_actions,
     interfaces,
     keypairs,
     limits,
+    networks,
     quota_class_sets,
     quota_sets,
     remote_consoles,
     removed,
+    security_groups,
     server_actions,
+    server_addresses,
     server_create,
     server_external_events,
     server_groups,
@@ -33,16 +40,21 @@ from micronova.api.compute import (
     server_password,
     server_security_groups,
     server_tags,
+    server_topology,
     servers,
     services,
     simple_tenant_usage,
     versions_doc,
+    volume_attachments,
 )
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
 from micronova.db.engine import Database
 from micronova.http.service import Route
 from micronova.http.versions import Versions
 from micronova.objects.clock import Clock
 from micronova.servers.actions import ServerActions
+from micronova.servers.addresses import ServerAddresses
 from micronova.servers.consoles import ConsoleLinks
 from micronova.servers.create import ServerCreator
 from micronova.servers.external_events import ExternalEvents
@@ -69,6 +81,8 @@ class Dependencies:
     guests: GuestQueries
     consoles: ConsoleLinks
     service_removal: ServiceRemoval
+    network_client: NetworkClient | None
+    image_client: ImageClient | None
     quota_defaults: Mapping[str, int]
     project_exists: Callable[[str], Awaitable[bool]]
     max_limit: int
@@ -87,6 +101,7 @@ def routes(needs: Dependencies) -> list[Route]:
         *servers.routes(db, clock, needs.actions, most, down),
         *server_create.routes(needs.creator),
         *server_actions.routes(db, needs.actions, needs.interfaces, needs.security_groups, needs.guests),
+        *server_addresses.routes(db, ServerAddresses(needs.network_client, needs.interfaces)),
         *interfaces.routes(db, needs.interfaces),
         *diagnostics.routes(db, needs.guests),
         *remote_consoles.routes(db, needs.consoles),
@@ -94,7 +109,9 @@ def routes(needs: Dependencies) -> list[Route]:
         *server_tags.routes(db, clock),
         *server_ips.routes(db),
         *server_password.routes(db),
-        *server_security_groups.routes(db, needs.security_groups),
+        *server_security_groups.routes(db, needs.security_groups, needs.network_client),
+        *server_topology.routes(db),
+        *volume_attachments.routes(db, most),
         *server_external_events.routes(db, needs.external_events),
         *server_groups.routes(db, clock, random, quotas, most),
         *instance_actions.routes(db, most),
@@ -111,6 +128,12 @@ def routes(needs: Dependencies) -> list[Route]:
         *hosts.routes(db, clock, needs.default_zone),
         *availability_zones.routes(db, clock, down, needs.default_zone),
         *aggregates.routes(db, clock, random),
+        *images.routes(needs.image_client),
+        *image_metadata.routes(db, needs.image_client, quotas),
+        *networks.routes(needs.network_client),
+        *floating_ips.routes(needs.network_client),
+        *security_groups.routes(needs.network_client, most),
+        *baremetal_nodes.routes(),
         *(fault_rules.routes(needs.guests) if needs.fault_injection else ()),
         *removed.routes(),
     ]

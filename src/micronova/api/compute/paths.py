@@ -31,7 +31,7 @@ def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
         if more and first not in resources and (more.partition("/")[0] in resources or _ID.fullmatch(first)):
             inner["micronova.project"] = first
             rest = more
-        inner["path"] = f"/v2.1/{rest}"
+        inner["path"] = f"/v2.1/{rest}" if rest else "/v2.1"
         await api(inner, receive, send)
 
     return app

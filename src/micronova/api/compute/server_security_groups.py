@@ -2,63 +2,36 @@
 
 from typing import Any
 
+from micronova.api.compute import security_group_views as views
+from micronova.api.compute.networks import network_service
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery
+from micronova.clients.network.client import NetworkClient
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.servers.security_groups import ServerSecurityGroups
 
-ANYWHERE = {"IPv4": "0.0.0.0/0", "IPv6": "::/0"}
-WHOLE = {"icmp": (-1, -1), "ipv6-icmp": (-1, -1), "tcp": (1, 65535), "udp": (1, 65535)}
-
 
 class SecurityGroupHandlers:
     """The handlers."""
 
-    def __init__(self, database: Database, groups: ServerSecurityGroups) -> None:
+    def __init__(self, database: Database, groups: ServerSecurityGroups, network_client: NetworkClient | None) -> None:
         self._database = database
         self._groups = groups
+        self._network_client = network_client
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the groups of a server."""
         row = await authorized_server(self._database, request, id)
         found = await self._groups.list_(request.context, row)
-        names = {group["id"]: group["name"] for group in found}
-        return {"security_groups": [_shown(group, names) for group in found]}
+        known = await views.sources(network_service(self._network_client, request), found)
+        return {"security_groups": [views.shown(group, known) for group in found]}
 
 
-def _shown(group: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    # This API shows only rules for incoming traffic.
-    rules = [rule for rule in group["security_group_rules"] if rule["direction"] == "ingress"]
-    return {
-        "id": group["id"],
-        "name": group["name"],
-        "description": group["description"],
-        "tenant_id": group["project_id"],
-        "rules": [_rule(rule, names) for rule in rules],
-    }
-
-
-def _rule(rule: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    protocol, remote = rule["protocol"], rule["remote_group_id"]
-    first, last = rule["port_range_min"], rule["port_range_max"]
-    if first is None and protocol is not None:
-        first, last = WHOLE.get(protocol, (None, None))
-    return {
-        "id": rule["id"],
-        "parent_group_id": rule["security_group_id"],
-        "ip_protocol": protocol,
-        "from_port": first,
-        "to_port": last,
-        "group": {"name": names.get(remote, ""), "tenant_id": rule["project_id"]} if remote else {},
-        "ip_range": {} if remote else {"cidr": rule["remote_ip_prefix"] or ANYWHERE[rule["ethertype"]]},
-    }
-
-
-def routes(database: Database, groups: ServerSecurityGroups) -> list[Route]:
+def routes(database: Database, groups: ServerSecurityGroups, network_client: NetworkClient | None) -> list[Route]:
     """Declare the routes."""
-    handlers = SecurityGroupHandlers(database, groups)
+    handlers = SecurityGroupHandlers(database, groups, network_client)
     return [
         Route(
             method="GET", path="/servers/{id}/os-security-groups", handler=handlers.index,

@@ -111,6 +111,8 @@ def _api_dependencies(process: Process) -> Dependencies:
         guests=guests,
         consoles=_console_links(process, guests),
         service_removal=ServiceRemoval(database=process.database, compute=compute, network_client=network_client),
+        network_client=network_client,
+        image_client=clients.image_client(),
         quota_defaults=settings.quota.limits(),
         project_exists=clients.project_exists,
         max_limit=settings.api.max_limit,

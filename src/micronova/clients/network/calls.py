@@ -44,7 +44,11 @@ class Calls:
     async def get(self, path: str, query: Iterable[tuple[str, str]] = (), *, token: str | None = None) -> Any:
         """Return the document at a path."""
         text = urllib.parse.urlencode(list(query))
-        return await self._client.request("GET", f"/v2.0{path}" + (f"?{text}" if text else ""), token=token)
+        return await self.send("GET", path + (f"?{text}" if text else ""), token=token)
+
+    async def send(self, method: str, path: str, body: Any = None, *, token: str | None = None) -> Any:
+        """Send a request and return the document that answers it."""
+        return await self._client.request(method, f"/v2.0{path}", body, token=token)
 
     async def all_of(self, collection: str, *query: tuple[str, str], token: str | None = None) -> list[dict[str, Any]]:
         """Return the resources of a collection that match a query, of all its pages."""

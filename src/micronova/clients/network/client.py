@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from micronova.clients.network.as_user import AsUser
 from micronova.clients.network.calls import Calls, PortChanged, mark_of
 from micronova.clients.network.plan import Planner
 from micronova.clients.network.security_groups import SecurityGroups
@@ -44,6 +45,10 @@ class NetworkClient:
         self.calls = Calls(client)
         self.planner = Planner(self.calls)
         self.security_groups = SecurityGroups(self.calls, self.planner)
+
+    def as_user(self, token: str) -> AsUser:
+        """Return the network API as a user has it."""
+        return AsUser(self.calls, token)
 
     async def allocate(
         self,

@@ -1,0 +1,62 @@
+"""Networks (until 2.35), as the network service shows them to the user: an id and a label are left of them."""
+
+from functools import partial
+from typing import Any
+
+from micronova.api.inputs import NoQuery
+from micronova.clients.network.as_user import AsUser
+from micronova.clients.network.client import NetworkClient
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import until
+from micronova.objects.errors import NotSupported
+
+# Nova's own networks had these; clients still find them, without a value.
+_FIELDS = ("cidr", "netmask", "gateway", "broadcast", "dns1", "dns2", "cidr_v6", "gateway_v6", "netmask_v6")
+_FOR_ADMINS = (
+    "created_at", "updated_at", "deleted_at", "deleted", "injected", "bridge", "vlan", "vpn_public_address",
+    "vpn_public_port", "vpn_private_address", "dhcp_start", "project_id", "host", "bridge_interface", "multi_host",
+    "priority", "rxtx_base", "mtu", "dhcp_server", "enable_dhcp", "share_address",
+)  # fmt: skip
+
+
+def network_service(client: NetworkClient | None, request: Request) -> AsUser:
+    """Return the network service as the caller has it; raise NotSupported if there is none."""
+    if client is None:
+        raise NotSupported("There is no network service.")
+    return client.as_user(request.context.token)
+
+
+def _network(request: Request, network: dict[str, Any]) -> dict[str, Any]:
+    names = (*_FIELDS, *_FOR_ADMINS) if request.context.is_admin else _FIELDS
+    return {"id": network["id"], "label": network["name"], **dict.fromkeys(names)}
+
+
+def _tenant_network(_: Request, network: dict[str, Any]) -> dict[str, Any]:
+    # The text, not null: Nova shows it so for networks of Neutron.
+    return {"id": network["id"], "cidr": "None", "label": network["name"]}
+
+
+def routes(client: NetworkClient | None) -> list[Route]:
+    """Declare the routes of both forms of networks."""
+    found = []
+    route = partial(Route, method="GET", query=NoQuery, versions=until(35))
+    for path, rule, shown in (
+        ("/os-networks", "os_compute_api:os-networks", _network),
+        ("/os-tenant-networks", "os_compute_api:os-tenant-networks", _tenant_network),
+    ):
+
+        async def index(request: Request, shown: Any = shown) -> dict[str, Any]:
+            """List the networks that the caller may see."""
+            networks = await network_service(client, request).list_("networks")
+            return {"networks": [shown(request, network) for network in networks]}
+
+        async def show(request: Request, id: str, shown: Any = shown) -> dict[str, Any]:
+            """Show a network."""
+            return {"network": shown(request, await network_service(client, request).show("networks", id))}
+
+        found += [
+            route(path=path, handler=index, policy=f"{rule}:list"),
+            route(path=f"{path}/{{id}}", handler=show, policy=f"{rule}:show"),
+        ]
+    return found
