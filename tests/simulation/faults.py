@@ -31,12 +31,13 @@ Mr = TypeVar("Mr")
 DATABASE_PATIENCE = 30.0  # seconds until the engine gives up: for a connection, or for the fate of a commit
 CONFIRM_PATIENCE = 5.0  # seconds until a sender gives up waiting for the broker's confirmation
 PROCESS_ENDS = ("crash before", "crash after", "stop")
+HYPERVISOR_AWAY = ("unavailable", "lost")
 FAULTS = {
     "cast": ("lost", "twice", "refused", *PROCESS_ENDS),
     "call": ("lost", "answer lost", "twice", "refused", *PROCESS_ENDS),
     "write": ("fails", "answer lost", "answer late", *PROCESS_ENDS),
     "read": ("fails", "crash before"),
-    "driver": PROCESS_ENDS,
+    "driver": (*HYPERVISOR_AWAY, *PROCESS_ENDS),
 }
 
 
@@ -235,15 +236,22 @@ class FaultyBus(BusWrapper):
 def with_faults(
     operation: Callable[..., Awaitable[Any]], process_run: ProcessRun, fault_plan: FaultPlan
 ) -> Callable[..., Awaitable[Any]]:
-    """Return a driver's method with a point at which the process may crash or stop."""
+    """Return a driver's method with a point at which the process may crash or stop, or the hypervisor be away.
+
+    If it is "unavailable", nothing happens; if the connection is "lost", the call has its effect.
+    """
     name = operation.__name__
 
     async def run(*args: Any, **kwargs: Any) -> Any:
         await process_run.block_if_ended()
         fault = fault_plan.at("driver", name)
         await process_run.before(fault)
+        if fault == "unavailable":
+            raise Unavailable("The hypervisor cannot be reached.")
         result = await operation(*args, **kwargs)
         await process_run.after(fault)
+        if fault == "lost":
+            raise Unavailable("The connection to the hypervisor was lost.")
         return result
 
     return run

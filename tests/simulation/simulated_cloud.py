@@ -37,7 +37,7 @@ PATIENCE = 900.0  # virtual seconds; what has not happened by then is stuck
 HOSTS = 3
 HOST_MEMORY = 512 + 4 * 4096  # what is reserved for the host, and four servers of the medium flavor
 DRIVER = (
-    "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
+    "info", "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
     "attach_interface", "detach_interface",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.simulation.faults import FaultPlan, Point
+from tests.simulation.faults import HYPERVISOR_AWAY, FaultPlan, Point
 from tests.simulation.loop import VirtualClock, simulate
 from tests.simulation.region import ROLES, SimulatedRegion
 from tests.simulation.scenarios import delete_during_build, server_lifecycle, stays_active
@@ -24,6 +24,7 @@ HARMLESS = {
     "call": ("lost", "answer lost", "twice", "refused"),
     "write": ("fails", "answer lost", "answer late"),
     "read": ("fails",),
+    "driver": HYPERVISOR_AWAY,
 }
 MAX_FAULTS = 12
 

@@ -1,16 +1,16 @@
 """One fault of each kind at every point: a message is lost or doubled, a transaction fails or its answer is lost, the
-process crashes or is stopped. The user of a server sees nothing but a delay."""
+process crashes or is stopped, the hypervisor cannot be reached. The user of a server sees nothing but a delay."""
 
 import itertools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from micronova.conductor.operations.engine import Engine
-from tests.simulation.faults import FAULTS, FaultPlan, Point
+from tests.simulation.faults import FAULTS, HYPERVISOR_AWAY, FaultPlan, Point
 from tests.simulation.loop import VirtualClock, simulate
 from tests.simulation.scenarios import attach_and_detach, pause_and_suspend, server_lifecycle
 from tests.simulation.simulated_cloud import SimulatedCloud, fresh
@@ -80,12 +80,23 @@ def test_a_fault_in_an_action_on_a_running_server(scenario: Scenario, template: 
     _try_faults(scenario, template, tmp_path, lambda point: True, EVERY)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scenario", [pause_and_suspend, attach_and_detach])
+def test_a_hypervisor_that_cannot_be_reached(scenario: Scenario, template: Path, tmp_path: Path) -> None:
+    _try_faults(scenario, template, tmp_path, lambda point: point.kind == "driver", 1, HYPERVISOR_AWAY)
+
+
 def _try_faults(
-    scenario: Scenario, template: Path, directory: Path, chosen: Callable[[Point], bool], every: int
+    scenario: Scenario,
+    template: Path,
+    directory: Path,
+    chosen: Callable[[Point], bool],
+    every: int,
+    only: Collection[str] | None = None,
 ) -> None:
     """Run a scenario once for each fault."""
     points = _points(fresh(template, directory / "without-faults"), FaultPlan(), scenario)
-    faults = [(point, fault) for point in points if chosen(point) for fault in FAULTS[point.kind]][::every]
+    faults = [(point, fault) for point in points if chosen(point) for fault in only or FAULTS[point.kind]][::every]
     numbers = itertools.count()
     failures = []
     for wanted, fault in faults:

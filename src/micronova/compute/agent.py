@@ -10,7 +10,7 @@ from micronova.compute.host import Host
 from micronova.compute.order_handlers import HANDLERS, UNDO
 from micronova.compute.work import InstanceWork, Outcome, Phase, Work
 from micronova.objects.context import Context
-from micronova.objects.errors import MicronovaError, NotSupported
+from micronova.objects.errors import MicronovaError, NotSupported, resource_exhausted
 from micronova.objects.orders import (
     Departure,
     GuestAtEpoch,
@@ -121,7 +121,10 @@ class HostAgent:
                     await undo(self.host, work)
 
     async def _carry_out(self, work: Work) -> Outcome | None:
-        """Run the handler of the order's kind; return an error as an outcome."""
+        """Run the handler of the order's kind; return an error as an outcome.
+
+        The code of Unavailable makes the conductor give the order out again later.
+        """
         order = work.order
         handler = HANDLERS.get(order.kind)
         try:
@@ -132,6 +135,9 @@ class HostAgent:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
         except Exception as error:
             log.exception("host %s: %s of instance %s failed", self.host.name, order.kind, order.instance.uuid)
+            lack = resource_exhausted(error)
+            if lack is not None:
+                return Outcome(outcome="error", error_code=lack.code, message=lack.message)
             return Outcome(
                 outcome="error",
                 error_code=MicronovaError.code,

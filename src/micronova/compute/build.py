@@ -8,7 +8,8 @@
 | it cannot succeed on any host (BuildAborted)          | abort      |
 | an error in our own code                              | error      |
 
-What this order made on the host is undone first. Without an outcome nothing is reported.
+What this order made on the host is undone first. Without an outcome nothing is reported. If the host lacks something
+for the moment, the error code is that of Unavailable: the conductor then waits, and counts no attempt.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ import msgspec
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Phase, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError
+from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, Unavailable, resource_exhausted
 from micronova.telemetry.spans import span
 from micronova.virt.driver import GuestPlan
 
@@ -127,10 +128,14 @@ async def _undo(host: Host, uuid: str) -> bool:
 def _driver_error(error: Exception) -> MicronovaError:
     if isinstance(error, MicronovaError):
         return error
+    lack = resource_exhausted(error)
+    if lack is not None:
+        return lack
     return BuildFailed("The hypervisor failed to build the server.", details="".join(traceback.format_exception(error)))
 
 
 def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
+    error = resource_exhausted(error) or error
     if not isinstance(error, MicronovaError):
         log.error("a build failed by an error in Micronova's own code", exc_info=error)
         return Outcome(
@@ -142,6 +147,7 @@ def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
     details = error.details.get("details")
     return Outcome(
         outcome="abort" if isinstance(error, BuildAborted) else "reschedule",
+        error_code=error.code if isinstance(error, Unavailable) else None,  # what another attempt may find there
         message=error.message,
         details=details if isinstance(details, str) else None,
         left_behind=left_behind,

@@ -67,13 +67,18 @@ class BuildTimes(msgspec.Struct, array_like=True):
     finished: int = 0
 
 
-class BuildPayload(msgspec.Struct, kw_only=True):
+class Payload(msgspec.Struct, kw_only=True):
+    """What the payloads of all kinds have."""
+
+    last_error: str = ""  # why the last attempt on a host did not succeed
+
+
+class BuildPayload(Payload, kw_only=True):
     """The payload of a build; there is one for each server of a request."""
 
     tried: list[str] = []  # the hosts where it failed, and the one that builds it; the scheduler chooses others
     alternates: list[Selection] = []
     wait_for_plugs: list[str] = []
-    last_error: str = ""
     dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that were lost
 
     @classmethod
@@ -86,14 +91,14 @@ class BuildPayload(msgspec.Struct, kw_only=True):
         return msgspec.msgpack.encode(self)
 
 
-class PowerPayload(msgspec.Struct, kw_only=True):
+class PowerPayload(Payload, kw_only=True):
     """Which server action this is, and its parameters."""
 
     action: str
     parameters: dict[str, str] = {}
 
 
-class InterfacePayload(msgspec.Struct, kw_only=True):
+class InterfacePayload(Payload, kw_only=True):
     """The interface to attach or detach, and the result."""
 
     request: PlannedPort | None = None  # the port to attach

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
+from micronova.objects.errors import Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
@@ -68,7 +69,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OrderOutcome = Literal["done", "reschedule", "abort", "error"]
-"""reschedule: another host may build the server. abort: no host can. error: the order failed unexpectedly."""
+"""reschedule: another host may build the server. abort: no host can. error: the order failed. The error code of a
+report says if the host only lacks something for the moment: see `Report.temporary`."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +89,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     config_drive: bool = False  # the guest that was built has a config drive
     started_at: float = 0.0
     finished_at: float = 0.0
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the host lacks something for the moment, so that the order is given out again later.
+
+        The error code says so and not an outcome of its own: a conductor of an older version would refuse the report.
+        """
+        return self.outcome in ("reschedule", "error") and self.error_code == Unavailable.code
 
 
 class ReportReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,28 @@ async def test_a_build(cloud: Cloud, user: Caller) -> None:
     await cloud.assert_clean()
 
 
+async def test_a_build_whose_hosts_lack_something_says_what(cloud: Cloud, user: Caller) -> None:
+    name = _name()
+    rule = {"operation": "spawn", "kind": "unavailable", "name": name, "message": "Libvirt cannot be reached."}
+    async with cloud.faults(rule):
+        id = await user.create(name=name)
+        server = await user.wait_for(id, "ERROR")
+    assert "in time" in server["fault"]["message"]
+    assert "Libvirt cannot be reached." in server["fault"]["message"]
+    await cloud.assert_clean()
+
+
+async def test_an_action_whose_host_lacks_something_says_what(cloud: Cloud, user: Caller) -> None:
+    name = _name()
+    id = (await user.boot(name=name))["id"]
+    rule = {"operation": "reboot", "kind": "unavailable", "name": name, "message": "Libvirt cannot be reached."}
+    async with cloud.faults(rule):
+        await user.act(id, "reboot", {"type": "HARD"})
+        server = await user.wait_for(id, "ERROR", task=None)
+    assert "Libvirt cannot be reached." in server["fault"]["message"]
+    await cloud.assert_clean()
+
+
 @pytest.mark.parametrize(
     ("operation", "action", "value", "after"),
     [

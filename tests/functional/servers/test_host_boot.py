@@ -3,13 +3,17 @@
 import pytest
 
 from micronova.conductor import heartbeats, rpcapi
+from micronova.conductor.operations import engine
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.killable_host import KillableHost, killable_host  # noqa: F401
 
 pytestmark = only_in_one_process("changes guests in the driver")
 CLOUD = CloudOptions(
     hosts=2,
-    settings={"default": {"report_interval": 0.1, "resume_guests_state_on_host_boot": True}},
+    settings={
+        "default": {"report_interval": 0.1, "resume_guests_state_on_host_boot": True},
+        "conductor": {"sweep_interval": 0.1},
+    },
 )
 
 
@@ -60,6 +64,20 @@ async def test_a_start_that_fails_leaves_the_server_off(
     await user.wait_for(id, "SHUTOFF", task=None)
     actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
     assert (actions[0]["action"], actions[0]["message"]) == ("start", "Error")
+    await cloud.assert_clean()
+
+
+async def test_a_start_waits_for_a_hypervisor_that_is_not_ready(
+    cloud: OneProcess, user: Caller, killable_host: KillableHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    await killable_host.start()
+    id = (await user.boot())["id"]
+    await killable_host.stop()
+    killable_host.driver.guest_stops(id)
+    await killable_host.start({"operation": "power_on", "kind": "unavailable", "count": 3})
+    await _history(cloud, user, id, "start", "create")
+    await user.wait_for(id, "ACTIVE", task=None)
     await cloud.assert_clean()
 
 

@@ -13,17 +13,18 @@ PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_addres
 
 
 @pytest.mark.parametrize(
-    ("kind", "outcome"),
+    ("kind", "outcome", "code"),
     [
-        ("fail", "reschedule"),
-        ("no_resources", "reschedule"),
-        ("abort", "abort"),
+        ("fail", "reschedule", None),
+        ("no_resources", "reschedule", None),
+        ("unavailable", "reschedule", "unavailable"),
+        ("abort", "abort", None),
     ],
 )
-async def test_faults_of_the_driver(harness: AgentHarness, kind: str, outcome: str) -> None:
+async def test_faults_of_the_driver(harness: AgentHarness, kind: str, outcome: str, code: str | None) -> None:
     await harness.rules({"operation": "spawn", "kind": kind, "message": "because", "count": 1})
     report = await harness.carry_out(order(epoch=2))
-    assert (report.outcome, report.message) == (outcome, "because")
+    assert (report.outcome, report.error_code, report.message) == (outcome, code, "because")
     assert not report.left_behind
     assert await harness.guest("i-1") is None
     beat = await harness.beat()

@@ -1,8 +1,12 @@
 """Orders: carried out once, however often they arrive, and never when they are stale."""
 
+import errno
+from typing import Any
+
 import pytest
 
 from micronova.objects import power_state
+from micronova.objects.errors import Unavailable
 from micronova.objects.orders import HostReply
 from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
 
@@ -200,3 +204,32 @@ async def test_a_delete_that_fails_is_tried_again_and_then_reported(harness: Age
     assert (await harness.conductor.next_report()).outcome == "error"
     await harness.rules()
     assert (await harness.carry_out(delete)).outcome == "done"
+
+
+@pytest.mark.parametrize("kind", ["build", "start", "delete"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        Unavailable("Libvirt cannot be reached."),
+    ],
+    ids=repr,
+)
+async def test_a_lack_of_the_host_is_reported_as_temporary(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch, kind: str, error: Exception
+) -> None:
+    async def lacking(*_: Any) -> None:
+        raise error
+
+    if kind != "build":
+        await harness.carry_out(order())
+    for call in ("spawn", "info"):
+        with monkeypatch.context() as lack:
+            lack.setattr(harness.driver, call if kind == "build" else "info", lacking)
+            report = await harness.carry_out(order(kind, epoch=3))
+        assert report.temporary, report
+    wanted = await harness.carry_out(order(kind, epoch=4))
+    assert (wanted.outcome, wanted.temporary) == ("done", False)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
 from micronova.conductor.operations.dependencies import Dependencies
-from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import (
     Continue,
     HostKind,
@@ -273,6 +273,23 @@ class Build(HostKind):
                 return self._outcomes.reschedule(conn, operation, row, payload, error.message, report.left_behind)
             error = exhausted(row["uuid"], payload.tried, error.message)
         return self._outcomes.fail(conn, operation, row, error)
+
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Place the server again after a pause; it has not used up an attempt.
+
+        The weigher of failed builds prefers other hosts. The pause also limits how many hosts meet an image service
+        that does not answer. If no other host may build the server, it stays with its host, where it holds resources.
+        """
+        now, down_time = self._engine.now(), self._dependencies.service_down_time
+        nodes.note_failed_build(conn, row["node_uuid"], now)
+        payload = timed(operation, report)
+        if self._is_forced(conn, row) or not services.any_up(conn, COMPUTE, now, down_time, besides=payload.tried):
+            return super().postponed(conn, operation, row, report)
+        payload.tried = [host for host in payload.tried if host != row["host"]]
+        reason = reported_error(report).message
+        pause = retry_pause(operation)
+        self._outcomes.reschedule(conn, operation, row, payload, reason, report.left_behind, pause=pause)
+        return NoMoreWork()
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""

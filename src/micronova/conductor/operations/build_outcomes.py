@@ -74,8 +74,10 @@ class BuildOutcomes:
         payload: BuildPayload,
         reason: str,
         left_behind: bool,
+        *,
+        pause: float | None = None,
     ) -> Continue:
-        """Take the server from its host and persist that this conductor places it again."""
+        """Take the server from its host and persist that this conductor places it again, or any one after a pause."""
         now = self._engine.now()
         payload.last_error = reason
         self._fail_event(conn, operation, row, self._event, reason)
@@ -90,7 +92,9 @@ class BuildOutcomes:
         }
         instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         encoded = payload.encode()
-        self._transitions.persist(conn, operation, "schedule", payload=encoded, epoch=operation.epoch + 1)
+        self._transitions.persist(
+            conn, operation, "schedule", payload=encoded, epoch=operation.epoch + 1, seconds=pause
+        )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         return Continue(self._taken(operation, "schedule", encoded))
 

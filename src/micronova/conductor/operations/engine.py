@@ -28,7 +28,7 @@ from micronova.db.engine import Database
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
-from micronova.objects.operations import VERSIONS, OperationRow, Result, Step
+from micronova.objects.operations import VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,12 @@ class Operation(msgspec.Struct, kw_only=True):
 def retry_pause(operation: Operation) -> float:
     """Return the seconds until an operation is tried again; they grow with its leases."""
     return min(LONGEST_PAUSE, 0.5 * float(2 ** min(operation.leases, 6)))
+
+
+def _late(operation: Operation) -> MicronovaError:
+    """Return the error of an operation whose deadline is over."""
+    last = msgspec.msgpack.decode(operation.payload, type=Payload).last_error
+    return MicronovaError(f"{operation.kind} did not end in time.{f' Last error: {last}' if last else ''}")
 
 
 class Kind(ABC):
@@ -272,7 +278,8 @@ class Engine:
             async with self._limit:
                 now = self.now()
                 late = [operation for operation in batch if operation.deadline < now]
-                await self._fail(kind, late, MicronovaError(f"{kind.name} did not end in time."))
+                for operation in late:
+                    await self._fail(kind, [operation], _late(operation))
                 if timely := [operation for operation in batch if operation.deadline >= now]:
                     await kind.run(timely)
         except Crash as crash:

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import Dependencies
-from micronova.conductor.operations.engine import Kind, Operation
+from micronova.conductor.operations.engine import Kind, Operation, retry_pause
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import instances
 from micronova.db import operations as operation_rows
@@ -67,6 +67,26 @@ class HostKind(Kind):
         dispatched = self.transitions.dispatch(conn, operation, host, {})
         return None if dispatched is None else self.order(conn, dispatched, row)
 
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Let the host, which lacks something for the moment, have its order again after a pause.
+
+        The pause grows with each attempt, and only the operation's deadline limits their number.
+        """
+        pause = retry_pause(operation)
+        reason = reported_error(report).message
+        log.info("%s of instance %s is tried again in %.1f s: %s", self.name, row["uuid"], pause, reason)
+        payload = {**msgspec.msgpack.decode(operation.payload), "last_error": reason}
+        operation_rows.step(
+            conn,
+            operation.id,
+            operation.lease,
+            step=operation.step,
+            payload=msgspec.msgpack.encode(payload),
+            until=self._engine.until(pause),
+            new_owner=self._engine.owner,
+        )
+        return NoMoreWork()
+
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Continue without a host that is being stopped, or return None to leave the operation to the host.
 
@@ -104,7 +124,8 @@ def apply_report(conn: sa.Connection, kinds: Mapping[str, HostKind], report: Rep
         and found["epoch"] == report.epoch
         and found["owner"] == operation_rows.host_owner(report.host)
     ):
-        return kind, operation, kind.reported(conn, operation, row, report)
+        apply = kind.postponed if report.temporary else kind.reported
+        return kind, operation, apply(conn, operation, row, report)
     repeated = found["epoch"] == report.epoch and found["result"] == "success"
     # A build that ended too late: the host destroys the guest only if the instance is not on this host.
     here = row is not None and row["host"] == report.host

@@ -86,7 +86,8 @@ class InterfaceKind(HostKind):
             else:
                 await self.overtaken(operation)
             return
-        self.transitions.notify(f"{self.notification}.start", operation, row)
+        if operation.step == "new":
+            self.transitions.notify(f"{self.notification}.start", operation, row)
         await self.transitions.send(operation, order)
 
     def _dispatch_with_vif(

@@ -59,7 +59,8 @@ class Power(HostKind):
             if order is None:
                 await self.transitions.cancel(operation)
                 continue
-            self.transitions.notify(f"{self._notification}.start", operation, row)
+            if operation.step == "new":
+                self.transitions.notify(f"{self._notification}.start", operation, row)
             await self.transitions.send(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:

@@ -16,6 +16,7 @@ from micronova.objects.errors import (
     InstanceNotFound,
     InsufficientResources,
     MicronovaError,
+    Unavailable,
 )
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
@@ -43,6 +44,7 @@ _ERRORS: dict[str, type[MicronovaError]] = {
     "fail": DriverFailed,
     "abort": BuildAborted,
     "no_resources": InsufficientResources,
+    "unavailable": Unavailable,
 }
 
 

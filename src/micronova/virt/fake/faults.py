@@ -29,10 +29,10 @@ DriverCall = Literal[
 """`boot` and `shutdown` are what the guest does when it is started and asked to stop; the others are the methods of the
 driver. `*` is all but `boot`."""
 
-Kind = Literal["fail", "abort", "no_resources", "hang", "crash", "delay"]
+Kind = Literal["fail", "abort", "no_resources", "unavailable", "hang", "crash", "delay"]
 """fail: the hypervisor fails; another host may succeed. abort: the guest cannot be built anywhere. no_resources:
-this host lacks resources after all. hang: the call does not end until it is cancelled. crash: it succeeds, and the
-guest crashes right after. delay: it succeeds, later."""
+this host lacks resources after all. unavailable: the hypervisor cannot be reached now. hang: the call does not end
+until it is cancelled. crash: it succeeds, and the guest crashes right after. delay: it succeeds, later."""
 
 
 class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from micronova.objects.errors import (
     InstanceNotFound,
     InsufficientResources,
     Invalid,
+    Unavailable,
 )
 from micronova.objects.network import VIF, FixedIP
 from micronova.virt.driver import CAPABILITIES, Driver, DriverFailed, GuestPlan, Lifecycle, implemented
@@ -253,7 +254,12 @@ async def test_the_journal_stays_small(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("kind", "error"),
-    [("fail", DriverFailed), ("abort", BuildAborted), ("no_resources", InsufficientResources)],
+    [
+        ("fail", DriverFailed),
+        ("abort", BuildAborted),
+        ("no_resources", InsufficientResources),
+        ("unavailable", Unavailable),
+    ],
 )
 async def test_faults_that_raise(kind: str, error: type[Exception]) -> None:
     driver = make(rules=[{"operation": "spawn", "kind": kind, "message": "broken"}])

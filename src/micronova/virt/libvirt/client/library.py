@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.objects.errors import MicronovaError, Unavailable, resource_exhausted
 from micronova.virt.driver import DriverFailed
 
 HINT = (
@@ -46,7 +46,22 @@ def translated(error: Exception, what: str) -> Exception:
         return error
     if has_code(error, "VIR_ERR_OPERATION_TIMEOUT", "VIR_ERR_AGENT_UNRESPONSIVE"):
         return Unavailable(f"The hypervisor was too busy to {what}; try again.", details=_text(error))
+    if _is_lack(error):
+        return Unavailable(f"The hypervisor lacks resources at the moment to {what}; try again.", details=_text(error))
     return DriverFailed(f"The hypervisor could not {what}.", details=_text(error))
+
+
+def _is_lack(error: Exception) -> bool:
+    """Return whether libvirtd ran out of memory, descriptors, processes or disk space."""
+    if has_code(error, "VIR_ERR_NO_MEMORY"):
+        return True
+    # Of an error of the system, libvirt tells the number.
+    return has_code(error, "VIR_ERR_SYSTEM_ERROR") and resource_exhausted(OSError(_number(error), "")) is not None
+
+
+def _number(error: Exception) -> int:
+    number = getattr(error, "get_int1", lambda: None)()
+    return number if isinstance(number, int) else 0
 
 
 def _text(error: Exception) -> str:

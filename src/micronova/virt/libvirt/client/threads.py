@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import Unavailable, resource_exhausted
 
 T = TypeVar("T")
 
@@ -98,14 +98,23 @@ class ThreadPool:
     def _submit(self, future: Future[T], job: Callable[[], T]) -> None:
         with self._lock:
             self._jobs.put((future, job))
-            self._grow()
+            try:
+                self._grow()
+            except BaseException:
+                future.cancel()
+                raise
 
     def _grow(self) -> None:
         if self._idle < self._jobs.qsize() and self._threads < self._size + self._stuck:
             self._threads += 1
             self._started += 1
             name = f"{self._name}-{self._started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+            except RuntimeError as error:  # the system has no more threads; those that there are take the call
+                self._threads -= 1
+                if not self._threads:
+                    raise resource_exhausted(error) or error from None
 
     def _work(self) -> None:
         while True:

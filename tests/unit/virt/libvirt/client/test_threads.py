@@ -98,3 +98,19 @@ async def _none_stuck(pool: ThreadPool) -> None:
     async with asyncio.timeout(5):
         while pool.stuck:
             await asyncio.sleep(0.005)  # a thread that comes back tells nobody
+
+
+async def test_a_thread_that_cannot_be_started_costs_one_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ThreadPool("work", 1)
+    ran: list[str] = []
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", start)
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="run out of threads"):
+                await pool.run(ran.append, "refused")
+    await pool.run(ran.append, "later", timeout=5)
+    assert ran == ["later"]
