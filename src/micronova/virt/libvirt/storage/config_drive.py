@@ -9,7 +9,6 @@ from micronova.metadata import drive
 from micronova.metadata.facts import Facts
 from micronova.metadata.openstack import SEED_BYTES
 from micronova.metadata.vendordata import VendorDataSource
-from micronova.objects.errors import BuildFailed, Unavailable
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
@@ -20,11 +19,8 @@ LABEL: Final = "config-2"
 
 
 async def make_config_drive(plan: GuestPlan, source: VendorDataSource, layout: Layout, files: ThreadPool) -> None:
-    """Write the config drive into the guest's directory."""
-    try:
-        vendor_data = await source.about(plan.instance)
-    except Unavailable as error:
-        raise BuildFailed(str(error)) from error
+    """Write the config drive into the guest's directory; raise Unavailable if there are no vendor data now."""
+    vendor_data = await source.about(plan.instance)
     folder = layout.guest(plan.instance.uuid)
     facts = Facts(
         instance=plan.instance,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import BuildAborted, InsufficientResources, NotSupported
+from micronova.objects.errors import BuildAborted, InsufficientResources, NotSupported, resource_exhausted
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
@@ -96,7 +96,8 @@ class DiskMaker:
                 elif disk.role == "blank":
                     await self._blank(path, plan.instance.flavor.disk * GIB)
             except OSError as error:
-                raise InsufficientResources(f"The disks cannot be made: {error.strerror}.") from error
+                lack = resource_exhausted(error)
+                raise lack or InsufficientResources(f"The disks cannot be made: {error.strerror}.") from error
 
     async def _root(self, plan: GuestPlan, disk: DiskRecord, path: Path) -> None:
         image, flavor = plan.instance.image, plan.instance.flavor

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from micronova.http.client import split_unix_url
-from micronova.objects.errors import BuildFailed, InsufficientResources
+from micronova.objects.errors import BuildFailed, InsufficientResources, Unavailable, resource_exhausted
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
 
@@ -24,7 +24,10 @@ class TicketRefused(BuildFailed):
 
 
 async def stream(url: str, service: str = "") -> AsyncIterator[bytes]:
-    """Yield the content at a URL in chunks. A Unix socket is connected to only if `service`, a URL, names it."""
+    """Yield the content at a URL in chunks. A Unix socket is connected to only if `service`, a URL, names it.
+
+    Raise Unavailable if the image service does not answer, or says that it cannot at the moment.
+    """
     import aiohttp
 
     socket, address = split_unix_url(url)
@@ -37,13 +40,15 @@ async def stream(url: str, service: str = "") -> AsyncIterator[bytes]:
             async with session.get(address, allow_redirects=False) as answer:
                 if answer.status in (401, 403, 404):
                     raise TicketRefused(f"The image service did not give the image out: it answered {answer.status}.")
+                if answer.status == 429 or answer.status >= 500:
+                    raise Unavailable(f"The image cannot be fetched: the image service answered {answer.status}.")
                 if answer.status not in (200, 204):  # 204: an image without data
                     raise BuildFailed(f"The image cannot be fetched: the image service answered {answer.status}.")
                 async for chunk in answer.content.iter_chunked(CHUNK):
                     yield chunk
     except (aiohttp.ClientError, TimeoutError) as error:
         what = str(error) or type(error).__name__
-        raise BuildFailed("The image cannot be fetched: the image service does not answer.", details=what) from error
+        raise Unavailable("The image cannot be fetched: the image service does not answer.", details=what) from error
 
 
 async def fetch(
@@ -64,7 +69,8 @@ async def fetch(
                     raise BuildFailed(f"The image {image.id} is longer than the {image.size} bytes it should have.")
         digest = await files.run(writer.finish)
     except OSError as error:
-        raise InsufficientResources(f"The image cannot be stored: {error.strerror}.") from error
+        lack = resource_exhausted(error)
+        raise lack or InsufficientResources(f"The image cannot be stored: {error.strerror}.") from error
     finally:
         writer.close()
     if image.size and writer.size != image.size:

@@ -29,6 +29,7 @@ from micronova.objects.errors import (
     Invalid,
     MicronovaError,
     NotSupported,
+    resource_exhausted,
 )
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
@@ -222,7 +223,8 @@ class ImageCache:
             await self._grow(name, image, 0, await self._files.run(_blocks, raw))  # the other file is about to go
             await self._files.run(self._publish, raw, base / name)
         except OSError as error:
-            raise BuildFailed(f"The image cannot be cached: {error.strerror}.") from error
+            lack = resource_exhausted(error)
+            raise lack or BuildFailed(f"The image cannot be cached: {error.strerror}.") from error
         finally:
             for part in (fetched, raw):
                 part.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from micronova.objects.errors import InsufficientResources
+from micronova.objects.errors import Unavailable
 from micronova.virt.driver import DriverFailed
 from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.storage import sandbox
@@ -87,7 +87,7 @@ async def run(
     said = output.decode(errors="replace").strip()
     log.warning("%s ended with %s: %s", program, process.returncode, said)
     if "No space left on device" in said or "Disk quota exceeded" in said:
-        raise InsufficientResources("The host's disk is full.", details=said)
+        raise Unavailable("The host's disk is full.", details=said)
     raise DriverFailed(f"The host could not {what}.", details=f"{program} ended with {process.returncode}: {said}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from micronova.metadata.vendordata import VendorDataSource
+from micronova.objects.errors import Unavailable
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage.config_drive import make_config_drive
 from micronova.virt.libvirt.storage.layout import Layout
@@ -37,3 +38,13 @@ async def test_the_cd_holds_it_all(tmp_path: Path) -> None:
     ).stdout
     assert json.loads(vendor_data) == {"a": 1}
     assert sorted(path.name for path in layout.guest(UUID).iterdir()) == ["disk.config"]
+
+
+async def test_a_vendor_data_service_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    layout, files = Layout(tmp_path), ThreadPool("files", 1)
+    layout.prepare()
+    layout.guest(UUID).mkdir()
+    source = VendorDataSource(targets={"vendor": "http://127.0.0.1:9/"}, fatal=True)
+    with pytest.raises(Unavailable, match="vendor data service"):
+        await make_config_drive(plan(), source, layout, files)
+    await source.close()

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from micronova.http.client import unix_url
-from micronova.objects.errors import BuildAborted, BuildFailed, InsufficientResources, MicronovaError, NotSupported
+from micronova.objects.errors import (
+    BuildAborted,
+    BuildFailed,
+    InsufficientResources,
+    MicronovaError,
+    NotSupported,
+    Unavailable,
+)
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
@@ -205,7 +212,7 @@ async def test_a_disk_that_cannot_be_written(world: World, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(InsufficientResources, match="No space left"):
+    with pytest.raises(Unavailable, match="run out of disk space"):
         await world.get(raw())
     assert world.files == []
 
@@ -399,3 +406,22 @@ async def test_an_order_names_no_other_socket_than_that_of_the_image_service(tmp
         for url, known in ((f"{unix_url(tmp_path / 's')}/other", service), (f"{service}/v2/images/x/file", "")):
             with pytest.raises(BuildFailed, match="does not know its image service"):
                 [part async for part in stream(url, known)]
+
+
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"500 Internal Server Error", b"503 Unavailable", b""])
+async def test_an_image_service_that_restarts_is_waited_for(tmp_path: Path, status: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n" if status else b"")
+        writer.close()
+
+    service = f"{unix_url(tmp_path / 's')}/image"
+    async with await asyncio.start_unix_server(answer, tmp_path / "s"):
+        with pytest.raises(Unavailable, match="The image cannot be fetched"):
+            [part async for part in stream(f"{service}/v2/images/x/file", service)]
+
+
+async def test_an_image_service_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    service = f"{unix_url(tmp_path / 's')}/image"
+    with pytest.raises(Unavailable, match="does not answer"):
+        [part async for part in stream(f"{service}/v2/images/x/file", service)]
