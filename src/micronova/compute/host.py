@@ -157,6 +157,7 @@ class Host:
         guest = self._guests.get(uuid)
         if guest is not None:
             guest.power = power_state.NOSTATE
+            self._changed_during_update.add(uuid)
 
     def order_changed_power(self, uuid: str, power: int) -> None:
         """Note the power state after an order; its report tells the conductor."""
@@ -173,6 +174,7 @@ class Host:
         guest = self._guests.get(uuid)
         if guest is not None:
             guest.power = POWER_AFTER[event]
+            self._changed_during_update.add(uuid)
             self._found_off.discard(uuid)
             self._unreported.add(uuid)
             if event == "started":

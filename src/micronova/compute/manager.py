@@ -221,18 +221,18 @@ class ComputeManager:
                 if answered:  # before that, orders are not accepted
                     for agent in self._agents.values():
                         await agent.start_guests_after_host_boot()
+                # Nodes that the database does not know get no instances: they are sent again at once, but only once.
+                resends_nodes = (
+                    answered and not resends_nodes and any(agent.nodes_requested for agent in self._agents.values())
+                )
+                if answered and not resends_nodes:
+                    await self._report_changes(self._pause)
             except Exception:
                 # Without heartbeats the host counts as down, so the loop never ends.
                 log.exception("the heartbeat failed and is repeated")
-                answered = False
-            # Nodes that the database does not know get no instances: they are sent again at once, but only once.
-            resends_nodes = (
-                answered and not resends_nodes and any(agent.nodes_requested for agent in self._agents.values())
-            )
+                answered = resends_nodes = False
             if answered:
                 pause = RETRY_PAUSE
-                if not resends_nodes:
-                    await self._report_changes(self._pause)
             else:
                 await self._clock.sleep(pause * self._random.uniform(0.5, 1.0))
                 pause = min(self._interval, pause * 2)

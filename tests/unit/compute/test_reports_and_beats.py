@@ -2,8 +2,11 @@
 
 import itertools
 
+import pytest
+
 from micronova.compute.manager import CHANGES_TOGETHER
-from micronova.objects.orders import Departure, HostReply, RemovedGuest, ReportReply
+from micronova.objects import power_state
+from micronova.objects.orders import Departure, Guest, HostBeat, HostReply, RemovedGuest, ReportReply
 from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order, settle
 
 
@@ -293,3 +296,47 @@ async def test_the_conductor_says_when_the_next_beat_is_due(harness: AgentHarnes
     before = len(harness.conductor.beats)
     await harness.clock.advance(own)
     assert before < len(harness.conductor.beats) <= before + 2
+
+
+async def test_an_event_is_newer_than_what_is_being_read_of_the_hypervisor(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.carry_out(order())
+    await harness.beat()
+    await harness.beat()
+    list_guests = harness.driver.list_guests
+
+    async def stops_meanwhile() -> list[Guest]:
+        found: list[Guest] = await list_guests()
+        if harness.driver._find("i-1").power_state == power_state.RUNNING:
+            harness.driver.guest_stops("i-1")
+        return found
+
+    before = len(harness.conductor.beats)
+    monkeypatch.setattr(harness.driver, "list_guests", stops_meanwhile)
+    await harness.manager._agents["host-1"].host.update_available_resource()
+    await harness.beat()
+    reported = [change for beat in harness.conductor.beats[before:] for change in beat.hosts[0].power_changes]
+    assert {change.power_state for change in reported} == {power_state.SHUTDOWN}
+
+
+async def test_an_error_in_a_heartbeat_about_a_power_change_is_not_the_last_one(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.carry_out(order())
+    await harness.beat()
+    agent = harness.manager._agents["host-1"]
+    make, failures = agent.beat, [MemoryError()]
+
+    def beat() -> HostBeat:
+        if failures:
+            raise failures.pop()
+        return make()
+
+    monkeypatch.setattr(agent, "beat", beat)
+    before = len(harness.conductor.beats)
+    harness.driver.guest_stops("i-1")
+    await harness.beat()
+    assert not failures
+    reported = [change for beat in harness.conductor.beats[before:] for change in beat.hosts[0].power_changes]
+    assert [change.power_state for change in reported] == [power_state.SHUTDOWN]
