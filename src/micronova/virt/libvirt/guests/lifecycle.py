@@ -2,19 +2,19 @@
 
 Libvirt's events come late and one by one. If they were passed on, those that an order caused would look as if the guest
 had acted by itself. So an event only causes a read of the guest's state, which is reported if it has changed. While an
-order changes a guest, events are ignored: the state is read when the order ends.
+order changes a guest, events are ignored: the state is read when the order ends. A read may take long, and what it
+found of a guest is out of date if an order or another read has ended meanwhile: such a guest is read again.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
 
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
-from micronova.objects.errors import MicronovaError
 from micronova.objects.orders import Guest
 from micronova.virt.driver import DriverEvents, Lifecycle
 from micronova.virt.libvirt.guests.access import GuestAccess
@@ -42,6 +42,7 @@ class LifecycleReporter:
         self._reported: dict[str, int] = {}
         self._busy: Counter[str] = Counter()
         self._scheduled: set[str] = set()
+        self._reads: list[set[str]] = []  # the reads that run, each with the guests that changed or were read meanwhile
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, events: DriverEvents) -> None:
@@ -63,7 +64,7 @@ class LifecycleReporter:
             yield
             try:
                 await self._check(uuid)
-            except MicronovaError as error:  # the order itself has succeeded
+            except Exception as error:  # the order itself has succeeded
                 log.warning("the power state of guest %s cannot be read: %s", uuid, error)
                 self._schedule(uuid)
         except BaseException:
@@ -71,6 +72,7 @@ class LifecycleReporter:
             self._schedule(uuid)
             raise
         finally:
+            self._overtake(uuid)
             self._busy[uuid] -= 1
             if not self._busy[uuid]:
                 del self._busy[uuid]
@@ -99,13 +101,14 @@ class LifecycleReporter:
 
     async def _check_later(self, uuid: str) -> None:
         self._scheduled.discard(uuid)  # an event from now on causes another read
-        try:
-            guest = await self._guests.get(uuid)
-        except MicronovaError as error:
-            log.warning("the power state of guest %s cannot be read: %s", uuid, error)
-            return
-        if guest is not None and not self._busy[uuid]:
-            self._report(guest)
+        with self._reading() as overtaken:
+            try:
+                guest = await self._guests.get(uuid)
+            except Exception as error:  # reading files may fail, too
+                log.warning("the power state of guest %s cannot be read: %s", uuid, error)
+                return
+        if guest is not None:
+            self._found(guest, overtaken)
 
     async def _check_all_repeatedly(self) -> None:
         await self._check_all()
@@ -114,14 +117,38 @@ class LifecycleReporter:
             await self._check_all()
 
     async def _check_all(self) -> None:
-        try:
-            guests = await self._guests.all()
-        except MicronovaError as error:
-            log.warning("the power states of the guests cannot be read: %s", error)
-            return
+        with self._reading() as overtaken:
+            try:
+                guests = await self._guests.all()
+            except Exception as error:  # reading files may fail, too
+                log.warning("the power states of the guests cannot be read: %s", error)
+                return
         for guest in guests:
-            if not self._busy[guest.uuid]:
-                self._report(guest)
+            self._found(guest, overtaken)
+
+    @contextmanager
+    def _reading(self) -> Iterator[set[str]]:
+        """Surround a read; what is yielded gets the guests of which the read may have found an older state."""
+        overtaken: set[str] = set()
+        self._reads.append(overtaken)
+        try:
+            yield overtaken
+        finally:
+            # Sets are equal by content: remove this one.
+            self._reads = [each for each in self._reads if each is not overtaken]
+
+    def _overtake(self, uuid: str) -> None:
+        for overtaken in self._reads:
+            overtaken.add(uuid)
+
+    def _found(self, guest: Guest, overtaken: set[str]) -> None:
+        """Report what a read found; read the guest again if that may be out of date."""
+        if self._busy[guest.uuid]:
+            return  # the order reads it at its end
+        if guest.uuid not in overtaken:
+            self._report(guest)
+        elif guest.power_state != self._reported.get(guest.uuid):
+            self._schedule(guest.uuid)
 
     async def _check(self, uuid: str) -> None:
         guest = await self._guests.get(uuid)
@@ -129,6 +156,7 @@ class LifecycleReporter:
             self._report(guest)
 
     def _report(self, guest: Guest) -> None:
+        self._overtake(guest.uuid)
         power, before = guest.power_state, self._reported.get(guest.uuid)
         if power in (power_state.NOSTATE, before) or self._events is None:
             return

@@ -26,6 +26,8 @@ class World:
         self.states: dict[str, int] = {}
         self.reported: list[tuple[str, Lifecycle]] = []
         self.broken = False
+        self.described = asyncio.Event()  # set: a read of all guests does not take long
+        self.described.set()
         self.clock = ManualClock()
         self.reporter = LifecycleReporter(cast(GuestAccess, self), self.clock)
         self.reporter.start(self)
@@ -37,7 +39,9 @@ class World:
         return None if power is None else Guest(uuid=uuid, node="n", epoch=1, power_state=power)
 
     async def all(self) -> list[Guest]:
-        return [guest for uuid in self.states if (guest := await self.get(uuid)) is not None]
+        found = [guest for uuid in self.states if (guest := await self.get(uuid)) is not None]
+        await self.described.wait()
+        return found
 
     def lifecycle(self, uuid: str, event: Lifecycle) -> None:
         self.reported.append((uuid, event))
@@ -122,6 +126,57 @@ async def test_a_guest_that_libvirtd_finds_ended_after_its_start_is_reported_wit
     world.states["a"] = power_state.SHUTDOWN
     await world.clock.advance(1.0)
     assert world.reported == [("a", "started"), ("a", "stopped")]
+    await world.reporter.stop()
+
+
+async def test_a_read_that_began_before_an_order_is_not_reported_after_it(world: World) -> None:
+    world.states.update(a=power_state.RUNNING, b=power_state.RUNNING)
+    world.reporter.check_all_soon()
+    await settle()
+    world.reported.clear()
+    world.described.clear()
+    world.reporter.check_all_soon()
+    await settle()
+    async with world.reporter.changing("a"):
+        world.states["a"] = power_state.SHUTDOWN
+    world.described.set()
+    await settle()
+    assert world.reported == [("a", "stopped")]
+
+
+async def test_a_read_that_began_before_an_event_is_not_reported_after_it(world: World) -> None:
+    world.states.update(a=power_state.RUNNING, b=power_state.RUNNING)
+    world.reporter.check_all_soon()
+    await settle()
+    world.reported.clear()
+    world.described.clear()
+    world.reporter.check_all_soon()
+    await settle()
+    world.states.update(a=power_state.SHUTDOWN, b=power_state.PAUSED)
+    world.reporter.check_soon("a")
+    await settle()
+    world.described.set()
+    await settle()
+    assert world.reported == [("a", "stopped")]
+    await world.clock.advance(1.0)  # the next read finds what the one before was too early for
+    assert world.reported == [("a", "stopped"), ("b", "paused")]
+    await world.reporter.stop()
+
+
+async def test_a_read_is_out_of_date_also_if_a_newer_one_found_nothing_new(world: World) -> None:
+    world.states["a"] = power_state.RUNNING
+    world.reporter.check_all_soon()
+    await settle()
+    world.described.clear()
+    world.states["a"] = power_state.SHUTDOWN  # for a moment
+    world.reporter.check_all_soon()
+    await settle()
+    world.states["a"] = power_state.RUNNING
+    world.reporter.check_soon("a")
+    await settle()
+    world.described.set()
+    await settle()
+    assert world.reported == [("a", "started")]
     await world.reporter.stop()
 
 
