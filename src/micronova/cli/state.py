@@ -171,6 +171,11 @@ class StateDirectory:
             stream.flush()
             os.fsync(stream.fileno())
         fresh.replace(file)
+        directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)  # else the name is lost with the power: of keys.json, all that the keys open
+        finally:
+            os.close(directory)
         return file
 
     def write_clouds(self, url: str, keys: Keys, region: str, guests: str = "real") -> Path:

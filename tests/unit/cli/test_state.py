@@ -132,3 +132,10 @@ def test_keys_that_root_makes_in_the_service_users_directory_are_that_users(plac
     (place.path / "keys.json").unlink()
     place.keys()
     assert (place.path / "keys.json").stat().st_uid == SERVICE
+
+
+def test_keys_survive_a_loss_of_power(tmp_path: Path, synced: list[Path]) -> None:
+    made = StateDirectory(tmp_path / "cloud")
+    made.create()
+    made.keys()
+    assert made.path in synced

@@ -248,6 +248,10 @@ class LibvirtDriver:
     async def destroy(self, uuid: str) -> None:
         """Remove a guest with its definition, disks and logs."""
         record = await self._files.run(self._records.load, uuid)
+        if record is None:
+            if await self._files.run(self._layout.guest(uuid).exists):
+                raise DriverFailed(f"The record of guest {uuid} is damaged, so its files are not removed.")
+            record = await self._files.run(self._records.load_removed, uuid)
         if record is not None and not self._guests.owns(record):
             log.warning("guest %s is not removed: its record names another cloud or host", uuid)
             return

@@ -35,7 +35,7 @@ from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.fetch import Fetcher, TicketRefused, fetch
-from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.storage.layout import Layout, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -261,6 +261,7 @@ class ImageCache:
         finally:
             os.close(descriptor)
         os.replace(raw, target)
+        sync_directory(target.parent)
 
     def _find(self, name: str) -> CachedImage | None:
         path = self._layout.base / name

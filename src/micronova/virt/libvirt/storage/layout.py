@@ -54,6 +54,7 @@ class Layout:
         for folder, mode in self.folders.items():
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
+        sync_directory(self.root)
         for leftover in self.instances.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for place in (self.sockets, self.console):
@@ -99,6 +100,7 @@ class Layout:
         target = self.guest(uuid) / BASE_LINK
         if not target.exists():
             os.link(self.base / name, target)
+            sync_directory(target.parent)
         # Everybody may read the file, but only this guest can reach it here, and no guest can enter the cache. An
         # access control list would have no room for all guests that use an image.
         target.chmod(0o644)
@@ -127,6 +129,15 @@ class Layout:
         sockets = self.sockets / self.guest(uuid).name
         if sockets.exists():
             acl.share(sockets, 0o700, {})
+
+
+def sync_directory(folder: Path) -> None:
+    """Make the names of files in a directory survive a loss of power. Blocks."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:

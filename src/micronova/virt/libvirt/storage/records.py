@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from micronova.virt.libvirt.storage import acl
-from micronova.virt.libvirt.storage.layout import Layout, remove
+from micronova.virt.libvirt.storage.layout import Layout, remove, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class GuestRecords:
         fresh.mkdir(mode=0o700)
         _write(fresh / RECORD, record)
         fresh.rename(folder)
+        sync_directory(folder.parent)
 
     def save(self, record: GuestRecord) -> None:
         """Replace a record."""
@@ -84,6 +85,10 @@ class GuestRecords:
     def load(self, uuid: str) -> GuestRecord | None:
         """Return a guest's record, or None."""
         return _read(self._layout.guest(uuid) / RECORD)
+
+    def load_removed(self, uuid: str) -> GuestRecord | None:
+        """Return the record of a guest whose removal was begun and has failed, or None."""
+        return _read(_gone(self._layout.guest(uuid)) / RECORD)
 
     def __iter__(self) -> Iterator[GuestRecord]:
         """Yield all records, also of other clouds and hosts that share the directory."""
@@ -113,10 +118,11 @@ class GuestRecords:
         for place in (self._layout.sockets, self._layout.console):
             for file in (place / folder.name, *place.glob(f"{folder.name}.*")):
                 remove(file)
-        gone = folder.with_name(f".{folder.name}.gone")
+        gone = _gone(folder)
         # A rename is atomic: a guest is never seen without its record.
         if folder.exists() and not gone.exists():
             folder.rename(gone)
+            sync_directory(gone.parent)
         if gone.exists():
             for file in gone.iterdir():
                 if file.name != RECORD:
@@ -134,6 +140,12 @@ def _write(file: Path, record: GuestRecord) -> None:
         stream.flush()
         os.fsync(descriptor)
     fresh.replace(file)
+    sync_directory(file.parent)
+
+
+def _gone(folder: Path) -> Path:
+    """Return the name of a guest's directory while it is removed."""
+    return folder.with_name(f".{folder.name}.gone")
 
 
 def _read(file: Path) -> GuestRecord | None:

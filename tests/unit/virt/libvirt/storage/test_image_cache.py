@@ -115,6 +115,11 @@ async def test_once(world: World) -> None:
     assert os.stat(world.layout.base / world.files[0]).st_blocks * 512 < MIB  # zeros became a hole
 
 
+async def test_a_cached_image_survives_a_loss_of_power(world: World, synced: list[Path]) -> None:
+    await world.get(raw())
+    assert synced == [world.layout.base]
+
+
 async def test_builds_at_the_same_time_share_one_download(world: World) -> None:
     world.source.gate.clear()
     builds = [asyncio.create_task(world.get(raw(), f"t{number}")) for number in range(5)]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from micronova.virt.libvirt.storage.layout import Layout
@@ -52,3 +53,19 @@ def test_a_damaged_record_harms_no_other(layout: Layout) -> None:
     store.create(guest_record(OTHER_UUID))
     (layout.guest(OTHER_UUID) / "guest.json").write_bytes(b"{")
     assert [found.uuid for found in store] == [UUID]
+
+
+def test_a_record_survives_a_loss_of_power(layout: Layout, synced: list[Path]) -> None:
+    store = GuestRecords(layout)
+    store.create(guest_record())
+    assert synced == [layout.instances / f".{UUID}.new", layout.instances]
+    synced.clear()
+    store.save(msgspec.structs.replace(guest_record(), complete=True))
+    assert synced == [layout.guest(UUID)]
+    synced.clear()
+    (layout.base / "image").touch()
+    layout.link_base(UUID, "image")
+    assert synced == [layout.guest(UUID)]
+    synced.clear()
+    store.remove(UUID)
+    assert synced == [layout.instances]  # else the guest would be back
