@@ -232,7 +232,12 @@ class Heartbeats:
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
         operation_rows.renew_of_hosts(
-            conn, renewed, [operation_rows.host_owner(each.host) for each in running], now, until
+            conn,
+            renewed,
+            [operation_rows.host_owner(each.host) for each in running],
+            now,
+            until,
+            undisturbed=self._engine.undisturbed(),
         )
         operation_rows.delete_departures(
             conn, [(each.host, gone.instance_uuid, gone.epoch) for each in beats for gone in each.removed_guests]
@@ -301,7 +306,7 @@ class Heartbeats:
             instance, now = found.get(operation.instance_uuid), self._engine.now()
             if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
                 continue
-            if operation.deadline < now or instance["updated_at"] > now - JUST_SENT:
+            if operation.is_late(now, self._engine.undisturbed()) or instance["updated_at"] > now - JUST_SENT:
                 continue
             try:
                 orders[operation.id] = self._kinds[operation.kind].order(conn, operation, instance)

@@ -62,14 +62,17 @@ _HELD = sa.and_(
     operations.c.leases == bindparam("b_leases"),
 )
 _POSTPONE = operations.update().where(_HELD).values(lease_until=bindparam("until"))
-# The lease of a host is not renewed if its instance has another epoch or the deadline has passed.
+# The lease of a host is not renewed if its instance has another epoch or it is late (`Operation.is_late`).
 _RENEW_HOSTS = (
     operations.update()
     .where(
         in_order(operations.c.id, _NAMED, _OPEN),
         _OPEN,
         one_of(operations.c.owner, "owners"),
-        operations.c.deadline >= bindparam("now"),
+        sa.or_(
+            operations.c.deadline >= bindparam("now"),
+            operations.c.deadline - operations.c.created_at > bindparam("undisturbed"),
+        ),
         operations.c.epoch
         == sa.select(instances.c.epoch).where(instances.c.uuid == operations.c.instance_uuid).scalar_subquery(),
     )
@@ -233,10 +236,13 @@ def postpone(conn: sa.Connection, leased: Sequence[tuple[str, Lease]], until: in
     conn.execute(_POSTPONE, [{**_held(id, lease), "until": until} for id, lease in leased])
 
 
-def renew_of_hosts(conn: sa.Connection, ids: Sequence[str], owners: Sequence[str], now: int, until: int) -> None:
+def renew_of_hosts(
+    conn: sa.Connection, ids: Sequence[str], owners: Sequence[str], now: int, until: int, *, undisturbed: int
+) -> None:
     """Renew the leases of hosts, except of operations that are overtaken or late; the sweep finds those."""
     if ids:
-        conn.execute(_RENEW_HOSTS, {"ids": list(ids), "owners": list(owners), "now": now, "until": until})
+        values = {"owners": list(owners), "now": now, "until": until, "undisturbed": undisturbed}
+        conn.execute(_RENEW_HOSTS, {"ids": list(ids), **values})
 
 
 def get(conn: sa.Connection, id: str, *, lock: bool = False) -> OperationRow | None:

@@ -7,7 +7,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from micronova.clients.network.client import NetworkClient
+from micronova.conductor.operations import engine
+from micronova.conductor.operations.health import Health
 from micronova.db.tables import allocations
+from micronova.objects.errors import Forbidden, Unavailable
 from tests.functional.cloud import Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
 
@@ -61,6 +65,47 @@ async def test_an_action_whose_host_lacks_something_says_what(cloud: Cloud, user
         await user.act(id, "reboot", {"type": "HARD"})
         server = await user.wait_for(id, "ERROR", task=None)
     assert "Libvirt cannot be reached." in server["fault"]["message"]
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), Forbidden("not for you")], ids=repr)
+async def test_the_fault_of_a_build_stays_however_long_its_ports_cannot_be_deleted(
+    cloud: OneProcess,
+    user: Caller,
+    notifications: list[tuple[str, Any, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    name = _name()
+    net = await network(user)
+    late = 0
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        nonlocal late
+        [row] = await cloud.open_operations()
+        late += row.deadline < cloud.process.clock.now() * 1e6
+        raise error
+
+    monkeypatch.setattr(engine, "LONGEST_PAUSE", 0.1)
+    with monkeypatch.context() as refused:
+        refused.setattr(NetworkClient, "deallocate", refuse)
+        async with cloud.faults({"operation": "spawn", "kind": "abort", "name": name, "message": "the disk is small"}):
+            id = await user.create(name=name, networks=[{"uuid": net["id"]}])
+            before = await user.wait_for(id, "ERROR")
+        await cloud.until(_holds(lambda: late > 2), "further attempts after the deadline")
+    assert before["fault"]["message"] == (await user.show(id))["fault"]["message"] == "the disk is small"
+    await cloud.settled()
+    assert await ports_left(user) == []
+    assert [event for event, _, _ in notifications if event == "create.error"] == ["create.error"]
+    await cloud.assert_clean()
+
+
+async def test_an_outage_costs_time_only(cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conductor that has just had an outage, or whose clock was set, ends no work of hosts by its deadline."""
+    name = _name()
+    monkeypatch.setattr(Health, "undisturbed_for", lambda _: 0.0)
+    async with cloud.faults({"operation": "spawn", "kind": "delay", "delay": 3.0, "name": name}):
+        await user.boot(name=name)
     await cloud.assert_clean()
 
 

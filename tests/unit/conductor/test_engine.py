@@ -23,12 +23,13 @@ class SteppingClock:
 
     def __init__(self) -> None:
         self.time = 1_000.0
+        self.set_by = 0.0
         self.step = 0.0
         self.ticks: asyncio.Queue[None] = asyncio.Queue()
 
     def now(self) -> float:
         self.time += self.step
-        return self.time
+        return self.time + self.set_by
 
     def monotonic(self) -> float:
         return self.time
@@ -49,6 +50,10 @@ class Recorder(Kind):
         self.running: asyncio.Queue[list[Operation]] = asyncio.Queue()
         self.may_end = asyncio.Event()
         self.may_end.set()
+        self.can_fail = True
+
+    def may_fail(self, operation: Operation) -> bool:
+        return self.can_fail
 
     async def run(self, operations: list[Operation]) -> None:
         self.ran += [operation.id for operation in operations]
@@ -86,7 +91,7 @@ async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> As
         lease=LEASE,
         sweep_interval=5.0,
         concurrency=4,
-        proof_valid=10.0,
+        proof_valid=50.0,
     )
     made.set_kinds({kind.name: kind})
     yield made
@@ -142,6 +147,51 @@ async def test_the_lease_of_a_late_operation_is_not_renewed(
     clock.time += LEASE / 2
     await engine.renew()
     assert await lease_of(database, late) == before
+
+
+async def test_a_clock_that_is_set_forward_ends_no_operation(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """Its time is over by the clock, but nobody has worked on it for so long."""
+    [id] = await record(database, clock, clock.time + 100)
+    clock.set_by = 7200.0
+    for runs in (1, 2, 3):  # from then on it has the time that it had before
+        await engine.lease_and_run([id])
+        await engine.idle()
+        assert (kind.ran, kind.failed) == ([id] * runs, [])
+        clock.time += 40.0
+        engine.health.proved()
+    await engine.lease_and_run([id])
+    await engine.idle()
+    assert [failed for failed, _ in kind.failed] == [id]
+
+
+@pytest.mark.parametrize("outage", ["noticed", "standstill"])
+async def test_an_outage_that_is_longer_than_the_deadline_ends_no_operation(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder, outage: str
+) -> None:
+    [id] = await record(database, clock, clock.time + 100)
+    clock.time += 200
+    if outage == "noticed":
+        engine.health.proved()
+        engine.health.outage_noticed()
+    await engine.lease_and_run([id])
+    await engine.idle()
+    assert (kind.ran, kind.failed) == ([id], [])
+
+
+async def test_a_step_that_cannot_fail_is_repeated(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """Neither its deadline nor an error ends it."""
+    [id] = await record(database, clock, clock.time - 1)
+    kind.can_fail = False
+    kind.error = ValueError("unexpected")
+    for _ in range(2):
+        await engine.lease_and_run([id])
+        await engine.idle()
+        clock.time += LEASE
+    assert (kind.ran, kind.failed) == ([id, id], [])
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: numbers": lambda conn: services.compute_heartbeats(conn, dict.fromkeys(NAMES, NOW), NOW),
     "heartbeat: operations": lambda conn: operations.owned(conn, [f"host:{name}" for name in NAMES]),
     "heartbeat: renew": lambda conn: operations.renew_of_hosts(
-        conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1
+        conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1, undisturbed=0
     ),
     "heartbeat: departures": lambda conn: operations.departures_of(conn, NAMES),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),

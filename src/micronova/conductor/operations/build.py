@@ -67,6 +67,10 @@ class Build(HostKind):
         self._max_attempts = max_attempts
         self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
 
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if the build has failed already: its fault says why, and only its ports are left to delete."""
+        return operation.step != "cleanup"
+
     async def run(self, operations: list[Operation]) -> None:
         """Continue from the persisted step; operations of one request in the same step come together."""
         step = operations[0].step

@@ -86,6 +86,13 @@ class Operation(msgspec.Struct, kw_only=True):
         """The lease with which its owner may change the row."""
         return operation_rows.Lease(self.owner, self.epoch, self.leases)
 
+    def is_late(self, now: int, undisturbed: int) -> bool:
+        """Return whether its deadline is over, and it had its time while the conductor was `undisturbed` (both in us).
+
+        Else an outage, or a clock that is set forward, would end operations that nobody could work on.
+        """
+        return self.deadline < now and self.deadline - self.created_at <= undisturbed
+
     def is_current(self, row: OperationRow | None) -> bool:
         """Return whether nobody has ended, taken over or leased the operation since, according to its present row."""
         return operation_rows.is_held(row, self.lease)
@@ -111,6 +118,10 @@ class Kind(ABC):
     def version(self) -> int:
         """The newest version of such operations that this conductor runs."""
         return VERSIONS[self.name]
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return whether an operation may fail at its step; else the step is repeated until it succeeds."""
+        return True
 
     @abstractmethod
     async def run(self, operations: list[Operation]) -> None:
@@ -209,6 +220,10 @@ class Engine:
         """Return the time as the database keeps it."""
         return micros(self.clock.now())
 
+    def undisturbed(self) -> int:
+        """Return for how many microseconds this conductor has worked without an outage."""
+        return micros(self.health.undisturbed_for())
+
     async def write_for_host(
         self, fn: Callable[Concatenate[sa.Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
@@ -276,11 +291,11 @@ class Engine:
         timely: list[Operation] = []
         try:
             async with self._limit:
-                now = self.now()
-                late = [operation for operation in batch if operation.deadline < now]
+                now, undisturbed = self.now(), self.undisturbed()
+                late = [each for each in batch if each.is_late(now, undisturbed) and kind.may_fail(each)]
                 for operation in late:
                     await self._fail(kind, [operation], _late(operation))
-                if timely := [operation for operation in batch if operation.deadline >= now]:
+                if timely := [operation for operation in batch if operation not in late]:
                     await kind.run(timely)
         except Crash as crash:
             log.info("the work stops as in a crash after %s", crash)
@@ -316,6 +331,9 @@ class Engine:
 
     async def _fail(self, kind: Kind, batch: list[Operation], error: Exception) -> None:
         for operation in batch:
+            if not kind.may_fail(operation):
+                await self.later([operation], Unavailable(f"{type(error).__name__}: {error}"))
+                continue
             try:
                 await kind.fail(operation, error)
             except Unavailable as unavailable:

@@ -5,7 +5,8 @@ of the heartbeats, and that no heartbeat waits long for its transaction. It is h
 no outage has been noticed for longer than a lease. So neither an outage of the broker or of the database, nor a pause
 of the process itself, counts as the death of all hosts. The same holds if the clock is set, or the machine was
 suspended: the times of the last heartbeats are then compared with a time that the clock did not have when they were
-written.
+written. For the same reasons an operation is late only if its conductor has worked undisturbed for as long as the
+operation may take.
 """
 
 import logging
@@ -48,6 +49,12 @@ class Health:
         self._watch_clock()
         now = self._clock.monotonic()
         return now - self._proved_at <= self._proof_valid and now - self._since > self._settle
+
+    def undisturbed_for(self) -> float:
+        """Return the seconds since the last outage, pause of the process or change of the clock; 0 without a proof."""
+        self._watch_clock()
+        now = self._clock.monotonic()
+        return now - self._since if now - self._proved_at <= self._proof_valid else 0.0
 
     def unhealthy_for(self) -> float:
         """Return for how many seconds the conductor has not been healthy; 0 while it is."""

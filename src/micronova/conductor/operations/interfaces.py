@@ -50,6 +50,10 @@ class InterfaceKind(HostKind):
             parameters={"port_id": payload.port_id or ""},
         )
 
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if only the port is left to release."""
+        return operation.step != "cleanup"
+
     async def run(self, operations: list[Operation]) -> None:
         """Continue from the persisted step."""
         for operation in operations:
@@ -215,13 +219,11 @@ class AttachInterface(InterfaceKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Release the port; the server is as before."""
-        if operation.step != "cleanup":
-            result = await self._engine.database.write(self._fail, operation, error)
-            if result is None:
-                return
-            self._engine.committed(self.name, "cleanup")
-            operation = result.operation
-        await self.clean_up(operation)
+        result = await self._engine.database.write(self._fail, operation, error)
+        if result is None:
+            return
+        self._engine.committed(self.name, "cleanup")
+        await self.clean_up(result.operation)
 
     def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> Continue | None:
         instances.lock(conn, operation.instance_uuid)
@@ -268,10 +270,7 @@ class DetachInterface(InterfaceKind):
         await self.finish(operation)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
-        """Leave the interface with the server, unless it is unplugged already; then its port is released."""
-        if operation.step == "cleanup":
-            await self.clean_up(operation)
-            return
+        """Leave the interface with the server."""
         notifications = await self._engine.database.write(self._fail, operation, error)
         if notifications is None:
             await self.transitions.cancel(operation)
