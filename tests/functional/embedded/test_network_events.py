@@ -186,10 +186,11 @@ async def test_compute_is_told_after_a_long_outage(start: Start) -> None:
         port = await bound(cloud, network, "s1")
         gone = await bound(cloud, network, "s2")
         await cloud.delete("port", gone["id"], SERVICE)
-        for _ in range(200):
-            await cloud.clock.advance(60)
-            await asyncio.sleep(0.002)
-        assert told(cloud).failures < 9_990, "it has tried again"
+        async with asyncio.timeout(60):
+            until = cloud.clock.now() + 12_000
+            while told(cloud).failures >= 9_990 or cloud.clock.now() < until:  # until it has tried again many times
+                await cloud.clock.advance(60)
+                await asyncio.sleep(0.002)
         told(cloud).failures = 0
         await pass_time(cloud, 2)
         expected = [("network-vif-deleted", "s2", gone["id"]), ("network-vif-plugged", "s1", port["id"])]
