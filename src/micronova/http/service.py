@@ -206,7 +206,7 @@ class Service:
         self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request, answer: falcon.asgi.Response
     ) -> None:
         candidates = [r for r in routes if r.versions.since <= request.minor <= r.versions.until]
-        if not candidates or any("\x00" in value for value in request.params.values()):
+        if not candidates or any(not value or "\x00" in value for value in request.params.values()):
             raise NotFound("The resource could not be found.")
         route = candidates[0]
         raw = b""

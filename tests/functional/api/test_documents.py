@@ -116,6 +116,7 @@ async def test_a_slash_at_the_end_is_another_path(cloud: Cloud) -> None:
         assert (await cloud.member.get(path.rstrip("/"))).status == 200, path
     assert (await cloud.member.post("/os-server-groups/", group)).status == 404
     assert (await cloud.member.delete("/os-server-groups/")).status == 404
+    assert (await cloud.admin.delete("/os-services/")).status == 404  # an id that is no number would be a 400
 
 
 async def test_an_unknown_method_is_an_unknown_path(cloud: Cloud) -> None:

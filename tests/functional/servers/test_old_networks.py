@@ -128,14 +128,15 @@ async def test_rules(cloud: Cloud, user: Caller) -> None:
     assert (await rule(ip_protocol="UDP", from_port="53", to_port="53"))["ip_range"] == {"cidr": "0.0.0.0/0"}
     ping = await rule(ip_protocol="icmp", from_port=-1, to_port=-1)
     assert (ping["from_port"], ping["to_port"]) == (-1, -1)
-    assert (await rule(cidr="2001:db8::/32"))["ip_range"] == {"cidr": "2001:db8::/32"}
+    for written in ("2001:db8::/32", "10.2.3.124/24"):
+        assert (await rule(cidr=written))["ip_range"] == {"cidr": written}
     source = {"name": "db", "tenant_id": user.project}
     whole = await rule(group_id=db["id"], from_port=None, to_port=None)
     assert (whole["from_port"], whole["to_port"], whole["group"], whole["ip_range"]) == (1, 65535, source, {})
     anything = await rule(group_id=db["id"], ip_protocol=None, from_port=None, to_port=None)
     assert (anything["ip_protocol"], anything["from_port"], anything["group"]) == (None, None, source)
     shown = (await old.get(f"/os-security-groups/{web['id']}"))["security_group"]["rules"]
-    assert len(shown) == 6 and plain in shown and whole in shown
+    assert len(shown) == 7 and plain in shown and whole in shown
 
     await cloud.caller().at(35).refused(404, "DELETE", f"{path}/{plain['id']}")
     await _asked(old, "DELETE", f"{path}/{plain['id']}", kind, "delete_security_group_rule")

@@ -157,27 +157,28 @@ def new_rule(asked: Rule) -> dict[str, Any]:
         first, last = _ports(protocol, first, last)
     return {
         "direction": "ingress",
-        "ethertype": "IPv6" if cidr is not None and cidr.version == 6 else "IPv4",
+        "ethertype": "IPv6" if cidr is not None and ":" in cidr else "IPv4",
         "protocol": protocol,
         "port_range_min": first,
         "port_range_max": last,
-        "remote_ip_prefix": None if cidr is None else str(cidr),
+        "remote_ip_prefix": cidr,
         "remote_group_id": asked.group_id,
     }
 
 
-def _cidr(value: Any) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def _cidr(value: Any) -> str:
+    """Check a network and return it as it was written."""
     if not value:
-        return ipaddress.ip_network("0.0.0.0/0")
+        return "0.0.0.0/0"
     text = urllib.parse.unquote(str(value))
     address, slash, prefix = text.partition("/")
     try:
-        found = ipaddress.ip_network(text, strict=False)
+        ipaddress.ip_network(text, strict=False)
         if not slash or (int(prefix) == 0 and int(ipaddress.ip_address(address)) != 0):
             raise ValueError
     except ValueError:
         raise Invalid(f"{text[:64]} is not a valid IP network: cidr is ADDRESS/PREFIX.") from None
-    return found
+    return text
 
 
 def _ports(protocol: str, first: Any, last: Any) -> tuple[int | None, int | None]:
