@@ -238,6 +238,11 @@ class StateDirectory:
                 raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             except PermissionError:
                 raise MicronovaError(f"The cloud in {self.path} belongs to another user: use sudo.") from None
+            except BlockingIOError:  # its queue of connections is full
+                raise MicronovaError(
+                    f"The cloud in {self.path} runs and does not answer: end its process, which listens on "
+                    f"{self.control}, then try again."
+                ) from None
             except OSError:
                 return None
         pid, uid, _ = _CREDENTIALS.unpack(raw)

@@ -1,8 +1,10 @@
 """`micronova down` in a directory that the service user can change: whom it ends."""
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -62,6 +64,20 @@ def test_a_file_alone_is_no_cloud(place: StateDirectory, innocent: "subprocess.P
     with pytest.raises(MicronovaError, match="No cloud runs"):
         down(place.path)
     assert innocent.poll() is None
+
+
+def test_a_cloud_that_accepts_no_connections_is_a_cloud(place: StateDirectory) -> None:
+    with contextlib.ExitStack() as opened:
+        listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+        listening.bind(str(place.control))
+        listening.listen(0)
+        for _ in range(3):
+            client = opened.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                client.connect(str(place.control))
+        with pytest.raises(MicronovaError, match="runs and does not answer"):
+            down(place.path)
 
 
 def test_only_the_parent_of_the_cloud_is_waited_for(place: StateDirectory, innocent: "subprocess.Popen[bytes]") -> None:

@@ -383,6 +383,7 @@ def _value(value: str | int | list[str]) -> str:
 
 def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)  # it would wait for a place in the queue of connections, for ever if the daemon hangs
         try:
             probe.connect(str(path))
         except (BlockingIOError, PermissionError):  # too many connections, or no permission: it listens

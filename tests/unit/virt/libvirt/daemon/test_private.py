@@ -1,6 +1,12 @@
 """A private libvirtd: its socket, and who may use it."""
 
+import asyncio
+import contextlib
 import os
+import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +39,37 @@ def test_who_may_talk_to_the_private_libvirtd(tmp_path: Path) -> None:
     files = PrivateLibvirtd(tmp_path, host_uuid="u", user=USER, client=(1000, 1001))._configuration()
     assert 'unix_sock_rw_perms = "0770"' in files["libvirtd.conf"]
     assert 'unix_sock_group = "+1001"' in files["libvirtd.conf"]
+
+
+HOLD_LOCKS = """
+import fcntl, sys
+held = [open(path, "w") for path in sys.argv[1:]]
+for each in held:
+    fcntl.lockf(each, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_daemon_that_hangs_does_not_hang_who_looks_whether_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It accepts nothing, and its queue of connections is full: to connect would wait for ever."""
+    monkeypatch.setattr(shutil, "which", lambda _: None)  # it runs, so nothing is to be started
+    run = tmp_path / "run"
+    run.mkdir()
+    command = [sys.executable, "-c", HOLD_LOCKS, str(run / "libvirtd.pid"), str(run / "virtlogd.pid")]
+    with contextlib.ExitStack() as opened:
+        daemons = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        assert daemons.stdout is not None and daemons.stdout.readline()
+        for name in ("libvirt-sock", "virtlogd-sock"):
+            listening = opened.enter_context(socket.socket(socket.AF_UNIX))
+            listening.bind(str(run / name))
+            listening.listen(0)
+            for _ in range(3):
+                client = opened.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    client.connect(str(run / name))
+        looks = asyncio.to_thread(PrivateLibvirtd(tmp_path, host_uuid="u", user=USER).ensure)
+        await asyncio.wait_for(looks, 20)
