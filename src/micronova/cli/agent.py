@@ -35,7 +35,7 @@ from micronova.conf.api import API
 from micronova.conf.services import Glance, Neutron
 from micronova.conf.settings import Settings
 from micronova.http.sockets import listen_unix
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, resource_exhausted
 from micronova.privileged.client import sockets_directory
 from micronova.telemetry.logs import set_up_logging
 
@@ -157,7 +157,6 @@ class AgentProcess:
         self._cloud_id = cloud_id
         self._guests = guests
         self._roles = tuple(roles)
-        self._groups: tuple[int, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._was_ready = False
         self._started = self._again_at = 0.0
@@ -180,19 +179,19 @@ class AgentProcess:
 
     def start(self, groups: Iterable[int]) -> None:
         """Start the process; `groups` are those that share files with guests and use libvirt."""
-        self._groups = tuple(groups)
         start = Start(
             settings=agent_settings(self._settings, self._sockets),
             roles=self._roles,
             user=self._user.name,
             uid=self._user.uid,
             gid=self._user.gid,
-            groups=self._groups,
+            groups=tuple(groups),
             cloud_id=self._cloud_id,
             directory=str(self._place.path),
             guests=str(self._guests),
             console=self._console.fileno(),
         )
+        told = msgspec.json.encode(start)
         self._started = time.monotonic()
         # DIR is named for people who look at the list of processes.
         self._process = subprocess.Popen(
@@ -207,15 +206,26 @@ class AgentProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
         with contextlib.suppress(BrokenPipeError):  # it has ended: `tend` sees that
-            self._process.stdin.write(msgspec.json.encode(start))
+            self._process.stdin.write(told)
             self._process.stdin.close()
 
-    def tend(self) -> None:
-        """Start the process again if it was killed; raise MicronovaError if it ended before it ever worked."""
+    def tend(self, groups: Iterable[int]) -> None:
+        """Start the process, also again if it was killed; raise MicronovaError if it ended before it ever worked.
+
+        If the machine lacks memory, processes or the like, it is started later.
+        """
         process = self._process
         if process is None:
             if not self._told_to_stop and time.monotonic() >= self._again_at:
-                self.start(self._groups)
+                try:
+                    self.start(groups)
+                except Exception as error:
+                    if resource_exhausted(error) is None and not self._was_ready:
+                        raise MicronovaError(
+                            f"The process of this host's agents cannot be started: {error}."
+                        ) from error
+                    log.error("the process of this host's agents cannot be started now, which is repeated: %s", error)
+                    self._start_later()
             return
         code = process.poll()
         said = self._read()
@@ -233,6 +243,9 @@ class AgentProcess:
             "the process of this host's agents ended (%s) and is started again; guests continue to run",
             said or (f"signal {-code}" if code < 0 else f"exit code {code}"),
         )
+        self._start_later()
+
+    def _start_later(self) -> None:
         self._again_at = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 

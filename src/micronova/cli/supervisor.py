@@ -41,7 +41,7 @@ from micronova.cli.service_user import (
 )
 from micronova.cli.state import StateDirectory
 from micronova.conf.settings import Settings, SettingsError
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import MicronovaError, resource_exhausted
 from micronova.privileged.client import (
     HelperProcess,
     helper_socket,
@@ -139,6 +139,7 @@ class HostProcesses:
         self._former = place.path / "libvirt" if guests is not None else None
         self._elsewhere = guests if settings.libvirt.instances_path else None
         self._prepared = False  # directories, and an existing libvirt
+        self._helper_prepared = False  # the cloud's namespace, and root's note
         self.groups: list[int] = []  # more groups of the service user, to use libvirt's socket
 
     def start(self) -> None:
@@ -152,10 +153,13 @@ class HostProcesses:
             self._make_folder()
         self._prepared = True
         if not self.helper.running():
+            self._helper_prepared = False
             self.helper.start()
+        if not self._helper_prepared:
             self.helper.do(EnsureNamespace(namespace=self.helper.prefix))
             if self.running is not None:
                 _note_of(self.helper.prefix).write_text(f"{self.running.uri}\n{self._guests}\n")
+            self._helper_prepared = True
         if self.libvirtd is not None:
             self.libvirtd.ensure()
 
@@ -200,7 +204,10 @@ class HostProcesses:
             self.libvirtd.detach()
 
     def restart_dead(self) -> None:
-        """Start the helper or libvirtd again if it died."""
+        """Start the helper or libvirtd again if it died; if that fails, log it: the next call tries again.
+
+        Nothing is raised: the cloud and the agents end with root's process.
+        """
         try:
             if not self.helper.running():
                 log.warning("the privileged helper of this cloud ended and is started again")
@@ -209,6 +216,12 @@ class HostProcesses:
             self.start()
         except MicronovaError as error:
             log.error("%s", error)
+        except Exception as error:
+            log.error(
+                "the helper and libvirtd of this cloud cannot be checked now, which is repeated: %s",
+                error,
+                exc_info=resource_exhausted(error) is None,
+            )
 
     def has_guests(self) -> bool:
         """Return whether a guest runs; True if that is not known."""
@@ -342,15 +355,13 @@ def supervise(
         signal.signal(number, woken)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
     failed: MicronovaError | None = None
-    if agent is not None:
-        agent.start(processes.groups)
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
         if agent is not None and failed is None and not asked:
             try:
-                agent.tend()
+                agent.tend(processes.groups)
             except MicronovaError as error:
                 failed = error
                 _terminate(child)

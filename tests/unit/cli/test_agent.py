@@ -1,8 +1,10 @@
 """The process of a host's agents: what it is told, and how it gets the files of guests."""
 
+import errno
 import os
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from micronova.cli.supervisor import guests_outside, run_as_service
 from micronova.conductor.host_users import HostUsers
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.objects.context import Context
-from micronova.objects.errors import Forbidden
+from micronova.objects.errors import Forbidden, MicronovaError
 from micronova.virt.libvirt.storage import acl
 from tests.unit.db.databases import compute_database
 
@@ -71,6 +73,40 @@ def test_the_agents_inherit_no_secret_by_their_environment(tmp_path: Path, monke
         agents.detach()
     assert names["PATH"] == os.environ["PATH"] and names["LC_ALL"] == "C.UTF-8"
     assert SECRET not in str(names)
+
+
+@AS_ROOT
+def test_agents_that_cannot_be_started_for_lack_of_processes_are_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root's process, with which the cloud ends, survives it."""
+    monkeypatch.setattr(agent, "sockets_directory", lambda _: tmp_path)
+    user = ServiceUser("nobody", 65534, 65534)
+    agents = AgentProcess(
+        load(environ={}), StateDirectory(tmp_path), "mn-1", cloud=user, user=user, cloud_id="1", guests=tmp_path,
+        roles=("compute",),
+    )  # fmt: skip
+    fails_by = [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENOENT]
+    now = 0.0
+
+    def popen(*args: object, **more: object) -> None:
+        number = fails_by.pop(0)
+        raise OSError(number, os.strerror(number))
+
+    link = agents.listen()
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr("micronova.cli.agent.time.monotonic", lambda: now)
+    try:
+        for left in (3, 2, 1):
+            agents.tend(())
+            assert len(fails_by) == left and 0 < agents.attention <= agent.LONGEST_PAUSE
+            now += agents.attention
+        with pytest.raises(MicronovaError, match=r"cannot be started: .*No such file"):  # nothing will change that
+            agents.tend(())
+    finally:
+        for made in (link.bus, link.http):
+            made.close()
+        agents.detach()
 
 
 def test_files_of_guests_of_an_existing_libvirt_are_not_in_a_directory_of_the_service_user(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Who sees to real guests and their runs_network_agent, by settings; and who may pass through a cloud's directory."""
 
+import errno
 import os
 import shutil
 import stat
@@ -11,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from micronova.cli import service_user
+from micronova.cli import root_records, service_user, supervisor
 from micronova.cli.service_user import ServiceUser, hand_over, let_through
 from micronova.cli.state import StateDirectory
-from micronova.cli.supervisor import runs_network_agent, runs_qemu, without_links
+from micronova.cli.supervisor import HostProcesses, runs_network_agent, runs_qemu, without_links
 from micronova.conf.settings import Settings, load
+from micronova.objects.errors import Unavailable
 
 
 def settings(uri: str = "", driver: str = "libvirt", **sections: Any) -> Settings:
@@ -52,6 +54,59 @@ def test_guests_without_a_network_agent_have_no_link_and_that_is_said(monkeypatc
     ):
         changed, notice = without_links(other)
         assert changed.libvirt.wire and notice == ""
+
+
+class Lacking:
+    """A libvirtd that has died, on a machine that lacks something for the moment."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error: Exception | None = error
+        self.started = False
+
+    def running(self) -> bool:
+        return self.started
+
+    def ensure(self) -> None:
+        if self.error is not None:
+            raise self.error
+        self.started = True
+
+
+class RunningHelper:
+    prefix = "mn-12345678"
+
+    def __init__(self) -> None:
+        self.starts = 0
+        self.verbs = [Unavailable("The helper does not answer."), None]  # what becomes of them
+
+    def running(self) -> bool:
+        return self.starts > 0
+
+    def start(self) -> None:
+        self.starts += 1
+
+    def do(self, verb: object) -> None:
+        if (error := self.verbs.pop(0)) is not None:
+            raise error
+
+
+@pytest.mark.parametrize(
+    "error", [*(OSError(number, os.strerror(number)) for number in (errno.ENOSPC, errno.EAGAIN)), MemoryError()]
+)
+def test_what_fails_while_processes_are_started_again_does_not_end_roots_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    monkeypatch.setattr(supervisor, "make_sockets_directory", lambda _: None)
+    monkeypatch.setattr(root_records, "cloud_id", lambda _: "12345678-0000-4000-8000-000000000000")
+    processes: Any = HostProcesses(settings(driver="fake"), StateDirectory(tmp_path), ServiceUser("nobody", 1, 1))
+    processes.helper, processes.libvirtd = RunningHelper(), Lacking(error)
+    processes.restart_dead()  # the helper starts, and does not answer
+    processes.restart_dead()
+    assert processes.helper.starts == 1 and not processes.helper.verbs, "it has to make the namespace still"
+    assert "cannot be checked now" in caplog.text and "Traceback" not in caplog.text
+    processes.libvirtd.error = None
+    processes.restart_dead()
+    assert processes.libvirtd.started
 
 
 STARTED_BY_A_USER = """
