@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping
 from random import Random
 from typing import Generic, Protocol, TypeVar
@@ -17,8 +18,10 @@ from typing import Generic, Protocol, TypeVar
 from micronova.objects.clock import Clock
 from micronova.rpc.base import BaseBus, fail
 from micronova.rpc.bus import BrokerState
+from micronova.rpc.deadlines import Deadlines
+from micronova.rpc.dispatch import Dispatcher
 from micronova.rpc.errors import BusUnavailable, ConnectionLost
-from micronova.rpc.server import Server
+from micronova.rpc.server import Delivery, Server
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +53,62 @@ C = TypeVar("C", bound=Connection)
 C_contra = TypeVar("C_contra", bound=Connection, contravariant=True)
 
 
+class HeldDelivery(Delivery, Protocol):
+    """A message that came by a connection."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection is lost: it is delivered again by the next one."""
+        ...
+
+
 class AttachedServer(Server, Generic[C_contra]):
-    """A server that gets its messages by a connection."""
+    """A server that gets its messages by a connection.
+
+    More messages may come than handlers are free: those of a lost connection still run when the next one delivers, and
+    the broker's limit is one for each queue. So messages wait here. If they were returned, they would come again at
+    once.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, deadlines: Deadlines, prefetch: int, grace: float) -> None:
+        super().__init__(dispatcher, deadlines, prefetch, grace)
+        self._backlog: deque[HeldDelivery] = deque()
 
     @abc.abstractmethod
     async def attach(self, connection: C_contra) -> None:
         """Receive by a connection, unless it does so already; raise ConnectionLost, or BusUnavailable if refused."""
+
+    def receive(self, delivery: HeldDelivery) -> None:
+        """Handle a message, or keep it until a handler is free; give it back if the server stops."""
+        if self._stopping:
+            delivery.give_back()
+        elif self.can_take:
+            self.take(delivery)
+        else:
+            self._backlog.append(delivery)
+
+    def _next(self) -> None:
+        while self._backlog and self.can_take:
+            delivery = self._backlog.popleft()
+            if delivery.is_lost:
+                self._let_go(delivery)
+            else:
+                self.take(delivery)
+
+    def _forget_backlog(self) -> None:
+        """Drop the messages of the last connection, before the next one delivers them again."""
+        while self._backlog:
+            self._let_go(self._backlog.pop())
+
+    def _return_backlog(self) -> None:
+        """Give the messages back that wait, in their order."""
+        while self._backlog:
+            delivery = self._backlog.pop()
+            self._let_go(delivery)
+            delivery.give_back()
+
+    def _let_go(self, delivery: Delivery) -> None:
+        """Do what is due when a message is not held any more."""
 
 
 class ReconnectingBus(BaseBus, Generic[C]):

@@ -22,7 +22,7 @@ from micronova.rpc.guard import GuardedBus
 from micronova.rpc.local import LocalBus
 from micronova.rpc.unix import frames as f
 from micronova.rpc.unix import gate as gates
-from micronova.rpc.unix.bus import UnixBus
+from micronova.rpc.unix.bus import Connection, UnixBus
 from micronova.rpc.unix.gate import BusGate
 from tests.unit.rpc.bus_suite import *
 from tests.unit.rpc.bus_suite import CONTEXT, Gate, Handler, Job, SampleAPI, soon
@@ -306,3 +306,36 @@ async def test_a_process_that_is_ready_says_so_to_a_gate_that_is_started_again(o
     bus.announce_ready()
     await other.start()
     await soon(other.gate.ready.wait())
+
+
+async def test_messages_wait_for_a_handler_and_do_not_go_back_and_forth(
+    other: Other, bus: Bus, api: SampleAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of a connection that was lost still runs when the next connection delivers its message again."""
+    assert isinstance(bus, UnixBus)
+    delivered: asyncio.Queue[int] = asyncio.Queue()
+    handle = UnixBus._handle
+
+    def counted(self: UnixBus, connection: Connection, frame: f.Frame) -> None:
+        if isinstance(frame, f.Deliver):
+            delivered.put_nowait(frame.delivery)
+        handle(self, connection, frame)
+
+    monkeypatch.setattr(UnixBus, "_handle", counted)
+    held = Gate()
+    handler = Handler(held)
+    await bus.serve(api.interface, handler, prefetch=1)
+    await other.bus.cast(api.target(), api.work, Job(1), context=CONTEXT)
+    assert (await handler.next_job()).number == 1
+    for _ in range(3):
+        assert bus._connection is not None
+        await soon(delivered.get())
+        bus._connection.abort("test: the connection breaks, and both processes live")
+        await soon(bus.probe())
+    await soon(delivered.get())
+    for _ in range(20):  # the gate has answered each of these after what it had to deliver
+        await soon(bus.probe())
+    assert delivered.empty()
+    held.open.set()
+    await other.bus.cast(api.target(), api.work, Job(2), context=CONTEXT)
+    assert [(await handler.next_job()).number for _ in range(2)] == [1, 2], "once by each connection that delivered it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from pamqp import commands
@@ -43,11 +43,16 @@ class AmqpDelivery:
         self.sender = received.properties.user_id
         self.received_at = received_at
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its channel is closed: the broker delivers it again."""
+        return not self._received.channel.is_open
+
     async def settle(self, outcome: Outcome) -> None:
         """Acknowledge or reject, then reply; on a lost connection the broker delivers the message again."""
         received = self._received
         channel = received.channel
-        if not channel.is_open:
+        if self.is_lost:
             return
         # Acknowledge first: the broker may not accept the reply for now, but it always reads acknowledgements.
         self._settled = True
@@ -62,7 +67,7 @@ class AmqpDelivery:
 
     def give_back(self) -> None:
         """Return the message to its queue, unless it was acknowledged."""
-        if self._received.channel.is_open and not self._settled:
+        if not self.is_lost and not self._settled:
             self._received.channel.reject(self._received.tag, requeue=True)
 
 
@@ -91,7 +96,6 @@ class AmqpServer(AttachedServer[Session]):
         self._session: Session | None = None
         self._channel: Channel | None = None
         self._consumers: list[str] = []
-        self._backlog: deque[AmqpDelivery] = deque()
         self._attaching = asyncio.Lock()
         self._control_users = control_users
         self._held: Counter[str] = Counter()  # messages of hosts, by their users
@@ -102,8 +106,7 @@ class AmqpServer(AttachedServer[Session]):
         async with self._attaching:
             if self._session is session or self._stopping:
                 return
-            while self._backlog:  # the broker delivers again what the lost connection brought
-                self._let_go(self._backlog.pop())
+            self._forget_backlog()
             try:
                 await self._consume(session)
             except ChannelClosed as error:
@@ -120,19 +123,12 @@ class AmqpServer(AttachedServer[Session]):
 
     def _on_message(self, received: Received) -> None:
         delivery = AmqpDelivery(received, self._send_reply, self._dispatcher.clock.monotonic())
-        if self._stopping:
-            delivery.give_back()
-            return
-        if self._control_users and delivery.sender not in self._control_users:
+        if self._control_users and delivery.sender not in self._control_users and not self._stopping:
             if self._held[delivery.sender] >= MESSAGES_OF_ONE_HOST:
                 self._drop(received)
                 return
             self._held[delivery.sender] += 1
-        if self.can_take:
-            self.take(delivery)
-        else:
-            # The broker's prefetch limit is per consumer; ours covers all queues of this server.
-            self._backlog.append(delivery)
+        self.receive(delivery)
 
     def _drop(self, received: Received) -> None:
         received.channel.ack(received.tag)
@@ -159,16 +155,9 @@ class AmqpServer(AttachedServer[Session]):
         finally:
             self._let_go(delivery)
 
-    def _next(self) -> None:
-        if self._backlog and self.can_take:
-            self.take(self._backlog.popleft())
-
     async def _detach(self) -> None:
         async with self._attaching:
-            while self._backlog:
-                delivery = self._backlog.pop()
-                self._let_go(delivery)
-                delivery.give_back()
+            self._return_backlog()
             if self._channel is not None and self._channel.is_open:
                 try:
                     for consumer in self._consumers:

@@ -107,6 +107,11 @@ class UnixDelivery:
         self.sender = frame.sender
         self.received_at = received_at
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its connection is lost: the gate gives the message to the next one."""
+        return not self._connection.is_open
+
     async def settle(self, outcome: Outcome) -> None:
         """Send the reply, or say that the message is a dead letter."""
         try:
@@ -146,6 +151,7 @@ class UnixServer(AttachedServer[Connection]):
         """Have the gate send messages by a connection."""
         if self._connection is connection or self._stopping:
             return
+        self._forget_backlog()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await connection.request(lambda n: f.Serve(n, self.number, self._queues, self._prefetch))
@@ -155,17 +161,8 @@ class UnixServer(AttachedServer[Connection]):
             raise ConnectionLost(reason) from None
         self._connection = connection
 
-    def receive(self, delivery: UnixDelivery) -> None:
-        """Handle a message, or give it back if the server stops."""
-        if self.can_take:
-            self.take(delivery)
-        else:
-            delivery.give_back()
-
-    def _next(self) -> None:
-        """Do nothing: the gate sends the next message when this one is settled."""
-
     async def _detach(self) -> None:
+        self._return_backlog()
         if self._connection is not None:
             try:
                 await self._connection.request(lambda n: f.Cancel(n, self.number))
