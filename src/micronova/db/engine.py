@@ -89,6 +89,10 @@ class Database(ABC):
     async def write(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run `fn(conn, *args)` in one transaction; it is durable when this returns."""
 
+    async def migrate(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `fn(conn, *args)` in one transaction that changes the schema, or waits for one that does: for hours."""
+        return await self.write(fn, *args, **kwargs)
+
     @abstractmethod
     async def close(self) -> None:
         """Finish what runs and close all connections."""

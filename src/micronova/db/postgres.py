@@ -29,6 +29,8 @@ RETRIES = 12
 DOUBT = 30.0  # seconds for which we ask what became of a transaction
 ANSWER = 5.0  # seconds for which we wait for the answer to BEGIN, to COMMIT, or to that question
 IDLE = 10.0  # seconds after which the server ends a transaction whose client is silent: it stands still or is gone
+STATEMENT = 60.0  # seconds for which we wait for the answer to another statement
+MIGRATION = 12 * 3600.0  # the same while the schema is changed: a large table takes long
 LOCK_WAIT = 5.0  # seconds for which a statement waits for a lock before its transaction is run again
 
 _REPORT_ID = " SELECT set_config('application_name', 'micronova ' || pg_current_xact_id(), true);"
@@ -68,7 +70,7 @@ class PostgresDatabase(Database):
 
     def __init__(self, url: URL, schema: str | None = None, pool_size: int = 10, pool_timeout: float = 30.0) -> None:
         super().__init__()
-        options: dict[str, Any] = {"timeout": 10, "command_timeout": 60, "connection_class": _Connection}
+        options: dict[str, Any] = {"timeout": 10, "command_timeout": STATEMENT, "connection_class": _Connection}
         options["server_settings"] = _session_settings() | ({"search_path": schema} if schema else {})
         self._engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
@@ -85,6 +87,12 @@ class PostgresDatabase(Database):
             poolclass=sa.NullPool,
             isolation_level="AUTOCOMMIT",
             connect_args=options | {"timeout": ANSWER, "command_timeout": ANSWER},
+        )
+        self._migrating = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            poolclass=sa.NullPool,
+            connect_args=options | {"command_timeout": MIGRATION},
+            **JSON,
         )
         # A function that only reads needs no BEGIN and COMMIT: under READ COMMITTED each statement sees for itself.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -104,6 +112,10 @@ class PostgresDatabase(Database):
         # A transaction runs in a task of its own: a cancelled caller must not cut a commit in two.
         work = self._run(self._engine, lambda conn: fn(conn, *args, **kwargs))
         return await asyncio.shield(asyncio.ensure_future(work))
+
+    async def migrate(self, fn: Callable[Concatenate[sa.Connection, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.statistics.count("writes", fn.__qualname__)
+        return await self._run(self._migrating, lambda conn: fn(conn, *args, **kwargs))
 
     async def _run(self, engine: AsyncEngine, fn: Callable[[sa.Connection], R]) -> R:
         for attempt in range(RETRIES):

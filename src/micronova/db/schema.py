@@ -25,11 +25,14 @@ async def upgrade(
     database: Database, metadata: sa.MetaData, migrations: str, *, to: str | None = None, schema: str | None = None
 ) -> None:
     """Make the tables, or migrate them to the newest revision (or `to`) of the package `migrations`."""
-    await database.write(_upgrade, metadata, migrations, to, schema)
+    await database.migrate(_upgrade, metadata, migrations, to, schema)
 
 
 def exclusively(conn: sa.Connection) -> None:
-    """Let one transaction at a time do what a first start needs; SQLite has one writer at a time anyway."""
+    """Let one transaction at a time do what a first start needs; SQLite has one writer at a time anyway.
+
+    For `Database.migrate`: the one that has its turn may take long.
+    """
     if conn.dialect.name == "postgresql":
         conn.execute(sa.text("SET LOCAL lock_timeout = 0"))  # a migration may take longer than others wait for a lock
         conn.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})

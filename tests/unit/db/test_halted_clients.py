@@ -81,8 +81,13 @@ async def test_a_lock_that_stays_taken_is_a_temporary_error(database: Database, 
     await database.write(_change)
 
 
-async def test_a_start_waits_for_the_migration_of_another_process(database: Database, database_url: str) -> None:
-    """A migration may take longer than a statement waits for a lock."""
+async def test_a_start_waits_for_the_migration_of_another_process(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration may take longer than a statement waits for a lock, and than other statements take."""
+    monkeypatch.setattr(postgres_module, "LOCK_WAIT", 0.1)
+    monkeypatch.setattr(postgres_module, "STATEMENT", 0.2)
+    database = open_database(database_url)
     waiting = """
         SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
         AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -90,14 +95,15 @@ async def test_a_start_waits_for_the_migration_of_another_process(database: Data
     holder = await asyncpg.connect(database_url)
     try:
         await holder.execute(f"BEGIN; SELECT pg_advisory_xact_lock({schema._LOCK})")
-        starter = asyncio.ensure_future(database.write(schema.exclusively))
+        starter = asyncio.ensure_future(schema.upgrade(database, NOTES.metadata, "micronova.db.migrations"))
         while await holder.fetchval(waiting) == 0:
             assert not starter.done()
-        await holder.execute("SELECT pg_sleep(0.4)")  # longer than LOCK_WAIT
+        await holder.execute("SELECT pg_sleep(0.4)")  # longer than LOCK_WAIT and STATEMENT
         await holder.execute("COMMIT")
         await starter
     finally:
         await holder.close()
+        await database.close()
     assert database.statistics.retries == 0
 
 

@@ -38,12 +38,16 @@ class Other:
         self.may_serve: Callable[[str], bool] = lambda _: True
         self.uid = os.geteuid()
 
-    async def start(self) -> None:
+    def listen(self) -> None:
         self.path.unlink(missing_ok=True)
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.listening.bind(str(self.path))
         self.listening.listen(16)
         self.listening.setblocking(False)
+
+    async def start(self, *, listens: bool = False) -> None:
+        if not listens:
+            self.listen()
         self.bus = LocalBus(f"other-{random.random()}", clock=SystemClock(), random=random.Random(), name="cloud")
         await self.bus.start()
         self.gate = BusGate(self.bus, self.listening, sender=HOST, uid=self.uid, may_serve=lambda q: self.may_serve(q))
@@ -172,6 +176,25 @@ async def test_no_gate_is_said_at_once(tmp_path: Path) -> None:
     bus = connect(f"unix://{tmp_path / 'none'}", clock=SystemClock(), random=random.Random())
     with pytest.raises(BusUnavailable, match=r"cannot use the bus at .*/none: the cloud .* does not run"):
         await soon(bus.start())
+
+
+async def test_a_process_that_takes_long_to_start_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its socket is there before it migrates its database; the gate answers afterwards."""
+    monkeypatch.setattr("micronova.rpc.unix.bus.START_NOTICE", 0.01)
+    made = Other(tmp_path / "bus.sock")
+    made.listen()
+    bus = connect(f"unix://{made.path}", clock=SystemClock(), random=random.Random())
+    starting = asyncio.create_task(bus.start())
+    while caplog.text.count("does not answer yet, which is waited for") < 3:
+        await asyncio.wait({starting}, timeout=0.01)
+        assert not starting.done()
+    await made.start(listens=True)
+    await soon(starting)
+    assert (await bus.probe()).broker.connected
+    await bus.stop()
+    await made.stop()
 
 
 async def test_a_message_that_is_too_large_is_refused(

@@ -186,7 +186,7 @@ class _Bootstrap:
         """Make m1.tiny to m1.xlarge on an empty database."""
         database = self._process.database
         assert database is not None
-        await database.write(_first_flavors, int(self._process.clock.now() * 1e6))
+        await database.migrate(_first_flavors, int(self._process.clock.now() * 1e6))
 
     async def stop(self) -> None:
         """Do nothing."""

@@ -23,8 +23,8 @@ from micronova.rpc.unix import frames as f
 log = logging.getLogger(__name__)
 
 LONGEST_DELAY = 2.0
-START_WAIT = 120.0
-"""Seconds until a gate that is there answers for the first time: its process may have begun to start just now."""
+START_NOTICE = 60.0
+"""Seconds after which the log says that a gate is there and does not answer; then twice as long each time."""
 ANSWER_SECONDS = 20.0
 """Seconds until the gate answers that a server may take messages."""
 
@@ -291,16 +291,13 @@ class UnixBus(ReconnectingBus[Connection]):
     async def _open(self) -> Connection:
         stream = None
         try:
-            async with asyncio.timeout(START_WAIT):
-                stream = f.Stream(*await asyncio.open_unix_connection(self._path), f.decode_from_gate)
-                hello = await stream.receive()
+            stream = f.Stream(*await asyncio.open_unix_connection(self._path), f.decode_from_gate)
+            hello = await self._receive_greeting(stream)
             if not isinstance(hello, f.Hello):
                 raise f.Broken("it does not begin with a greeting")
         except BaseException as error:
             if stream is not None:
                 stream.close()
-            if isinstance(error, TimeoutError):
-                raise ConnectionLost("it does not answer") from error
             if isinstance(error, EOFError):
                 raise ConnectionLost("it closed the connection at once") from error
             if isinstance(error, FileNotFoundError | ConnectionRefusedError):
@@ -315,6 +312,23 @@ class UnixBus(ReconnectingBus[Connection]):
             stream.send(f.Ready())
         connection.reading = asyncio.get_running_loop().create_task(self._read(connection), name="rpc-unix-read")
         return connection
+
+    async def _receive_greeting(self, stream: f.Stream) -> f.Frame:
+        """Return the first frame, however long it takes: the other process may be migrating its database.
+
+        If that process ends, so does the connection.
+        """
+        greeting = asyncio.ensure_future(stream.receive())
+        notice = START_NOTICE
+        try:
+            while not (await asyncio.wait({greeting}, timeout=notice))[0]:
+                log.warning(
+                    "%s does not answer yet, which is waited for: its process is starting, or hangs", self._peer
+                )
+                notice *= 2
+            return greeting.result()
+        finally:
+            greeting.cancel()
 
     async def _read(self, connection: Connection) -> None:
         reason = "it was closed"
