@@ -204,13 +204,17 @@ class HostProcesses:
             self.libvirtd.detach()
 
     def restart_dead(self) -> None:
-        """Start the helper or libvirtd again if it died; if that fails, log it: the next call tries again.
+        """Start the helper or libvirtd again if it died, and replace a helper that hangs.
 
-        Nothing is raised: the cloud and the agents end with root's process.
+        What fails is logged, and the next call tries again. Nothing is raised: the cloud and the agents end with root's
+        process.
         """
         try:
             if not self.helper.running():
                 log.warning("the privileged helper of this cloud ended and is started again")
+            elif self.helper.hangs():
+                log.error("the privileged helper of this cloud does not answer and is replaced")
+                self.helper.kill()
             if self.libvirtd is not None and not self.libvirtd.running():
                 log.warning("libvirtd of this cloud ended and is started again; its guests continue to run")
             self.start()
@@ -240,8 +244,10 @@ class HostProcesses:
         if self.running is not None:
             _power_off(self.running)
             _note_of(self.helper.prefix).unlink(missing_ok=True)
-        self.helper.stop(cleanup=True)
-        remove_sockets_directory(self._prefix)
+        try:
+            self.helper.stop(cleanup=True)
+        finally:
+            remove_sockets_directory(self._prefix)
 
 
 def _owner_of(path: Path) -> int | None:

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
+import select
 import shutil
 import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -17,7 +20,17 @@ from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
 from micronova.privileged import wire
 
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 120.0
+"""Seconds until the helper answers a verb, which runs a few programs, each for at most 30 s."""
+HUNG_SECONDS = 120.0
+"""Seconds without an answer after which the helper counts as hung."""
+PROBE_INTERVAL = 30.0
+"""Seconds after an answer until the helper is asked again whether it hangs."""
+CLEANUP_SECONDS = 600.0
 _READY_TIMEOUT = 30.0
+_KILL_TIMEOUT = 10.0
 _UMASK = 0o022  # DHCP servers, which run as another user, read what the helper writes
 
 
@@ -91,9 +104,16 @@ class PrivilegedClient:
         async with self._lock:
             for attempt in (1, 2):
                 try:
-                    connection = self._connection or await self._connect()
-                    answer, passed = await self._exchange(connection, request)
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        connection = self._connection or await self._connect()
+                        answer, passed = await self._exchange(connection, request)
                     break
+                except TimeoutError as error:
+                    await self.close()
+                    raise Unavailable(
+                        f"The privileged helper at {self._path} did not answer {type(verb).__name__} within "
+                        f"{ANSWER_SECONDS:g} s. Root's process replaces a helper that hangs."
+                    ) from error
                 except (OSError, EOFError) as error:  # the helper was restarted; a verb may be repeated
                     await self.close()
                     if attempt == 2:
@@ -198,6 +218,9 @@ class HelperProcess:
         self._directory = directory or runtime_directory(prefix)
         self._guests = guests
         self._process: subprocess.Popen[bytes] | None = None
+        self._probe: socket.socket | None = None  # has asked the helper, and waits for the answer
+        self._probe_at = 0.0  # when to ask next
+        self._silent_since: float | None = None  # since when answers are missing
 
     def start(self) -> None:
         """Start the helper and wait until it listens."""
@@ -212,16 +235,88 @@ class HelperProcess:
             umask=_UMASK,
         )
         assert self._process.stdout is not None
-        if not self._process.stdout.readline():
+        stdout = self._process.stdout.fileno()
+        if not select.select([stdout], [], [], _READY_TIMEOUT)[0]:
+            self.kill()
+            raise PrivilegedError(f"The privileged helper did not start within {_READY_TIMEOUT:g} s.")
+        if not os.read(stdout, 100):
             raise PrivilegedError(f"The privileged helper did not start (it ended with {self._process.wait()}).")
+        self._probe_at = time.monotonic() + PROBE_INTERVAL
 
     def running(self) -> bool:
         """Return whether the helper runs."""
         return self._process is not None and self._process.poll() is None
 
+    def hangs(self) -> bool:
+        """Ask the helper, and return whether it has not answered for HUNG_SECONDS; call it again and again.
+
+        The answer is not waited for. Who asks waits for the verb that is carried out, so a verb that does not end
+        counts as well.
+        """
+        now = time.monotonic()
+        if self._probe is None and now < self._probe_at:
+            return False
+        if self._silent_since is None:
+            self._silent_since = now
+        try:
+            if self._probe is None:
+                self._probe = self._ask()
+            answered = bool(self._probe.recv(1 << 10))
+        except BlockingIOError:  # no answer yet, or the queue of connections is full
+            return now - self._silent_since > HUNG_SECONDS
+        except OSError:
+            answered = False
+        self._forget_probe()
+        if answered:
+            self._silent_since = None
+            self._probe_at = now + PROBE_INTERVAL
+            return False
+        return now - self._silent_since > HUNG_SECONDS
+
+    def _ask(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.setblocking(False)
+        try:
+            with address_of(self.path) as address:
+                made.connect(address)
+            made.sendall(wire.frame(v.Ping()))
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _forget_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    def kill(self) -> None:
+        """End the helper at once. What it made stays."""
+        process, self._process = self._process, None
+        self._forget_probe()
+        self._silent_since = None
+        if process is not None:
+            self._end(process, wait=0.0)
+
+    def _end(self, process: "subprocess.Popen[bytes]", wait: float) -> None:
+        """End the helper by closing its standard input; kill it if that takes longer than `wait` seconds."""
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(wait)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            try:
+                process.wait(_KILL_TIMEOUT)
+            except subprocess.TimeoutExpired:  # it ends as soon as the kernel lets go of it, and does nothing before
+                log.error("the privileged helper (process %d) does not end", process.pid)
+
     def detach(self) -> None:
         """Forget the helper in a child process: it ends with the process that started it."""
         process, self._process = self._process, None
+        self._forget_probe()
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.close()
@@ -243,18 +338,28 @@ class HelperProcess:
     def stop(self, *, cleanup: bool = False) -> None:
         """End the helper; with `cleanup`, delete everything that it made for the cloud."""
         process, self._process = self._process, None
+        self._forget_probe()
         if process is not None:
-            assert process.stdin is not None and process.stdout is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-            process.stdout.close()
-            try:
-                process.wait(_READY_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            self._end(process, wait=_READY_TIMEOUT)
         if cleanup:
-            subprocess.run([*self._command(), "--cleanup"], stdin=subprocess.DEVNULL, cwd="/", check=True, umask=_UMASK)
+            self._clean_up()
+
+    def _clean_up(self) -> None:
+        command = [*self._command(), "--cleanup"]
+        try:
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, cwd="/", check=True, umask=_UMASK, timeout=CLEANUP_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            raise PrivilegedError(
+                f"The cloud's namespaces and servers were not deleted within {CLEANUP_SECONDS:g} s: "
+                "run `micronova down` again."
+            ) from None
+        except subprocess.CalledProcessError as error:
+            raise PrivilegedError(
+                f"The cloud's namespaces and servers were not all deleted (exit code {error.returncode}); the lines "
+                "above say why. Run `micronova down` again."
+            ) from None
 
     def _command(self) -> list[str]:
         return [

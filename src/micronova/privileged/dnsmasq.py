@@ -259,6 +259,8 @@ def _end(pid: int, namespace: str, keep: Sequence[str] = ()) -> None:
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT
     while _arguments(pid):
+        if time.monotonic() > deadline + STOP_TIMEOUT:
+            raise Failed(f"dnsmasq (process {pid}) does not end: the kernel does not let go of it.")
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)

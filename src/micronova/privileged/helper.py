@@ -67,6 +67,7 @@ class Helper:
             v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),
             v.SetBandwidth: lambda verb: devices.set_bandwidth(verb, prefix),
             v.Inventory: lambda verb: (v.Reply(found=self.inventory()), None),
+            v.Ping: lambda verb: None,
             v.WatchLinks: lambda verb: (v.Reply(), self._watch_links(verb)),
             v.ListenMetadata: lambda verb: (v.Reply(), sockets.listen_metadata(verb.namespace)),
             v.Connect: lambda verb: (v.Reply(), sockets.connect(verb, prefix)),

@@ -311,6 +311,10 @@ class Inventory(Verb, frozen=True, kw_only=True, tag="inventory"):
     """The reply lists the namespaces, devices and servers of this cloud."""
 
 
+class Ping(Verb, frozen=True, kw_only=True, tag="ping"):
+    """Nothing has changed; the verbs before this one are done."""
+
+
 class WatchLinks(Verb, frozen=True, kw_only=True, tag="watch_links"):
     """The reply has a socket that receives changes of devices in the cloud's namespace, or outside of it."""
 
@@ -340,7 +344,7 @@ class Cleanup(Verb, frozen=True, kw_only=True, tag="cleanup"):
 AnyVerb = (
     EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | AdoptTap | EnsureVeth | DeleteLink | SetAddresses
     | SetRoutes | LoadFirewall | CheckFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq
-    | SetBandwidth | Inventory | WatchLinks | ListenMetadata | Connect | Cleanup
+    | SetBandwidth | Inventory | Ping | WatchLinks | ListenMetadata | Connect | Cleanup
 )  # fmt: skip
 
 

@@ -72,17 +72,28 @@ class Lacking:
         self.started = True
 
 
-class RunningHelper:
+class StandIn:
+    """The helper, as far as root's process can tell."""
+
     prefix = "mn-12345678"
 
     def __init__(self) -> None:
         self.starts = 0
-        self.verbs = [Unavailable("The helper does not answer."), None]  # what becomes of them
+        self.verbs: list[Exception | None] = [Unavailable("The helper does not answer."), None]  # what becomes of them
+        self.alive = self.hung = False
 
     def running(self) -> bool:
-        return self.starts > 0
+        return self.alive
+
+    def hangs(self) -> bool:
+        return self.hung
+
+    def kill(self) -> None:
+        self.alive = self.hung = False
 
     def start(self) -> None:
+        assert not self.alive
+        self.alive = True
         self.starts += 1
 
     def do(self, verb: object) -> None:
@@ -99,7 +110,7 @@ def test_what_fails_while_processes_are_started_again_does_not_end_roots_process
     monkeypatch.setattr(supervisor, "make_sockets_directory", lambda _: None)
     monkeypatch.setattr(root_records, "cloud_id", lambda _: "12345678-0000-4000-8000-000000000000")
     processes: Any = HostProcesses(settings(driver="fake"), StateDirectory(tmp_path), ServiceUser("nobody", 1, 1))
-    processes.helper, processes.libvirtd = RunningHelper(), Lacking(error)
+    processes.helper, processes.libvirtd = StandIn(), Lacking(error)
     processes.restart_dead()  # the helper starts, and does not answer
     processes.restart_dead()
     assert processes.helper.starts == 1 and not processes.helper.verbs, "it has to make the namespace still"
@@ -107,6 +118,9 @@ def test_what_fails_while_processes_are_started_again_does_not_end_roots_process
     processes.libvirtd.error = None
     processes.restart_dead()
     assert processes.libvirtd.started
+    processes.helper.hung, processes.helper.verbs = True, [None]
+    processes.restart_dead()
+    assert processes.helper.starts == 2 and not processes.helper.verbs, "a helper that hangs is replaced"
 
 
 STARTED_BY_A_USER = """

@@ -60,6 +60,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "stop_dnsmasq": {"namespace": NETWORK},
     "set_bandwidth": {"tap": "tap11111111-11", "receive": 1000},
     "inventory": {},
+    "ping": {},
     "watch_links": {},
     "listen_metadata": {"namespace": NETWORK},
     "connect": {"address": "203.0.113.9", "port": 22},

@@ -3,9 +3,11 @@
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import stat
 import struct
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from micronova.objects.errors import Unavailable
+from micronova.privileged import client as privileged_client
 from micronova.privileged import dnsmasq, rulesets, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused
@@ -77,6 +80,68 @@ async def test_a_client_asks_a_helper_and_connects_again(tmp_path: Path) -> None
         await client.close()
         await asyncio.to_thread(helper.stop)
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")
+async def test_a_helper_that_hangs_is_noticed_and_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = HelperProcess(PREFIX, tmp_path / "s", directory=tmp_path / "run")
+    client = PrivilegedClient(tmp_path / "s")
+    monkeypatch.setattr(privileged_client, "PROBE_INTERVAL", 0.0)
+    await asyncio.to_thread(helper.start)
+    try:
+        await client.call(v.Ping())
+        for _ in range(3):
+            assert not helper.hangs()
+        [pid] = [child.pid for child in [helper._process] if child is not None]
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(privileged_client, "ANSWER_SECONDS", 0.2)
+        with pytest.raises(Unavailable, match=r"did not answer Inventory within 0.2 s"):
+            await asyncio.wait_for(client.call(v.Inventory()), 20)
+        monkeypatch.setattr(privileged_client, "HUNG_SECONDS", 0.0)
+        async with asyncio.timeout(20):
+            while not helper.hangs():
+                await asyncio.sleep(0)
+        await asyncio.to_thread(helper.kill)
+        assert not helper.running()
+        monkeypatch.undo()
+        await asyncio.to_thread(helper.start)
+        assert (await client.call(v.Inventory())).found == v.Found()
+        assert not helper.hangs()
+    finally:
+        await client.close()
+        await asyncio.to_thread(helper.stop)
+
+
+async def test_a_helper_that_carries_out_one_verb_for_ever_hangs(tmp_path: Path) -> None:
+    """Root asks by a verb that waits for the others."""
+    helper = Helper(PREFIX, tmp_path)
+    with helper._lock:
+        ours, theirs = socket.socketpair()
+        worker = threading.Thread(target=serve, args=(helper, theirs))
+        worker.start()
+        ours.sendall(wire.frame(v.Ping()))
+        ours.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            ours.recv(100)
+    with ours:
+        ours.settimeout(20)
+        assert ours.recv(100)
+    worker.join(5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")
+def test_a_helper_that_does_not_start_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, said = tmp_path / "program", tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\necho $$ >{said}\nexec sleep 1000\n")  # in the place of Python
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(privileged_client, "_READY_TIMEOUT", 1.0)
+    helper = HelperProcess(PREFIX, tmp_path / "s", directory=tmp_path / "run")
+    with pytest.raises(PrivilegedError, match="did not start within 1 s"):
+        helper.start()
+    assert not helper.running()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the helper is root's")

@@ -174,7 +174,7 @@ class PrivateLibvirtd:
         self._prepare()
         with self._start_lock():
             for daemon in ("virtlogd", "libvirtd"):
-                self._await_end(daemon)
+                self._await_end(daemon, unless_it_answers=True)  # else it is about to end
                 if not self._answers(daemon):
                     self._start(daemon)
 
@@ -199,11 +199,7 @@ class PrivateLibvirtd:
             pid = self._owner(daemon)
             if pid is not None:
                 _end(pid, signal.SIGTERM)
-                deadline = time.monotonic() + STOP_TIMEOUT
-                while self._owner(daemon) is not None:
-                    if time.monotonic() > deadline:
-                        _end(pid, signal.SIGKILL)
-                    time.sleep(0.02)
+                self._await_end(daemon)
         self._group.remove()
 
     def _prepare(self) -> None:
@@ -308,10 +304,12 @@ class PrivateLibvirtd:
             said = done.stdout.decode(errors="replace").strip().splitlines()
             raise LibvirtMissing(f"{daemon} did not start: {said[-1] if said else f'it ended with {done.returncode}'}")
 
-    def _await_end(self, daemon: str) -> None:
-        """Wait for a daemon that runs and does not listen any more: it is about to end."""
+    def _await_end(self, daemon: str, *, unless_it_answers: bool = False) -> None:
+        """Wait for the end of a daemon that runs; kill it if that takes long."""
         deadline = time.monotonic() + STOP_TIMEOUT
-        while (pid := self._owner(daemon)) is not None and not self._answers(daemon):
+        while (pid := self._owner(daemon)) is not None and not (unless_it_answers and self._answers(daemon)):
+            if time.monotonic() > deadline + STOP_TIMEOUT:
+                raise LibvirtMissing(f"{daemon} (process {pid}) does not end: the kernel does not let go of it.")
             if time.monotonic() > deadline:
                 _end(pid, signal.SIGKILL)
             time.sleep(0.02)
