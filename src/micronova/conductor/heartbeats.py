@@ -5,13 +5,16 @@ have and does not, the operations that it should drop, the guests that it should
 heartbeat.
 
 The heartbeats that arrive within `WINDOW` share one transaction, whose number of statements does not depend on the
-number of hosts. The first one after a pause does not wait. A sender whose heartbeat was refused shares no transaction
-for `REFUSED_ALONE`, and its heartbeats wait behind those of the others.
+number of hosts. The first one after a pause does not wait. The transaction leaves out heartbeats that are older than
+what their hosts sent since. A sender whose heartbeat was refused for another reason shares no transaction for
+`REFUSED_ALONE`, and its heartbeats wait behind those of the others. A heartbeat for whose reply nobody waits any more
+is not applied.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -57,7 +60,7 @@ A host with a broker user of its own has one key. Agents that share a broker use
 class _Waiting:
     """A heartbeat whose sender waits for the reply."""
 
-    __slots__ = ("beat", "hosts", "key", "number", "reply")
+    __slots__ = ("beat", "callers", "hosts", "key", "number", "reply")
 
     def __init__(self, sender: str, beat: Heartbeat) -> None:
         self.beat = beat
@@ -66,12 +69,23 @@ class _Waiting:
         if not beat.hosts or len(self.hosts) < len(beat.hosts):
             raise Invalid("A heartbeat names at least one host, and each host once.")
         self.key: _Key = (sender, tuple(sorted(self.hosts)))
+        self.callers = 0  # several if the message was delivered several times
         self.reply: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
 
     def fail(self, error: BaseException) -> None:
         if not self.reply.done():
             self.reply.set_exception(error)
             self.reply.exception()  # marks it as retrieved: the sender may have given up
+
+
+class _Applied(NamedTuple):
+    """What a transaction found and did."""
+
+    newer: Mapping[str, int]  # the numbers of newer heartbeats that were applied before, by host
+    replies: Sequence[HostReply] = ()
+    continued: Sequence[Operation] = ()  # operations that this conductor continues without hosts that are stopping
+    back: Mapping[str, float] = {}  # the hosts that are back, with the seconds for which they counted as down
+    unasked: Sequence[power_changes.Unasked] = ()  # notifications of power changes
 
 
 class Heartbeats:
@@ -98,7 +112,7 @@ class Heartbeats:
         waiting = _Waiting(sender, beat)
         older = self._waiting.get(waiting.key)
         if older is not None and older.beat == beat:  # the message was delivered twice
-            return await asyncio.shield(older.reply)
+            return await self._reply_to(older)
         if older is not None and older.number > waiting.number:
             raise StaleHeartbeat("A newer heartbeat of the same hosts arrived earlier.", newest=older.number)
         if older is not None:
@@ -107,7 +121,17 @@ class Heartbeats:
         self._waiting[waiting.key] = waiting
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name="conductor-heartbeats")
-        return await asyncio.shield(waiting.reply)
+        return await self._reply_to(waiting)
+
+    async def _reply_to(self, waiting: _Waiting) -> HeartbeatReply:
+        """Wait for the reply; remove the heartbeat if its last caller gives up before it is taken."""
+        waiting.callers += 1
+        try:
+            return await asyncio.shield(waiting.reply)
+        finally:
+            waiting.callers -= 1
+            if not waiting.callers and self._waiting.get(waiting.key) is waiting:
+                del self._waiting[waiting.key]
 
     @property
     def oldest_wait(self) -> float:
@@ -136,7 +160,8 @@ class Heartbeats:
                     await self._take(batch)
                 # The others wait for those that were refused at most until their next transaction is due.
                 for key in apart:
-                    await self._take([self._waiting.pop(key)])
+                    if key in self._waiting:  # its sender has not given up
+                        await self._take([self._waiting.pop(key)])
                     if self._engine.clock.monotonic() >= self._applied_at + WINDOW:
                         break
         finally:
@@ -181,10 +206,8 @@ class Heartbeats:
 
     async def _apply_together(self, batch: Sequence[_Waiting]) -> None:
         now = self._engine.clock.now()  # before the transaction reads: orders issued earlier are in the reply
-        hosts = [each for waiting in batch for each in waiting.beat.hosts]
-        numbers = {each.host: waiting.number for waiting in batch for each in waiting.beat.hosts}
         try:
-            replies, continued, back, unasked = await self._engine.write_for_host(self._apply, hosts, numbers)
+            applied = await self._engine.write_for_host(self._apply, [waiting.beat for waiting in batch])
         except Unavailable as error:
             for waiting in batch:
                 waiting.fail(error)
@@ -197,28 +220,39 @@ class Heartbeats:
                 return
             self._refuse(batch[0], error)
             return
-        _log_hosts_that_are_back(back)
-        for context, notifications in unasked:
+        _log_hosts_that_are_back(applied.back)
+        for context, notifications in applied.unasked:
             for event, row in notifications:
                 self._dependencies.notifier.instance(event, row, context=context)
-        for operation in continued:
+        for operation in applied.continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])
-        by_host = {reply.host: reply for reply in replies}
+        by_host = {reply.host: reply for reply in applied.replies}
         for waiting in batch:
-            if not waiting.reply.done():
+            if newer := {host: applied.newer[host] for host in waiting.hosts & applied.newer.keys()}:
+                hosts = ", ".join(sorted(newer)[:MOST_LOGGED])
+                message = f"A newer heartbeat was applied already of: {hosts}."
+                waiting.fail(StaleHeartbeat(message, newest=max(newer.values())))
+            elif not waiting.reply.done():
                 own = [by_host[each.host] for each in waiting.beat.hosts]
                 waiting.reply.set_result(HeartbeatReply(hosts=_cut(own), now=now, interval=self.interval))
 
-    def _apply(
-        self, conn: sa.Connection, beats: Sequence[HostBeat], numbers: Mapping[str, int]
-    ) -> tuple[list[HostReply], list[Operation], dict[str, float], list[power_changes.Unasked]]:
-        """Return the replies, the operations that this conductor continues without hosts that are stopping, the
-        hosts that are back, with the seconds for which they counted as down, and notifications of power changes.
+    def _apply(self, conn: sa.Connection, heartbeats: Sequence[Heartbeat]) -> _Applied:
+        """Apply heartbeats, except those of hosts of which newer ones were applied.
 
-        Raise StaleHeartbeat, which undoes all, if a newer heartbeat of one of the hosts was applied. It locks in the
-        order of all transactions: instances, operations, inventories, services.
+        Raise StaleHeartbeat, which undoes all, if a newer one is applied at the same moment. It locks in the order of
+        all transactions: instances, operations, inventories, services.
         """
+        numbers = {each.host: heartbeat.number for heartbeat in heartbeats for each in heartbeat.hosts}
+        newer = services.newer_heartbeats(conn, numbers)
+        beats = [
+            each
+            for heartbeat in heartbeats
+            if newer.keys().isdisjoint(each.host for each in heartbeat.hosts)
+            for each in heartbeat.hosts
+        ]
+        if not beats:
+            return _Applied(newer)
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
         power = _power_changes(conn, ((each.host, change) for each in beats for change in each.power_changes))
@@ -259,12 +293,13 @@ class Heartbeats:
         down_since = now - micros(self._dependencies.service_down_time)
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
-        services.compute_heartbeats(conn, numbers, now)
+        services.compute_heartbeats(conn, {name: numbers[name] for name in names}, now)
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
         services.heartbeat(conn, COMPUTE, stopping, down_since - 1)
         asked = {each.host for each in running if not each.nodes} - with_nodes
-        return (
+        return _Applied(
+            newer,
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
             continued,
             back,

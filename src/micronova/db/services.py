@@ -71,13 +71,19 @@ def _seen_in_order(told: sa.TableValuedAlias) -> sa.Update:
     return _SEEN.where(_s.host == told.c.key, _s.heartbeat_number <= number).values(heartbeat_number=number)
 
 
+def _newer(told: sa.TableValuedAlias) -> sa.Select[Any]:
+    """Return the statement that reads heartbeats that are newer than those told."""
+    newer = sa.select(_s.host, _s.heartbeat_number).where(_OF_HOSTS, _s.host == told.c.key)
+    return newer.where(_s.heartbeat_number > sa.cast(told.c.value, sa.BigInteger))
+
+
 _TOLD = sa.bindparam("told", type_=sa.Text())
-_SEEN_IN_ORDER = {
-    "sqlite": _seen_in_order(sa.func.json_each(_TOLD).table_valued("key", "value")),
-    "postgresql": _seen_in_order(
-        sa.func.jsonb_each_text(sa.cast(_TOLD, postgresql.JSONB)).table_valued("key", "value")
-    ),
+_TOLD_NUMBERS = {
+    "sqlite": sa.func.json_each(_TOLD).table_valued("key", "value"),
+    "postgresql": sa.func.jsonb_each_text(sa.cast(_TOLD, postgresql.JSONB)).table_valued("key", "value"),
 }
+_SEEN_IN_ORDER = {dialect: _seen_in_order(told) for dialect, told in _TOLD_NUMBERS.items()}
+_NEWER = {dialect: _newer(told) for dialect, told in _TOLD_NUMBERS.items()}
 _ON_HOSTS = sa.select(services).where(_OF_HOSTS).order_by(_s.id)
 
 
@@ -90,6 +96,12 @@ def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
     if conn.execute(_SEEN, values).rowcount >= len(names):
         return set()
     return _register(conn, binary, names, now, version)
+
+
+def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of recorded heartbeats of compute hosts that are newer than these, by host."""
+    values = {"b_binary": COMPUTE, "b_hosts": sorted(numbers), "told": json.dumps(numbers)}
+    return {row.host: row.heartbeat_number for row in conn.execute(_NEWER[conn.dialect.name], values)}
 
 
 def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int, version: int = 1) -> None:

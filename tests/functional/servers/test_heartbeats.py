@@ -186,6 +186,46 @@ async def test_a_late_heartbeat_does_not_fail_those_that_share_its_transaction(c
     assert isinstance(answers[4], HeartbeatReply)
 
 
+async def test_late_heartbeats_make_no_transaction_of_their_own(cloud: OneProcess) -> None:
+    """After a pause of a conductor, its queue has late heartbeats of many hosts."""
+    database = cloud.process.database
+    assert database is not None
+    late, now = next(NUMBERS), next(NUMBERS)
+    names = [f"paused-{number}" for number in range(100)]
+    await asyncio.gather(*(_numbered_beat(cloud, now, HostBeat(host=name)) for name in names[:50]))
+    for _ in range(2):
+        before = database.statistics.by_function["Heartbeats._apply"]
+        async with _busy(cloud) as arrived:
+            sent = [asyncio.create_task(_numbered_beat(cloud, late, HostBeat(host=name))) for name in names]
+            await arrived(len(sent))
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        assert [isinstance(answer, StaleHeartbeat) for answer in answers] == [True] * 50 + [False] * 50
+        assert {answer.details["newest"] for answer in answers if isinstance(answer, StaleHeartbeat)} == {now}
+        assert all(isinstance(answer, HeartbeatReply) for answer in answers[50:])
+        assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
+
+
+async def test_a_heartbeat_whose_sender_gave_up_is_not_applied(cloud: OneProcess, conductor: ConductorManager) -> None:
+    """Its agent has sent the next one, or will."""
+    database = cloud.process.database
+    assert database is not None
+    handle = conductor._heartbeats.handle
+    beats = {name: Heartbeat(hosts=(HostBeat(host=name),), number=next(NUMBERS)) for name in ("first", "gone", "twice")}
+    async with _busy(cloud):
+        handled = [asyncio.create_task(handle("agent", beats["first"]))]
+        while not conductor._heartbeats.oldest_wait:  # the others wait for its transaction
+            await asyncio.sleep(0)
+        handled += [asyncio.create_task(handle("agent", beats[name])) for name in ("gone", "twice", "twice")]
+        await asyncio.sleep(0)
+        for each in handled[1:3]:  # one of the two deliveries still waits
+            each.cancel()
+        await asyncio.wait(handled[1:3])
+    assert (await handled[3]).hosts[0].host == "twice"
+    assert (await handled[0]).hosts[0].host == "first"
+    known = await database.read(services.on_hosts, COMPUTE, list(beats))
+    assert sorted(known) == ["first", "twice"]
+
+
 async def test_of_two_waiting_heartbeats_the_newer_one_counts(cloud: OneProcess) -> None:
     late, now = next(NUMBERS), next(NUMBERS)
     async with _busy(cloud) as arrived:

@@ -233,6 +233,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "delete: history": lambda conn: instances.move_to_deleted(conn, instances.get_many(conn, [MIDDLE])[MIDDLE], NOW),
     "heartbeat: services": lambda conn: services.heartbeat(conn, COMPUTE, NAMES, NOW),
     "heartbeat: numbers": lambda conn: services.compute_heartbeats(conn, dict.fromkeys(NAMES, NOW), NOW),
+    "heartbeat: newer": lambda conn: services.newer_heartbeats(conn, dict.fromkeys(NAMES, NOW)),
     "heartbeat: operations": lambda conn: operations.owned(conn, [f"host:{name}" for name in NAMES]),
     "heartbeat: renew": lambda conn: operations.renew_of_hosts(
         conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1, undisturbed=0
