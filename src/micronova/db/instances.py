@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypedDict, cast
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db import services
 from micronova.db.listed import one_of
 from micronova.db.query import Query
 from micronova.db.tables import (
@@ -61,6 +62,13 @@ _BY_UUID = sa.select(instances).where(instances.c.uuid == bindparam("uuid"))
 _GET = Query(_BY_UUID)
 _LOCK = Query(_BY_UUID.with_for_update())
 _GET_OF_PROJECT = Query(_BY_UUID.where(instances.c.project_id == bindparam("project_id")))
+_WITH_SERVICE = (
+    sa.select(instances, *services.STATE_OF_HOST)
+    .select_from(services.with_services(instances))
+    .where(instances.c.uuid == bindparam("uuid"))
+)
+_GET_WITH_SERVICE = Query(_WITH_SERVICE)
+_GET_OF_PROJECT_WITH_SERVICE = Query(_WITH_SERVICE.where(instances.c.project_id == bindparam("project_id")))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
 _GET_MANY = sa.select(instances).where(one_of(instances.c.uuid, "uuids"))
 _LOCK_MANY = (
@@ -107,6 +115,13 @@ def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> Instan
     if project_id is None:
         return cast(InstanceRow | None, _GET.first(conn, uuid=uuid))
     return cast(InstanceRow | None, _GET_OF_PROJECT.first(conn, uuid=uuid, project_id=project_id))
+
+
+def get_with_service(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceRow | None:
+    """Return the same with the columns `services.STATE_OF_HOST`."""
+    if project_id is None:
+        return cast(InstanceRow | None, _GET_WITH_SERVICE.first(conn, uuid=uuid))
+    return cast(InstanceRow | None, _GET_OF_PROJECT_WITH_SERVICE.first(conn, uuid=uuid, project_id=project_id))
 
 
 def lock(conn: sa.Connection, uuid: str) -> InstanceRow | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import keyset
+from micronova.db import keyset, services
 from micronova.db.keyset import SortKey
 from micronova.db.tables import deleted_instances, instances
 from micronova.objects import states
@@ -74,15 +74,15 @@ class Filters:
     marker: str | None = None
 
 
-def list_(conn: sa.Connection, filters: Filters) -> list[Row]:
-    """Return one page of servers."""
+def list_(conn: sa.Connection, filters: Filters, *, with_services: bool = False) -> list[Row]:
+    """Return one page of servers; with `with_services` each has the columns `services.STATE_OF_HOST`."""
     changes = filters.changes_since is not None or filters.changes_before is not None
     both = changes and filters.deleted is None
     tables = [deleted_instances] if filters.deleted else [instances, deleted_instances] if both else [instances]
     if len(tables) == 1:
-        return _page(conn, tables[0], filters)
+        return _page(conn, tables[0], filters, with_services)
     # Two tables: take a page of each and merge them; either may hold the next servers in order.
-    rows = [row for table in tables for row in _page(conn, table, filters)]
+    rows = [row for table in tables for row in _page(conn, table, filters, with_services)]
     for column, descending in reversed(_order(filters)):
         rows.sort(key=_sort_key(column), reverse=descending)
     return rows[: filters.limit]
@@ -92,7 +92,7 @@ def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
     return lambda row: (row[column] is not None, row[column])
 
 
-def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
+def _page(conn: sa.Connection, table: sa.Table, filters: Filters, with_services: bool) -> list[Row]:
     order = _order(filters)
     after = None
     if filters.marker is not None:
@@ -100,6 +100,8 @@ def _page(conn: sa.Connection, table: sa.Table, filters: Filters) -> list[Row]:
         after = [marker[column] for column, _ in order]
     keys = [SortKey(table.c[column], descending) for column, descending in order]
     query = sa.select(table).where(*_conditions(table, filters))
+    if with_services:
+        query = query.add_columns(*services.STATE_OF_HOST).select_from(services.with_services(table))
     result = conn.execute(keyset.page(query, keys, after, filters.limit))
     columns = list(result.keys())
     return [dict(zip(columns, row, strict=True)) for row in result]

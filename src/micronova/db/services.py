@@ -84,7 +84,19 @@ _TOLD_NUMBERS = {
 }
 _SEEN_IN_ORDER = {dialect: _seen_in_order(told) for dialect, told in _TOLD_NUMBERS.items()}
 _NEWER = {dialect: _newer(told) for dialect, told in _TOLD_NUMBERS.items()}
+STATE_OF_HOST = (
+    _s.disabled.label("service_disabled"),
+    _s.forced_down.label("service_forced_down"),
+    _s.last_seen_at.label("service_seen_at"),
+)
+"""Columns of `with_services`: the state of the compute service on a server's host; null if there is none."""
 _ON_HOSTS = sa.select(services).where(_OF_HOSTS).order_by(_s.id)
+
+
+def with_services(servers: sa.Table) -> sa.Join:
+    """Return a table of servers with the compute services on their hosts."""
+    compute = sa.literal_column(f"'{COMPUTE}'", sa.String)  # no parameter: each statement has the same
+    return servers.outerjoin(services, sa.and_(_s.host == servers.c.host, _s.binary == compute))
 
 
 def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int = 1) -> set[str]:

@@ -213,12 +213,16 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "sweep without hosts": lambda conn: operations.expired(conn, NOW // 100, 200, KNOWN, with_hosts=False),
     "show": lambda conn: instances.get(conn, MIDDLE),
     "show, own project": lambda conn: instances.get(conn, MIDDLE, "p0"),
+    "show with the host's state": lambda conn: instances.get_with_service(conn, MIDDLE),
     "show deleted": lambda conn: instances.get_deleted(conn, _uuid("deleted", 7)),
     "list, first page": lambda conn: server_lists.list_(conn, Filters(project_id="p0", limit=50)),
     "list, next page": lambda conn: server_lists.list_(conn, Filters(project_id="p0", limit=50, marker=MIDDLE)),
     "list all, page in the middle": lambda conn: server_lists.list_(conn, Filters(limit=50, marker=MIDDLE)),
     "list by name, next page": lambda conn: server_lists.list_(
         conn, Filters(project_id="p0", limit=50, marker=MIDDLE, sort=[("display_name", False)])
+    ),
+    "list all with the hosts' states": lambda conn: server_lists.list_(
+        conn, Filters(limit=1000, marker=MIDDLE), with_services=True
     ),
     "list deleted, first page": lambda conn: server_lists.list_(conn, Filters(limit=50, deleted=True)),
     "list deleted, next page": lambda conn: server_lists.list_(

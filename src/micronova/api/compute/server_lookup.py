@@ -26,14 +26,16 @@ _CHANGEABLE = frozenset(
 )
 
 
-async def authorized_server(database: Database, request: Request, id: str, *, deleted: bool = False) -> InstanceRow:
+async def authorized_server(
+    database: Database, request: Request, id: str, *, deleted: bool = False, with_service: bool = False
+) -> InstanceRow:
     """Return the server's row, after policy allowed the request's rule on it.
 
     Raise InstanceNotFound for a server of another project, so that nobody learns which ids exist. `deleted` finds
-    deleted servers too.
+    deleted servers too. With `with_service` the row has the state of the compute service on the server's host, too.
     """
     project = None if request.context.is_admin else request.context.project_id
-    row = await database.read(instances.get, id, project)
+    row = await database.read(instances.get_with_service if with_service else instances.get, id, project)
     if row is None and deleted:
         row = await database.read(instances.get_deleted, id)
         if row is not None and project is not None and row["project_id"] != project:

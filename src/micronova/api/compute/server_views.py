@@ -1,5 +1,6 @@
 """The JSON form of servers: each field with its microversions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,8 @@ class ViewContext:
     links: Links
     is_admin: bool  # may see the details of faults
     shows_extra_specs: bool  # policy shows the extra specs of the flavor
-    host_status: dict[str, str] = field(default_factory=dict)  # host -> UP | DOWN | MAINTENANCE
+    up_since: int = 0  # a host that was heard of since this time is up
+    all_host_states: bool = False  # policy shows other states of the host than UNKNOWN
     groups: dict[str, list[str]] = field(default_factory=dict)  # server -> its groups
 
 
@@ -41,6 +43,19 @@ def _fault(row: InstanceRow, context: ViewContext) -> Any:
     if fault.get("details") and (context.is_admin or fault["code"] != 500):
         visible["details"] = fault["details"]
     return visible
+
+
+def _host_status(row: Mapping[str, Any], context: ViewContext) -> str:
+    """Return the state of the server's host; the row has the columns of its service."""
+    if row["service_seen_at"] is None:
+        return ""
+    if row["service_disabled"]:
+        found = "MAINTENANCE"
+    elif row["service_forced_down"]:
+        found = "DOWN"
+    else:
+        found = "UP" if row["service_seen_at"] >= context.up_since else "UNKNOWN"
+    return found if context.all_host_states or found == "UNKNOWN" else ""
 
 
 def _image(row: InstanceRow, context: ViewContext) -> Any:
@@ -160,12 +175,7 @@ _EXTENDED = (
     Field("OS-EXT-STS:vm_state", "vm_state"),
     Field("OS-EXT-STS:power_state", "power_state"),
     Field("os-extended-volumes:volumes_attached", lambda row, _: []),
-    Field(
-        "host_status",
-        lambda row, context: context.host_status.get(row["host"] or "", ""),
-        since(16),
-        when="host_status",
-    ),
+    Field("host_status", _host_status, since(16), when="host_status"),
     Field("OS-EXT-SRV-ATTR:host", "host", when="attributes"),
     Field("OS-EXT-SRV-ATTR:hypervisor_hostname", "node", when="attributes"),
     Field("OS-EXT-SRV-ATTR:instance_name", lambda row, _: f"instance-{row['uuid'][:8]}", when="attributes"),

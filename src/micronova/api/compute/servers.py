@@ -15,7 +15,7 @@ from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, Vie
 from micronova.api.inputs import STRICT
 from micronova.api.links import Links
 from micronova.api.view import View
-from micronova.db import instances, server_lists, services
+from micronova.db import instances, server_lists
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
@@ -23,13 +23,10 @@ from micronova.http.versions import Range, since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.service_names import COMPUTE
 from micronova.servers.actions import ServerActions
 
 EXTRA_SPECS = "os_compute_api:servers:show:flavor-extra-specs"
 ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
-SERVICES_REMEMBERED = 1.0  # seconds for which a host's service is cached; heartbeats are further apart
-MOST_REMEMBERED = 20_000  # hosts
 HOST_STATUS = "os_compute_api:servers:show:host_status"
 HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
 
@@ -74,7 +71,6 @@ class Servers:
         self._actions = actions
         self._max_limit = max_limit
         self._down_time = service_down_time
-        self._services: dict[str, tuple[float, services.ServiceRow | None]] = {}  # by host: when it was read, and it
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List servers by name."""
@@ -86,9 +82,11 @@ class Servers:
 
     async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
         filters = list_filters(request, self._max_limit)
-        rows = await self._database.read(server_lists.list_, filters) if filters is not None else []
         flags = self._flags(request) if view is not BRIEF else frozenset()
-        context = await self._view_context(request, rows, flags)
+        rows: Sequence[server_lists.Row] = []
+        if filters is not None:
+            rows = await self._database.read(server_lists.list_, filters, with_services="host_status" in flags)
+        context = self._view_context(request)
         shape = view.at(request.minor, flags)
         body: dict[str, Any] = {"servers": [shape(row, context) for row in rows]}
         if filters is not None and rows and len(rows) == filters.limit and filters.limit > 0:
@@ -97,12 +95,12 @@ class Servers:
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a server."""
-        row = await authorized_server(self._database, request, id)
-        return await self._body(request, row, SHOW)
-
-    async def _body(self, request: Request, row: InstanceRow, view: View) -> dict[str, Any]:
         flags = self._flags(request)
-        context = await self._view_context(request, [row], flags)
+        row = await authorized_server(self._database, request, id, with_service="host_status" in flags)
+        return self._body(request, row, SHOW, flags)
+
+    def _body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
+        context = self._view_context(request)
         if request.minor >= 71 and row["server_group_id"]:
             context.groups = {row["uuid"]: [row["server_group_id"]]}
         return {"server": view.at(request.minor, flags)(row, context)}
@@ -115,49 +113,26 @@ class Servers:
             flags.add("host_status")
         return frozenset(flags)
 
-    async def _view_context(
-        self, request: Request, rows: Sequence[server_lists.Row], flags: frozenset[str]
-    ) -> ViewContext:
-        context = ViewContext(
-            Links(request), is_admin=request.context.is_admin, shows_extra_specs=request.allows(EXTRA_SPECS)
+    def _view_context(self, request: Request) -> ViewContext:
+        return ViewContext(
+            Links(request),
+            is_admin=request.context.is_admin,
+            shows_extra_specs=request.allows(EXTRA_SPECS),
+            up_since=micros(self._clock.now() - self._down_time),
+            all_host_states=request.allows(HOST_STATUS),
         )
-        if "host_status" in flags:
-            hosts = {row["host"] for row in rows if row["host"]}
-            if hosts:
-                context.host_status = await self._host_status(hosts, all_states=request.allows(HOST_STATUS))
-        return context
-
-    async def _host_status(self, hosts: set[str], *, all_states: bool) -> dict[str, str]:
-        now = self._clock.now()
-        unread = [host for host in hosts if now - self._services.get(host, (0.0, None))[0] > SERVICES_REMEMBERED]
-        if unread:
-            read = await self._database.read(services.on_hosts, COMPUTE, unread)
-            if len(self._services) > MOST_REMEMBERED:
-                self._services.clear()
-            self._services.update((host, (now, read.get(host))) for host in unread)
-        found = {}
-        for host in hosts:
-            _, service = self._services.get(host, (now, None))
-            if service is None:
-                continue
-            up = services.is_up(service, micros(now), self._down_time)
-            status = "MAINTENANCE" if service.disabled else "UP" if up else "UNKNOWN"
-            if service.forced_down and not service.disabled:
-                status = "DOWN"
-            if all_states or status == "UNKNOWN":
-                found[service.host] = status
-        return found
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Change fields of a server."""
-        row = await authorized_server(self._database, request, id)
+        flags = self._flags(request)
+        row = await authorized_server(self._database, request, id, with_service="host_status" in flags)
         values = self._values(request, row)
         if values:
             now = micros(self._clock.now())
             if not await self._database.write(instances.update, id, now, values, epoch=None):
                 raise Conflict(f"Instance {id} was deleted meanwhile.")
             row = {**changed(row, values), "updated_at": now}
-        return await self._body(request, row, UPDATED)
+        return self._body(request, row, UPDATED, flags)
 
     def _values(self, request: Request, row: InstanceRow) -> InstanceChanges:
         asked: Changes = request.body.server
