@@ -2,6 +2,9 @@
 
 `column IN (…)` has a parameter per value: another number of values is another statement to prepare, and drivers limit
 their number (asyncpg: 32,767). `one_of` has one parameter for all values.
+
+PostgreSQL does not see the list when it plans, because it is the result of a subquery. It assumes ten values, and uses
+the plan again. It would make a plan for each execution otherwise: one for a short list always seems cheaper.
 """
 
 from typing import Any
@@ -48,7 +51,7 @@ def one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bo
 @compiles(OneOf, "postgresql")
 def _array(element: OneOf, compiler: SQLCompiler, **kwargs: Any) -> str:
     column, values = (compiler.process(each, **kwargs) for each in element.clauses)
-    return f"{column} = ANY ({values})"
+    return f"{column} = ANY ((SELECT {values})::text[])"
 
 
 @compiles(OneOf, "sqlite")

@@ -272,6 +272,34 @@ async def test_an_index_serves(database: Database, name: str) -> None:
     assert scans == []
 
 
+SHORT_LISTS: dict[str, Callable[[sa.Connection], Any]] = {
+    "specs": lambda conn: instances.specs(conn, LIVING[:1]),
+    "instances": lambda conn: instances.get_many(conn, LIVING[:1]),
+    "operations": lambda conn: operations.get_many(conn, OPERATIONS[:1]),
+    "owned": lambda conn: operations.owned(conn, ["host:host7"]),
+    "departures": lambda conn: operations.departures_of(conn, ["host7"]),
+    "services": lambda conn: services.on_hosts(conn, COMPUTE, ["host7"]),
+    "nodes": lambda conn: nodes.hosts_with_nodes(conn, ["host7"]),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_LISTS)
+async def test_a_statement_with_a_list_is_planned_once(database: Database, name: str) -> None:
+    """PostgreSQL keeps a plan if one for these very values promises nothing better; it tries five times."""
+    planned: list[int] = []
+
+    def run(conn: sa.Connection) -> None:
+        with _recorded(conn) as statements:
+            for _ in range(12):
+                SHORT_LISTS[name](conn)
+        [statement] = {statement for statement, _ in statements}
+        counted = "SELECT custom_plans FROM pg_prepared_statements WHERE statement = $1"
+        planned.append(conn.exec_driver_sql(counted, (statement,)).scalar_one())
+
+    await database.read(run)
+    assert planned[0] <= 5
+
+
 async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: Database) -> None:
     """PostgreSQL begins at the marker: it reads as many rows as the page has."""
     read: list[int] = []
