@@ -12,11 +12,12 @@ from micronova.db import nodes, operations, services, tables
 from micronova.db.engine import Database
 from micronova.db.tables import operations as table
 from micronova.objects.context import Context
+from micronova.objects.operations import VERSIONS
 from micronova.objects.orders import NodeResources
 from tests.services.postgres import Postgres
 from tests.unit.db.databases import compute_database
 
-KNOWN = (("build", 1),)
+KNOWN = (("build", VERSIONS["build"]),)
 IDS = ("c", "b", "a")  # as they are on disk
 
 
