@@ -7,7 +7,9 @@ of every phase we take off what the heartbeats cost meanwhile; they have a row o
 On a machine that does other things as well, the same work takes more CPU time while the others use its caches. So reads
 are measured in turn with requests for all flavors, which no fleet makes slower, and we compare how many times as much a
 read costs. Only the processes that take part in reads are counted. Servers are shown to an administrator of another
-project in both clouds: policy has more to decide than for the servers of one's own.
+project in both clouds: policy has more to decide than for the servers of one's own. Each is on another host, and there
+are as many in both clouds. The statements of a read are those that read servers or services, less those that run in the
+turns of the flavors, which are of heartbeats.
 """
 
 import argparse
@@ -45,6 +47,8 @@ GOAL_RATIO = 1.2
 PER_GENERATOR = 5_000  # hosts that one process plays
 ROUNDS = 8  # in which reads and requests for the flavors take turns
 READERS = ("api", "postgres")  # the processes that take part in reads
+MOST_SHOWN = 100  # servers
+STATEMENTS = r"SELECT sum(calls) FROM pg_stat_statements WHERE query ~ '^SELECT .*\sFROM (instances|services)'"
 
 
 class Fleet:
@@ -56,7 +60,7 @@ class Fleet:
         self.place.chmod(0o755)  # the user postgres has to get through
         self.generators: list[subprocess.Popen[str]] = []
         self.agents: list[dict[str, Any]] = []  # what the generators said at their end
-        self.postgres = Postgres.start(self.place / "postgres", durable=True)
+        self.postgres = Postgres.start(self.place / "postgres", durable=True, counts_statements=True)
         try:
             self.rabbitmq = RabbitMQ.start(self.place / "rabbitmq")
         except BaseException:
@@ -125,6 +129,26 @@ class Fleet:
                 await asyncio.sleep(0.1)
         return Target(url=f"{url}/v2.1", token=token, image=image, floor=url, roots=self.roots())
 
+    async def on_different_hosts(self, condition: str, most: int) -> list[str]:
+        """Return servers that meet a condition, at most so many and at most one of each host."""
+        connection = await asyncpg.connect(self.database)
+        try:
+            rows = await connection.fetch(
+                f"SELECT DISTINCT ON (host) uuid FROM instances WHERE host IS NOT NULL AND {condition}"
+            )
+        finally:
+            await connection.close()
+        found = sorted(row["uuid"] for row in rows)
+        return random.Random(1).sample(found, min(most, len(found)))
+
+    async def statements(self) -> int:
+        """Return how many statements that read servers or services the database has run."""
+        connection = await asyncpg.connect(self.database)
+        try:
+            return int(await connection.fetchval(STATEMENTS))
+        finally:
+            await connection.close()
+
     def close(self) -> None:
         """Stop everything and remove it."""
         for generator in self.generators:
@@ -160,12 +184,16 @@ class Phases:
         figures: dict[str, Any] = {"heartbeats": await self.heartbeats()}
         await self.bench.boot()  # warms up: connections, compiled statements
         figures["boot"] = await self._measure("boot", self.bench.boot, lambda found: self.sizes.servers)
-        servers = self.shown or await self.bench._ids(self.bench.prefix)
+        servers = self.shown or await self.fleet.on_different_hosts(
+            f"display_name LIKE '{self.bench.prefix}%'", MOST_SHOWN
+        )
+        figures["shown"] = len(servers)
         other = Endpoint(self.target.url, {"X-Auth-Token": "admin:other", "OpenStack-API-Version": "compute 2.90"})
         figures["show"] = await self._read("show", other, *(f"/servers/{server}" for server in servers))
         own = self.bench.endpoint
         figures["list"] = await self._read("list", own, f"/servers/detail?limit={self.page}&name=^{self.bench.prefix}")
-        middle = servers[len(servers) // 2]
+        listed = self.shown or await self.bench._ids(self.bench.prefix)  # the newest first
+        middle = listed[len(listed) // 2]
         deep = f"/servers/detail?all_tenants=1&limit={self.page}&marker={middle}"
         figures["deep"] = await self._read("deep", own, deep)
         figures["delete"] = await self._measure("delete", self.bench.delete, lambda found: found["servers"])
@@ -203,17 +231,26 @@ class Phases:
         requests = [endpoint.encode("GET", path) for path in paths]
         flavors = [endpoint.encode("GET", "/flavors/detail")]
         spent, number = {"read": 0.0, "flavors": 0.0}, {"read": 0, "flavors": 0}
+        statements, took = {"read": 0, "flavors": 0}, {"read": 0.0, "flavors": 0.0}
         for turn in range(ROUNDS + 1):
             for kind, sent in (("flavors", flavors), ("read", requests)):
+                earlier = await self.fleet.statements()
                 before, begin = cpu_seconds(self.target.roots), time.perf_counter()
                 found = await self.turns._hammer(sent)
                 seconds, after = time.perf_counter() - begin, cpu_seconds(self.target.roots)
                 if turn:  # the first one warms up
                     spent[kind] += sum(after[each] - before[each] - self.idle[each] * seconds for each in READERS)
                     number[kind] += found["n"]
+                    statements[kind] += await self.fleet.statements() - earlier
+                    took[kind] += seconds
         each, unit = (spent[kind] * 1000 / number[kind] for kind in ("read", "flavors"))
-        progress(f"{name}: {each:.2f} ms CPU each, {each / unit:.2f} times the flavors ({unit:.2f} ms)")
-        return {"cpu_ms": each, "flavors_ms": unit, "times_flavors": each / unit}
+        of_others = statements["flavors"] * took["read"] / took["flavors"]
+        statements_each = (statements["read"] - of_others) / number["read"]
+        progress(
+            f"{name}: {each:.2f} ms CPU and {statements_each:.2f} statements each, {each / unit:.2f} times the flavors"
+            f" ({unit:.2f} ms)"
+        )
+        return {"cpu_ms": each, "flavors_ms": unit, "times_flavors": each / unit, "statements": statements_each}
 
     async def scheduler_start(self) -> dict[str, Any]:
         """Start one more scheduler, and wait until it has read all hosts."""
@@ -235,8 +272,8 @@ class Phases:
         return figures
 
 
-async def fill(fleet: Fleet, target: Target) -> list[str]:
-    """Add hosts, living and deleted servers; return some of the living."""
+async def fill(fleet: Fleet, target: Target) -> None:
+    """Add hosts, living and deleted servers."""
     arguments = fleet.arguments
     bench = Bench(target, Sizes())
     server = (await bench._control.json("POST", "/servers", target.server("template")))["server"]["id"]
@@ -253,12 +290,8 @@ async def fill(fleet: Fleet, target: Target) -> list[str]:
         await filler.deleted(arguments.deleted)
         await filler.vacuum()
         progress(f"{arguments.deleted} deleted servers after {time.perf_counter() - begin:.0f} s")
-        rows = await connection.fetch(
-            "SELECT uuid FROM instances WHERE project_id LIKE 'fleet%' AND substr(uuid, 1, 1) = '7' LIMIT 5000"
-        )
     finally:
         await connection.close()
-    return random.Random(1).sample([row["uuid"] for row in rows], min(100, len(rows)))
 
 
 def show(empty: dict[str, Any], full: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
@@ -283,6 +316,8 @@ def show(empty: dict[str, Any], full: dict[str, Any], arguments: argparse.Namesp
         ("boot: servers/s", "boot", "per_s", False),
         ("show: ms CPU", "show", "cpu_ms", False),
         ("show: times the flavors", "show", "times_flavors", True),
+        ("show: servers, each on another host", "shown", "", False),
+        ("show: statements", "show", "statements", False),
         ("a page of the own project: ms CPU", "list", "cpu_ms", False),
         ("a page of the own project: times the flavors", "list", "times_flavors", True),
         ("a page in the middle of all: ms CPU", "deep", "cpu_ms", False),
@@ -292,7 +327,7 @@ def show(empty: dict[str, Any], full: dict[str, Any], arguments: argparse.Namesp
         ("scheduler start: s", "scheduler", "seconds", False),
     )
     for words, phase, name, has_goal in rows:
-        before, after = empty[phase][name], full[phase][name]
+        before, after = (found[phase][name] if name else found[phase] for found in (empty, full))
         ratio, goal = after / before, ""
         if has_goal:
             held = ratio <= GOAL_RATIO
@@ -319,7 +354,8 @@ async def main() -> int:
         await asyncio.to_thread(fleet.play, 0, arguments.open)
         empty = await Phases(fleet, target, []).run()
         progress(f"--- full: {arguments.agents} hosts, {arguments.living} living, {arguments.deleted} deleted servers")
-        shown = await fill(fleet, target)
+        await fill(fleet, target)
+        shown = await fleet.on_different_hosts("project_id LIKE 'fleet%'", empty["shown"])
         await asyncio.to_thread(fleet.play, arguments.open, arguments.agents)
         progress("all hosts have had a reply")
         await asyncio.sleep(arguments.down_time / 2)  # until all hosts send heartbeats in the longer interval

@@ -10,6 +10,10 @@ from tests.services.process import ServiceError, end, free_port, is_root, run, s
 
 OWNER = "micronova"
 HOST = "127.0.0.1"
+COUNTS_STATEMENTS = """
+shared_preload_libraries = 'pg_stat_statements'
+pg_stat_statements.track_utility = off
+"""
 
 
 def programs() -> Path:
@@ -34,8 +38,10 @@ class Postgres:
         self._user = "postgres" if is_root() else None
 
     @classmethod
-    def start(cls, directory: Path | str, durable: bool = False) -> Self:
+    def start(cls, directory: Path | str, durable: bool = False, counts_statements: bool = False) -> Self:
         """Make a new server under the directory; only a durable one keeps every commit when it is killed.
+
+        One that counts statements has the extension pg_stat_statements in new databases.
 
         When we are root, the user `postgres` must be able to reach the directory (not pytest's tmp_path).
         """
@@ -49,9 +55,12 @@ class Postgres:
             *("--auth", "trust", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
             user=server._user,
         )
-        (server._data / "postgresql.auto.conf").write_text(_settings(server.port, durable))
+        settings = _settings(server.port, durable) + (COUNTS_STATEMENTS if counts_statements else "")
+        (server._data / "postgresql.auto.conf").write_text(settings)
         (directory / "port").write_text(str(server.port))
         server.restart()
+        if counts_statements:
+            server.sql("CREATE EXTENSION pg_stat_statements", "template1")
         return server
 
     @classmethod
