@@ -26,11 +26,10 @@ from micronova.conductor.operations.host_kind import HostKind
 from micronova.conductor.operations.orders import size_of
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
-from micronova.objects import states
 from micronova.objects.clock import micros
 from micronova.objects.errors import Invalid, OperationFailed, StaleHeartbeat, Unavailable
 from micronova.objects.operations import OperationRow
-from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, PowerChange, WorkOrder
+from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, WorkOrder
 from micronova.objects.service_names import COMPUTE
 
 log = logging.getLogger(__name__)
@@ -38,6 +37,7 @@ log = logging.getLogger(__name__)
 JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
 WINDOW = 0.1  # seconds between two transactions
 MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
+MOST_POWER_CHANGES = 2000  # that one transaction is told, unless they are of one heartbeat
 REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
 MOST_ORDERS = 8 << 20  # bytes of orders in one reply; the next reply has the others
@@ -60,7 +60,7 @@ A host with a broker user of its own has one key. Agents that share a broker use
 class _Waiting:
     """A heartbeat whose sender waits for the reply."""
 
-    __slots__ = ("beat", "callers", "hosts", "key", "number", "reply")
+    __slots__ = ("beat", "callers", "hosts", "key", "number", "power_changes", "reply")
 
     def __init__(self, sender: str, beat: Heartbeat) -> None:
         self.beat = beat
@@ -69,6 +69,7 @@ class _Waiting:
         if not beat.hosts or len(self.hosts) < len(beat.hosts):
             raise Invalid("A heartbeat names at least one host, and each host once.")
         self.key: _Key = (sender, tuple(sorted(self.hosts)))
+        self.power_changes = sum(len(each.power_changes) for each in beat.hosts)
         self.callers = 0  # several if the message was delivered several times
         self.reply: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
 
@@ -180,12 +181,16 @@ class Heartbeats:
         """Take heartbeats that can share a transaction."""
         batch: list[_Waiting] = []
         names: set[str] = set()
+        changes = 0
         for key, waiting in list(self._waiting.items()):
             if key in self._refused:
                 continue
             if batch and (len(names) + len(waiting.hosts) > MOST_HOSTS or not names.isdisjoint(waiting.hosts)):
                 continue
+            if batch and changes + waiting.power_changes > MOST_POWER_CHANGES:
+                continue
             names |= waiting.hosts
+            changes += waiting.power_changes
             batch.append(self._waiting.pop(key))
         return batch
 
@@ -255,13 +260,14 @@ class Heartbeats:
             return _Applied(newer)
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
-        power = _power_changes(conn, ((each.host, change) for each in beats for change in each.power_changes))
+        told = ((each.host, change) for each in beats for change in each.power_changes)
+        power = power_changes.differing(conn, told)
         owned: dict[str, list[OperationRow]] = {name: [] for name in names}
         owners = {operation_rows.host_owner(name): name for name in names}
         for row in operation_rows.owned(conn, owners):
             owned[owners[row["owner"] or ""]].append(row)
         _lock(conn, beats, owned, power)
-        recorded = [power_changes.record(conn, uuid, power_state, now) for uuid, power_state in power]
+        unasked = power_changes.record(conn, power, now)
         repeat_verdicts = boots.apply(conn, beats, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
@@ -303,7 +309,7 @@ class Heartbeats:
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
             continued,
             back,
-            [each for each in recorded if each is not None],
+            unasked,
         )
 
     def _void(
@@ -417,10 +423,10 @@ def _lock(
     conn: sa.Connection,
     beats: Sequence[HostBeat],
     owned: Mapping[str, Sequence[OperationRow]],
-    power: Sequence[tuple[str, int]],
+    power: Mapping[str, int],
 ) -> None:
     """Lock the instances and the operations that heartbeats change."""
-    uuids = {uuid for uuid, _ in power}
+    uuids = set(power)
     for beat in beats:
         uuids |= {verdict.instance_uuid for verdict in beat.boots}
         uuids |= {gone.instance_uuid for gone in beat.removed_guests}
@@ -430,23 +436,3 @@ def _lock(
         instances.lock_many(conn, uuids)
     if ids := [row["id"] for each in owned.values() for row in each]:
         operation_rows.lock_many(conn, ids)
-
-
-def _power_changes(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> list[tuple[str, int]]:
-    """Return the instances whose guests, by host, have other power states than they, and these states.
-
-    One query however many there are: the first heartbeat of a host names all its guests.
-    """
-    # By host too: a host that names the guest of another one must not hide what that one says.
-    told = {(host, change.instance_uuid): change for host, change in changes}
-    found: list[tuple[str, int]] = []
-    if not told:
-        return found
-    for row in instances.states_of(conn, {uuid for _, uuid in told}):
-        change = None if row.host is None else told.get((row.host, row.uuid))
-        if change is None or row.epoch < change.epoch or row.power_state == change.power_state:
-            continue
-        if row.task_state is not None and row.task_state not in states.CHANGES_INTERFACES:
-            continue
-        found.append((row.uuid, change.power_state))
-    return found

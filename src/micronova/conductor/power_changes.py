@@ -7,8 +7,9 @@ leads out of ERROR.
 """
 
 import logging
-import uuid
+from collections.abc import Iterable, Mapping
 from typing import Final
+from uuid import UUID, uuid5
 
 import sqlalchemy as sa
 
@@ -18,6 +19,7 @@ from micronova.db import instance_actions, instances
 from micronova.objects import power_state, states
 from micronova.objects.context import Context
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.orders import PowerChange
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ PANICKED: Final = "GuestPanicked"
 PANIC: Final = (
     "The guest's operating system panicked and is halted. Its console log may say why; a hard reboot starts it again."
 )
-_NAMESPACE: Final = uuid.UUID("8a2f4e66-2a5b-4a4f-9c0d-3a3f6f0b7c21")
+_NAMESPACE: Final = UUID("8a2f4e66-2a5b-4a4f-9c0d-3a3f6f0b7c21")
 _DETAILS: Final = {
     states.ACTIVE: "The guest runs, although nobody asked for it here.",
     states.PAUSED: "The guest was paused, although nobody asked for it here.",
@@ -46,26 +48,69 @@ Unasked = tuple[Context, list[tuple[str, InstanceRow]]]
 """The notifications of a change: the context, and the names with the server."""
 
 
-def record(conn: sa.Connection, instance_uuid: str, power: int, now: int) -> Unasked | None:
-    """Record a guest's new power state, which no operation caused; return the notifications to send."""
-    row = instances.get(conn, instance_uuid)
-    if row is None:
-        return None
-    changes = _changes(row, power, now)
-    if not instances.update(conn, row["uuid"], now, changes, epoch=row["epoch"]):
-        return None
-    after = changes["vm_state"]
-    if after == row["vm_state"]:
-        return None
-    log.warning("server %s is %s on host %s without a request: %s", row["uuid"], after, row["host"], _DETAILS[after])
-    action = _ACTION[after]
-    request = f"req-{uuid.uuid5(_NAMESPACE, ' '.join((row['uuid'], str(row['epoch']), after, str(now))))}"
-    _record_action(conn, row, action, request, after, now)
-    if after == states.ERROR:  # the guest has not stopped
-        return None
+def differing(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> dict[str, int]:
+    """Return the instances whose guests, by host, have other power states than they, and these states.
+
+    One query however many there are: the first heartbeat of a host names all its guests.
+    """
+    # By host too: a host that names the guest of another one must not hide what that one says.
+    told = {(host, change.instance_uuid): change for host, change in changes}
+    found: dict[str, int] = {}
+    if not told:
+        return found
+    for row in instances.states_of(conn, {uuid for _, uuid in told}):
+        change = None if row.host is None else told.get((row.host, row.uuid))
+        if change is None or row.epoch < change.epoch or row.power_state == change.power_state:
+            continue
+        if row.task_state is not None and row.task_state not in states.CHANGES_INTERFACES:
+            continue
+        found[row.uuid] = change.power_state
+    return found
+
+
+def record(conn: sa.Connection, power: Mapping[str, int], now: int) -> list[Unasked]:
+    """Record the new power states of guests, which no operation caused; return the notifications to send.
+
+    The instances are locked. The number of statements does not depend on theirs: those that change alike share them.
+    """
+    if not power:
+        return []
+    rows = instances.get_many(conn, power)
+    alike: dict[tuple[int, str, bool], list[str]] = {}  # by power state, new vm state, and whether the fault changes
+    requests: dict[str, dict[str, str]] = {}  # by new vm state
+    unasked: list[Unasked] = []
+    for uuid, row in rows.items():
+        changes = _changes(row, power[uuid], now)
+        after = changes["vm_state"]
+        alike.setdefault((power[uuid], after, "fault" in changes), []).append(uuid)
+        if after == row["vm_state"]:
+            continue
+        log.warning("server %s is %s on host %s without a request: %s", uuid, after, row["host"], _DETAILS[after])
+        request = f"req-{uuid5(_NAMESPACE, ' '.join((uuid, str(row['epoch']), after, str(now))))}"
+        requests.setdefault(after, {})[uuid] = request
+        if after != states.ERROR:  # a guest that panicked has not stopped
+            unasked.append(_unasked(row, changes, request))
+    for uuids in alike.values():
+        instances.update_many(conn, uuids, now, _changes(rows[uuids[0]], power[uuids[0]], now))
+    for after, of_servers in requests.items():
+        action = _ACTION[after]
+        instance_actions.record_finished(
+            conn,
+            of_servers,
+            action,
+            action_event_of(action),
+            now,
+            result="Error" if after == states.ERROR else "Success",
+            details=_DETAILS[after],
+        )
+    return unasked
+
+
+def _unasked(row: InstanceRow, changes: InstanceChanges, request: str) -> Unasked:
+    action = _ACTION[changes["vm_state"]]
     name = notification_of(action)
     # As if the action had found the guest already in its new power state.
-    before = changed(row, {"power_state": power, "task_state": states.ACTIONS[action].task_state})
+    before = changed(row, {"power_state": changes["power_state"], "task_state": states.ACTIONS[action].task_state})
     return Context(request_id=request), [(f"{name}.start", before), (f"{name}.end", changed(row, changes))]
 
 
@@ -81,19 +126,3 @@ def _changes(row: InstanceRow, power: int, now: int) -> InstanceChanges:
     if panicked and power != power_state.CRASHED:
         return {"power_state": power, "vm_state": states.after_power_change(states.ACTIVE, power), "fault": None}
     return {"power_state": power, "vm_state": states.after_power_change(before, power)}
-
-
-def _record_action(conn: sa.Connection, row: InstanceRow, action: str, request: str, after: str, now: int) -> None:
-    instance_actions.start(conn, row["uuid"], request, action, "", "", now, finished=True)
-    result = "Error" if after == states.ERROR else "Success"
-    instance_actions.event_finish(
-        conn,
-        row["uuid"],
-        request,
-        row["epoch"],
-        action_event_of(action),
-        now,
-        result=result,
-        host=row["host"],
-        details=_DETAILS[after],
-    )

@@ -4,12 +4,14 @@ The key of an action is the id of its request and the server. The key of an even
 the action, which the worker chooses. Writes may be repeated: the first start and the first end are kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 
-from micronova.db.tables import instance_action_events, instance_actions
+from micronova.db.listed import as_pairs, pairs
+from micronova.db.tables import instance_action_events, instance_actions, instances
 from micronova.db.upsert import PerDialect, insert_if_absent
 
 _a, _e = instance_actions.c, instance_action_events.c
@@ -87,6 +89,41 @@ _FAILED = (
     .where(_a.message.is_(None))
     .values(message="Error", updated_at=sa.bindparam("now"))
 )
+
+
+def _record_finished(insert: Any, dialect: str) -> tuple[sa.Executable, sa.Executable]:
+    told = pairs("requests", dialect)
+    now = sa.bindparam("now", type_=sa.BigInteger)
+
+    def each(table: sa.Table, values: dict[str, Any]) -> sa.Executable:
+        shared = {"request_id": told.c.value, "instance_uuid": instances.c.uuid, "start_time": now, "finish_time": now}
+        named = shared | values
+        found = sa.select(*named.values()).where(instances.c.uuid == told.c.key)
+        inserted: sa.Executable = insert(table).from_select(list(named), found).on_conflict_do_nothing()
+        return inserted
+
+    def text(name: str) -> sa.ColumnElement[Any]:
+        return sa.bindparam(name, type_=sa.String)
+
+    return (
+        each(instance_actions, {"action": text("action"), "updated_at": now, "message": text("message")}),
+        each(
+            instance_action_events,
+            {
+                "sequence": instances.c.epoch,
+                "event": text("event"),
+                "host": instances.c.host,
+                "result": text("result"),
+                "details": text("details"),
+            },
+        ),
+    )
+
+
+_RECORD_FINISHED = {
+    "sqlite": _record_finished(sqlite.insert, "sqlite"),
+    "postgresql": _record_finished(postgresql.insert, "postgresql"),
+}
 
 
 def start(
@@ -168,6 +205,26 @@ def event_finish(
     conn.execute(_EVENT_FINISH.on(conn), row)
     if result == "Error":
         conn.execute(_FAILED, {"request": request_id, "instance": instance_uuid, "now": now})
+
+
+def record_finished(
+    conn: sa.Connection,
+    requests: Mapping[str, str],
+    action: str,
+    event: str,
+    now: int,
+    *,
+    result: str,
+    details: str,
+) -> None:
+    """Record an action that nobody asked for and that has ended, with its event, of several servers: two statements.
+
+    `requests` are the ids of the requests by server. The event's sequence number is the server's epoch.
+    """
+    told = {"requests": as_pairs(requests), "now": now}
+    actions, events = _RECORD_FINISHED[conn.dialect.name]
+    conn.execute(actions, {**told, "action": action, "message": "Error" if result == "Error" else None})
+    conn.execute(events, {**told, "event": event, "result": result, "details": details})
 
 
 def finish(conn: sa.Connection, instance_uuid: str, request_id: str, now: int, message: str | None = None) -> None:

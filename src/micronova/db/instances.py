@@ -203,6 +203,17 @@ def _update(columns: tuple[str, ...], fenced: bool) -> sa.Update:
     return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
 
 
+def update_many(conn: sa.Connection, uuids: Iterable[str], now: int, values: InstanceChanges) -> None:
+    """Change instances, whose rows are locked, in the same way."""
+    conn.execute(_update_of_many(tuple(values)), {"b_uuids": list(uuids), "updated_at": now, **values})
+
+
+@functools.cache
+def _update_of_many(columns: tuple[str, ...]) -> sa.Update:
+    statement = instances.update().where(one_of(instances.c.uuid, "b_uuids"))
+    return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
+
+
 def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
     """Move an instance, whose row is locked, to the deleted ones."""
     conn.execute(

@@ -1,4 +1,4 @@
-"""Conditions over lists of any length.
+"""Conditions over lists and mappings of any length.
 
 `column IN (…)` has a parameter per value: another number of values is another statement to prepare, and drivers limit
 their number (asyncpg: 32,767). `one_of` has one parameter for all values.
@@ -7,6 +7,8 @@ PostgreSQL does not see the list when it plans, because it is the result of a su
 the plan again. It would make a plan for each execution otherwise: one for a short list always seems cheaper.
 """
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +16,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+
+DIALECTS = ("sqlite", "postgresql")
 
 
 class Texts(sa.TypeDecorator[list[str]]):
@@ -46,6 +50,19 @@ class OneOf(FunctionElement[bool]):
 def one_of(column: sa.ColumnElement[str], parameter: str) -> sa.ColumnElement[bool]:
     """Return the condition that a column of strings has one of the values of the list parameter with this name."""
     return OneOf(column, sa.bindparam(parameter, type_=Texts()))
+
+
+def pairs(parameter: str, dialect: str) -> sa.TableValuedAlias:
+    """Return the pairs of a mapping as a table with the columns `key` and `value`; the parameter is `as_pairs(…)`."""
+    told = sa.bindparam(parameter, type_=sa.Text())
+    if dialect == "sqlite":
+        return sa.func.json_each(told).table_valued("key", "value")
+    return sa.func.jsonb_each_text(sa.cast(told, postgresql.JSONB)).table_valued("key", "value")
+
+
+def as_pairs(mapping: Mapping[str, str | int]) -> str:
+    """Return a mapping as the parameter of `pairs`."""
+    return json.dumps(mapping)
 
 
 @compiles(OneOf, "postgresql")

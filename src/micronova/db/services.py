@@ -1,14 +1,12 @@
 """Services: the processes of the cloud, when they were last heard of, and whether they are enabled."""
 
-import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, cast
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
-from micronova.db.listed import one_of
+from micronova.db.listed import DIALECTS, as_pairs, one_of, pairs
 from micronova.db.locking import in_order, numbered
 from micronova.db.tables import hosts, services
 from micronova.db.upsert import PerDialect, insert_if_absent
@@ -77,13 +75,8 @@ def _newer(told: sa.TableValuedAlias) -> sa.Select[Any]:
     return newer.where(_s.heartbeat_number > sa.cast(told.c.value, sa.BigInteger))
 
 
-_TOLD = sa.bindparam("told", type_=sa.Text())
-_TOLD_NUMBERS = {
-    "sqlite": sa.func.json_each(_TOLD).table_valued("key", "value"),
-    "postgresql": sa.func.jsonb_each_text(sa.cast(_TOLD, postgresql.JSONB)).table_valued("key", "value"),
-}
-_SEEN_IN_ORDER = {dialect: _seen_in_order(told) for dialect, told in _TOLD_NUMBERS.items()}
-_NEWER = {dialect: _newer(told) for dialect, told in _TOLD_NUMBERS.items()}
+_SEEN_IN_ORDER = {dialect: _seen_in_order(pairs("told", dialect)) for dialect in DIALECTS}
+_NEWER = {dialect: _newer(pairs("told", dialect)) for dialect in DIALECTS}
 STATE_OF_HOST = (
     _s.disabled.label("service_disabled"),
     _s.forced_down.label("service_forced_down"),
@@ -112,7 +105,7 @@ def heartbeat(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, 
 
 def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[str, int]:
     """Return the numbers of recorded heartbeats of compute hosts that are newer than these, by host."""
-    values = {"b_binary": COMPUTE, "b_hosts": sorted(numbers), "told": json.dumps(numbers)}
+    values = {"b_binary": COMPUTE, "b_hosts": sorted(numbers), "told": as_pairs(numbers)}
     return {row.host: row.heartbeat_number for row in conn.execute(_NEWER[conn.dialect.name], values)}
 
 
@@ -122,7 +115,7 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
     The heartbeat that was applied last may be applied again: a message may be delivered twice.
     """
     of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
-    values = {**of_hosts, "now": now, "b_version": version, "told": json.dumps(numbers)}
+    values = {**of_hosts, "now": now, "b_version": version, "told": as_pairs(numbers)}
     if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
         return
     known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}

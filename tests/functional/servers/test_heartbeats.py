@@ -30,8 +30,8 @@ from micronova.conductor.rpcapi import (
     PluggedPortsRequest,
     ProbeAPI,
 )
+from micronova.db import instance_actions, nodes, operations, services
 from micronova.db import instances as instances_of
-from micronova.db import nodes, operations, services
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
 from micronova.objects.clock import SystemClock, micros
@@ -264,6 +264,72 @@ async def test_the_statements_do_not_depend_on_the_number_of_guests(
     assert len(statements) < 20, statements
     await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 4), *unknown)))
     assert (await user.show(id))["status"] == "SHUTOFF"
+
+
+async def test_the_statements_do_not_depend_on_the_number_of_power_changes(
+    cloud: OneProcess, user: Caller, statements: list[str]
+) -> None:
+    """A host loses its power, or all guests of a process that simulates many hosts stop."""
+    id = (await user.boot())["id"]
+    host, database = await user.host_of(id), cloud.process.database
+    assert host is not None and database is not None
+    copies = [f"{number:08}-1111-0000-0000-000000000000" for number in range(2_000)]
+    await database.write(_copy, id, copies)
+    try:
+        states = {copy: (4, 3, 7, 1)[number % 4] for number, copy in enumerate(copies)}  # stopped, paused, …, the same
+        states[copies[0]] = 6  # panicked
+        statements.clear()
+        await _beat(cloud, HostBeat(host=host, power_changes=tuple(PowerChange(*each) for each in _at_epoch_1(states))))
+        assert len(statements) < 50, len(statements)
+        found = {
+            row.uuid: (row.vm_state, row.power_state)
+            for row in await database.read(instances_of.states_of, [*copies, id])
+        }
+        after = {4: "stopped", 3: "paused", 7: "suspended", 1: "active", 6: "error"}
+        assert found == {id: ("active", 1)} | {copy: (after[state], state) for copy, state in states.items()}
+        for copy, expected in (
+            (copies[0], ("stop", "Error", "Error")), (copies[1], ("pause", None, "Success")),
+            (copies[4], ("stop", None, "Success")), (copies[3], None),
+        ):  # fmt: skip
+            actions = await database.read(instance_actions.list_for, copy)
+            if expected is None:
+                assert not actions
+                continue
+            [action] = actions or ()
+            [event] = await database.read(instance_actions.events, copy, action.request_id)
+            assert (action.action, action.message, event.result) == expected
+            assert (event.host, event.sequence, action.user_id) == (host, 1, None)
+            assert action.finish_time == event.finish_time == action.start_time
+    finally:
+        await database.write(_delete, copies)
+
+
+def _at_epoch_1(states: dict[str, int]) -> list[tuple[str, int, int]]:
+    return [(uuid, 1, state) for uuid, state in states.items()]
+
+
+def _copy(conn: sa.Connection, id: str, copies: list[str]) -> None:
+    row = dict(conn.execute(sa.select(instances).where(instances.c.uuid == id)).mappings().one())
+    conn.execute(instances.insert(), [{**row, "uuid": copy, "epoch": 1} for copy in copies])
+
+
+def _delete(conn: sa.Connection, copies: list[str]) -> None:
+    conn.execute(instances.delete().where(instances.c.uuid.in_(copies)))
+
+
+async def test_a_transaction_is_told_few_power_changes(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage each host names all its guests."""
+    database = cloud.process.database
+    assert database is not None
+    monkeypatch.setattr(heartbeats, "MOST_POWER_CHANGES", 10)
+    before = database.statistics.by_function["Heartbeats._apply"]
+    guests = tuple(PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(6))
+    async with _busy(cloud) as arrived:
+        beats = [HostBeat(host=f"loaded-{number}", power_changes=guests) for number in range(5)]
+        sent = [asyncio.create_task(_beat(cloud, each)) for each in beats]
+        await arrived(len(sent))
+    await asyncio.gather(*sent)
+    assert database.statistics.by_function["Heartbeats._apply"] - before == len(beats)
 
 
 async def test_a_host_cannot_hide_what_another_one_says_of_its_guests(cloud: OneProcess, user: Caller) -> None:

@@ -168,7 +168,7 @@ def _scans(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> list[st
     assert statements
     found = []
     for statement, parameters in statements:
-        if statement.split(None, 1)[0] not in ("SELECT", "UPDATE", "DELETE", "WITH"):
+        if statement.split(None, 1)[0] not in ("SELECT", "UPDATE", "DELETE", "WITH", "INSERT"):
             continue
         [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters).scalar_one(),)
         found += [f"{name}: {statement}" for name in _sequential(plan["Plan"]) if name not in SMALL]
@@ -244,6 +244,10 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     ),
     "heartbeat: departures": lambda conn: operations.departures_of(conn, NAMES),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
+    "heartbeat: power states": lambda conn: instances.update_many(conn, LIVING, NOW, {"power_state": 4}),
+    "heartbeat: actions": lambda conn: instance_actions.record_finished(
+        conn, dict.fromkeys(LIVING, "req-stop"), "stop", "compute_stop_instance", NOW, result="Success", details=""
+    ),
     "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
     "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW, NOW),
     "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
