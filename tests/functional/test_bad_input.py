@@ -234,8 +234,12 @@ async def test_image_patches(world: World) -> None:
         assert 400 <= (await world.send(service, route, body)).status < 500, str(body)[:100]
 
 
-# An image needs no attribute, and a patch no operation.
-FINE = {("POST /v2/images", "an empty object"), ("PATCH /v2/images/{image_id}", "an array")}
+# An image needs no attribute, a patch no operation, and a floating IP no pool.
+FINE = {
+    ("POST /v2/images", "an empty object"),
+    ("PATCH /v2/images/{image_id}", "an array"),
+    *(("POST /os-floating-ips", what) for what in ("nothing", "null", "an empty object")),
+}
 
 
 async def test_bodies_that_are_wrong_as_a_whole(world: World) -> None:

@@ -61,7 +61,7 @@ async def test_a_sweep_takes_all_operations_of_a_request_or_none(
         """Lose the message, so that only the sweep finds the operations."""
 
     monkeypatch.setattr(ConductorAPI, "run_operations", lost)
-    monkeypatch.setattr(engine, "SWEEP_BATCH", 2)
+    monkeypatch.setattr(engine, "MOST_SWEPT", 2)
     ids = await _request(user, flavorRef=flavor, min_count=TOO_MANY, max_count=TOO_MANY)
     await _assert_none_is_placed(cloud, user, ids)
 

@@ -3,10 +3,8 @@
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from micronova.api.compute.networks import network_service
-from micronova.api.inputs import NoQuery
+from micronova.api.inputs import Body, NoQuery
 from micronova.clients.network.as_user import AsUser
 from micronova.clients.network.client import NetworkClient
 from micronova.http.request import Request
@@ -20,8 +18,8 @@ DEFAULT_POOL = "nova"  # if there are several and the request names none
 _EXHAUSTED = ("IpAddressGenerationFailure", "ExternalIpAddressExhausted")
 
 
-class Allocation(msgspec.Struct):
-    """The pool of a new floating IP, by name or id; other fields are ignored, as in Nova."""
+class Allocation(Body):
+    """The pool of a new floating IP, by name or id. Nova ignores other fields; here they are refused."""
 
     pool: str | None = None
 
