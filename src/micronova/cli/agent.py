@@ -310,7 +310,7 @@ def main() -> None:
 
 
 async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event, stop: Callable[[], None]) -> None:
-    from micronova.cli.run import settle_memory
+    from micronova.cli.run import settle_memory, start_unless_stopped
     from micronova.cli.wiring import Process
 
     process = Process(
@@ -321,19 +321,14 @@ async def _serve(start: Start, listening: socket.socket, stopped: asyncio.Event,
         relay_socket=listening,
         on_stop=stop,
     )
-    starting, stopping = asyncio.create_task(process.start()), asyncio.create_task(stopped.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # it waits for a cloud that does not answer, perhaps because that one stops
-        starting.cancel()
-        await asyncio.wait((starting,))
-        return
-    await starting
+    if not await start_unless_stopped(process.start(), stopped):
+        return  # it waited for a cloud that does not answer, perhaps because that one stops
     settle_memory()
     process.announce_ready()
     os.write(sys.stdout.fileno(), READY.encode())
     log.info("%s: ready", ", ".join(start.roles))
     try:
-        await stopping
+        await stopped.wait()
     finally:
         await process.stop()
 

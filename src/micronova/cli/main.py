@@ -96,15 +96,18 @@ def status(directory: Path | None, as_json: bool) -> None:
 @click.argument("roles", nargs=-1, required=True, metavar="ROLE...")
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
 @click.option("--fd", type=int, hidden=True, help="A listening socket that the parent opened.")
+@click.option("--ready-fd", type=int, hidden=True, help="A pipe on which the parent learns that the roles are ready.")
 @directory_option
-def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
+def run(
+    roles: tuple[str, ...], config: Path | None, fd: int | None, ready_fd: int | None, directory: Path | None
+) -> None:
     """Run roles as one process.
 
     Roles: api, metadata, conductor, scheduler, compute, console, identity, image, network, network-agent.
     """
     from micronova.cli.run import run as start
 
-    start(roles, config, fd, directory)
+    start(roles, config, fd, ready_fd, directory)
 
 
 @main.group()

@@ -9,17 +9,14 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from micronova.cli.names import HTTP_ROLES, ROLES
-from micronova.cli.own_command import own_command
-from micronova.cli.service_user import hand_over, service_user
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.cli.supervisor import run_as_service, runs_qemu
+from micronova.cli.workers import READY, run_workers
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.http.sockets import listen
 from micronova.telemetry.logs import set_up_logging
@@ -32,8 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: Path | None) -> None:
-    """Run the roles until SIGTERM or Ctrl-C."""
+def run(
+    roles: tuple[str, ...], config: Path | None, fd: int | None, ready_fd: int | None, directory: Path | None
+) -> None:
+    """Run the roles until SIGTERM or Ctrl-C. A worker has descriptors: a listening socket, and where to say "ready"."""
     unknown = [role for role in roles if role not in ROLES]
     if unknown:
         raise SettingsError(f"There is no role {unknown[0]}: choose from {', '.join(ROLES)}.")
@@ -41,12 +40,12 @@ def run(roles: tuple[str, ...], config: Path | None, fd: int | None, directory: 
     set_up_logging(settings)
     place = StateDirectory(directory or Path(settings.default.state_path or default_directory()))
     if fd is None and settings.api.workers > 1 and set(roles) <= set(HTTP_ROLES):
-        _supervise(settings, roles, config, place)
+        run_workers(settings, roles, config, place)
         return
     sock = socket.socket(fileno=fd) if fd is not None else _listen(settings, roles)
 
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
-        run_until_stopped(lambda stopped: _serve(settings, roles, agent, place, sock, stopped))
+        run_until_stopped(lambda stopped: _serve(settings, roles, agent, place, sock, ready_fd, stopped))
 
     needs_root = "network-agent" in roles or ("compute" in roles and runs_qemu(settings))
     run_as_service(settings, place, roles, main, needs_root=needs_root)
@@ -64,15 +63,20 @@ async def _serve(
     agent: "AgentLink | None",
     place: StateDirectory,
     sock: socket.socket | None,
+    ready_fd: int | None,
     stopped: asyncio.Event,
 ) -> None:
     from micronova.cli.wiring import Process
 
-    process = Process(settings, roles, place, agent=agent)
-    await process.start(sock)
+    process = Process(settings, roles, place, agent=agent, waits=True)
+    if not await start_unless_stopped(process.start(sock), stopped):
+        return
     metrics = await _metrics(settings, process)
     settle_memory()
     log.info("%s: ready", ", ".join(roles))
+    if ready_fd is not None:
+        with contextlib.suppress(BrokenPipeError):  # the supervisor was killed
+            os.write(ready_fd, READY)
     try:
         await stopped.wait()
         log.info("%s: stopping", ", ".join(roles))
@@ -112,6 +116,19 @@ def run_until_stopped(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     uvloop.run(guarded())
 
 
+async def start_unless_stopped(start: Coroutine[Any, Any, None], stopped: asyncio.Event) -> bool:
+    """Run a start, which may wait for something, until the event is set; return whether it has ended."""
+    starting, stopping = asyncio.create_task(start), asyncio.create_task(stopped.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+        return False
+    await starting
+    return True
+
+
 def raise_descriptor_limit() -> None:
     """Let this process open as many files and sockets as the system allows it, because each client has one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -129,54 +146,3 @@ def settle_memory() -> None:
     gc.set_threshold(50_000, 50, 100)
     with contextlib.suppress(AttributeError, OSError):  # a C library without it
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _supervise(settings: Settings, roles: tuple[str, ...], config: Path | None, place: StateDirectory) -> None:
-    """Run several workers on one socket; a worker that dies is started again."""
-    sock = listen(settings.api.listen, settings.api.port)
-    os.set_inheritable(sock.fileno(), True)
-    # Before the workers start: several of them at once would make different keys.
-    user = service_user(settings.default.user)
-    if user is None:
-        place.create()
-        place.keys()
-    else:
-        hand_over(place, user)
-    command = own_command(
-        "run",
-        *roles,
-        "--fd",
-        str(sock.fileno()),
-        "--dir",
-        str(place.path),
-        *(["--config", str(config)] if config else []),
-    )
-    workers = [subprocess.Popen(command, pass_fds=[sock.fileno()]) for _ in range(settings.api.workers)]
-    stopping = False
-
-    def stop(*_: Any) -> None:
-        nonlocal stopping
-        stopping = True
-        for worker in workers:
-            with contextlib.suppress(ProcessLookupError):
-                worker.terminate()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    while True:
-        pid, status = os.wait()
-        number = next((n for n, worker in enumerate(workers) if worker.pid == pid), None)
-        if number is None:
-            continue
-        workers[number].returncode = os.waitstatus_to_exitcode(status)
-        if stopping:
-            if all(worker.returncode is not None for worker in workers):
-                return
-        elif workers[number].returncode == 1:
-            stop()  # a setting is wrong; the next worker would fail as well
-            sys.exit(1)
-        else:
-            log.warning(
-                "worker process %d ended with exit code %s and is started again", pid, workers[number].returncode
-            )
-            workers[number] = subprocess.Popen(command, pass_fds=[sock.fileno()])

@@ -12,17 +12,18 @@ import random as random_module
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
+from micronova.cli.connections import open_and_ask, start_bus, when_available
 from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.db.clock import DatabaseClock
-from micronova.db.engine import Database, open_database
+from micronova.db.engine import Database
 from micronova.db.secrets import SecretBox
 from micronova.http.asgi import App
 from micronova.http.mount import Mounts
@@ -31,7 +32,6 @@ from micronova.http.server import HTTPServer, Limits
 from micronova.http.service import Service
 from micronova.notifications.notifier import make_notifier
 from micronova.objects.clock import Clock, SystemClock
-from micronova.objects.errors import MicronovaError
 from micronova.rpc.bus import Bus, connect
 from micronova.rpc.contract import queue_name
 from micronova.rpc.guard import GuardedBus
@@ -47,6 +47,8 @@ NO_CONTROL_USERS = (
 )
 AGENT_GRACE = 20.0  # seconds beyond compute.shutdown_grace that the agents' process has to stop
 COMPUTE_TOPIC = COMPUTE_INTERFACE.topic
+
+T = TypeVar("T")
 
 
 class Role(Protocol):
@@ -87,12 +89,14 @@ class Process:
         wrap_bus: Callable[[Bus], Bus] | None = None,
         after_commit: Callable[[str, str], None] | None = None,
         agent: AgentLink | None = None,
+        waits: bool = False,
         cloud_id: str = "",
         relay_socket: socket.socket | None = None,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
-        """`agent` is the process with the agents of this host, if it is another one. The others are for that process:
-        it gets the id of its cloud, the socket of its console relay, and what to do when the cloud stops.
+        """`agent` is the process with the agents of this host, if it is another one. If the process `waits`, its start
+        waits for a database or broker that is away. The others are for the process of the agents: it gets the id of its
+        cloud, the socket of its console relay, and what to do when the cloud stops.
         """
         self.settings = settings
         self.roles = [role for role in ROLES if role in set(roles)]
@@ -103,6 +107,7 @@ class Process:
         self._wrap_bus = wrap_bus
         self.after_commit = after_commit
         self.agent = agent
+        self._waits = waits
         self.cloud_id = cloud_id
         self.relay_socket = relay_socket
         self._on_stop = on_stop
@@ -271,11 +276,11 @@ class Process:
             from micronova.db.schema import upgrade
             from micronova.db.tables import metadata
 
-            self.database = await self.open_database("compute")
-            await upgrade(self.database, metadata, "micronova.db.migrations")
-            if self.database.dialect == "postgresql":
-                self.clock = self._database_clock = DatabaseClock(self.clock, self.database)
-                await self._database_clock.start()
+            database = self.database = await self.open_database("compute")
+            await self._available(lambda: upgrade(database, metadata, "micronova.db.migrations"))
+            if database.dialect == "postgresql":
+                self.clock = self._database_clock = DatabaseClock(self.clock, database)
+                await self._available(self._database_clock.start)
         if any(role in self.roles for role in (*COMPUTE_ROLES, "console", "network-agent")):
             default = self.settings.default
             if not default.control_users and not default.transport_url.startswith("local:"):
@@ -287,25 +292,25 @@ class Process:
         return None if name == "compute" or not self.settings.database.connection.startswith("postgres") else name
 
     async def open_database(self, name: str) -> Database:
-        """Open the database of a service: a SQLite file of its own, or a schema of the PostgreSQL database."""
+        """Open the database of a service: a SQLite file of its own, or a schema of the PostgreSQL database.
+
+        Raise SettingsError if the settings are wrong; if it is away, raise Unavailable, or wait if the process waits.
+        """
         url = self.settings.database.connection or self.directory.database_url(name)
-        schema = self.schema_of(name)
         if url.startswith("sqlite") and self.settings.database.connection and name != "compute":
             url = f"{url}.{name}"
         if url.startswith("sqlite:///"):
             file = url.removeprefix("sqlite:///")
             if os.access(file, os.F_OK) and not os.access(file, os.R_OK | os.W_OK):
                 raise SettingsError(f"You may not use the database {file}: use sudo.")
-        try:
-            database = open_database(url, schema=schema, pool_size=self.settings.database.pool_size)
-            self._databases[name] = database
-            await database.read(_ping)
-        except MicronovaError as error:
-            raise SettingsError(f"Cannot open the database {_without_password(url)}: {error}") from None
-        except Exception as error:
-            reason = str(getattr(error, "orig", error)).splitlines()[0]
-            raise SettingsError(f"Cannot open the database {_without_password(url)}: {reason}") from None
+        pool_size = self.settings.database.pool_size
+        database = await self._available(lambda: open_and_ask(url, self.schema_of(name), pool_size))
+        self._databases[name] = database
         return database
+
+    async def _available(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Return what `attempt` returns; if it raises Unavailable and the process waits, wait and call it again."""
+        return await (when_available(attempt, self.clock, self.random) if self._waits else attempt())
 
     async def connect_bus(self) -> Bus:
         """Connect to the bus that the settings name."""
@@ -329,10 +334,7 @@ class Process:
             name = control_name(self.host)
             users = frozenset({name})
         bus = connect(url, clock=self.clock, random=self.random, pins=pins, name=name, control_users=users)
-        try:
-            await bus.start()
-        except MicronovaError as error:
-            raise SettingsError(f"{error.message[:1].upper()}{error.message[1:]}.") from None
+        await self._available(lambda: start_bus(bus))
         if isinstance(bus, LocalBus) and self.agent is not None:
             own = queue_name(COMPUTE_TOPIC, "", self.host)
             self.gate = BusGate(
@@ -354,16 +356,6 @@ def _url(settings: Settings, address: str, port: int) -> str:
         address = "127.0.0.1"
     scheme = "https" if settings.api.tls_certificate else "http"
     return f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}"
-
-
-def _ping(conn: Any) -> None:
-    conn.exec_driver_sql("SELECT 1")
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    credentials, at, place = rest.rpartition("@")
-    return f"{scheme}://{credentials.partition(':')[0]}{at}{place}" if at else url
 
 
 def run_connected(config: Path, directory: Path | None, work: Callable[[Process], Awaitable[Any]]) -> Any:

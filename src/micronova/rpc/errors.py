@@ -30,8 +30,18 @@ class MessageTooLarge(RpcError):
     code = "message_too_large"
 
 
+class BusRefused(BusUnavailable):
+    """No connection can be opened with these settings: the login is refused, or what the URL names cannot be used."""
+
+    code = "bus_refused"
+
+
 class ConnectionLost(Exception):
     """A connection was lost or closed, or could not be opened; a bus opens a new one and does not raise this."""
+
+
+class WrongSettings(ConnectionLost):
+    """A connection could not be opened, and another attempt makes sense only with other settings."""
 
 
 class BadBusUrl(RpcError, ValueError):

@@ -20,7 +20,7 @@ from micronova.rpc.base import BaseBus, fail
 from micronova.rpc.bus import BrokerState
 from micronova.rpc.deadlines import Deadlines
 from micronova.rpc.dispatch import Dispatcher
-from micronova.rpc.errors import BusUnavailable, ConnectionLost
+from micronova.rpc.errors import BusRefused, BusUnavailable, ConnectionLost, WrongSettings
 from micronova.rpc.server import Delivery, Server
 
 log = logging.getLogger(__name__)
@@ -141,11 +141,12 @@ class ReconnectingBus(BaseBus, Generic[C]):
         self._probe_error = ""
 
     async def start(self) -> None:
-        """Connect; raise BusUnavailable if that fails."""
+        """Connect; raise BusRefused if the settings are wrong, else BusUnavailable if that fails."""
         try:
             connection = await self._connect()
         except ConnectionLost as error:
-            raise BusUnavailable(f"cannot use {self._peer}: {error}") from error
+            kind = BusRefused if isinstance(error, WrongSettings) else BusUnavailable
+            raise kind(f"cannot use {self._peer}: {error}") from error
         self._reconnecting = asyncio.get_running_loop().create_task(
             self._stay_connected(connection), name="rpc-reconnect"
         )

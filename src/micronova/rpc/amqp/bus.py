@@ -27,7 +27,7 @@ from micronova.rpc.base import fail
 from micronova.rpc.bus import DEFAULT_PREFETCH, BrokerState, BusStats
 from micronova.rpc.contract import Interface, queue_name
 from micronova.rpc.dispatch import Dispatcher
-from micronova.rpc.errors import BusUnavailable, ConnectionLost
+from micronova.rpc.errors import BusUnavailable, ConnectionLost, WrongSettings
 from micronova.rpc.reconnecting import ReconnectingBus
 from micronova.rpc.server import Server
 
@@ -239,6 +239,7 @@ class AmqpBus(ReconnectingBus[Session]):
 
     async def _open(self) -> Session:
         failed = []
+        kind: type[ConnectionLost] = ConnectionLost
         for _ in self._url.hosts:
             host, port = self._url.hosts[self._next_host]
             self._next_host = (self._next_host + 1) % len(self._url.hosts)  # also after a success, for the next time
@@ -246,7 +247,9 @@ class AmqpBus(ReconnectingBus[Session]):
                 return await self._open_at((host, port))
             except ConnectionLost as error:
                 failed.append(f"{host}:{port}: {error}" if len(self._url.hosts) > 1 else str(error))
-        raise ConnectionLost("; ".join(failed))
+                if isinstance(error, WrongSettings):
+                    kind = WrongSettings
+        raise kind("; ".join(failed))
 
     async def _open_at(self, host: tuple[str, int]) -> Session:
         try:

@@ -26,7 +26,7 @@ from micronova.objects.clock import Clock
 from micronova.rpc.amqp import frames
 from micronova.rpc.amqp.channel import Channel
 from micronova.rpc.amqp.url import BrokerUrl
-from micronova.rpc.errors import ConnectionLost
+from micronova.rpc.errors import ConnectionLost, WrongSettings
 
 log = logging.getLogger(__name__)
 
@@ -70,20 +70,22 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, url: BrokerUrl, host: tuple[str, int], *, name: str, clock: Clock) -> Connection:
-        """Connect and log in; raise ConnectionLost, with what to do about it."""
+        """Connect and log in; raise ConnectionLost or WrongSettings, with what to do about it."""
         connection = cls(url, name, clock)
         try:
             tls = url.ssl_context()
         except OSError as error:
             files = ", ".join((url.tls or {}).values())
-            raise ConnectionLost(f"a file that transport_url names cannot be used ({files}): {error}") from error
+            raise WrongSettings(f"a file that transport_url names cannot be used ({files}): {error}") from error
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 await connection._loop.create_connection(lambda: connection, *host, ssl=tls)
                 await connection._opened
         except (OSError, UnicodeError) as error:
             connection.abort()
-            raise ConnectionLost(_explain(error)) from error
+            # A name that is unknown may be known later: that of a container, for example.
+            wrong = isinstance(error, UnicodeError | ssl.SSLCertVerificationError)
+            raise (WrongSettings if wrong else ConnectionLost)(_explain(error)) from error
         except BaseException:
             connection.abort()
             raise
@@ -242,6 +244,8 @@ class Connection(asyncio.Protocol):
             reason = frame.reply_text or "the broker closed the connection"
             if not self._opened.done() and frame.reply_code in WHAT_TO_DO:
                 reason = f"{reason.rstrip('.')}: {WHAT_TO_DO[frame.reply_code]}"
+                self._opened.set_exception(WrongSettings(reason))
+                self._opened.exception()  # marks it as retrieved
             self._end(reason)
         elif isinstance(frame, commands.Connection.CloseOk):
             if self._transport is not None:

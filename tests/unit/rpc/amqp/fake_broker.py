@@ -90,7 +90,8 @@ class Peer:
 class FakeBroker:
     """Listens on loopback; use it as an asynchronous context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        self._port = port
         self.peers: list[Peer] = []
         self._server: asyncio.Server
 
@@ -105,7 +106,7 @@ class FakeBroker:
         return self.peers[-2]
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self._port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

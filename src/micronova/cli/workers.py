@@ -1,0 +1,152 @@
+"""Several processes of HTTP roles on one socket (`api.workers`), and the process that supervises them.
+
+A worker that ends is started again, after pauses that grow while it ends soon. Only if none has ever been ready, exit
+code 1 means that a setting is wrong: then all are stopped. Once one has been ready, the others must not suffer from
+what keeps a new one from starting.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from micronova.cli.own_command import own_command
+from micronova.cli.service_user import hand_over, service_user
+from micronova.cli.state import StateDirectory
+from micronova.conf.settings import Settings
+from micronova.http.sockets import listen
+from micronova.objects.errors import resource_exhausted
+
+log = logging.getLogger(__name__)
+
+READY = b"r"
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a worker is started again
+STEADY = 60.0  # seconds after which a worker that ends was no failed start
+
+
+def run_workers(settings: Settings, roles: tuple[str, ...], config: Path | None, place: StateDirectory) -> None:
+    """Run the workers until SIGTERM or Ctrl-C."""
+    sock = listen(settings.api.listen, settings.api.port)
+    # Before the workers start: several of them at once would make different keys.
+    user = service_user(settings.default.user)
+    if user is None:
+        place.create()
+        place.keys()
+    else:
+        hand_over(place, user)
+    ready, say_ready = os.pipe()
+    os.set_blocking(ready, False)
+    command = own_command(
+        "run",
+        *roles,
+        "--fd",
+        str(sock.fileno()),
+        "--ready-fd",
+        str(say_ready),
+        "--dir",
+        str(place.path),
+        *(["--config", str(config)] if config else []),
+    )
+    workers = [_Worker(command, (sock.fileno(), say_ready)) for _ in range(settings.api.workers)]
+    if not _Supervisor(workers, ready).run():
+        sys.exit(1)
+
+
+class _Worker:
+    """A process that is started again when it ends."""
+
+    def __init__(self, command: list[str], descriptors: tuple[int, ...]) -> None:
+        self._command = command
+        self._descriptors = descriptors
+        self.process: subprocess.Popen[bytes] | None = None
+        self._started = self.again_at = 0.0
+        self._pause = FIRST_PAUSE
+
+    def start(self) -> None:
+        """Start the process."""
+        self._started = time.monotonic()
+        self.process = subprocess.Popen(self._command, pass_fds=self._descriptors)
+
+    def start_later(self) -> None:
+        """Have the process started after a pause."""
+        self.process = None
+        now = time.monotonic()
+        if now - self._started > STEADY:
+            self._pause = FIRST_PAUSE
+        self.again_at = now + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+
+class _Supervisor:
+    """Starts the workers, and starts those again that end."""
+
+    def __init__(self, workers: list[_Worker], ready: int) -> None:
+        self._workers = workers
+        self._ready = ready
+        self._worked = False  # see `_has_worked`
+        self._stopping = self._failed = False
+
+    def run(self) -> bool:
+        """Run the workers until a signal stops them; return False if a setting is wrong."""
+        woken, wake = os.pipe()
+        for descriptor in (woken, wake):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        while True:
+            self._tend()
+            if self._stopping and all(worker.process is None for worker in self._workers):
+                return not self._failed
+            waiting = [worker.again_at for worker in self._workers if worker.process is None and not self._stopping]
+            pause = max(0.0, min(waiting) - time.monotonic()) if waiting else None
+            if woken in select.select([woken], [], [], pause)[0]:
+                os.read(woken, 512)
+
+    def _stop(self, *_: Any) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            if worker.process is not None:
+                worker.process.terminate()
+
+    def _tend(self) -> None:
+        for worker in self._workers:
+            if worker.process is None:
+                if not self._stopping and time.monotonic() >= worker.again_at:
+                    self._start(worker)
+            elif (code := worker.process.poll()) is not None:
+                self._ended(worker, worker.process.pid, code)
+
+    def _has_worked(self) -> bool:
+        """Return whether a worker was ever ready: then the settings are right."""
+        with contextlib.suppress(BlockingIOError):
+            self._worked = bool(os.read(self._ready, 512)) or self._worked
+        return self._worked
+
+    def _start(self, worker: _Worker) -> None:
+        try:
+            worker.start()
+        except OSError as error:
+            if resource_exhausted(error) is None and not self._has_worked():
+                raise
+            log.error("a worker process cannot be started now, which is repeated: %s", error)
+            worker.start_later()
+        if self._stopping and worker.process is not None:  # the signal came while it was started
+            worker.process.terminate()
+
+    def _ended(self, worker: _Worker, pid: int, code: int) -> None:
+        worker.start_later()
+        if self._stopping:
+            return
+        if code == 1 and not self._has_worked():
+            self._failed = True  # a setting is wrong; the next worker would fail as well
+            self._stop()
+        else:
+            log.warning("worker process %d ended with exit code %s and is started again", pid, code)

@@ -1,0 +1,123 @@
+"""The workers of one port: one that cannot start for now does not stop the others."""
+
+import contextlib
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.command import refused
+from tests.services.process import free_port
+
+LOGGED = "identity: ready"
+
+
+class Workers:
+    """`micronova run identity` with two workers, and its log."""
+
+    def __init__(self, directory: Path, database: str) -> None:
+        self.port = free_port()
+        file = directory / "settings.toml"
+        file.write_text(
+            f'[default]\nuser = "root"\n[database]\nconnection = "{database}"\n[api]\nworkers = 2\nport = {self.port}\n'
+        )
+        command = [sys.executable, "-m", "micronova.cli.main", "run", "identity", "--config", str(file)]
+        self.process = subprocess.Popen(
+            [*command, "--dir", str(directory / "state")],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+
+    def until_logged(self, text: str) -> None:
+        """Read the log up to the next line with a text."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if text in line:
+                return
+        raise AssertionError(f"{text!r} was not logged: {''.join(self.log)}")
+
+    def pids(self) -> list[int]:
+        """Return the ids of the workers."""
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def status(self) -> int:
+        """Ask for the list of versions, which needs no database; return the status."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        with contextlib.closing(connection):
+            connection.request("GET", "/identity/")
+            return connection.getresponse().status
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    (tmp_path / "databases").mkdir()
+    made = Workers(tmp_path, f"sqlite:///{tmp_path}/databases/x")
+    with made.process:
+        yield made
+        made.process.terminate()
+
+
+def test_a_worker_that_cannot_start_waits_while_the_others_answer(tmp_path: Path, workers: Workers) -> None:
+    for _ in range(2):
+        workers.until_logged(LOGGED)
+    (tmp_path / "databases").rename(tmp_path / "away")
+    killed, stays = workers.pids()
+    os.kill(killed, signal.SIGKILL)
+    workers.until_logged("is started again")
+    workers.until_logged("this process waits until it can start")
+    assert workers.status() == 300
+    (tmp_path / "away").rename(tmp_path / "databases")
+    workers.until_logged(LOGGED)
+    assert stays in workers.pids() and len(workers.pids()) == 2
+    workers.process.terminate()
+    assert workers.process.wait(50) == 0
+
+
+def test_a_worker_that_fails_later_does_not_stop_the_others(tmp_path: Path, workers: Workers) -> None:
+    """Somebody has changed the settings since; the workers that run have those with which they work."""
+    for _ in range(2):
+        workers.until_logged(LOGGED)
+    with (tmp_path / "settings.toml").open("a") as settings:
+        settings.write("no_such_option = 1\n")
+    killed, stays = workers.pids()
+    os.kill(killed, signal.SIGKILL)
+    workers.until_logged("ended with exit code 1 and is started again")
+    assert workers.status() == 300 and stays in workers.pids()
+    workers.process.terminate()
+    assert workers.process.wait(50) == 0
+
+
+def test_a_stop_ends_workers_that_wait(tmp_path: Path) -> None:
+    made = Workers(tmp_path, f"sqlite:///{tmp_path}/missing/x")
+    with made.process:
+        for _ in range(2):
+            made.until_logged("this process waits until it can start")
+        made.process.terminate()
+        assert made.process.wait(50) == 0
+
+
+def test_wrong_settings_end_all_workers_with_the_reason(tmp_path: Path) -> None:
+    made = Workers(tmp_path, "mysql://u@h/x")
+    with made.process:
+        _, said = made.process.communicate(timeout=50)
+    assert made.process.returncode == 1
+    assert "micronova: Cannot open the database mysql://u@h/x: " in said and "Traceback" not in said
+
+
+def test_up_says_at_once_what_is_away(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        broker = f"127.0.0.1:{taken.getsockname()[1]}"
+    file = tmp_path / "settings.toml"
+    file.write_text(f'[default]\ntransport_url = "amqp://guest:hush@{broker}/"\n')
+    said = refused("up", "--dir", tmp_path / "c", "--driver", "fake", "--port", "0", "--config", file)
+    assert said.startswith(f"micronova: Cannot use the broker at amqp://guest@{broker}/: nothing accepts connections")
