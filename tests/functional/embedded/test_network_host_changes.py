@@ -14,7 +14,6 @@ import sqlalchemy as sa
 from micronova.embedded.network import state_watch
 from micronova.embedded.network.host_document import host_document
 from micronova.embedded.network.tables import host_changes
-from micronova.objects.clock import micros
 from tests.unit.embedded.network.world import ADMIN, KEYRING, SERVICE, World, world
 
 
@@ -99,10 +98,9 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
 
     async def check(step: str) -> None:
         await cloud.role.watch.look(complete=True)
-        since = micros(cloud.clock.now() - cloud.role.core.settings.agent_down_after)
         for host in hosts:
             found = await state(cloud, host, known.get(host, ""))
-            true = (await cloud.database.read(host_document, host, since)).content
+            true = (await cloud.database.read(host_document, host)).content
             if "state" in found:
                 assert found["state"] == json.loads(json.dumps(true)), (step, host)
                 changed_at.setdefault(step, []).append(host)
@@ -236,6 +234,9 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
     for host in ("h1", "h3"):
         await report(cloud, host)
     await cloud.clock.advance(30)
+    await check("the second host is silent")
+    assert "the second host is silent" not in changed_at
+    await cloud.clock.advance(40)
     await check("the third host gets the routers")
     assert set(changed_at["the third host gets the routers"]) == {"h2", "h3"}
     await cloud.delete("router", router["id"])

@@ -92,5 +92,6 @@ async def test_a_router_is_at_the_gateway_of_such_a_subnet(cloud: World) -> None
     answer = await cloud.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
     port = await cloud.show("port", answer.json()["port_id"])
     assert addresses(port) == [subnet["gateway_ip"]] == ["fd00:1::1"]
+    await cloud.call("POST", "/agent-reports", {"host": "h", "started": True}, token=SERVICE)
     state = (await cloud.call("GET", "/agent-states/h", token=SERVICE)).json()["state"]
     assert [each["routed"] for each in state["networks"][0]["subnets"]] == [True]

@@ -164,6 +164,7 @@ async def test_agents_are_told_the_limits_of_guests_ports(cloud: World) -> None:
     slow = await cloud.make("policy", ADMIN, shared=True)
     fast = await cloud.make("policy", ADMIN, shared=True)
     network, subnet = await cloud.network(qos_policy_id=slow["id"])
+    await cloud.call("POST", "/agent-reports", {"host": "h", "started": True}, token=SERVICE)
     router = await cloud.make("router")
     joined = await cloud.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
     port = await plugged(cloud, network)

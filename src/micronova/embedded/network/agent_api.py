@@ -14,14 +14,14 @@ from msgspec import Meta
 
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
-from micronova.embedded.network.agents import AGENT_TYPE
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import host_topic, note
 from micronova.embedded.network.notifier import Event
+from micronova.embedded.network.router_placement import place
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
-from micronova.embedded.network.tables import agents, ports
+from micronova.embedded.network.tables import AGENT_TYPE, agents, ports
 from micronova.http.request import Request
 from micronova.http.service import Route
 
@@ -79,11 +79,19 @@ class AgentRoutes:
         """POST /v2.0/agent-reports."""
         body: Report = request.body
         request.authorize_host(body.host)
-        await self.core.database.write(_record_heartbeat, self.core, body)
+        if body.started:
+            await self.core.write_and_wake(_record_start, self.core, body)
+        else:
+            await self.core.database.write(_record_heartbeat, self.core, body)
         if body.up or body.down:
             await self.core.write_with_events(_record_wired, self.core, body)
         if body.dhcp:
             await dhcp_ports.bring_up_to_date(self.core, body.host)
+
+
+def _record_start(conn: sa.Connection, core: Core, report: Report) -> None:
+    _record_heartbeat(conn, core, report)
+    place(conn, core.agent_times())
 
 
 def _record_heartbeat(conn: sa.Connection, core: Core, report: Report) -> None:

@@ -11,18 +11,16 @@ from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.listing import Attributes, Clause
 from micronova.embedded.network.request_bodies import Body, Flag, Name, body_of_one, convert_text
+from micronova.embedded.network.router_placement import place
 from micronova.embedded.network.row_types import AgentRow
 from micronova.embedded.network.tables import agents
 from micronova.http.paging import iso
 from micronova.http.request import Request
-from micronova.objects.clock import micros
-
-AGENT_TYPE = "Linux bridge agent"
 
 
 def alive_since(core: Core) -> int:
     """Return the time since which a live agent must have sent a heartbeat."""
-    return core.now() - micros(core.settings.agent_down_after)
+    return core.agent_times().alive_since
 
 
 def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[str]:
@@ -32,19 +30,6 @@ def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> 
 
 _HOSTS_WITH_AGENTS = sa.select(agents.c.host).where(
     agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
-)
-
-
-def router_host(conn: sa.Connection, alive_since: int) -> str | None:
-    """Return the host that has the routers: the first one with a live agent; None if there is none."""
-    return conn.execute(_ROUTER_HOST, {"since": alive_since}).scalar()
-
-
-_ROUTER_HOST = (
-    sa.select(agents.c.host)
-    .where(agents.c.heartbeat_at >= sa.bindparam("since"), agents.c.admin_state_up, agents.c.agent_type == AGENT_TYPE)
-    .order_by(agents.c.host)
-    .limit(1)
 )
 
 
@@ -86,12 +71,13 @@ class Agents(Updatable[AgentRow], Deletable[AgentRow]):
         resource = await self.find(request, id, "update_agent")
         [given] = self.given(request)
         convert_text(given, ("admin_state_up",))
-        changed = await self.core.database.write(self._change, resource.id, given)
+        changed = await self.core.write_and_wake(self._change, resource.id, given)
         return {self.singular: self.view(request, changed)}
 
     def _change(self, conn: sa.Connection, id: str, given: dict[str, Any]) -> Resource:
         if given:
             conn.execute(agents.update().where(agents.c.id == id).values(**given))
+            place(conn, self.core.agent_times())
         resource = self.load(conn, id)
         if resource is None:
             raise not_found("agent", id)
@@ -100,11 +86,11 @@ class Agents(Updatable[AgentRow], Deletable[AgentRow]):
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete the row of an agent."""
         resource = await self.find(request, id, "delete_agent")
-        await self.core.database.write(_forget, resource.id)
+        await self.core.write_and_wake(self._forget, resource.id)
 
-
-def _forget(conn: sa.Connection, id: str) -> None:
-    conn.execute(agents.delete().where(agents.c.id == id))
+    def _forget(self, conn: sa.Connection, id: str) -> None:
+        conn.execute(agents.delete().where(agents.c.id == id))
+        place(conn, self.core.agent_times())
 
 
 def _agent(row: AgentRow, alive: bool) -> dict[str, Any]:

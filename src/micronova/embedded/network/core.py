@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.db.engine import Database
 from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DNS_DOMAIN
 from micronova.embedded.network.notifier import Event, Notifier
+from micronova.embedded.network.router_placement import Times
 from micronova.objects.clock import Clock, micros
 
 P = ParamSpec("P")
@@ -92,6 +93,11 @@ class Core:
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
         return micros(self.clock.now())
+
+    def agent_times(self) -> Times:
+        """Return which agents are alive now, and how long a silent one keeps the routers."""
+        now, silence = self.now(), micros(self.settings.agent_down_after)
+        return Times(now, alive_since=now - silence, grace=silence // 2)
 
     def new_id(self) -> str:
         """Return a new id."""

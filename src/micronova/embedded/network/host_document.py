@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.addresses import addresses_of
-from micronova.embedded.network.agents import router_host
 from micronova.embedded.network.host_changes import (
     ROUTERS,
     host_topic,
@@ -19,6 +18,7 @@ from micronova.embedded.network.host_changes import (
 )
 from micronova.embedded.network.port_changes import groups_of
 from micronova.embedded.network.qos_use import limits_of, policies_of
+from micronova.embedded.network.router_placement import router_host
 from micronova.embedded.network.security_group_rules import PROTOCOLS
 from micronova.embedded.network.tables import (
     addresses,
@@ -42,14 +42,13 @@ class HostDocument(NamedTuple):
 
     content: dict[str, Any]
     topics: frozenset[str]  # of `host_changes`: the topics that the content depends on
-    has_routers: bool
 
 
-def host_document(conn: sa.Connection, host: str, alive_since: int) -> HostDocument:
-    """Return the desired state of a host; agents that sent a heartbeat since a time are alive."""
+def host_document(conn: sa.Connection, host: str) -> HostDocument:
+    """Return the desired state of a host."""
     p = ports.c
     local = list(conn.execute(sa.select(ports).where(p.host == host, p.vif_type != "binding_failed")))
-    has_routers = router_host(conn, alive_since) in (host, None)
+    has_routers = router_host(conn) == host
     routed = _routers(conn) if has_routers else []
     of_routers = [id for router in routed for id in (*router["ports"], *filter(None, [router["gateway_port"]]))]
     held = {row.id for row in local}
@@ -88,7 +87,7 @@ def host_document(conn: sa.Connection, host: str, alive_since: int) -> HostDocum
         *(policy_topic(policy) for policy in policies.values()),
         *([ROUTERS] if has_routers else ()),
     }
-    return HostDocument(content, frozenset(topics), has_routers)
+    return HostDocument(content, frozenset(topics))
 
 
 def _port(row: Any, fixed: Sequence[dict[str, str]], groups: Sequence[str]) -> dict[str, Any]:

@@ -78,15 +78,15 @@ class NetworkService:
         self._schema = schema
         self.notifier = Notifier(database, clock, compute)
         settings = settings or Settings()
-        self.watch = StateWatch(database, clock, settings.agent_down_after)
         self.core = Core(
             database,
             clock,
             random_source or random.Random(),  # ids need not be secret
             settings,
             self.notifier,
-            wake_agents=self.watch.look_soon,
+            wake_agents=lambda: self.watch.look_soon(),
         )
+        self.watch = StateWatch(database, clock, self.core.agent_times)
         self.service = Service(
             "network",
             routes(self.core) + AgentRoutes(self.core, self.watch).routes(),

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network.agents import router_host
 from micronova.embedded.network.host_document import host_document
+from micronova.embedded.network.router_placement import Times, is_due, place
 from micronova.embedded.network.tables import host_changes
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
@@ -41,7 +41,6 @@ class _Known:
 
     fingerprint: str
     topics: frozenset[str]
-    has_routers: bool
     computed_at: float  # by the monotonic clock; `asked_at` too
     asked_at: float
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,10 +49,10 @@ class _Known:
 class StateWatch:
     """Computes the desired states of hosts and waits for their changes."""
 
-    def __init__(self, database: Database, clock: Clock, agent_down_after: float) -> None:
+    def __init__(self, database: Database, clock: Clock, agent_times: Callable[[], Times]) -> None:
         self._database = database
         self._clock = clock
-        self._agent_down_after = agent_down_after  # seconds
+        self._agent_times = agent_times
         self._hosts: dict[str, _Known] = {}
         self._by_topic: dict[str, set[str]] = {}  # topic -> hosts whose states depend on it
         self._computing: set[_Noted] = set()
@@ -118,12 +117,12 @@ class StateWatch:
             async with self._slots:
                 await self.look(complete=False)  # or earlier changes would count as later than the state
                 self._computing.add(noted)
-                found = await self._database.read(host_document, host, self._alive_since())
+                found = await self._database.read(host_document, host)
         finally:
             self._computing.discard(noted)
         fingerprint = hashlib.blake2b(msgspec.json.encode(found.content), digest_size=16).hexdigest()
         now = self._clock.monotonic()
-        known = _Known(fingerprint, found.topics, found.has_routers, now, now)
+        known = _Known(fingerprint, found.topics, now, now)
         self._forget(host)
         self._hosts[host] = known
         for topic in found.topics:
@@ -169,14 +168,14 @@ class StateWatch:
                 complete_at = self._clock.monotonic() + POLL_INTERVAL
 
     async def look(self, complete: bool) -> None:
-        """Read the new changes; with `complete` also those that were committed late, and which host has the routers."""
+        """Read the new changes; with `complete` also those that were committed late, and place the routers."""
         if self._position is None:
             return
         now = self._now()
         if now - self._read_at > micros(KEEP) / 2:  # some changes may be deleted already
             self._change(list(self._hosts))
         since = self._read_at - micros(OVERLAP) if complete else None
-        rows, routers = await self._database.read(_read, self._position, since, self._alive_since())
+        rows, placing = await self._database.read(_read, self._position, since, self._agent_times())
         if complete:
             self._read_at = now
         for row in rows:
@@ -187,7 +186,9 @@ class StateWatch:
         if complete:
             horizon = self._read_at - micros(OVERLAP)
             self._seen = {position: at for position, at in self._seen.items() if at >= horizon}
-            self._route(routers)
+        if placing:
+            await self._database.write(place, self._agent_times())
+            await self.look(complete=False)
 
     def _noted(self, topics: Iterable[str]) -> None:
         for noted in self._computing:
@@ -198,11 +199,6 @@ class StateWatch:
     def _change(self, hosts: Iterable[str]) -> None:
         for host in hosts:
             self._hosts[host].changed.set()
-
-    def _route(self, routers: str | None) -> None:
-        """Let hosts be computed again that have the routers and should not, or the other way round."""
-        if routers is not None:
-            self._change([host for host, known in self._hosts.items() if known.has_routers != (host == routers)])
 
     async def purge(self) -> None:
         """Delete old changes, and forget hosts whose agents do not ask any more."""
@@ -220,9 +216,6 @@ class StateWatch:
         """Return the time as rows have it."""
         return micros(self._clock.now())
 
-    def _alive_since(self) -> int:
-        return self._now() - micros(self._agent_down_after)
-
 
 @dataclass(eq=False)
 class _Noted:
@@ -235,12 +228,12 @@ def _last_position(conn: sa.Connection) -> int:
     return conn.execute(sa.select(sa.func.max(host_changes.c.position))).scalar() or 0
 
 
-def _read(conn: sa.Connection, position: int, since: int | None, alive_since: int) -> tuple[list[Any], str | None]:
-    """Return the changes after a position, and those since a time; and with a time the host that has the routers."""
+def _read(conn: sa.Connection, position: int, since: int | None, times: Times) -> tuple[list[Any], bool]:
+    """Return the changes after a position, and those since a time; and with a time whether routers have to move."""
     c = host_changes.c
     new = c.position > position if since is None else sa.or_(c.position > position, c.created_at >= since)
     rows = list(conn.execute(sa.select(host_changes).where(new).order_by(c.position)))
-    return rows, None if since is None else router_host(conn, alive_since)
+    return rows, since is not None and is_due(conn, times)
 
 
 def _any_before(conn: sa.Connection, horizon: int) -> bool:

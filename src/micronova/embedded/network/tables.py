@@ -280,6 +280,8 @@ topologies = sa.Table(
 # Tasks that are done once, such as creating the first networks, which must not come back when they are deleted.
 marks = sa.Table("marks", metadata, sa.Column("name", sa.String(64), primary_key=True))
 
+AGENT_TYPE = "Linux bridge agent"
+
 # One row per network agent. A port that is bound to a host with an agent becomes ACTIVE when the agent reports it.
 agents = sa.Table(
     "agents",
@@ -297,6 +299,15 @@ agents = sa.Table(
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("heartbeat_at", sa.BigInteger, nullable=False),
     sa.UniqueConstraint("host", "agent_type", name="agents_host"),
+)
+
+# The host that has the routers, in one row.
+router_placement = sa.Table(
+    "router_placement",
+    metadata,
+    sa.Column("name", sa.String(16), primary_key=True),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("silent_since", sa.BigInteger),  # when its agent was first found silent while others were heard
 )
 
 # The outbox of events for compute: written with the change, deleted when compute has answered.
