@@ -1,9 +1,8 @@
 """What network agents wait for: a change makes the service compute only the states of hosts that it concerns."""
 
 import asyncio
-import hashlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Iterable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,12 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.embedded.network import state_watch
-from micronova.embedded.network.host_document import host_document
+from micronova.embedded.network.agent.desired_state import DesiredState, document_of
+from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import host_changes
+from micronova.http.client import ASGITransport, ServiceClient
+from tests.functional.metadata_proxies import keys_of
 from tests.unit.embedded.network.world import ADMIN, KEYRING, SERVICE, World, world
 
 
@@ -43,8 +46,14 @@ async def guest(cloud: World, network: Any, host: str, **fields: Any) -> Any:
     )  # fmt: skip
 
 
+def client_of(cloud: World, host: str) -> NetworkServiceClient:
+    """Return the agent's end of the protocol, which keeps the parts of the state."""
+    keys = keys_of(KEYRING, host, cloud.clock.now)
+    return NetworkServiceClient(ServiceClient(ASGITransport(cloud.role.service.app), keys.ticket), host)
+
+
 def computations(cloud: World) -> int:
-    return cloud.database.statistics.by_function.get("host_document", 0)
+    return cloud.database.statistics.by_function.get("read_parts", 0)
 
 
 async def started(cloud: World, hosts: Iterable[str]) -> dict[str, str]:
@@ -94,20 +103,25 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
     await cloud.role.watch.stop()  # the test looks itself
     hosts = ["h1", "h2", "h3"]
     known: dict[str, str] = {}
+    agents = {host: client_of(cloud, host) for host in hosts}
+    held: dict[str, tuple[str, DesiredState | None]] = dict.fromkeys(hosts, ("", None))
     changed_at: dict[str, list[str]] = {}
 
     async def check(step: str) -> None:
         await cloud.role.watch.look(complete=True)
         for host in hosts:
             found = await state(cloud, host, known.get(host, ""))
-            true = (await cloud.database.read(host_document, host)).content
+            fresh = StateWatch(cloud.database, cloud.clock, cloud.role.core.agent_times)
+            whole = await fresh.state(host, "", 0)
+            true = document_of({name: msgspec.json.decode(raw) for name, raw in whole.parts.items()})
             if "state" in found:
-                assert found["state"] == json.loads(json.dumps(true)), (step, host)
+                assert found["state"] == true, (step, host)
                 changed_at.setdefault(step, []).append(host)
-            else:
-                fingerprint = hashlib.blake2b(msgspec.json.encode(true), digest_size=16).hexdigest()
-                assert found["fingerprint"] == fingerprint, f"{step}: host {host} is not told"
+            assert found["fingerprint"] == whole.fingerprint, f"{step}: host {host} is not told"
             known[host] = found["fingerprint"]
+            fingerprint, changed = await agents[host].state(held[host][0], 0)
+            held[host] = fingerprint, held[host][1] if changed is None else changed
+            assert held[host] == (whole.fingerprint, msgspec.convert(true, DesiredState)), (step, host)
 
     for host in hosts:
         await report(cloud, host, started=True)
@@ -318,3 +332,94 @@ async def test_old_changes_are_deleted(cloud: World) -> None:
 
 def _count(conn: sa.Connection) -> int:
     return int(conn.execute(sa.select(sa.func.count()).select_from(host_changes)).scalar_one())
+
+
+async def test_a_purge_while_the_first_state_is_read_loses_no_change(cloud: World) -> None:
+    """The service deletes old changes once a minute, and as the first thing after the start."""
+    network, _ = await cloud.network()
+    await report(cloud, "h1", started=True)
+    watch = cloud.role.watch
+    await watch.stop()  # the test looks itself
+    read = cloud.database.read
+
+    async def purged(fn: Any, *args: Any, **more: Any) -> Any:
+        found = await read(fn, *args, **more)
+        if fn.__name__ not in ("any_before", "purge_changes"):
+            await watch.purge()
+        return found
+
+    cloud.database.read = purged  # type: ignore[method-assign]
+    known = (await state(cloud, "h1"))["fingerprint"]
+    cloud.database.read = read  # type: ignore[method-assign]
+    await guest(cloud, network, "h1")
+    await watch.look(complete=True)
+    assert (await state(cloud, "h1", known))["fingerprint"] != known
+
+
+async def test_a_port_of_a_default_group_is_read_once_for_all_hosts_of_its_group(cloud: World) -> None:
+    """Its rules name the group itself as remote, so the firewalls of all hosts with such a port change."""
+    network, _ = await cloud.network()
+    hosts = [f"h{number}" for number in range(20)]
+    await started(cloud, hosts)
+    for host in hosts:
+        await guest(cloud, network, host)
+    agents = {host: client_of(cloud, host) for host in hosts}
+    known = {host: (await agents[host].state())[0] for host in hosts}
+    await cloud.role.watch.look(complete=True)
+    await cloud.role.watch.stop()  # the test looks itself
+    waiting = {host: asyncio.create_task(agents[host].state(known[host], 60)) for host in hosts}
+    await asyncio.gather(*(asyncio.sleep(0) for _ in hosts))
+    before = computations(cloud)
+    with statements(cloud) as executed:
+        new = await cloud.make("port", network_id=network["id"])
+        executed.clear()
+        await cloud.role.watch.look(complete=True)
+        found = {host: (await task)[1] for host, task in waiting.items()}
+    [address] = [each["ip_address"] for each in new["fixed_ips"]]
+    for host, shown in found.items():
+        assert shown is not None
+        assert [address in each for each in shown.members.values()] == [True], host
+    assert computations(cloud) - before == 1
+    assert len(executed) <= 8, "two for each of two looks, and three for the members of the group"
+
+
+async def test_a_floating_ip_is_read_with_its_router_only(cloud: World) -> None:
+    public = await cloud.make("network", ADMIN, name="public", router__external=True)
+    await cloud.make("subnet", ADMIN, network_id=public["id"], cidr="203.0.113.0/24", ip_version=4, enable_dhcp=False)
+    made = []
+    for number in range(5):
+        network, subnet = await cloud.network(f"10.{number}.0.0/24")
+        router = await cloud.make("router", external_gateway_info={"network_id": public["id"]})
+        path = f"/routers/{router['id']}/add_router_interface"
+        assert (await cloud.call("PUT", path, {"subnet_id": subnet["id"]})).status == 200
+        made.append(await cloud.make("port", network_id=network["id"]))
+    await started(cloud, ["h1"])
+    one = client_of(cloud, "h1")
+    known, before = await one.state()
+    assert before is not None and len(before.routers) == 5
+    floating = await cloud.make("floatingip", floating_network_id=public["id"], port_id=made[3]["id"])
+    ticket = KEYRING.issue("h1", cloud.clock.now()).ticket
+    path = f"/agent-states/h1?fingerprint={known}&wait=60&parts=true"
+    answer = (await cloud.call("GET", path, token=ticket)).json()
+    assert list(answer["parts"]) == [f"router:{floating['router_id']}"]
+    _, after = await one.state(known, 0)
+    assert after is not None
+    changed = [router for router in after.routers if router not in before.routers]
+    assert [[each.floating for each in router.floating] for router in changed] == [[floating["floating_ip_address"]]]
+    assert len(after.routers) == 5
+
+
+@contextlib.contextmanager
+def statements(cloud: World) -> Iterator[list[str]]:
+    """Record the statements of the cloud's database."""
+    found: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        if not statement.startswith(("BEGIN", "SAVEPOINT", "RELEASE")):
+            found.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
+    try:
+        yield found
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)

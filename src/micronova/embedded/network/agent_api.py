@@ -1,7 +1,8 @@
 """The API of network agents: the desired state of a host, and reports.
 
 `GET /v2.0/agent-states/HOST` returns the desired state of a host and its fingerprint. With `fingerprint` in the query
-it waits until the state has another one, for at most `wait` seconds (`state_watch.py`). `POST /v2.0/agent-reports` is
+it waits until the state has another one, for at most `wait` seconds (`state_watch.py`). With `parts` it returns only
+the parts that differ, if this process knows the state with that fingerprint. `POST /v2.0/agent-reports` is
 an agent's heartbeat and says which ports are wired. Service users may use both; a host may use them for itself, with
 its ticket.
 """
@@ -14,6 +15,7 @@ from msgspec import Meta
 
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
+from micronova.embedded.network.agent.desired_state import document_of
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import host_topic, note
@@ -22,7 +24,7 @@ from micronova.embedded.network.router_placement import place
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import AGENT_TYPE, agents, ports
-from micronova.http.request import Request
+from micronova.http.request import Request, Response
 from micronova.http.service import Route
 
 MAX_WAIT = 60.0
@@ -35,6 +37,7 @@ class StateQuery(msgspec.Struct, kw_only=True):
 
     fingerprint: Annotated[str, Meta(max_length=64)] = ""
     wait: Annotated[float, Meta(ge=0, le=MAX_WAIT)] = 0.0
+    parts: bool = False  # agents before 0.2.0 take the whole state only
 
 
 class Report(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,12 +71,17 @@ class AgentRoutes:
             ),
         ]  # fmt: skip
 
-    async def state(self, request: Request, id: str) -> dict[str, Any]:
+    async def state(self, request: Request, id: str) -> Response:
         """GET /v2.0/agent-states/{id}: the id is the host's name."""
         request.authorize_host(id)
         query: StateQuery = request.query
-        fingerprint, state = await self._watch.state(id, query.fingerprint, query.wait)
-        return {"fingerprint": fingerprint} if state is None else {"fingerprint": fingerprint, "state": state}
+        found = await self._watch.state(id, query.fingerprint, query.wait, whole=not query.parts)
+        if query.parts:
+            return Response(body=found)
+        shown: dict[str, Any] = {"fingerprint": found.fingerprint}
+        if found.fingerprint != query.fingerprint:
+            shown["state"] = document_of({name: msgspec.json.decode(raw) for name, raw in found.parts.items()})
+        return Response(body=shown)
 
     async def report(self, request: Request) -> None:
         """POST /v2.0/agent-reports."""

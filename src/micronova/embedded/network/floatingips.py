@@ -23,7 +23,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import ROUTERS, note
+from micronova.embedded.network.host_changes import note, router_topic
 from micronova.embedded.network.listing import Attributes
 from micronova.embedded.network.networks import network_target
 from micronova.embedded.network.notifier import CHANGED, Event
@@ -157,6 +157,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         found: list[Resource] = []
         ports_made: list[CreatedPort] = []
         events: list[Event] = []
+        topics: set[str] = set()
         for row, given, plan in wanted:
             made = insert_port(conn, plan)
             ports_made.append(made)
@@ -171,10 +172,11 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
                     "Bad floatingip request: fixed_ip_address cannot be specified without a port_id.", "BadRequest"
                 )
             conn.execute(floatingips.insert(), row)
+            topics |= _topics(row["router_id"])
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
             found.append(self.reload(conn, row["id"]))
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), topics)
         charge_all(conn, (row["project_id"] for row, _, _ in wanted), "floatingip", self.core.settings.quotas)
         return (found, ports_made), events
 
@@ -204,7 +206,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             else:
                 values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
         revisions.update(conn, floatingips.c.revision, id, revision, values, self.core.now())
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), _topics(row["router_id"], values.get("router_id")))
         return self.reload(conn, id), events
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -215,10 +217,14 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
     def _delete(self, conn: sa.Connection, id: str) -> tuple[None, list[Event]]:
         row: FloatingIPRow = locked(conn, floatingips, id)
         erase(conn, floatingips, id)
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), _topics(row.router_id))
         remove_port(conn, row.floating_port_id, self.core.now(), of_service=True)
         release(conn, row.project_id, "floatingip")
         return None, _tell(self.core, _port(conn, row.port_id))
+
+
+def _topics(*router_ids: str | None) -> set[str]:
+    return {router_topic(id) for id in router_ids if id}
 
 
 def _values(row: FloatingIPRow, port: Any, tagged: dict[str, list[str]]) -> dict[str, Any]:

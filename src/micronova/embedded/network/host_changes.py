@@ -1,7 +1,7 @@
 """The table of changes that concern hosts, written by the transactions that make them.
 
-The desired state of a host (`host_document.py`) depends on topics. A transaction that changes something notes its
-topic. `state_watch.py` reads the table and computes only the states that depend on the topic.
+The desired state of a host has parts (`host_document.py`), and the name of each part is a topic. A transaction that
+changes a part notes its topic. `state_watch.py` reads the table, and then only the parts that have changed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.tables import host_changes, port_security_groups
 
-ROUTERS = "routers"  # the topic of all routers with their ports and floating IPs
+ROUTERS = "routers"  # the topic of which routers there are
 
 
 def host_topic(name: str) -> str:
@@ -41,6 +41,11 @@ def policy_topic(id: str) -> str:
     return f"policy:{id}"
 
 
+def router_topic(id: str) -> str:
+    """Return the topic of a router with its ports and floating IPs."""
+    return f"router:{id}"
+
+
 def note(conn: sa.Connection, now: int, topics: Iterable[str]) -> None:
     """Note changed topics, in the transaction that changes them."""
     noted = sorted(set(topics))
@@ -55,7 +60,7 @@ def topics_of_ports(*ports: Mapping[str, Any]) -> set[str]:
         if port["host"]:
             topics.add(host_topic(port["host"]))
         if port["device_owner"] in (device_owners.ROUTER_GATEWAY, device_owners.ROUTER_INTERFACE):
-            topics.add(ROUTERS)
+            topics.add(router_topic(port["device_id"]))
     return topics
 
 

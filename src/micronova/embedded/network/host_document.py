@@ -1,27 +1,34 @@
-"""The desired state of a host: networks, ports, security groups and routers, and the topics that it depends on."""
+"""The desired states of hosts, in parts that hosts share.
+
+A part is named by the topic that notes its changes (`host_changes.py`). The state of a host is the part `host:NAME`
+with all parts that it refers to, directly or by others: its networks, the rules of its security groups, the members of
+the groups that these rules name as remote, QoS policies, and routers. So a change is read once for all hosts that it
+concerns. `agent/desired_state.py` makes one document of the parts.
+"""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from micronova.db.listed import one_of
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.addresses import addresses_of
 from micronova.embedded.network.host_changes import (
     ROUTERS,
-    host_topic,
     members_topic,
     network_topic,
     policy_topic,
+    router_topic,
     rules_topic,
 )
 from micronova.embedded.network.port_changes import groups_of
-from micronova.embedded.network.qos_use import limits_of, policies_of
 from micronova.embedded.network.router_placement import router_host
 from micronova.embedded.network.security_group_rules import PROTOCOLS
 from micronova.embedded.network.tables import (
     addresses,
+    bandwidth_limit_rules,
     floatingips,
     networks,
     port_security_groups,
@@ -37,171 +44,209 @@ MAX_MEMBERS = 5_000  # addresses of a security group that rules name as remote
 MAX_HOST_MEMBERS = 40_000  # addresses of all these security groups, in the desired state of one host
 
 
-class HostDocument(NamedTuple):
-    """The desired state of a host, as its agent gets it."""
+class Part(NamedTuple):
+    """A part of the desired states of hosts."""
 
-    content: dict[str, Any]
-    topics: frozenset[str]  # of `host_changes`: the topics that the content depends on
-
-
-def host_document(conn: sa.Connection, host: str) -> HostDocument:
-    """Return the desired state of a host."""
-    p = ports.c
-    local = list(conn.execute(sa.select(ports).where(p.host == host, p.vif_type != "binding_failed")))
-    has_routers = router_host(conn) == host
-    routed = _routers(conn) if has_routers else []
-    of_routers = [id for router in routed for id in (*router["ports"], *filter(None, [router["gateway_port"]]))]
-    held = {row.id for row in local}
-    for part in chunks([id for id in of_routers if id not in held]):
-        local += conn.execute(sa.select(ports).where(p.id.in_(part)))
-    local.sort(key=lambda row: row.id)
-    groups = groups_of(conn, [row.id for row in local])
-    fixed = addresses_of(conn, [row.id for row in local])
-    chosen = sorted({group for each in groups.values() for group in each})
-    rules = _rules(conn, chosen)
-    members, oversized, of_prefixes = _members(conn, rules)
-    stateless = _stateless(conn, chosen)
-    policies = policies_of(conn, local)
-    limits = limits_of(conn, policies)
-    network_ids = sorted({row.network_id for row in local})
-    content = {
-        "networks": _networks(conn, network_ids),
-        "ports": [
-            {
-                **_port(row, fixed.get(row.id, []), groups.get(row.id, [])),
-                "stateful": not groups.get(row.id) or not stateless.issuperset(groups[row.id]),
-                **limits.get(row.id, {}),
-            }
-            for row in local
-        ],
-        "rules": rules,
-        "members": members,
-        "oversized": oversized,
-        "routers": routed,
-    }
-    topics = {
-        host_topic(host),
-        *(network_topic(id) for id in {*network_ids, *of_prefixes}),
-        *(rules_topic(group) for group in chosen),
-        *(members_topic(group) for group in (*members, *oversized)),
-        *(policy_topic(policy) for policy in policies.values()),
-        *([ROUTERS] if has_routers else ()),
-    }
-    return HostDocument(content, frozenset(topics))
+    content: Any  # None if there is nothing of that name, or a group has too many members
+    refers_to: tuple[str, ...] = ()  # parts that the states with this part have, too
+    depends_on: tuple[str, ...] = ()  # further topics that the content depends on
+    size: int = 0  # addresses of a security group
 
 
-def _port(row: Any, fixed: Sequence[dict[str, str]], groups: Sequence[str]) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "network_id": row.network_id,
-        "project_id": row.project_id,
-        "mac_address": row.mac_address,
-        "status": row.status,
-        "admin_state_up": row.admin_state_up,
-        "device_id": row.device_id,
-        "device_owner": row.device_owner,
-        "host": row.host,
-        "port_security_enabled": row.port_security_enabled,
-        "fixed_ips": sorted(fixed, key=lambda each: (each["subnet_id"], each["ip_address"])),
-        "security_groups": sorted(groups),
-        "allowed_address_pairs": row.allowed_address_pairs,
-        "extra_dhcp_opts": row.extra_dhcp_opts,
-        "dns_name": row.dns_name,
-    }
-
-
-def _networks(conn: sa.Connection, ids: Sequence[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for part in chunks(list(ids)):
-        n, s = networks.c, subnets.c
-        below: dict[str, list[dict[str, Any]]] = {}
-        routed = sa.exists().where(router_interfaces.c.subnet_id == s.id).label("routed")
-        for row in conn.execute(sa.select(subnets, routed).where(s.network_id.in_(part)).order_by(s.id)):
-            shown = {name: getattr(row, name) for name in _SUBNET}
-            below.setdefault(row.network_id, []).append(shown)
-        found += [
-            {**{name: getattr(row, name) for name in _NETWORK}, "subnets": below.get(row.id, [])}
-            for row in conn.execute(sa.select(networks).where(n.id.in_(part)).order_by(n.id))
-        ]
+def read_parts(conn: sa.Connection, names: Iterable[str]) -> dict[str, Part]:
+    """Return the parts with these names."""
+    by_kind: dict[str, list[str]] = {}
+    for name in names:
+        kind, _, id = name.partition(":")
+        by_kind.setdefault(kind, []).append(id)
+    found: dict[str, Part] = {}
+    for kind, ids in by_kind.items():
+        for part in chunks(ids) if kind != ROUTERS else [ids]:
+            read = _READERS[kind](conn, part)
+            found |= {f"{kind}:{id}" if id else kind: read.get(id, Part(None)) for id in part}
     return found
 
 
-_NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up")
-_SUBNET = (
-    "id", "ip_version", "cidr", "gateway_ip", "enable_dhcp", "ipv6_ra_mode", "ipv6_address_mode", "dns_nameservers",
-    "host_routes", "routed",
-)  # fmt: skip
-
-
-def _stateless(conn: sa.Connection, ids: Sequence[str]) -> set[str]:
-    """Return the stateless ones of these security groups."""
-    g = security_groups.c
-    found: set[str] = set()
-    for part in chunks(list(ids)):
-        found |= set(conn.execute(sa.select(g.id).where(g.id.in_(part), sa.not_(g.stateful))).scalars())
-    return found
-
-
-def _rules(conn: sa.Connection, ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the rules of security groups."""
-    rules: dict[str, list[dict[str, Any]]] = {id: [] for id in ids}
-    r = security_group_rules.c
-    for part in chunks(list(ids)):
-        chosen = sa.select(security_group_rules).where(r.security_group_id.in_(part)).order_by(r.id)
-        for row in conn.execute(chosen):
-            rules[row.security_group_id].append(
-                {
-                    "direction": row.direction,
-                    "ethertype": row.ethertype,
-                    "protocol": _number(row.protocol, row.ethertype),
-                    "port_range_min": row.port_range_min,
-                    "port_range_max": row.port_range_max,
-                    "remote_ip_prefix": row.remote_ip_prefix,
-                    "remote_group_id": row.remote_group_id,
-                }
-            )
-    return rules
-
-
-def _members(
-    conn: sa.Connection, rules: dict[str, list[dict[str, Any]]]
-) -> tuple[dict[str, list[str]], dict[str, int], set[str]]:
-    """Return the addresses of the groups that rules name as remote, the number of those of groups left out, and the
-    networks whose subnets decide about address pairs.
+def too_large(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the security groups that the state of a host leaves out, and their numbers of addresses.
 
     Members of a project choose address pairs freely, and the host's firewall is one for all projects. So a group with
     more than `MAX_MEMBERS` addresses is left out, and then the largest ones until `MAX_HOST_MEMBERS` are left.
     """
-    named = sorted({each["remote_group_id"] for group in rules.values() for each in group if each["remote_group_id"]})
-    found: dict[str, set[str]] = {id: set() for id in named}
-    g, p = port_security_groups.c, ports.c
-    paired: dict[str, Any] = {}
-    for part in chunks(named):
-        inside = sa.select(g.port_id).where(g.security_group_id.in_(part))
-        chosen = sa.select(p.id, p.network_id, p.allowed_address_pairs).where(p.id.in_(inside))
-        paired |= {row.id: row for row in conn.execute(chosen) if row.allowed_address_pairs}
-    of_prefixes = {row.network_id for row in paired.values() if any("/" in text for text in _texts(row))}
-    widest = _widest_subnets(conn, sorted(of_prefixes))
-    pairs = {
-        id: [text for text in _texts(row) if _is_narrow(text, widest.get(row.network_id, {}))]
-        for id, row in paired.items()
-    }
-    for part in chunks(named):
-        membership = (
-            sa.select(g.security_group_id, g.port_id, addresses.c.address)
-            .join(addresses, addresses.c.port_id == g.port_id)
-            .where(g.security_group_id.in_(part))
+    found: dict[str, int] = {}
+    total = sum(sizes.values())
+    for id, size in sorted(sizes.items(), key=lambda each: (-each[1], each[0])):
+        if size <= MAX_MEMBERS and total <= MAX_HOST_MEMBERS:
+            break
+        found[id] = size
+        total -= size
+    return found
+
+
+# --- ports ---
+
+_PORT_COLUMNS = (
+    "id", "network_id", "project_id", "mac_address", "status", "admin_state_up", "device_id", "device_owner", "host",
+    "port_security_enabled", "allowed_address_pairs", "extra_dhcp_opts", "dns_name", "qos_policy_id",
+)  # fmt: skip
+_PORTS = sa.select(*(ports.c[name] for name in _PORT_COLUMNS)).order_by(ports.c.id)
+_PORTS_OF_HOSTS = _PORTS.where(one_of(ports.c.host, "hosts"), ports.c.vif_type != "binding_failed")
+_PORTS_BY_ID = _PORTS.where(one_of(ports.c.id, "ids"))
+
+
+def _hosts(conn: sa.Connection, names: Sequence[str]) -> dict[str, Part]:
+    """Return the ports that are bound to hosts."""
+    of_host: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for port in _shown(conn, conn.execute(_PORTS_OF_HOSTS, {"hosts": names}).all()):
+        of_host[port["host"]].append(port)
+    routing = router_host(conn)
+    return {
+        name: Part(
+            {"ports": held},
+            _distinct(
+                *(network_topic(port["network_id"]) for port in held),
+                *(rules_topic(group) for port in held for group in port["security_groups"]),
+                *(policy_topic(port["qos_policy_id"]) for port in held if port["qos_policy_id"]),
+                *([ROUTERS] if name == routing else ()),
+            ),
         )
-        for row in conn.execute(membership):
-            found[row.security_group_id].update((row.address, *pairs.get(row.port_id, ())))
-    oversized: dict[str, int] = {}
-    total = sum(len(each) for each in found.values())
-    for id in sorted(named, key=lambda id: (-len(found[id]), id)):
-        count = len(found[id])
-        if count > MAX_MEMBERS or total > MAX_HOST_MEMBERS:
-            oversized[id] = count
-            total -= count
-    return {id: sorted(found[id]) for id in named if id not in oversized}, oversized, of_prefixes
+        for name, held in of_host.items()
+    }
+
+
+def _shown(conn: sa.Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    ids = [row.id for row in rows]
+    fixed, groups = addresses_of(conn, ids), groups_of(conn, ids)
+    return [
+        {
+            **{name: getattr(row, name) for name in _PORT_COLUMNS},
+            "fixed_ips": sorted(fixed.get(row.id, ()), key=lambda each: (each["subnet_id"], each["ip_address"])),
+            "security_groups": sorted(groups.get(row.id, ())),
+        }
+        for row in rows
+    ]
+
+
+def _distinct(*names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+# --- networks and QoS policies ---
+
+_NETWORK = ("id", "mtu", "external", "dns_domain", "admin_state_up", "qos_policy_id")
+_SUBNET = (
+    "id", "ip_version", "cidr", "gateway_ip", "enable_dhcp", "ipv6_ra_mode", "ipv6_address_mode", "dns_nameservers",
+    "host_routes",
+)  # fmt: skip
+_NETWORKS = sa.select(*(networks.c[name] for name in _NETWORK)).where(one_of(networks.c.id, "ids"))
+_SUBNETS = (
+    sa.select(
+        subnets.c.network_id,
+        *(subnets.c[name] for name in _SUBNET),
+        sa.exists().where(router_interfaces.c.subnet_id == subnets.c.id).label("routed"),
+    )
+    .where(one_of(subnets.c.network_id, "ids"))
+    .order_by(subnets.c.id)
+)
+_LIMITS = sa.select(bandwidth_limit_rules).where(one_of(bandwidth_limit_rules.c.policy_id, "ids"))
+
+
+def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+    """Return networks with their subnets."""
+    below: dict[str, list[dict[str, Any]]] = {}
+    for row in conn.execute(_SUBNETS, {"ids": ids}):
+        shown = {name: getattr(row, name) for name in (*_SUBNET, "routed")}
+        below.setdefault(row.network_id, []).append(shown)
+    return {
+        row.id: Part(
+            {**row._mapping, "subnets": below.get(row.id, [])},
+            (policy_topic(row.qos_policy_id),) if row.qos_policy_id else (),
+        )
+        for row in conn.execute(_NETWORKS, {"ids": ids})
+    }
+
+
+def _policies(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+    """Return the bandwidth limits of QoS policies, by direction."""
+    limits: dict[str, dict[str, Any]] = {id: {} for id in ids}
+    for row in conn.execute(_LIMITS, {"ids": ids}):
+        limits[row.policy_id][row.direction] = {"max_kbps": row.max_kbps, "max_burst_kbps": row.max_burst_kbps}
+    return {id: Part(each) for id, each in limits.items()}
+
+
+# --- security groups ---
+
+_RULE = (
+    "direction", "ethertype", "port_range_min", "port_range_max", "remote_ip_prefix", "remote_group_id",
+)  # fmt: skip
+_GROUPS = sa.select(security_groups.c.id, security_groups.c.stateful).where(one_of(security_groups.c.id, "ids"))
+_RULES = (
+    sa.select(security_group_rules)
+    .where(one_of(security_group_rules.c.security_group_id, "ids"))
+    .order_by(security_group_rules.c.id)
+)
+
+
+def _rules(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+    """Return the rules of security groups."""
+    rules: dict[str, list[dict[str, Any]]] = {id: [] for id in ids}
+    for row in conn.execute(_RULES, {"ids": ids}):
+        shown = {name: getattr(row, name) for name in _RULE}
+        rules[row.security_group_id].append({**shown, "protocol": _number(row.protocol, row.ethertype)})
+    return {
+        row.id: Part(
+            {"stateful": row.stateful, "rules": rules[row.id]},
+            _distinct(*(members_topic(each["remote_group_id"]) for each in rules[row.id] if each["remote_group_id"])),
+        )
+        for row in conn.execute(_GROUPS, {"ids": ids})
+    }
+
+
+def _number(protocol: str | None, ethertype: str) -> int | None:
+    if protocol is None:
+        return None
+    number = int(protocol) if protocol.isdecimal() else PROTOCOLS.get(protocol)
+    return 58 if number == 1 and ethertype == "IPv6" else number  # icmp in an IPv6 rule means ICMPv6
+
+
+# Each of these finds its rows by ids: of a join with the ports of some groups PostgreSQL expects so many rows that it
+# would read whole tables.
+_MEMBERSHIP = sa.select(port_security_groups).where(one_of(port_security_groups.c.security_group_id, "ids"))
+_ADDRESSES = sa.select(addresses.c.port_id, addresses.c.address).where(one_of(addresses.c.port_id, "ids"))
+_PAIRS = sa.select(ports.c.id, ports.c.network_id, ports.c.allowed_address_pairs).where(
+    one_of(ports.c.id, "ids"), ports.c.allowed_address_pairs != sa.literal([], ports.c.allowed_address_pairs.type)
+)
+_CIDRS = sa.select(subnets.c.network_id, subnets.c.ip_version, subnets.c.cidr).where(
+    one_of(subnets.c.network_id, "ids")
+)
+
+
+def _members(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+    """Return the addresses of security groups; those of networks whose subnets decide about pairs depend on these."""
+    ports_of: dict[str, list[str]] = {id: [] for id in ids}
+    for row in conn.execute(_MEMBERSHIP, {"ids": ids}):
+        ports_of[row.security_group_id].append(row.port_id)
+    held: dict[str, list[str]] = {}
+    paired: dict[str, Any] = {}
+    for part in chunks(port for each in ports_of.values() for port in each):
+        for row in conn.execute(_ADDRESSES, {"ids": part}):
+            held.setdefault(row.port_id, []).append(row.address)
+        paired |= {row.id: row for row in conn.execute(_PAIRS, {"ids": part})}
+    with_prefixes = {id: row.network_id for id, row in paired.items() if any("/" in text for text in _texts(row))}
+    widest = _widest_subnets(conn, sorted(set(with_prefixes.values())))
+    for id, row in paired.items():
+        if id in held:
+            held[id] += [text for text in _texts(row) if _is_narrow(text, widest.get(row.network_id, {}))]
+    found = {}
+    for id, members in ports_of.items():
+        texts = sorted({text for port in members for text in held.get(port, ())})
+        deciding = {with_prefixes[port] for port in members if port in with_prefixes}
+        found[id] = Part(
+            texts if len(texts) <= MAX_MEMBERS else None,
+            depends_on=tuple(network_topic(each) for each in sorted(deciding)),
+            size=len(texts),
+        )
+    return found
 
 
 def _texts(row: Any) -> list[str]:
@@ -211,9 +256,8 @@ def _texts(row: Any) -> list[str]:
 def _widest_subnets(conn: sa.Connection, network_ids: Sequence[str]) -> dict[str, dict[int, int]]:
     """Return the length of the shortest prefix of each network's subnets, by IP version."""
     widest: dict[str, dict[int, int]] = {}
-    s = subnets.c
     for part in chunks(network_ids):
-        for row in conn.execute(sa.select(s.network_id, s.ip_version, s.cidr).where(s.network_id.in_(part))):
+        for row in conn.execute(_CIDRS, {"ids": part}):
             of_network = widest.setdefault(row.network_id, {})
             length = int(row.cidr.rpartition("/")[2])
             of_network[row.ip_version] = min(length, of_network.get(row.ip_version, length))
@@ -232,32 +276,64 @@ def _is_narrow(text: str, widest: Mapping[int, int]) -> bool:
     return range_.num_addresses == 1 or range_.prefixlen >= widest.get(range_.version, range_.max_prefixlen)
 
 
-def _number(protocol: str | None, ethertype: str) -> int | None:
-    if protocol is None:
-        return None
-    number = int(protocol) if protocol.isdecimal() else PROTOCOLS.get(protocol)
-    return 58 if number == 1 and ethertype == "IPv6" else number  # icmp in an IPv6 rule means ICMPv6
+# --- routers ---
+
+_ROUTER_IDS = sa.select(routers.c.id).order_by(routers.c.id)
+_ROUTERS = sa.select(
+    routers.c.id, routers.c.admin_state_up, routers.c.gateway_port_id, routers.c.enable_snat, routers.c.routes
+).where(one_of(routers.c.id, "ids"))
+_INTERFACES = (
+    sa.select(router_interfaces.c.router_id, router_interfaces.c.port_id)
+    .where(one_of(router_interfaces.c.router_id, "ids"))
+    .distinct()
+)
+_FLOATING = (
+    sa.select(floatingips.c.router_id, floatingips.c.floating_ip_address, floatingips.c.fixed_ip_address)
+    .where(one_of(floatingips.c.router_id, "ids"), floatingips.c.port_id.is_not(None))
+    .order_by(floatingips.c.id)
+)
 
 
-def _routers(conn: sa.Connection) -> list[dict[str, Any]]:
-    joined: dict[str, set[str]] = {}
-    for row in conn.execute(sa.select(router_interfaces)):
-        joined.setdefault(row.router_id, set()).add(row.port_id)
-    f = floatingips.c
+def _all_routers(conn: sa.Connection, _: Sequence[str]) -> dict[str, Part]:
+    """Return the references to all routers."""
+    return {"": Part(None, tuple(router_topic(id) for id in conn.execute(_ROUTER_IDS).scalars()))}
+
+
+def _routers(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
+    """Return routers with their ports and floating IPs."""
+    rows = conn.execute(_ROUTERS, {"ids": ids}).all()
+    joined: dict[str, list[str]] = {row.id: [] for row in rows}
+    for router_id, port_id in conn.execute(_INTERFACES, {"ids": ids}):
+        joined.setdefault(router_id, []).append(port_id)
     floating: dict[str, list[dict[str, str]]] = {}
-    chosen = sa.select(f.router_id, f.floating_ip_address, f.fixed_ip_address)
-    for row in conn.execute(chosen.where(f.router_id.is_not(None), f.port_id.is_not(None)).order_by(f.id)):
-        pair = {"floating": row.floating_ip_address, "fixed": row.fixed_ip_address}
-        floating.setdefault(row.router_id, []).append(pair)
-    return [
-        {
+    for router_id, outside, inside in conn.execute(_FLOATING, {"ids": ids}):
+        floating.setdefault(router_id, []).append({"floating": outside, "fixed": inside})
+    held: dict[str, dict[str, Any]] = {}
+    for part in chunks(id for row in rows for id in (*joined[row.id], row.gateway_port_id)):
+        held |= {port["id"]: port for port in _shown(conn, conn.execute(_PORTS_BY_ID, {"ids": part}).all())}
+    found = {}
+    for row in rows:
+        own = [held[id] for id in sorted({*joined[row.id], row.gateway_port_id} & held.keys())]
+        router = {
             "id": row.id,
             "admin_state_up": row.admin_state_up,
             "gateway_port": row.gateway_port_id,
             "enable_snat": row.enable_snat,
             "routes": row.routes,
-            "ports": sorted(joined.get(row.id, ())),
+            "ports": sorted(joined[row.id]),
             "floating": floating.get(row.id, []),
         }
-        for row in conn.execute(sa.select(routers).order_by(routers.c.id))
-    ]
+        references = _distinct(*(network_topic(port["network_id"]) for port in own))
+        found[row.id] = Part({"router": router, "ports": own}, references)
+    return found
+
+
+_READERS: Mapping[str, Callable[[sa.Connection, Sequence[str]], dict[str, Part]]] = {
+    "host": _hosts,
+    "network": _networks,
+    "policy": _policies,
+    "rules": _rules,
+    "members": _members,
+    ROUTERS: _all_routers,
+    "router": _routers,
+}

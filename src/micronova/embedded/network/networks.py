@@ -21,7 +21,7 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Settings
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.host_changes import network_topic, note
+from micronova.embedded.network.host_changes import network_topic, note, topics_of_members, topics_of_ports
 from micronova.embedded.network.listing import Attributes, Clause
 from micronova.embedded.network.qos_use import check_use, default_policy
 from micronova.embedded.network.quotas import charge_all, release_all
@@ -283,18 +283,21 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
                 f"network.",
                 "NetworkInUse",
             )
-        gone = list(conn.execute(sa.select(ports.c.id, ports.c.project_id).where(ports.c.network_id == id)))
+        columns = (ports.c.id, ports.c.project_id, ports.c.host, ports.c.device_owner, ports.c.device_id)
+        gone = list(conn.execute(sa.select(*columns).where(ports.c.network_id == id)))
         below = list(conn.execute(sa.select(subnets.c.id, subnets.c.project_id).where(subnets.c.network_id == id)))
         conn.execute(topologies.delete().where(topologies.c.network_id == id))
+        topics = {network_topic(id)}
         if gone:
             ids = [each.id for each in gone]
+            topics |= topics_of_ports(*(dict(each._mapping) for each in gone)) | topics_of_members(conn, ids)
             conn.execute(addresses.delete().where(addresses.c.port_id.in_(ids)))
             conn.execute(ports.delete().where(ports.c.id.in_(ids)))
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
         conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
-        note(conn, self.core.now(), [network_topic(id)])
-        freed = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
+        note(conn, self.core.now(), topics)
+        freed: dict[str, Sequence[Any]] = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
         release_all(conn, ((each.project_id, kind) for kind, all_ in freed.items() for each in all_))
 
 

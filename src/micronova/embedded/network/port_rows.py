@@ -13,7 +13,13 @@ from micronova.embedded.network.addresses import AddressRequest, AllocationSubne
 from micronova.embedded.network.agents import hosts_with_agents
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import ROUTERS, members_topic, note, topics_of_members, topics_of_ports
+from micronova.embedded.network.host_changes import (
+    members_topic,
+    note,
+    router_topic,
+    topics_of_members,
+    topics_of_ports,
+)
 from micronova.embedded.network.quotas import release
 from micronova.embedded.network.row_types import PortNetworkRow, PortRow
 from micronova.embedded.network.rows import new_row
@@ -207,8 +213,9 @@ def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = Fa
     if not of_service:
         _check_free(conn, gone)
     topics = topics_of_ports(gone) | topics_of_members(conn, [id])
-    if conn.execute(_DISASSOCIATE, {"port": id, "now": now}).rowcount:
-        topics.add(ROUTERS)
+    if routers_of := conn.execute(_ROUTERS_OF, {"id": id}).scalars().all():
+        conn.execute(_DISASSOCIATE, {"port": id, "now": now})
+        topics.update(router_topic(router) for router in routers_of if router)
     note(conn, now, topics)
     conn.execute(_UNTAG, {"id": id})
     conn.execute(_DELETE, {"id": id})  # the database deletes its addresses and memberships, too
@@ -219,6 +226,12 @@ def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = Fa
 LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
 _DELETE = ports.delete().where(ports.c.id == sa.bindparam("id"))
 _UNTAG = tags.delete().where(tags.c.resource_id == sa.bindparam("id"))
+_ROUTERS_OF = (
+    sa.select(floatingips.c.router_id)
+    .where(floatingips.c.port_id == sa.bindparam("id"))
+    .order_by(floatingips.c.id)
+    .with_for_update()
+)
 _DISASSOCIATE = (
     floatingips.update()
     .where(floatingips.c.port_id == sa.bindparam("port"))

@@ -1,14 +1,12 @@
 """The use of QoS policies by networks and ports."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.embedded.common.chunks import chunks
-from micronova.embedded.network import device_owners
 from micronova.embedded.network.errors import not_found
-from micronova.embedded.network.tables import bandwidth_limit_rules, networks, qos_policies
+from micronova.embedded.network.tables import qos_policies
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
@@ -40,26 +38,3 @@ def check_use(conn: sa.Connection, request: Request, given: Mapping[str, Any], b
             f"Failed to remove provided policy {before} because you are not authorized.",
             type="PolicyRemoveAuthorizationError",
         )
-
-
-def policies_of(conn: sa.Connection, ports: Sequence[Any]) -> dict[str, str]:
-    """Return the policies of guests' ports: that of the port, or else that of its network."""
-    guests = [row for row in ports if not device_owners.is_service(row.device_owner)]
-    of_network: dict[str, str | None] = {}
-    for part in chunks(sorted({row.network_id for row in guests if row.qos_policy_id is None})):
-        n = networks.c
-        found = conn.execute(sa.select(n.id, n.qos_policy_id).where(n.id.in_(part)))
-        of_network |= {row.id: row.qos_policy_id for row in found}
-    policies = {row.id: row.qos_policy_id or of_network.get(row.network_id) for row in guests}
-    return {id: policy for id, policy in policies.items() if policy is not None}
-
-
-def limits_of(conn: sa.Connection, policy_of: Mapping[str, str]) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the bandwidth limits of ports by direction, from their policies."""
-    limits: dict[str, dict[str, dict[str, int]]] = {}
-    for part in chunks(sorted(set(policy_of.values()))):
-        r = bandwidth_limit_rules.c
-        for rule in conn.execute(sa.select(bandwidth_limit_rules).where(r.policy_id.in_(part))):
-            shown = {"max_kbps": rule.max_kbps, "max_burst_kbps": rule.max_burst_kbps}
-            limits.setdefault(rule.policy_id, {})[rule.direction] = shown
-    return {id: limits[policy] for id, policy in policy_of.items() if policy in limits}

@@ -18,7 +18,7 @@ from micronova.embedded.network.addresses import (
 from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import ROUTERS, network_topic, note, topics_of_ports
+from micronova.embedded.network.host_changes import network_topic, note, router_topic, topics_of_ports
 from micronova.embedded.network.networks import NETWORK_LABELS, network_part_of, network_target
 from micronova.embedded.network.port_rows import (
     CreatedPort,
@@ -231,7 +231,7 @@ def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan
         _adopt(conn, core, router_id, port_id)
     rows = [{"port_id": port_id, "router_id": router_id, "subnet_id": each.id} for each in plan.subnets]
     conn.execute(router_interfaces.insert(), rows)
-    note(conn, core.now(), [ROUTERS, *(network_topic(each.network_id) for each in plan.subnets)])
+    note(conn, core.now(), [router_topic(router_id), *(network_topic(each.network_id) for each in plan.subnets)])
     if plan.port is not None:
         charge(conn, plan.port.row["project_id"], "port", core.settings.quotas)
     return _described(port_id, plan.subnets)
@@ -293,7 +293,7 @@ def disconnect(
     joined = [allocation_subnet(row) for row in conn.execute(sa.select(subnets).where(subnets.c.id.in_(held)))]
     conn.execute(router_interfaces.delete().where(i.port_id == gone))
     remove_port(conn, gone, core.now(), of_service=True)
-    note(conn, core.now(), [ROUTERS, *(network_topic(each.network_id) for each in joined)])
+    note(conn, core.now(), [router_topic(router_id), *(network_topic(each.network_id) for each in joined)])
     _drop_dead_routes(conn, router_id)
     return _described(gone, joined)
 

@@ -19,7 +19,7 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.host_changes import ROUTERS, note
+from micronova.embedded.network.host_changes import ROUTERS, note, router_topic
 from micronova.embedded.network.listing import Attributes, flags, only_empty
 from micronova.embedded.network.port_rows import remember_addresses
 from micronova.embedded.network.quotas import charge_all, release
@@ -232,7 +232,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         plain = ("name", "description", "admin_state_up")
         values: dict[str, Any] = {name: given[name] for name in plain if name in given}
         revisions.update(conn, routers.c.revision, id, revision, values, self.core.now())
-        note(conn, self.core.now(), [ROUTERS])
+        note(conn, self.core.now(), [router_topic(id)])
         if "external_gateway_info" in given:
             row = conn.execute(sa.select(routers).where(routers.c.id == id)).one()
             if plan is None:

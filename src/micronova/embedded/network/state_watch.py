@@ -1,15 +1,16 @@
-"""The desired states that network agents wait for: computed once, and again only when a change concerns the host.
+"""The desired states that network agents wait for: parts that are read once, and again only when a change is noted.
 
-Each process reads the table of changes (`host_changes.py`) once a second, however many agents wait, and at once after
+Each process reads the table of changes (`change_feed.py`) once a second, however many agents wait, and at once after
 a transaction of its own that notes changes (`Core.write_and_wake`). So the processes of the service need to know
-nothing of each other.
+nothing of each other. A part (`host_document.py`) is kept in memory while a host has it in its state, and read once
+for all of them.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,18 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
-from micronova.embedded.network.host_document import host_document
+from micronova.embedded.network.change_feed import (
+    KEEP,
+    Change,
+    ChangeFeed,
+    Question,
+    any_before,
+    purge_changes,
+    read_changes,
+    recent_changes,
+)
+from micronova.embedded.network.host_document import Part, read_parts, too_large
 from micronova.embedded.network.router_placement import Times, is_due, place
-from micronova.embedded.network.tables import host_changes
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 
@@ -27,40 +37,62 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL = 1.0  # seconds between two looks for changes by other processes
 BATCH_TIME = 0.02  # seconds in which further changes are collected
-OVERLAP = 30.0  # seconds that a look reaches back: a transaction may commit that long after it has noted a change
-KEEP = 600.0  # seconds for which changes are kept
-PURGE_INTERVAL = 60.0  # seconds between deletions of older ones
-MAX_AGE = 600.0  # seconds after which a state is computed again although no change was noted
+PURGE_INTERVAL = 60.0  # seconds between deletions of old changes
+MAX_AGE = 600.0  # seconds after which a part is read again although no change was noted
 IDLE = 300.0  # seconds without a request after which a host is forgotten
-COMPUTATIONS = 4  # that run at once, so that other requests get the database, too
+READS = 4  # of parts that run at once, so that other requests get the database, too
+OVERSIZED = "oversized"  # the part with the groups that a state leaves out; only this module makes it
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an agent needs to bring the parts that it has up to date."""
+
+    fingerprint: str
+    since: str = ""  # the fingerprint of the state that is changed; without it the parts are all
+    parts: dict[str, msgspec.Raw] = {}
+    removed: list[str] = []
+
+
+@dataclass
+class _Read:
+    """A part as it was read."""
+
+    part: Part
+    raw: msgspec.Raw
+    digest: bytes
+    read_at: float  # by the monotonic clock
+    stale: bool = False  # a change was noted
 
 
 @dataclass
 class _Known:
     """What is known of the desired state of a host."""
 
-    fingerprint: str
-    topics: frozenset[str]
-    computed_at: float  # by the monotonic clock; `asked_at` too
-    asked_at: float
+    asked_at: float  # by the monotonic clock
+    fingerprint: str = ""
+    digests: Mapping[str, bytes] = field(default_factory=dict)  # of its parts, by name
+    names: frozenset[str] = frozenset()  # of parts that were read for it
+    oversized: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"{}"))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StateWatch:
-    """Computes the desired states of hosts and waits for their changes."""
+    """Keeps the parts of hosts' desired states and waits for their changes."""
 
     def __init__(self, database: Database, clock: Clock, agent_times: Callable[[], Times]) -> None:
         self._database = database
         self._clock = clock
         self._agent_times = agent_times
         self._hosts: dict[str, _Known] = {}
-        self._by_topic: dict[str, set[str]] = {}  # topic -> hosts whose states depend on it
-        self._computing: set[_Noted] = set()
-        self._slots = asyncio.Semaphore(COMPUTATIONS)
+        self._parts: dict[str, _Read] = {}
+        self._users: dict[str, set[str]] = {}  # part -> hosts that have it in their states
+        self._dependent: dict[str, set[str]] = {}  # topic -> parts of other names that depend on it
+        self._reading: dict[str, asyncio.Task[None]] = {}  # by part
+        self._noted_while_reading: list[set[str]] = []  # a set of topics per read
+        self._slots = asyncio.Semaphore(READS)
         self._noted_here = asyncio.Event()  # this process has noted changes
-        self._position: int | None = None  # of the last change that was read; None: no host is known
-        self._read_at = 0  # when the changes were last read, in microseconds
-        self._seen: dict[int, int] = {}  # position -> time, of the changes that the next look reads again
+        self._feed = ChangeFeed()
+        self._looking = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._ended = False
 
@@ -85,62 +117,185 @@ class StateWatch:
         """Look for changes soon, because this process has noted some."""
         self._noted_here.set()
 
-    async def state(self, host: str, fingerprint: str, wait: float) -> tuple[str, dict[str, Any] | None]:
-        """Return the fingerprint of a host's desired state, and the state if the fingerprint is another one.
+    # --- answers ---
 
-        Wait for at most `wait` seconds until it is another one.
+    async def state(self, host: str, fingerprint: str, wait: float, *, whole: bool = False) -> Parts:
+        """Return the parts of a host's desired state that differ from those of the state with this fingerprint.
+
+        Wait for at most `wait` seconds until there are any. With `whole`, return all parts then.
         """
         deadline = self._clock.monotonic() + wait
+        before: Mapping[str, bytes] | None = None
+        if host not in self._hosts or self._hosts[host].fingerprint != fingerprint:
+            await self.look(complete=False)  # who does not wait gets what is true now
         while True:
-            known = self._hosts.get(host)
-            old = known is None or known.changed.is_set() or self._clock.monotonic() - known.computed_at > MAX_AGE
-            if known is None or old or known.fingerprint != fingerprint:
-                known, found = await self._compute(host)
-                if known.fingerprint != fingerprint:
-                    return known.fingerprint, found
-            if self._ended:
-                return known.fingerprint, None
+            known = self._hosts.setdefault(host, _Known(self._clock.monotonic()))
             known.asked_at = self._clock.monotonic()
+            if known.fingerprint == fingerprint and fingerprint and not whole:
+                before = known.digests
+            if self._is_old(known):
+                await self._update(host, known)
+            if known.fingerprint != fingerprint:
+                return self._difference(known, fingerprint, before)
+            if self._ended:
+                return Parts(fingerprint=known.fingerprint, since=known.fingerprint)
             try:
                 async with asyncio.timeout(deadline - self._clock.monotonic()):
                     await known.changed.wait()
             except TimeoutError:
-                return known.fingerprint, None
+                return Parts(fingerprint=known.fingerprint, since=known.fingerprint)
 
-    async def _compute(self, host: str) -> tuple[_Known, dict[str, Any]]:
-        """Compute a state; it counts as changed if one of its topics is noted meanwhile."""
-        if self._position is None:
-            self._read_at = self._now()
-            self._position = await self._database.read(_last_position)
-        noted = _Noted()
+    def _is_old(self, known: _Known) -> bool:
+        oldest = self._clock.monotonic() - MAX_AGE
+        return (
+            known.changed.is_set()
+            or not known.fingerprint
+            or any(self._parts[name].read_at < oldest for name in known.names)
+        )
+
+    def _difference(self, known: _Known, fingerprint: str, before: Mapping[str, bytes] | None) -> Parts:
+        held = before or {}
+        changed = [name for name, digest in known.digests.items() if held.get(name) != digest]
+        return Parts(
+            fingerprint=known.fingerprint,
+            since="" if before is None else fingerprint,
+            parts={name: known.oversized if name == OVERSIZED else self._parts[name].raw for name in changed},
+            removed=[name for name in held if name not in known.digests],
+        )
+
+    async def _update(self, host: str, known: _Known) -> None:
+        """Read what is missing or old of a host's state, and compute its fingerprint.
+
+        A change that is noted meanwhile sets `changed` again, because the host is among the users of a part before it
+        is read.
+        """
+        known.changed.clear()
+        tried: set[str] = set()
+        oldest = self._clock.monotonic() - MAX_AGE
+        try:
+            while True:
+                names = self._reached(host)
+                for name in names - known.names:
+                    self._users.setdefault(name, set()).add(host)
+                known.names |= names
+                due = []
+                for name in names:
+                    read = self._parts.get(name)
+                    if read is None or (name not in tried and (read.stale or read.read_at < oldest)):
+                        due.append(name)
+                if not due:
+                    break
+                tried.update(due)
+                await self._read(due)
+        except BaseException:
+            known.changed.set()
+            raise
+        self._release(host, known.names - names)
+        known.names = frozenset(names)
+        self._conclude(known)
+
+    def _reached(self, host: str) -> set[str]:
+        """Return the names of the parts of a host's state, as far as they are known."""
+        found = {f"host:{host}"}
+        front = list(found)
+        while front:
+            read = self._parts.get(front.pop())
+            new = set(read.part.refers_to) - found if read is not None else set()
+            found |= new
+            front += new
+        return found
+
+    def _conclude(self, known: _Known) -> None:
+        """Set the fingerprint of a host's state from its parts."""
+        sizes = {
+            name.partition(":")[2]: self._parts[name].part.size for name in known.names if name.startswith("members:")
+        }
+        left_out = too_large(sizes)
+        digests = {
+            name: self._parts[name].digest
+            for name in sorted(known.names)
+            if self._parts[name].part.content is not None
+            and not (name.startswith("members:") and name.partition(":")[2] in left_out)
+        }
+        if left_out:
+            known.oversized, digests[OVERSIZED] = _encoded(left_out)
+        known.digests = digests
+        whole = hashlib.blake2b(digest_size=16)
+        for name, digest in digests.items():
+            whole.update(f"{name} ".encode() + digest)
+        fingerprint, known.fingerprint = known.fingerprint, whole.hexdigest()
+        if fingerprint not in ("", known.fingerprint):
+            known.changed.set()  # other requests for the same host may wait
+
+    def _release(self, host: str, names: Iterable[str]) -> None:
+        """Remove a host from the users of parts, and forget parts without users."""
+        for name in names:
+            users = self._users[name]
+            users.discard(host)
+            if not users:
+                del self._users[name]
+                self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        read = self._parts.pop(name, None)
+        for topic in read.part.depends_on if read is not None else ():
+            self._dependent[topic].discard(name)
+            if not self._dependent[topic]:
+                del self._dependent[topic]
+
+    # --- reading parts ---
+
+    async def _read(self, names: Iterable[str]) -> None:
+        """Read parts; if another request reads one of them already, wait for that."""
+        tasks: set[asyncio.Task[None]] = set()
+        new: list[str] = []
+        for name in names:
+            task = self._reading.get(name)
+            if task is None:
+                new.append(name)
+            else:
+                tasks.add(task)
+        if new:
+            task = asyncio.create_task(self._read_now(sorted(new)))
+            task.add_done_callback(lambda each: each.cancelled() or each.exception())  # all requests may be cancelled
+            self._reading.update(dict.fromkeys(new, task))
+            tasks.add(task)
+        await asyncio.wait(tasks)  # all end, also if this request is cancelled
+        for task in tasks:
+            task.result()
+
+    async def _read_now(self, names: list[str]) -> None:
+        noted: set[str] = set()
         try:
             async with self._slots:
-                await self.look(complete=False)  # or earlier changes would count as later than the state
-                self._computing.add(noted)
-                found = await self._database.read(host_document, host)
+                if not self._feed.is_open:
+                    now = self._now()
+                    self._feed.open(await self._database.read(recent_changes, now), now)
+                await self.look(complete=False)  # or earlier changes would count as later than the parts
+                self._noted_while_reading.append(noted)
+                try:
+                    found = await self._database.read(read_parts, names)
+                finally:
+                    self._noted_while_reading = [each for each in self._noted_while_reading if each is not noted]
         finally:
-            self._computing.discard(noted)
-        fingerprint = hashlib.blake2b(msgspec.json.encode(found.content), digest_size=16).hexdigest()
-        now = self._clock.monotonic()
-        known = _Known(fingerprint, found.topics, now, now)
-        self._forget(host)
-        self._hosts[host] = known
-        for topic in found.topics:
-            self._by_topic.setdefault(topic, set()).add(host)
-        if found.topics & noted.topics:
-            known.changed.set()
-        return known, found.content
+            for name in names:
+                del self._reading[name]
+        read_at = self._clock.monotonic()
+        for name, part in found.items():
+            self._keep(name, part, read_at, stale=not noted.isdisjoint((name, *part.depends_on)))
 
-    def _forget(self, host: str) -> None:
-        known = self._hosts.pop(host, None)
-        if known is None:
-            return
-        known.changed.set()  # another request for the same host may wait; it looks at what has taken its place
-        for topic in known.topics:
-            hosts = self._by_topic[topic]
-            hosts.discard(host)
-            if not hosts:
-                del self._by_topic[topic]
+    def _keep(self, name: str, part: Part, read_at: float, stale: bool) -> None:
+        before = self._parts.get(name)
+        self._drop(name)
+        if name not in self._users:
+            return  # its last user was forgotten meanwhile
+        raw, digest = _encoded(part.content)
+        self._parts[name] = _Read(part, raw, digest, read_at, stale)
+        for topic in part.depends_on:
+            self._dependent.setdefault(topic, set()).add(name)
+        references = before is not None and before.part.refers_to == part.refers_to
+        if stale or (before is not None and (before.digest != digest or not references)):
+            self._change(self._users[name])
 
     # --- following the changes ---
 
@@ -169,77 +324,57 @@ class StateWatch:
 
     async def look(self, complete: bool) -> None:
         """Read the new changes; with `complete` also those that were committed late, and place the routers."""
-        if self._position is None:
-            return
-        now = self._now()
-        if now - self._read_at > micros(KEEP) / 2:  # some changes may be deleted already
-            self._change(list(self._hosts))
-        since = self._read_at - micros(OVERLAP) if complete else None
-        rows, placing = await self._database.read(_read, self._position, since, self._agent_times())
-        if complete:
-            self._read_at = now
-        for row in rows:
-            self._position = max(self._position, row.position)
-            if row.position not in self._seen:
-                self._seen[row.position] = row.created_at
-                self._noted(row.topics)
-        if complete:
-            horizon = self._read_at - micros(OVERLAP)
-            self._seen = {position: at for position, at in self._seen.items() if at >= horizon}
+        async with self._looking:
+            if not self._feed.is_open:
+                return
+            now = self._now()
+            if self._feed.has_lost_some(now):
+                self._note([*self._parts, *self._dependent])
+            asked = self._feed.question(complete)
+            changes, placing = await self._database.read(_look, asked, self._agent_times() if complete else None)
+            self._note(self._feed.new_topics(changes, asked, now))
         if placing:
             await self._database.write(place, self._agent_times())
             await self.look(complete=False)
 
-    def _noted(self, topics: Iterable[str]) -> None:
-        for noted in self._computing:
-            noted.topics.update(topics)
+    def _note(self, topics: Iterable[str]) -> None:
+        for noted in self._noted_while_reading:
+            noted.update(topics)
         for topic in topics:
-            self._change(self._by_topic.get(topic, ()))
+            for name in (topic, *self._dependent.get(topic, ())):
+                read = self._parts.get(name)
+                if read is not None:
+                    read.stale = True
+                self._change(self._users.get(name, ()))
 
     def _change(self, hosts: Iterable[str]) -> None:
         for host in hosts:
-            self._hosts[host].changed.set()
+            if (known := self._hosts.get(host)) is not None:
+                known.changed.set()
 
     async def purge(self) -> None:
         """Delete old changes, and forget hosts whose agents do not ask any more."""
         horizon = self._now() - micros(KEEP)
-        if await self._database.read(_any_before, horizon):
-            await self._database.write(_delete_before, horizon)
+        if await self._database.read(any_before, horizon):
+            await self._database.write(purge_changes, horizon)
         idle = self._clock.monotonic() - IDLE
         for host in [host for host, known in self._hosts.items() if known.asked_at < idle]:
-            self._forget(host)
-        if not self._hosts and not self._computing:
-            self._position = None
-            self._seen = {}
+            known = self._hosts.pop(host)
+            known.changed.set()
+            self._release(host, known.names)
+        if not self._hosts and not self._reading:
+            self._feed.close()
 
     def _now(self) -> int:
         """Return the time as rows have it."""
         return micros(self._clock.now())
 
 
-@dataclass(eq=False)
-class _Noted:
-    """The topics that are noted while a state is computed."""
-
-    topics: set[str] = field(default_factory=set)
+def _encoded(content: Any) -> tuple[msgspec.Raw, bytes]:
+    raw = msgspec.json.encode(content)
+    return msgspec.Raw(raw), hashlib.blake2b(raw, digest_size=16).digest()
 
 
-def _last_position(conn: sa.Connection) -> int:
-    return conn.execute(sa.select(sa.func.max(host_changes.c.position))).scalar() or 0
-
-
-def _read(conn: sa.Connection, position: int, since: int | None, times: Times) -> tuple[list[Any], bool]:
-    """Return the changes after a position, and those since a time; and with a time whether routers have to move."""
-    c = host_changes.c
-    new = c.position > position if since is None else sa.or_(c.position > position, c.created_at >= since)
-    rows = list(conn.execute(sa.select(host_changes).where(new).order_by(c.position)))
-    return rows, since is not None and is_due(conn, times)
-
-
-def _any_before(conn: sa.Connection, horizon: int) -> bool:
-    c = host_changes.c
-    return conn.execute(sa.select(c.position).where(c.created_at < horizon).limit(1)).first() is not None
-
-
-def _delete_before(conn: sa.Connection, horizon: int) -> None:
-    conn.execute(host_changes.delete().where(host_changes.c.created_at < horizon))
+def _look(conn: sa.Connection, asked: Question, times: Times | None) -> tuple[list[Change], bool]:
+    """Return the changes, and with times whether the routers have to be placed."""
+    return read_changes(conn, asked), times is not None and is_due(conn, times)

@@ -1,5 +1,8 @@
 """The desired state of one host, as the network service describes it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 
 from micronova.embedded.network import device_owners
@@ -143,3 +146,47 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, tuple[str, ...]] = {}  # addresses, by security group that a rule names as remote
     oversized: dict[str, int] = {}  # such groups with too many addresses for a host's firewall, and their number
     routers: tuple[Router, ...] = ()
+
+
+def document_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the document of a desired state from its parts, which `host_document.py` describes."""
+    by_kind: dict[str, dict[str, Any]] = {}
+    for name in sorted(parts):
+        kind, _, id = name.partition(":")
+        if parts[name] is not None:
+            by_kind.setdefault(kind, {})[id] = parts[name]
+    networks, groups, routers = (by_kind.get(kind, {}) for kind in ("network", "rules", "router"))
+    policies, oversized = by_kind.get("policy", {}), by_kind.get("oversized", {}).get("", {})
+    held = {
+        port["id"]: port for each in (*routers.values(), *by_kind.get("host", {}).values()) for port in each["ports"]
+    }
+    return {
+        "networks": list(networks.values()),
+        # A port whose network is gone is being deleted, too.
+        "ports": [
+            {**port, **_limits(port, networks[port["network_id"]], policies), "stateful": _is_stateful(port, groups)}
+            for _, port in sorted(held.items())
+            if port["network_id"] in networks
+        ],
+        "rules": {id: group["rules"] for id, group in groups.items()},
+        "members": {
+            id: by_kind.get("members", {}).get(id, [])
+            for id in sorted({rule["remote_group_id"] for group in groups.values() for rule in group["rules"]} - {None})
+            if id not in oversized
+        },
+        "oversized": oversized,
+        "routers": [each["router"] for each in routers.values()],
+    }
+
+
+def _limits(port: Mapping[str, Any], network: Mapping[str, Any], policies: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the bandwidth limits of a guest's port: those of its own policy, or else of its network's."""
+    if device_owners.is_service(port["device_owner"]):
+        return {}
+    found: Mapping[str, Any] = policies.get(port["qos_policy_id"] or network["qos_policy_id"], {})
+    return found
+
+
+def _is_stateful(port: Mapping[str, Any], groups: Mapping[str, Any]) -> bool:
+    own = port["security_groups"]
+    return not own or any(id not in groups or groups[id]["stateful"] for id in own)

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from micronova.embedded.network.agent.desired_state import DesiredState
+from micronova.embedded.network.agent.desired_state import DesiredState, document_of
 from micronova.http.client import ServiceClient
 
-WAIT = 25.0  # seconds that a request waits for a change
+WAIT = 45.0  # seconds that a request waits for a change
 
 
 class NetworkServiceClient:
@@ -18,13 +18,26 @@ class NetworkServiceClient:
     def __init__(self, client: ServiceClient, host: str) -> None:
         self._client = client
         self.host = host
+        self._parts: dict[str, Any] = {}  # of the state that was read last
+        self._fingerprint = ""
 
     async def state(self, fingerprint: str = "", wait: float = WAIT) -> tuple[str, DesiredState | None]:
         """Return the desired state and its fingerprint; None if the state has not changed after `wait` seconds."""
-        query = urllib.parse.urlencode({"fingerprint": fingerprint, "wait": f"{wait:g}"} if fingerprint else {})
+        known = {"fingerprint": fingerprint, "wait": f"{wait:g}"} if fingerprint else {}
+        query = urllib.parse.urlencode({"parts": "true", **known})
         answer = await self._client.request("GET", f"/v2.0/agent-states/{urllib.parse.quote(self.host)}?{query}")
-        found = answer.get("state")
-        return answer["fingerprint"], None if found is None else msgspec.convert(found, DesiredState)
+        found = answer["fingerprint"]
+        if found == fingerprint:
+            return found, None
+        if "state" in answer:  # of a service before 0.2.0
+            return found, msgspec.convert(answer["state"], DesiredState)
+        since = answer.get("since", "")
+        if since and since != self._fingerprint:
+            return await self.state()  # these are changes of a state that this object does not have
+        kept = {name: part for name, part in self._parts.items() if name not in answer.get("removed", ())}
+        self._parts = {**(kept if since else {}), **answer.get("parts", {})}
+        self._fingerprint = found
+        return found, msgspec.convert(document_of(self._parts), DesiredState)
 
     async def report(
         self,
