@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from micronova.embedded.network import notifier
+from micronova.embedded.network.tables import events
 from micronova.objects.clock import SystemClock
 from tests.unit.embedded.network.world import ADMIN, SERVICE, Compute, ManualClock, World, pending_events, world
 
@@ -240,7 +242,7 @@ async def test_the_number_of_events_is_limited(
             await bound(cloud, network, f"s{number}")
             cloud.clock.time += 1
         async with asyncio.timeout(20):
-            while await cloud.database.read(pending_events) > 3:
+            while await cloud.database.read(pending_events) > 3 or "deleted the" not in caplog.text:
                 await cloud.clock.advance(5)
                 await asyncio.sleep(0.002)
         assert "deleted the 5 oldest events for compute" in caplog.text
@@ -254,3 +256,73 @@ async def test_without_compute_nothing_is_kept(start: Start) -> None:
         network, _ = await cloud.network()
         await bound(cloud, network, "s1")
         assert await cloud.database.read(pending_events) == 0
+
+
+class Stuck(Compute):
+    """A compute API that answers only when it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = asyncio.Event()
+        self.asked = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
+        await self.released.wait()
+        await super().__call__(scope, receive, send)
+
+
+def _held_until(conn: sa.Connection) -> float:
+    """Return the time until which all events of the outbox are held."""
+    return float(conn.execute(sa.select(sa.func.min(events.c.not_before))).scalar_one()) / 1e6
+
+
+async def test_events_are_queued_once_while_compute_hangs(start: Start) -> None:
+    """Neither the process that sends them nor another one takes them again from the outbox."""
+    clock = ManualClock()
+    compute, other = Stuck(), Compute()
+    async with start(compute, clock=clock) as one, start(other, clock=clock):
+        own = one.role.notifier
+        now = int(clock.now() * 1e6)
+        new = [
+            notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+            for n in range(1000)
+        ]
+        await one.database.write(own.put, new)
+        own.hand_over(new)
+        while not compute.asked.is_set():
+            await clock.advance(0.02)
+        for _ in range(30):  # a minute
+            await clock.advance(2.0)
+            async with asyncio.timeout(30):
+                while await one.database.read(_held_until) < clock.now() + 4:
+                    await asyncio.sleep(0)
+        compute.released.set()
+        async with asyncio.timeout(30):
+            while await one.database.read(pending_events):
+                await clock.advance(0.02)
+        assert len(compute.events) == 1000
+        assert other.events == []
+
+
+async def test_a_process_keeps_few_events_in_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has no room for waits in the outbox until the hold ends."""
+    monkeypatch.setattr(notifier, "MOST_QUEUED", 300)
+    clock = ManualClock()
+    async with start(Compute(), clock=clock) as one:
+        own = one.role.notifier
+        now = int(clock.now() * 1e6)
+        new = [
+            notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+            for n in range(1000)
+        ]
+        await one.database.write(own.put, new)
+        own.hand_over(new)
+        async with asyncio.timeout(30):
+            while len(told(one).events) < 300:
+                await clock.advance(0.02)
+        assert await one.database.read(pending_events) >= 700
+        async with asyncio.timeout(30):
+            while await one.database.read(pending_events):
+                await clock.advance(1.0)
+        assert len(told(one).events) == 1000

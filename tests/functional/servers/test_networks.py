@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from micronova.clients.network.client import NetworkClient
-from micronova.compute.rpcapi import ComputeAPI
+from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import WorkOrder
+from micronova.servers.external_events import ExternalEvents
 from micronova.virt.driver import GuestPlan
 from tests.functional.cloud import ON_CLUSTER, Caller, Cloud, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.crashes import Crashes
@@ -518,3 +519,31 @@ async def test_power_actions_keep_the_ports(user: Caller) -> None:
     again = await user.wait_for(server["id"], "ACTIVE")
     assert again["addresses"] == server["addresses"]
     assert [port["id"] for port in await ports_of(user, server["id"])] == [port["id"] for port in before]
+
+
+async def test_events_of_several_servers_are_passed_on_side_by_side(
+    user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one server are passed on one after another, in their order."""
+    first, second = [(await user.boot(imageRef=await image(user), networks="none"))["id"] for _ in range(2)]
+    both = asyncio.Barrier(2)
+    handled: list[tuple[str, str]] = []
+
+    async def meet(self: ExternalEvents, context: Any, row: Any, event: InstanceEvent) -> bool:
+        await both.wait()  # for an event of the other server
+        handled.append((event.instance_uuid, event.tag or ""))
+        return True
+
+    monkeypatch.setattr(ExternalEvents, "handle", meet)
+    events = [
+        {"name": "network-vif-plugged", "server_uuid": server, "tag": tag}
+        for tag in ("one", "two")
+        for server in (first, second)
+    ]
+    async with asyncio.timeout(30):
+        answer = await user.admin.request("POST", "/os-server-external-events", {"events": events})
+    assert [(each["server_uuid"], each["tag"]) for each in answer.json()["events"]] == [
+        (each["server_uuid"], each["tag"]) for each in events
+    ]
+    for server in (first, second):
+        assert [tag for uuid, tag in handled if uuid == server] == ["one", "two"]

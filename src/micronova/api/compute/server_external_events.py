@@ -1,5 +1,6 @@
 """Events about servers from other services: a port was plugged, a volume was extended."""
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ from micronova.objects.external_events import PortEvent
 from micronova.objects.instance import InstanceRow
 from micronova.servers.external_events import ExternalEvents
 
+AT_ONCE = 10  # servers whose events are passed on at the same time; those of one server keep their order
 _SINCE = {"volume-extended": 51, "power-update": 76, "accelerator-request-bound": 82, "volume-reimaged": 93}
 
 
@@ -50,7 +52,19 @@ def routes(database: Database, events: ExternalEvents) -> list[Route]:
             if request.minor < _SINCE.get(event.name, 0):
                 raise Invalid(f"Invalid input for field/attribute name: {event.name} is not known at this version.")
         found = await database.read(instances.get_many, {event.server_uuid for event in events})
-        answers = [await _pass_on(request, event, found.get(event.server_uuid)) for event in events]
+        by_server: dict[str, list[int]] = {}
+        for number, event in enumerate(events):
+            by_server.setdefault(event.server_uuid, []).append(number)
+        slots = asyncio.Semaphore(AT_ONCE)
+        answers: list[dict[str, Any]] = [{}] * len(events)
+
+        async def pass_on_in_order(numbers: list[int]) -> None:
+            async with slots:
+                for number in numbers:
+                    event = events[number]
+                    answers[number] = await _pass_on(request, event, found.get(event.server_uuid))
+
+        await asyncio.gather(*map(pass_on_in_order, by_server.values()))
         if all(answer["code"] == 404 for answer in answers):
             raise NotFound("No instances found for any event")
         partial = any(answer["code"] != 200 for answer in answers)

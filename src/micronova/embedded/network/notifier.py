@@ -2,7 +2,9 @@
 
 A change and its events are one transaction. The process that wrote the events sends them within milliseconds, many in
 one request, and then deletes the rows. If compute did not answer, or the process died, the next sweep of any process
-takes the rows: a row belongs to the process that moved its `not_before` into the future.
+takes the rows: a row belongs to the process that moved its `not_before` into the future. A process that waits for
+compute moves it again and again, for the events that it sends and for those that it has queued. It queues `MOST_QUEUED`
+at most; further ones wait in the outbox.
 
 Events are kept until compute has taken them. Before an event is sent again, it is compared with its port, and left out
 if it is not true any more; of equal events about a port the newest is kept. So the outbox has a few rows per port,
@@ -20,6 +22,7 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.db.locking import in_order
+from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.tables import events, ports
 from micronova.http.client import ServiceClient
 from micronova.objects.clock import Clock, micros
@@ -36,6 +39,8 @@ CHANGED = "network-changed"
 BATCH = 200  # events in one request
 WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
 HOLD = 10.0  # seconds after which a sweep takes the rows of a sender that has not finished
+RENEW = HOLD / 3  # seconds after which a sender that has not finished holds its rows for longer
+MOST_QUEUED = 2_000  # events that a process has in memory
 SWEEP = 2.0  # seconds between sweeps
 MOST = 100_000  # events in the outbox
 TRIM = 60.0  # seconds between checks of that limit
@@ -68,6 +73,9 @@ class Notifier:
         self._queue: list[Event] = []
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()  # nothing is queued, and nothing is being sent
+        self._idle.set()
+        self._more = False  # the last sweep took as many events as it may
         self._answers = True  # compute has answered the last request
         self._trim_at = 0.0
         self.sent = 0  # events that compute accepted
@@ -94,9 +102,10 @@ class Notifier:
         )
 
     def hand_over(self, committed: Sequence[Event]) -> None:
-        """Queue events of the outbox for sending."""
+        """Queue events of the outbox for sending; a sweep takes those for which there is no room."""
         if self._compute is not None and committed:
-            self._queue.extend(committed)
+            self._queue.extend(committed[: max(0, MOST_QUEUED - len(self._queue))])
+            self._idle.clear()
             self._wake.set()
 
     async def start(self) -> None:
@@ -127,6 +136,7 @@ class Notifier:
                     log.exception(
                         "cannot record the result of sending %d events to compute; they are sent again", len(batch)
                     )
+            self._idle.set()
 
     async def _sweep_forever(self) -> None:
         while True:
@@ -136,15 +146,23 @@ class Notifier:
                 log.warning("cannot read the outbox of events for compute: %s", error)
             except Exception:
                 log.exception("cannot read the outbox of events for compute")
-            await self._clock.sleep(SWEEP)
+            if self._more and self._answers:
+                await self._idle.wait()
+            else:
+                await self._clock.sleep(SWEEP)
 
     async def _sweep(self) -> None:
         now = self._clock.now()
         if now >= self._trim_at:
             self._trim_at = now + TRIM
             await self._trim()
+        self._more = False
+        if self._queue:
+            return  # other processes may have room
         if await self._database.read(any_due, micros(now)):  # without a write if there are none
-            self.hand_over(await self._database.write(claim_due, micros(now), micros(HOLD)))
+            found = await self._database.write(claim_due, micros(now), micros(HOLD))
+            self._more = len(found) == BATCH
+            self.hand_over(found)
 
     async def _trim(self) -> None:
         """Delete the oldest events if there are too many."""
@@ -170,7 +188,9 @@ class Notifier:
         self.requests += 1
         back = False
         try:
-            answer = await self._compute.request("POST", "/os-server-external-events", body, ok=(404,))
+            answer = await self._renewing(
+                batch, self._compute.request("POST", "/os-server-external-events", body, ok=(404,))
+            )
         except MicronovaError as error:
             log.warning("cannot send %d events to compute, they are sent again: %s", len(batch), error)
             retry, done = batch, []
@@ -185,6 +205,22 @@ class Notifier:
         await self._database.write(record_results, [event.id for event in done], retry, now)
         if back:
             await self._database.write(retry_all, now)
+
+    async def _renewing(self, batch: list[Event], sending: Coroutine[Any, Any, Any]) -> Any:
+        """Return the answer to a request; until it comes, let no sweep take the events of this process."""
+        request = asyncio.ensure_future(sending)
+        try:
+            while True:
+                pause = asyncio.ensure_future(self._clock.sleep(RENEW))
+                await asyncio.wait({request, pause}, return_when=asyncio.FIRST_COMPLETED)
+                pause.cancel()
+                if request.done():
+                    return request.result()
+                ids = [event.id for event in (*batch, *self._queue)]
+                with contextlib.suppress(MicronovaError):  # the answer matters more
+                    await self._database.write(renew, ids, micros(self._clock.now()), micros(HOLD))
+        finally:
+            request.cancel()
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
@@ -275,6 +311,12 @@ def record_results(conn: sa.Connection, done: list[str], again: list[Event], now
         conn.execute(
             events.update().where(in_order(events.c.id, events.c.id.in_(ids))).values(not_before=now + micros(wait))
         )
+
+
+def renew(conn: sa.Connection, ids: Sequence[str], now: int, hold: int) -> None:
+    """Hold events that are being sent, or wait for it, for longer."""
+    for part in chunks(ids):
+        conn.execute(events.update().where(in_order(events.c.id, events.c.id.in_(part))).values(not_before=now + hold))
 
 
 def retry_all(conn: sa.Connection, now: int) -> None:
