@@ -9,6 +9,8 @@ import pytest
 
 from micronova.http.client import Answer
 from micronova.http.host_keys import LIFETIME, HostKeyring
+from micronova.http.paging import iso
+from micronova.objects.clock import micros
 from tests.unit.embedded.network.world import ADMIN, ALICE, KEYRING, SERVICE, World, error, world
 
 HOST = "h1"
@@ -41,11 +43,11 @@ async def guest(cloud: World, network: Any, host: str = HOST, **fields: Any) -> 
 
 
 async def test_a_host_acts_for_itself(cloud: World) -> None:
-    assert (await report(cloud, started=True)).status == 204
+    assert (await report(cloud, started=True)).status == 200
     network, _ = await cloud.network()
     port = await guest(cloud, network)
     assert [each["id"] for each in (await state(cloud)).json()["state"]["ports"]] == [port["id"]]
-    assert (await report(cloud, up=[port["id"]])).status == 204
+    assert (await report(cloud, up=[port["id"]])).status == 200
     assert (await cloud.show("port", port["id"]))["status"] == "ACTIVE"
 
 
@@ -57,7 +59,7 @@ async def test_a_host_does_not_act_for_another(cloud: World) -> None:
     for answer in (await state(cloud, "h2", mine), await report(cloud, "h2", mine, up=[port["id"]])):
         assert answer.status == 403 and error(answer) == "PolicyNotAuthorized"
         assert "This is the ticket of host h1: it is not valid for host h2." in answer.body.decode()
-    assert (await report(cloud, up=[port["id"]])).status == 204  # ignored: the port is not on this host
+    assert (await report(cloud, up=[port["id"]])).status == 200  # ignored: the port is not on this host
     assert (await cloud.show("port", port["id"]))["status"] == "DOWN"
 
 
@@ -94,7 +96,7 @@ async def test_a_ticket_opens_nothing_else(cloud: World) -> None:
 async def test_users_ask_policy_as_before(cloud: World) -> None:
     for token, status in ((ALICE, 403), (SERVICE, 200), (ADMIN, 200)):
         assert (await state(cloud, token=token)).status == status
-        assert (await report(cloud, token=token)).status == (204 if status == 200 else status)
+        assert (await report(cloud, token=token)).status == status
 
 
 async def test_the_members_of_security_groups_are_limited(cloud: World) -> None:
@@ -137,7 +139,7 @@ async def servers(cloud: World) -> list[Any]:
 
 
 async def settle(cloud: World) -> None:
-    assert (await report(cloud, dhcp=True)).status == 204
+    assert (await report(cloud, dhcp=True)).status == 200
 
 
 async def test_a_dhcp_server_where_a_host_has_guests(cloud: World) -> None:
@@ -221,3 +223,35 @@ async def test_agents_that_wait_for_changes_are_answered_when_the_service_stops(
     assert not waiting.done()
     cloud.role.end_waits()
     assert (await asyncio.wait_for(waiting, 20)).json() == {"fingerprint": known}
+
+
+async def test_heartbeats_of_many_agents_share_transactions(cloud: World) -> None:
+    hosts = [f"h{number}" for number in range(100)]
+    await asyncio.gather(*(report(cloud, host, started=True) for host in hosts))
+    statistics = cloud.database.statistics
+    before, cloud.clock.time = statistics.writes, cloud.clock.time + 60
+    answers = await asyncio.gather(*(report(cloud, host) for host in hosts))
+    assert [answer.status for answer in answers] == [200] * 100
+    assert statistics.writes - before <= 2, "one for the first, and one for those that came meanwhile"
+    shown = await cloud.list("agent", token=ADMIN)
+    assert sorted(each["host"] for each in shown) == sorted(hosts)
+    assert {each["heartbeat_timestamp"] for each in shown} == {iso(micros(cloud.clock.now()))}
+    assert [answer.json() for answer in answers] == [{"interval": 25.0}] * 100
+
+
+async def test_a_report_keeps_the_configurations_of_each_agent(cloud: World) -> None:
+    hosts = ["h1", "h2", "h3"]
+    for faults in ([], ["broken"], ["broken"], []):
+        told = {host: {"faults": [*faults, host]} for host in hosts}
+        await asyncio.gather(*(report(cloud, host, configurations=told[host]) for host in hosts))
+        shown = {each["host"]: each["configurations"] for each in await cloud.list("agent", token=ADMIN)}
+        assert shown == told
+
+
+async def test_a_larger_fleet_reports_less_often(cloud: World) -> None:
+    core = cloud.role.core
+    for agents, interval in ((1, 25.0), (10_000, 25.0), (20_000, 50.0)):
+        core.count_agents(agents)
+        assert core.heartbeat_interval == interval
+        times = core.agent_times()
+        assert times.now - times.alive_since == 3 * micros(interval), "who is silent for three intervals is dead"

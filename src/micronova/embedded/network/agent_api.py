@@ -16,14 +16,14 @@ from msgspec import Meta
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
 from micronova.embedded.network.agent.desired_state import document_of
+from micronova.embedded.network.agent_heartbeats import AgentHeartbeats, Beat, record_beats
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.host_changes import host_topic, note
 from micronova.embedded.network.notifier import Event
-from micronova.embedded.network.router_placement import place
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
-from micronova.embedded.network.tables import AGENT_TYPE, agents, ports
+from micronova.embedded.network.tables import ports
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 
@@ -57,6 +57,7 @@ class AgentRoutes:
     def __init__(self, core: Core, watch: StateWatch) -> None:
         self.core = core
         self._watch = watch
+        self.heartbeats = AgentHeartbeats(core)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -67,7 +68,7 @@ class AgentRoutes:
             ),
             Route(
                 method="POST", path="/v2.0/agent-reports", handler=self.report, policy="report_agent", body=Report,
-                status=204, checks_policy=True, for_hosts=True,
+                checks_policy=True, for_hosts=True,
             ),
         ]  # fmt: skip
 
@@ -83,54 +84,23 @@ class AgentRoutes:
             shown["state"] = document_of({name: msgspec.json.decode(raw) for name, raw in found.parts.items()})
         return Response(body=shown)
 
-    async def report(self, request: Request) -> None:
-        """POST /v2.0/agent-reports."""
+    async def report(self, request: Request) -> dict[str, float]:
+        """POST /v2.0/agent-reports; the answer has the seconds until the next one."""
         body: Report = request.body
         request.authorize_host(body.host)
-        if body.started:
-            await self.core.write_and_wake(_record_start, self.core, body)
+        beat = Beat(host=body.host, started=body.started, configurations=body.configurations)
+        if body.up or body.down:  # a transaction of its own, which does not wait for other agents
+            await self.core.write_with_events(_record_wired, self.core, body, beat)
         else:
-            await self.core.database.write(_record_heartbeat, self.core, body)
-        if body.up or body.down:
-            await self.core.write_with_events(_record_wired, self.core, body)
+            await self.heartbeats.record(beat)
         if body.dhcp:
             await dhcp_ports.bring_up_to_date(self.core, body.host)
+        return {"interval": self.core.heartbeat_interval}
 
 
-def _record_start(conn: sa.Connection, core: Core, report: Report) -> None:
-    _record_heartbeat(conn, core, report)
-    place(conn, core.agent_times())
-
-
-def _record_heartbeat(conn: sa.Connection, core: Core, report: Report) -> None:
-    now = core.now()
-    values: dict[str, Any] = {"heartbeat_at": now, "configurations": report.configurations}
-    if report.started:
-        values["started_at"] = now
-    mine = sa.and_(agents.c.host == report.host, agents.c.agent_type == AGENT_TYPE)
-    if conn.execute(agents.update().where(mine).values(**values)).rowcount:
-        return
-    conn.execute(
-        agents.insert(),
-        {
-            "id": core.new_id(),
-            "agent_type": AGENT_TYPE,
-            "binary": "micronova-network-agent",
-            "host": report.host,
-            "topic": "N/A",
-            "availability_zone": core.settings.availability_zone,
-            "description": "",
-            "admin_state_up": True,
-            "configurations": report.configurations,
-            "created_at": now,
-            "started_at": now,
-            "heartbeat_at": now,
-        },
-    )
-
-
-def _record_wired(conn: sa.Connection, core: Core, report: Report) -> tuple[None, list[Event]]:
+def _record_wired(conn: sa.Connection, core: Core, report: Report, beat: Beat) -> tuple[None, list[Event]]:
     """Set the status of a host's ports as reported; return the events for compute."""
+    record_beats(conn, core, [beat])
     events: list[Event] = []
     changed = False
     for status, ids in (("DOWN", report.down), ("ACTIVE", report.up)):

@@ -17,6 +17,7 @@ from micronova.objects.clock import Clock, micros
 P = ParamSpec("P")
 R = TypeVar("R")
 
+BEATS_PER_SECOND = 400  # of all network agents together; more than 10,000 agents report less often
 # -1 is no limit. The numbers are those that Neutron ships with.
 QUOTAS: Mapping[str, int] = {
     "floatingip": 50,
@@ -89,14 +90,19 @@ class Core:
         self.notifier = notifier
         self._wake_agents = wake_agents
         self.hints = AddressHints()
+        self.heartbeat_interval = settings.agent_down_after / 3  # seconds, for the answers to agents
 
     def now(self) -> int:
         """Return the time in microseconds, as the database stores it."""
         return micros(self.clock.now())
 
+    def count_agents(self, count: int) -> None:
+        """Set the interval of heartbeats for so many agents."""
+        self.heartbeat_interval = max(self.settings.agent_down_after / 3, count / BEATS_PER_SECOND)
+
     def agent_times(self) -> Times:
         """Return which agents are alive now, and how long a silent one keeps the routers."""
-        now, silence = self.now(), micros(self.settings.agent_down_after)
+        now, silence = self.now(), micros(3 * self.heartbeat_interval)
         return Times(now, alive_since=now - silence, grace=silence // 2)
 
     def new_id(self) -> str:

@@ -87,9 +87,10 @@ class NetworkService:
             wake_agents=lambda: self.watch.look_soon(),
         )
         self.watch = StateWatch(database, clock, self.core.agent_times)
+        self._agents = AgentRoutes(self.core, self.watch)
         self.service = Service(
             "network",
-            routes(self.core) + AgentRoutes(self.core, self.watch).routes(),
+            routes(self.core) + self._agents.routes(),
             policy=policy,
             authenticator=authenticator,
             fault_body=fault_body,
@@ -112,6 +113,7 @@ class NetworkService:
 
     async def stop(self) -> None:
         """Stop sending events; those that are not sent stay in the outbox."""
+        await self._agents.heartbeats.stop()
         await self.watch.stop()
         await self.notifier.stop()
 

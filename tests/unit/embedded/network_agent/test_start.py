@@ -36,6 +36,7 @@ class Service:
         self.reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.refused: asyncio.Queue[str] = asyncio.Queue()
         self.error: MicronovaError | None = None
+        self.answer: Any = Answer(204, {}, b"").json()
 
     async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Any:
         if self.error is not None:
@@ -44,12 +45,31 @@ class Service:
         if method == "GET":
             await asyncio.Event().wait()
         self.reports.put_nowait(body)
-        return Answer(204, {}, b"").json()
+        return self.answer
 
 
 def agent(service: Service, clock: ManualClock) -> NetworkAgent:
     client: ServiceClient = service  # type: ignore[assignment]
     return NetworkAgent(NetworkServiceClient(client, "h"), Helper(), clock, prefix="mn-1a2b3c4d")
+
+
+async def test_the_service_names_the_interval_of_heartbeats() -> None:
+    service, clock = Service(), ManualClock()
+    service.answer = {"interval": 40.0}
+    made = agent(service, clock)
+    await made.start()
+    try:
+        assert (await asyncio.wait_for(service.reports.get(), 10))["started"]
+        await asyncio.sleep(0)
+        await clock.advance(39)
+        assert service.reports.empty()
+        service.answer = None  # of an older service
+        await clock.advance(1)
+        await asyncio.wait_for(service.reports.get(), 10)
+        await clock.advance(25)
+        await asyncio.wait_for(service.reports.get(), 10)
+    finally:
+        await made.stop()
 
 
 async def test_a_start_that_nobody_hears_is_told_later() -> None:

@@ -26,7 +26,7 @@ from micronova.privileged.names import outer_name, tap_name
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = AGENT_DOWN_AFTER / 3  # seconds
+HEARTBEAT = AGENT_DOWN_AFTER / 3  # seconds, unless the service names another interval
 RETRY = 1.0  # seconds before the next attempt after a failure
 ADOPT_RETRY = 0.05  # seconds before the next attempt to adopt a tap that QEMU has not opened; doubled each time
 FULL_CHECK = 60.0  # seconds after which every verb is sent again, whatever changes or fails meanwhile
@@ -77,6 +77,7 @@ class NetworkAgent:
         self._faults: tuple[str, ...] = ()  # why the host is not in the desired state
         self._reported_faults: tuple[str, ...] = ()
         self._start_reported = False
+        self._interval = HEARTBEAT  # seconds
         self.reached = ""  # the fingerprint of the state that the host is in
 
     async def start(self) -> None:
@@ -131,18 +132,20 @@ class NetworkAgent:
             self._wake.set()
 
     async def _report_start(self) -> None:
-        await self._service.report(started=True, configurations=self._configurations())
+        interval = await self._service.report(started=True, configurations=self._configurations())
+        self._interval = interval or HEARTBEAT
         self._start_reported = True
 
     async def _heartbeat(self) -> None:
         if not self._start_reported:
             await self._report_start()
-        await self._clock.sleep(HEARTBEAT)
+        await self._clock.sleep(self._interval)
         await self._tell()
 
     async def _tell(self, up: Sequence[str] = (), down: Sequence[str] = (), dhcp: bool = False) -> None:
         faults = self._faults
-        await self._service.report(up=up, down=down, dhcp=dhcp, configurations=self._configurations())
+        interval = await self._service.report(up=up, down=down, dhcp=dhcp, configurations=self._configurations())
+        self._interval = interval or HEARTBEAT
         self._reported_faults = faults
 
     # --- reconciling ---

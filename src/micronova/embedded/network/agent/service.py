@@ -47,11 +47,14 @@ class NetworkServiceClient:
         up: Sequence[str] = (),
         down: Sequence[str] = (),
         dhcp: bool = False,
-    ) -> None:
+    ) -> float | None:
         """Send a heartbeat with the ports that became wired (`up`) or are no longer (`down`).
+
+        Return the seconds until the next heartbeat, if the service names them.
 
         `dhcp` asks the service to bring the ports of DHCP servers up to date.
         """
         body: dict[str, Any] = {"host": self.host, "started": started, "up": list(up), "down": list(down)}
         body.update(configurations=configurations or {}, dhcp=dhcp)
-        await self._client.request("POST", "/v2.0/agent-reports", body)
+        answer = await self._client.request("POST", "/v2.0/agent-reports", body)
+        return answer.get("interval") if isinstance(answer, dict) else None

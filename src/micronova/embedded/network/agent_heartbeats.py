@@ -1,0 +1,158 @@
+"""Heartbeats of network agents: those that arrive within `WINDOW` share one transaction.
+
+Its number of statements does not depend on the number of agents, unless they start or report other configurations than
+before. The first heartbeat after a pause does not wait.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db.listed import one_of
+from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.chunks import SIZE
+from micronova.embedded.network.core import Core
+from micronova.embedded.network.router_placement import place
+from micronova.embedded.network.tables import AGENT_TYPE, agents
+from micronova.objects.errors import Unavailable
+
+WINDOW = 0.2  # seconds between two transactions
+COUNT_INTERVAL = 60.0  # seconds between two counts of the agents
+
+
+class Beat(msgspec.Struct, frozen=True, kw_only=True):
+    """A heartbeat of an agent."""
+
+    host: str
+    started: bool  # the agent has just started
+    configurations: dict[str, Any]
+
+
+_Waiting = tuple[Beat, asyncio.Future[None]]
+
+
+class AgentHeartbeats:
+    """Records heartbeats."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: dict[str, _Waiting] = {}  # by host
+        self._worker: asyncio.Task[None] | None = None
+        self._recorded_at = float("-inf")  # by the clock of the event loop
+        self._counted_at = float("-inf")  # by the monotonic clock
+
+    async def record(self, beat: Beat) -> None:
+        """Record a heartbeat; raise Unavailable if the database does not answer."""
+        older, recorded = self._waiting.get(beat.host, (beat, asyncio.get_running_loop().create_future()))
+        merged = msgspec.structs.replace(beat, started=beat.started or older.started)
+        self._waiting[beat.host] = merged, recorded
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work(), name="agent-heartbeats")
+        await asyncio.shield(recorded)
+
+    async def stop(self) -> None:
+        """Stop; agents whose heartbeats wait send them again."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.gather(self._worker, return_exceptions=True)
+
+    async def _work(self) -> None:
+        taken: list[_Waiting] = []
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                await asyncio.sleep(self._recorded_at + WINDOW - loop.time())
+                self._recorded_at = loop.time()
+                taken = [self._waiting.pop(host) for host in list(self._waiting)[:SIZE]]
+                await self._record(taken)
+        finally:
+            self._worker = None
+            _end([*taken, *self._waiting.values()], Unavailable("The network service stops."))
+            self._waiting.clear()
+
+    async def _record(self, taken: Sequence[_Waiting]) -> None:
+        try:
+            await self._write([beat for beat, _ in taken])
+        except Exception as error:
+            if len(taken) == 1 or isinstance(error, Unavailable):
+                _end(taken, error)
+                return
+            for each in taken:  # one of them is wrong
+                await self._record([each])
+        else:
+            _end(taken)
+
+    async def _write(self, beats: list[Beat]) -> None:
+        now = self._core.clock.monotonic()
+        counting = now >= self._counted_at + COUNT_INTERVAL
+        write = self._core.write_and_wake if any(beat.started for beat in beats) else self._core.database.write
+        count = await write(record_beats, self._core, beats, counting)
+        if count is not None:
+            self._counted_at = now
+            self._core.count_agents(count)
+
+
+def _end(taken: Sequence[_Waiting], error: Exception | None = None) -> None:
+    for _, recorded in taken:
+        if recorded.done():
+            continue
+        if error is None:
+            recorded.set_result(None)
+        else:
+            recorded.set_exception(error)
+            recorded.exception()  # marks it as retrieved: the agent may have given up
+
+
+def record_beats(conn: sa.Connection, core: Core, beats: Sequence[Beat], counting: bool = False) -> int | None:
+    """Record heartbeats of different hosts; return the number of agents if it is asked for."""
+    now = core.now()
+    known = {row.host: row for row in conn.execute(_KNOWN, {"hosts": [beat.host for beat in beats]})}
+    plain: list[str] = []
+    for beat in beats:
+        row = known.get(beat.host)
+        if row is not None and not beat.started and row.configurations == beat.configurations:
+            plain.append(row.id)
+    if plain:
+        conn.execute(_BEAT, {"ids": plain, "now": now})
+    for beat in sorted(beats, key=lambda each: known[each.host].id if each.host in known else ""):
+        row = known.get(beat.host)
+        if row is None:
+            insert_if_absent(conn, agents, _new_agent(core, beat, now))
+        elif row.id not in plain:
+            values: dict[str, Any] = {"heartbeat_at": now, "configurations": beat.configurations}
+            if beat.started:
+                values["started_at"] = now
+            conn.execute(agents.update().where(agents.c.id == row.id).values(**values))
+    if any(beat.started for beat in beats):
+        place(conn, core.agent_times())
+    return conn.execute(_COUNT).scalar_one() if counting else None
+
+
+_KNOWN = (
+    sa.select(agents.c.id, agents.c.host, agents.c.configurations)
+    .where(one_of(agents.c.host, "hosts"), agents.c.agent_type == AGENT_TYPE)
+    .order_by(agents.c.id)
+    .with_for_update()
+)
+_BEAT = agents.update().where(one_of(agents.c.id, "ids")).values(heartbeat_at=sa.bindparam("now"))
+_COUNT = sa.select(sa.func.count()).select_from(agents)
+
+
+def _new_agent(core: Core, beat: Beat, now: int) -> dict[str, Any]:
+    return {
+        "id": core.new_id(),
+        "agent_type": AGENT_TYPE,
+        "binary": "micronova-network-agent",
+        "host": beat.host,
+        "topic": "N/A",
+        "availability_zone": core.settings.availability_zone,
+        "description": "",
+        "admin_state_up": True,
+        "configurations": beat.configurations,
+        "created_at": now,
+        "started_at": now,
+        "heartbeat_at": now,
+    }
