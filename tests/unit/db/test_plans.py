@@ -1,9 +1,8 @@
 """PostgreSQL's plans of the hot paths: no statement reads a whole table of those that grow with the cloud."""
 
-import contextlib
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -29,6 +28,7 @@ from micronova.db.server_lists import Filters
 from micronova.db.tables import metadata
 from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
+from tests.plans import Rows, fill, recorded, sequential_scans
 from tests.unit.db.databases import compute_database
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
@@ -60,7 +60,7 @@ INSTANCE = {
     "vm_state": "'active'",
 }
 PLACE = {"host": f"'host' || n % {HOSTS}", "node_uuid": _id("node", f"(n % {HOSTS})")}
-FILL: tuple[tuple[str, int, dict[str, str]], ...] = (
+FILL: Rows = (
     ("instances", SERVERS, {**INSTANCE, **PLACE, "uuid": _id("living")}),
     ("deleted_instances", SERVERS, {**INSTANCE, "uuid": _id("deleted"), "deleted_at": "n * 1000"}),
     ("request_specs", SERVERS, {"instance_uuid": _id("living")}),
@@ -118,68 +118,15 @@ FILL: tuple[tuple[str, int, dict[str, str]], ...] = (
 )
 
 
-def _fill(conn: sa.Connection) -> None:
-    for name, count, values in FILL:
-        table = metadata.tables[name]
-        columns = [column for column in table.c if column.name in values or not column.nullable]
-        names = ", ".join(f'"{column.name}"' for column in columns)
-        shown = ", ".join(values.get(column.name) or _nothing(column) for column in columns)
-        conn.exec_driver_sql(f"INSERT INTO {name} ({names}) SELECT {shown} FROM generate_series(0, {count - 1}) n")
-    conn.exec_driver_sql("ANALYZE")
-
-
-def _nothing(column: Any) -> str:
-    if isinstance(column.type, sa.JSON):
-        return "'{}'"
-    if isinstance(column.type, sa.LargeBinary):
-        return r"'\x80'::bytea"  # an empty map in MessagePack
-    if isinstance(column.type, sa.Boolean):
-        return "false"
-    return "0" if isinstance(column.type, sa.Integer | sa.Float) else "''"
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     async with compute_database("postgresql", request) as opened:
-        await opened.write(_fill)
+        await opened.write(fill, metadata, FILL)
         yield opened
 
 
 class RolledBack(Exception):
     """Ends a transaction whose statements were only to be planned."""
-
-
-@contextlib.contextmanager
-def _recorded(conn: sa.Connection) -> Iterator[list[tuple[str, Any]]]:
-    found: list[tuple[str, Any]] = []
-
-    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
-        found.append((statement, parameters[0] if executemany else parameters))
-
-    sa.event.listen(conn, "before_cursor_execute", note)
-    yield found
-    sa.event.remove(conn, "before_cursor_execute", note)
-
-
-def _scans(conn: sa.Connection, work: Callable[[sa.Connection], Any]) -> list[str]:
-    """Run a query function and return the sequential scans of large tables in the plans of its statements."""
-    with _recorded(conn) as statements:
-        work(conn)
-    assert statements
-    found = []
-    for statement, parameters in statements:
-        if statement.split(None, 1)[0] not in ("SELECT", "UPDATE", "DELETE", "WITH", "INSERT"):
-            continue
-        [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", parameters).scalar_one(),)
-        found += [f"{name}: {statement}" for name in _sequential(plan["Plan"]) if name not in SMALL]
-    return found
-
-
-def _sequential(plan: dict[str, Any]) -> Iterator[str]:
-    if plan["Node Type"] == "Seq Scan":
-        yield plan["Relation Name"]
-    for part in plan.get("Plans", ()):
-        yield from _sequential(part)
 
 
 LIVING = [_uuid("living", number) for number in range(20)]
@@ -268,7 +215,7 @@ async def test_an_index_serves(database: Database, name: str) -> None:
     scans: list[str] = []
 
     def run(conn: sa.Connection) -> None:
-        scans.extend(_scans(conn, HOT[name]))
+        scans.extend(sequential_scans(conn, HOT[name], SMALL))
         raise RolledBack
 
     with pytest.raises(RolledBack):
@@ -293,7 +240,7 @@ async def test_a_statement_with_a_list_is_planned_once(database: Database, name:
     planned: list[int] = []
 
     def run(conn: sa.Connection) -> None:
-        with _recorded(conn) as statements:
+        with recorded(conn) as statements:
             for _ in range(12):
                 SHORT_LISTS[name](conn)
         [statement] = {statement for statement, _ in statements}
@@ -309,7 +256,7 @@ async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: D
     read: list[int] = []
 
     def run(conn: sa.Connection) -> None:
-        with _recorded(conn) as statements:
+        with recorded(conn) as statements:
             server_lists.list_(conn, Filters(limit=50, marker=MIDDLE))
         statement, parameters = statements[-1]
         [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one(),)

@@ -140,22 +140,21 @@ _SUBNET = (
 )  # fmt: skip
 _NETWORKS = sa.select(*(networks.c[name] for name in _NETWORK)).where(one_of(networks.c.id, "ids"))
 _SUBNETS = (
-    sa.select(
-        subnets.c.network_id,
-        *(subnets.c[name] for name in _SUBNET),
-        sa.exists().where(router_interfaces.c.subnet_id == subnets.c.id).label("routed"),
-    )
+    sa.select(subnets.c.network_id, *(subnets.c[name] for name in _SUBNET))
     .where(one_of(subnets.c.network_id, "ids"))
     .order_by(subnets.c.id)
 )
+_ROUTED = sa.select(router_interfaces.c.subnet_id).where(one_of(router_interfaces.c.subnet_id, "ids"))
 _LIMITS = sa.select(bandwidth_limit_rules).where(one_of(bandwidth_limit_rules.c.policy_id, "ids"))
 
 
 def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
     """Return networks with their subnets."""
     below: dict[str, list[dict[str, Any]]] = {}
-    for row in conn.execute(_SUBNETS, {"ids": ids}):
-        shown = {name: getattr(row, name) for name in (*_SUBNET, "routed")}
+    rows = conn.execute(_SUBNETS, {"ids": ids}).all()
+    routed = set(conn.execute(_ROUTED, {"ids": [row.id for row in rows]}).scalars()) if rows else set()
+    for row in rows:
+        shown = {**{name: getattr(row, name) for name in _SUBNET}, "routed": row.id in routed}
         below.setdefault(row.network_id, []).append(shown)
     return {
         row.id: Part(
@@ -209,8 +208,9 @@ def _number(protocol: str | None, ethertype: str) -> int | None:
     return 58 if number == 1 and ethertype == "IPv6" else number  # icmp in an IPv6 rule means ICMPv6
 
 
-# Each of these finds its rows by ids: of a join with the ports of some groups PostgreSQL expects so many rows that it
-# would read whole tables.
+# Each of these finds its rows by ids, and by few of them: of more, and of a join with the ports of some groups,
+# PostgreSQL expects so many rows that it would read whole tables.
+_AT_ONCE = 100
 _MEMBERSHIP = sa.select(port_security_groups).where(one_of(port_security_groups.c.security_group_id, "ids"))
 _ADDRESSES = sa.select(addresses.c.port_id, addresses.c.address).where(one_of(addresses.c.port_id, "ids"))
 _PAIRS = sa.select(ports.c.id, ports.c.network_id, ports.c.allowed_address_pairs).where(
@@ -228,7 +228,7 @@ def _members(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
         ports_of[row.security_group_id].append(row.port_id)
     held: dict[str, list[str]] = {}
     paired: dict[str, Any] = {}
-    for part in chunks(port for each in ports_of.values() for port in each):
+    for part in chunks((port for each in ports_of.values() for port in each), _AT_ONCE):
         for row in conn.execute(_ADDRESSES, {"ids": part}):
             held.setdefault(row.port_id, []).append(row.address)
         paired |= {row.id: row for row in conn.execute(_PAIRS, {"ids": part})}

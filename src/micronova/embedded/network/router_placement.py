@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
-from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.host_changes import host_topic, note
 from micronova.embedded.network.tables import AGENT_TYPE, agents, router_placement
 
 _NAME = "routers"  # of the only row
@@ -51,7 +51,7 @@ def place(conn: sa.Connection, times: Times) -> None:
     else:
         conn.execute(router_placement.update().values(**found._asdict()))
     if row is None or row.host != found.host:
-        note(conn, times.now, [f"host:{host}" for host in (found.host, row.host if row is not None else "") if host])
+        note(conn, times.now, [host_topic(host) for host in (found.host, row.host if row is not None else "") if host])
 
 
 def _next(conn: sa.Connection, row: Any, times: Times) -> _Placement | None:

@@ -28,6 +28,7 @@ from micronova.embedded.network.change_feed import (
     read_changes,
     recent_changes,
 )
+from micronova.embedded.network.host_changes import host_topic
 from micronova.embedded.network.host_document import Part, read_parts, too_large
 from micronova.embedded.network.router_placement import Times, is_due, place
 from micronova.objects.clock import Clock, micros
@@ -196,7 +197,7 @@ class StateWatch:
 
     def _reached(self, host: str) -> set[str]:
         """Return the names of the parts of a host's state, as far as they are known."""
-        found = {f"host:{host}"}
+        found = {host_topic(host)}
         front = list(found)
         while front:
             read = self._parts.get(front.pop())
