@@ -423,3 +423,29 @@ def statements(cloud: World) -> Iterator[list[str]]:
         yield found
     finally:
         sa.event.remove(sa.Engine, "before_cursor_execute", note)
+
+
+async def test_who_asks_while_a_state_is_read_gets_the_new_one(cloud: World) -> None:
+    """The agent that waited has begun to read the change; another request for the same host gets it, too."""
+    network, _ = await cloud.network()
+    await started(cloud, ["h1"])
+    port = await guest(cloud, network, "h1")
+    known = (await state(cloud, "h1"))["fingerprint"]
+    read, reading, go_on = cloud.database.read, asyncio.Event(), asyncio.Event()
+
+    async def slow(fn: Any, *args: Any, **more: Any) -> Any:
+        if fn.__name__ == "read_parts":
+            reading.set()
+            await go_on.wait()
+        return await read(fn, *args, **more)
+
+    cloud.database.read = slow  # type: ignore[method-assign]
+    waiting = asyncio.create_task(state(cloud, "h1", known, 60))
+    await cloud.delete("port", port["id"], SERVICE)
+    await asyncio.wait_for(reading.wait(), 30)
+    other = asyncio.create_task(state(cloud, "h1"))
+    done, _ = await asyncio.wait({other}, timeout=0.2)
+    assert not done, "it waits for the same read"
+    go_on.set()
+    assert [each["fingerprint"] != known for each in (await waiting, await other)] == [True, True]
+    assert (await other)["state"]["ports"] == []

@@ -75,6 +75,7 @@ class _Known:
     names: frozenset[str] = frozenset()  # of parts that were read for it
     oversized: msgspec.Raw = field(default_factory=lambda: msgspec.Raw(b"{}"))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changes: int = 0  # how often it was set
 
 
 class StateWatch:
@@ -151,7 +152,7 @@ class StateWatch:
         return (
             known.changed.is_set()
             or not known.fingerprint
-            or any(self._parts[name].read_at < oldest for name in known.names)
+            or any(name not in self._parts or self._parts[name].read_at < oldest for name in known.names)
         )
 
     def _difference(self, known: _Known, fingerprint: str, before: Mapping[str, bytes] | None) -> Parts:
@@ -167,30 +168,28 @@ class StateWatch:
     async def _update(self, host: str, known: _Known) -> None:
         """Read what is missing or old of a host's state, and compute its fingerprint.
 
-        A change that is noted meanwhile sets `changed` again, because the host is among the users of a part before it
-        is read.
+        The state counts as changed until then, so that other requests for it wait for the same parts. It still does if
+        a change was noted meanwhile: the host is among the users of a part before it is read.
         """
-        known.changed.clear()
+        changes = known.changes
         tried: set[str] = set()
         oldest = self._clock.monotonic() - MAX_AGE
-        try:
-            while True:
-                names = self._reached(host)
-                for name in names - known.names:
-                    self._users.setdefault(name, set()).add(host)
-                known.names |= names
-                due = []
-                for name in names:
-                    read = self._parts.get(name)
-                    if read is None or (name not in tried and (read.stale or read.read_at < oldest)):
-                        due.append(name)
-                if not due:
-                    break
-                tried.update(due)
-                await self._read(due)
-        except BaseException:
-            known.changed.set()
-            raise
+        while True:
+            names = self._reached(host)
+            for name in names - known.names:
+                self._users.setdefault(name, set()).add(host)
+            known.names |= names
+            due = []
+            for name in names:
+                read = self._parts.get(name)
+                if read is None or (name not in tried and (read.stale or read.read_at < oldest)):
+                    due.append(name)
+            if not due:
+                break
+            tried.update(due)
+            await self._read(due)
+        if known.changes == changes:
+            known.changed.clear()
         self._release(host, known.names - names)
         known.names = frozenset(names)
         self._conclude(known)
@@ -351,6 +350,7 @@ class StateWatch:
     def _change(self, hosts: Iterable[str]) -> None:
         for host in hosts:
             if (known := self._hosts.get(host)) is not None:
+                known.changes += 1
                 known.changed.set()
 
     async def purge(self) -> None:

@@ -22,7 +22,7 @@ from tests.unit.embedded.network.world import ManualClock
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
-PORTS, PROJECTS, HOSTS, ROUTERS = 50_000, 1_000, 5_000, 500
+PORTS, PROJECTS, HOSTS, ROUTERS = 50_000, 5_000, 5_000, 2_000
 SMALL = {"router_placement", "usages", "events", "tags"}
 """Tables with one row, or with none here."""
 NOW = 1_800_000_000_000_000

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from micronova.embedded.network.core import Core
+from micronova.embedded.network.core import Core, Settings
 from micronova.embedded.network.service import routes
 from micronova.objects.context import RequestContext
 from micronova.policies.enforcer import Enforcer
@@ -26,7 +26,7 @@ def test_every_rule_decides_without_failing() -> None:
 
 
 def test_every_route_names_a_rule_that_exists() -> None:
-    core = Core(None, None, None, None, None, None)  # type: ignore[arg-type]
+    core = Core(None, None, None, Settings(), None, None)  # type: ignore[arg-type]
     for route in routes(core):
         assert route.policy in (None, "") or route.policy in NAMES, route.label
 
