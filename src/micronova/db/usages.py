@@ -8,6 +8,9 @@ from micronova.db.tables import deleted_instances, instances
 from micronova.objects.errors import NotFound
 
 _COLUMNS = ("uuid", "project_id", "display_name", "vm_state", "flavor", "created_at", "launched_at")
+MOST_SORTED = 50_000
+"""Deleted servers of a span that are sorted for each page. If there are more, pages are read in the order of creation,
+which soon meets one of the span."""
 _HOUR = 3600 * 1_000_000
 
 Mark = tuple[int, str]  # when a server was created, and its uuid
@@ -32,19 +35,34 @@ def used(
     limit: int,
 ) -> list[Any]:
     """List servers that ran at some moment of the span, oldest first; `ended_at` says when one was deleted."""
+    sorts = _few_deleted_since(conn, begin)
     parts = []
     for table, ended in _tables():
-        columns = [table.c[name] for name in _COLUMNS]
-        query = sa.select(*columns, ended.label("ended_at")).where(_in_span(table, begin, end))
-        if project_id is not None:
-            query = query.where(table.c.project_id == project_id)
         order = (table.c.created_at, table.c.uuid)
+        conditions = [_in_span(table, begin, end)]
+        if project_id is not None:
+            conditions.append(table.c.project_id == project_id)
         if after is not None:
-            query = query.where(table.c.created_at >= after[0], sa.tuple_(*order) > sa.tuple_(*after))
+            conditions += [table.c.created_at >= after[0], sa.tuple_(*order) > sa.tuple_(*after)]
+        query = sa.select(*(table.c[name] for name in _COLUMNS), ended.label("ended_at"))
+        if table is deleted_instances and sorts:
+            # The order of creation would lead through all servers that were deleted before the span.
+            keys = sa.select(*order).where(*conditions).cte("keys").prefix_with("MATERIALIZED", dialect="postgresql")
+            first = sa.select(keys).order_by(keys.c.created_at, keys.c.uuid).limit(limit).subquery()
+            query = query.join(first, first.c.uuid == table.c.uuid)
+        else:
+            query = query.where(*conditions)
         # Each table gives its first rows by an index; those of both are few.
         parts.append(sa.select(query.order_by(*order).limit(limit).subquery()))
     both = sa.union_all(*parts).subquery()
     return [*conn.execute(sa.select(both).order_by(both.c.created_at, both.c.uuid).limit(limit))]
+
+
+def _few_deleted_since(conn: sa.Connection, begin: int) -> bool:
+    """Return whether so few servers were deleted since a time that each page may sort them."""
+    deleted_at = deleted_instances.c.deleted_at
+    since = sa.select(deleted_at).where(deleted_at > begin).order_by(deleted_at.desc()).limit(MOST_SORTED + 1)
+    return int(conn.execute(sa.select(sa.func.count()).select_from(since.subquery())).scalar_one()) <= MOST_SORTED
 
 
 def totals(conn: sa.Connection, begin: int, end: int, now: int) -> list[Any]:

@@ -4,6 +4,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -142,6 +143,16 @@ NODE = NodeResources(
     memory_mb=8192,
     local_gb=100,
 )
+RECENTLY = NOW - 1_000_000
+"""Since then one of 20 servers was deleted."""
+
+
+def _usage_of_a_long_span(conn: sa.Connection, project: str | None) -> None:
+    """Read servers as if so many were deleted in the span that sorting them for each page took too long."""
+    with mock.patch.object(usages, "MOST_SORTED", 100):
+        usages.used(conn, 0, NOW, project_id=project, after=(1_000_000, MIDDLE), limit=50)
+
+
 HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "create: charge": lambda conn: quotas.charge(conn, "p5", {"instances": 1}, quotas.Limits({"instances": 10}), "u"),
     "create: claim": lambda conn: allocations.claim(
@@ -202,8 +213,13 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
     "hypervisor": lambda conn: nodes.get(conn, _uuid("node", 7)),
     "hypervisors, a page": lambda conn: nodes.list_(conn, limit=20),
-    "usage, a page": lambda conn: usages.used(conn, 0, NOW, after=(1_000_000, MIDDLE), limit=50),
-    "usage, a page of a project": lambda conn: usages.used(conn, 0, NOW, project_id="p7", after=(1_000, ""), limit=50),
+    "usage, first page": lambda conn: usages.used(conn, RECENTLY, NOW, limit=50),
+    "usage, a page": lambda conn: usages.used(conn, RECENTLY, NOW, after=(NOW - 100_000, MIDDLE), limit=50),
+    "usage, a page of a project": lambda conn: usages.used(
+        conn, RECENTLY, NOW, project_id="p7", after=(1_000, ""), limit=50
+    ),
+    "usage, a page of a long span": lambda conn: _usage_of_a_long_span(conn, None),
+    "usage, a page of a project and a long span": lambda conn: _usage_of_a_long_span(conn, "p7"),
     "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
@@ -266,6 +282,24 @@ async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: D
     assert read == [50]
 
 
-def _rows_read(plan: dict[str, Any]) -> int:
-    own = int(plan["Actual Rows"]) + int(plan.get("Rows Removed by Filter", 0)) if "Relation Name" in plan else 0
-    return own + sum(map(_rows_read, plan.get("Plans", ())))
+async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(database: Database) -> None:
+    """PostgreSQL walked through all servers that were deleted before, in the order of their creation."""
+    read: list[int] = []
+
+    def run(conn: sa.Connection) -> None:
+        with _recorded(conn) as statements:
+            usages.used(conn, RECENTLY, NOW, limit=50)
+        for statement, parameters in statements:
+            [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one(),)
+            read.append(_rows_read(plan["Plan"], "deleted_instances"))
+
+    await database.read(run)
+    # Once to count those of the span, once to sort them, and those of the page.
+    assert sum(read) <= 2 * 1_000 + 50
+
+
+def _rows_read(plan: dict[str, Any], table: str = "instances") -> int:
+    own = 0
+    if plan.get("Relation Name") == table:
+        own = (int(plan["Actual Rows"]) + int(plan.get("Rows Removed by Filter", 0))) * int(plan["Actual Loops"])
+    return own + sum(_rows_read(part, table) for part in plan.get("Plans", ()))
