@@ -329,6 +329,7 @@ services = sa.Table(
     Column("created_at", Time, nullable=False),
     Column("updated_at", Time),
     sa.UniqueConstraint("host", "binary"),
+    Index("services_by_updated", "updated_at"),
 )
 
 compute_nodes = sa.Table(

@@ -35,8 +35,8 @@ from tests.unit.db.databases import compute_database
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
 SERVERS = 20_000
-HOSTS = 2_000
-SMALL = {"services", "compute_nodes", "aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
+HOSTS = 10_000
+SMALL = {"aggregates", "aggregate_hosts", "flavors", "departures", "periodic_jobs"}
 """Tables that grow with the number of hosts at most."""
 NOW = SERVERS * 1_000
 KNOWN = (("build", 9), ("delete", 9))
@@ -207,7 +207,7 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
         conn, dict.fromkeys(LIVING, "req-stop"), "stop", "compute_stop_instance", NOW, result="Success", details=""
     ),
     "heartbeat: nodes": lambda conn: nodes.upsert_all(conn, {"host7": [NODE]}, NOW),
-    "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW, NOW),
+    "scheduler: changes": lambda conn: host_states.load_changes(conn, NOW),
     "scheduler: changed nodes": lambda conn: host_states.load_changed_nodes(conn, (100, ""), 120, 500),
     "scheduler: changed amounts": lambda conn: host_states.load_changed_amounts(conn, (100, "", ""), 120, 500),
     "scheduler: some nodes": lambda conn: host_states.load_hosts(conn, [_uuid("node", n) for n in range(5)]),
