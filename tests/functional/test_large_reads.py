@@ -75,6 +75,32 @@ async def test_zones_hosts_and_services(cloud: Cloud) -> None:
     assert reads.largest <= MOST
 
 
+async def test_hypervisors(cloud: Cloud) -> None:
+    database, user = cloud.process.database, cloud.caller()
+    assert database is not None
+    server = await user.boot()
+    host = await user.host_of(server["id"])
+    reads, admin = Reads(database), user.admin.at(32)
+    nodes = (await admin.get("/os-hypervisors/detail"))["hypervisors"]
+    assert len(nodes) == len({each["id"] for each in nodes}) == HOSTS
+    statistics = (await admin.get("/os-hypervisors/statistics"))["hypervisor_statistics"]
+    assert statistics == {"count": HOSTS} | {
+        name: sum(each[name] or 0 for each in nodes) for name in statistics if name != "count"
+    }
+    assert statistics["running_vms"] == 1 and len(statistics) == 12
+    found = (await admin.get("/os-hypervisors/fake-/search"))["hypervisors"]
+    assert [each["id"] for each in found] == [each["id"] for each in nodes]
+    with_servers = (await admin.get("/os-hypervisors/fake-/servers"))["hypervisors"]
+    assert [each["hypervisor_hostname"] for each in with_servers if "servers" in each] == [host]
+    assert len((await admin.at(53).get("/os-hypervisors?hypervisor_hostname_pattern=fake-"))["hypervisors"]) == HOSTS
+    assert reads.largest <= MOST
+
+    await admin.put("/os-services/disable", {"host": host, "binary": "nova-compute"})
+    fewer = (await admin.get("/os-hypervisors/statistics"))["hypervisor_statistics"]
+    assert (fewer["count"], fewer["running_vms"]) == (HOSTS - 1, 0)
+    assert fewer["vcpus"] < statistics["vcpus"]
+
+
 def _add_servers(conn: sa.Connection, server: str) -> None:
     columns = [column for column in instances.c if column.name in deleted_instances.c]
     template = conn.execute(sa.select(*columns).where(instances.c.uuid == server)).mappings().one()

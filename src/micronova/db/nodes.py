@@ -7,10 +7,11 @@ import sqlalchemy as sa
 
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
-from micronova.db.tables import allocations, compute_nodes, instances, inventories
+from micronova.db.tables import allocations, compute_nodes, instances, inventories, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.orders import NodeResources, capability_key
+from micronova.objects.service_names import COMPUTE
 
 _n, _i = compute_nodes.c, inventories.c
 RATIOS = {"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
@@ -204,6 +205,42 @@ NODES = sa.select(
     *(_stock(resource, number) for resource in _NAMES for number in _NUMBERS),
     _GUESTS.label("guests"),
 )
+
+
+_ENABLED = compute_nodes.join(
+    services,
+    sa.and_(services.c.host == _n.host, services.c.binary == COMPUTE, services.c.disabled.is_(False)),
+)
+
+
+def _sum(column: sa.ColumnElement[int]) -> sa.Cast[int]:
+    return sa.cast(sa.func.coalesce(sa.func.sum(column), 0), sa.BigInteger)
+
+
+_SUMS = sa.select(sa.func.count(), _sum(_n.current_workload), _sum(_n.disk_available_gb)).select_from(_ENABLED)
+_STOCK_SUMS = (
+    sa.select(_i.resource_class, _sum(_i.total), _sum(_i.reserved + _i.used))
+    .select_from(inventories.join(_ENABLED, _i.node_uuid == _n.uuid))
+    .group_by(_i.resource_class)
+)
+_GUEST_SUM = sa.select(sa.func.count()).select_from(
+    instances.join(_ENABLED, sa.and_(instances.c.host == _n.host, instances.c.node_uuid == _n.uuid))
+)
+
+
+def statistics(conn: sa.Connection) -> dict[str, int]:
+    """Return the sums over all nodes whose services are enabled, by the API's names: three statements."""
+    count, workload, disk = conn.execute(_SUMS).one()
+    stock = {name: (total, used) for name, total, used in conn.execute(_STOCK_SUMS)}
+    sums = {
+        "count": count,
+        "current_workload": workload,
+        "disk_available_least": disk,
+        "running_vms": conn.execute(_GUEST_SUM).scalar_one(),
+    }
+    for resource, name in _NAMES.items():
+        sums[name], sums[f"{name}_used"] = stock.get(resource, (0, 0))
+    return sums
 
 
 def list_(

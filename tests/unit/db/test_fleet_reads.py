@@ -2,15 +2,17 @@
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
 from micronova.conductor.host_users import HostUsers
-from micronova.db import aggregates, services, tables, usages
+from micronova.db import aggregates, nodes, services, tables, usages
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, NotFound, StaleHeartbeat
+from micronova.objects.orders import NodeResources
 from micronova.objects.service_names import COMPUTE
 from tests.unit.db.databases import KINDS, compute_database
 from tests.unit.scheduler.rows import add_instances
@@ -111,6 +113,39 @@ async def test_the_database_adds_up_what_projects_used(database: Database) -> No
     assert [row.uuid for row in rows] == ["gone", "living"]
     rows = await database.read(usages.used, hour, 5 * hour, project_id="p", after=(1, "gone"), limit=10)
     assert [row.uuid for row in rows] == ["living"]
+
+
+async def test_the_database_adds_up_what_nodes_have(database: Database) -> None:
+    assert (await database.read(nodes.statistics))["vcpus"] == 0
+    await database.write(_zones)
+    resources = NodeResources(
+        node="",
+        node_uuid="",
+        hypervisor_type="fake",
+        hypervisor_version=1,
+        vcpus=8,
+        memory_mb=4096,
+        local_gb=100,
+        disk_available_gb=None,
+        reserved={"MEMORY_MB": 96},
+    )
+    hosts = ("a1", "a2", "b1", "without-service")
+    told = {host: [msgspec.structs.replace(resources, node=host, node_uuid=f"node-{host}")] for host in hosts}
+    await database.write(nodes.upsert_all, told, NOW)
+    disabled = await database.read(services.find, "b1", COMPUTE)
+    await database.write(services.update, disabled.uuid, {"disabled": True}, NOW)
+    assert await database.read(nodes.statistics) == {
+        "count": 2,
+        "current_workload": 0,
+        "disk_available_least": 0,
+        "running_vms": 0,
+        "vcpus": 16,
+        "vcpus_used": 0,
+        "memory_mb": 8192,
+        "memory_mb_used": 192,
+        "local_gb": 200,
+        "local_gb_used": 0,
+    }
 
 
 async def test_services_are_read_by_host(database: Database) -> None:

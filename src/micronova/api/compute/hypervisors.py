@@ -26,6 +26,7 @@ from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound, NotSupported
 from micronova.objects.service_names import COMPUTE
 
+PART = 500  # nodes that one read of all nodes takes
 OLD = until(87)  # since 2.88 clients ask placement for amounts of resources
 
 
@@ -147,7 +148,10 @@ class Hypervisors:
         else:
             key = _marker(marker, request.minor)
             try:
-                found = await self._database.read(self._read, None, key, limit, with_servers)
+                if limit is None:
+                    found = await self._read_all(None, with_servers)
+                else:
+                    found, _ = await self._database.read(self._read, None, key, limit, with_servers)
             except NotFound:
                 raise Invalid(f"marker [{marker}] not found") from None
         shape = view.at(request.minor)
@@ -159,21 +163,32 @@ class Hypervisors:
         return body
 
     async def _matching(self, pattern: str, with_servers: bool) -> list[tuple[NodeRow, Host]]:
-        found = await self._database.read(self._read, pattern, None, None, with_servers)
+        found = await self._read_all(pattern, with_servers)
         if not found:
             raise NotFound(f"No hypervisor matching '{pattern}' could be found.")
         return found
+
+    async def _read_all(self, pattern: str | None, servers: bool) -> list[tuple[NodeRow, Host]]:
+        """Read all nodes, or those that match, in parts, so that other requests are answered in between."""
+        found: list[tuple[NodeRow, Host]] = []
+        mark: int | None = None
+        while True:
+            part, mark = await self._database.read(self._read, pattern, mark, PART, servers)
+            found += part
+            if mark is None:
+                return found
 
     def _read(
         self,
         conn: sa.Connection,
         pattern: str | None,
         marker: str | int | None,
-        limit: int | None,
+        limit: int,
         servers: bool,
-    ) -> list[tuple[NodeRow, Host]]:
+    ) -> tuple[list[tuple[NodeRow, Host]], int | None]:
+        """Return nodes after a marker, and the number of the last one if more may follow."""
         rows = nodes.list_(conn, pattern=pattern, marker=marker, limit=limit)
-        return self._with_hosts(conn, rows, servers)
+        return self._with_hosts(conn, rows, servers), rows[-1].id if rows and len(rows) == limit else None
 
     def _with_hosts(self, conn: sa.Connection, rows: Sequence[NodeRow], servers: bool) -> list[tuple[NodeRow, Host]]:
         """Pair nodes with their hosts' services; nodes without a service are left out."""
@@ -233,26 +248,12 @@ class Hypervisors:
 
     async def statistics(self, request: Request) -> dict[str, Any]:
         """Show the sums over all nodes (until 2.87)."""
-        found = await self._database.read(self._read, None, None, None, False)
-        shape = FULL.at(request.minor)
-        shown = [shape(row, host) for row, host in found if not host.service.disabled]
-        summed = {name: sum(each[name] or 0 for each in shown) for name in _SUMMED}
-        return {"hypervisor_statistics": {"count": len(shown), **summed}}
-
-
-_SUMMED = (
-    "current_workload",
-    "disk_available_least",
-    "free_disk_gb",
-    "free_ram_mb",
-    "local_gb",
-    "local_gb_used",
-    "memory_mb",
-    "memory_mb_used",
-    "running_vms",
-    "vcpus",
-    "vcpus_used",
-)
+        sums = await self._database.read(nodes.statistics)
+        free = {
+            "free_disk_gb": sums["local_gb"] - sums["local_gb_used"],
+            "free_ram_mb": sums["memory_mb"] - sums["memory_mb_used"],
+        }
+        return {"hypervisor_statistics": {**sums, **free}}
 
 
 def _with_servers(value: str | UnsetType) -> bool:
