@@ -1,7 +1,7 @@
 """Lists of servers: filters, order and keyset paging, over existing and deleted servers."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from micronova.objects import states
 from micronova.objects.errors import Invalid
 
 Row = Mapping[Any, Any]
+ALL = tuple(column.name for column in instances.c)
 
 SORT_KEYS = {
     "created_at": "created_at",
@@ -74,15 +75,19 @@ class Filters:
     marker: str | None = None
 
 
-def list_(conn: sa.Connection, filters: Filters, *, with_services: bool = False) -> list[Row]:
-    """Return one page of servers; with `with_services` each has the columns `services.STATE_OF_HOST`."""
+def list_(
+    conn: sa.Connection, filters: Filters, columns: Sequence[str] = ALL, *, with_services: bool = False
+) -> list[Row]:
+    """Return these columns of one page of servers; with `with_services` also the columns `services.STATE_OF_HOST`."""
     changes = filters.changes_since is not None or filters.changes_before is not None
     both = changes and filters.deleted is None
     tables = [deleted_instances] if filters.deleted else [instances, deleted_instances] if both else [instances]
     if len(tables) == 1:
-        return _page(conn, tables[0], filters, with_services)
+        return _page(conn, tables[0], filters, columns, with_services)
     # Two tables: take a page of each and merge them; either may hold the next servers in order.
-    rows = [row for table in tables for row in _page(conn, table, filters, with_services)]
+    sorted_by = [column for column, _ in _order(filters)]
+    read = list(dict.fromkeys([*columns, *sorted_by]))
+    rows = [row for table in tables for row in _page(conn, table, filters, read, with_services)]
     for column, descending in reversed(_order(filters)):
         rows.sort(key=_sort_key(column), reverse=descending)
     return rows[: filters.limit]
@@ -92,19 +97,18 @@ def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
     return lambda row: (row[column] is not None, row[column])
 
 
-def _page(conn: sa.Connection, table: sa.Table, filters: Filters, with_services: bool) -> list[Row]:
+def _page(
+    conn: sa.Connection, table: sa.Table, filters: Filters, columns: Sequence[str], with_services: bool
+) -> list[Row]:
     order = _order(filters)
-    after = None
-    if filters.marker is not None:
-        marker = _marker_row(conn, filters)
-        after = [marker[column] for column, _ in order]
+    after = None if filters.marker is None else _position(conn, filters)
     keys = [SortKey(table.c[column], descending) for column, descending in order]
-    query = sa.select(table).where(*_conditions(table, filters))
+    query = sa.select(*(table.c[name] for name in columns)).where(*_conditions(table, filters))
     if with_services:
         query = query.add_columns(*services.STATE_OF_HOST).select_from(services.with_services(table))
     result = conn.execute(keyset.page(query, keys, after, filters.limit))
-    columns = list(result.keys())
-    return [dict(zip(columns, row, strict=True)) for row in result]
+    names = list(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
 
 
 def _order(filters: Filters) -> list[tuple[str, bool]]:
@@ -115,14 +119,16 @@ def _order(filters: Filters) -> list[tuple[str, bool]]:
     return [*order, uuid[0] if uuid else ("uuid", True)]
 
 
-def _marker_row(conn: sa.Connection, filters: Filters) -> Row:
+def _position(conn: sa.Connection, filters: Filters) -> Sequence[Any]:
+    """Return the values of the marker's server in the columns of the order; raise Invalid."""
     for table in (instances, deleted_instances):
-        query = sa.select(table).where(table.c.uuid == filters.marker)
+        keys = [SortKey(table.c[column], descending) for column, descending in _order(filters)]
+        conditions = [table.c.uuid == filters.marker]
         if filters.project_id is not None:
-            query = query.where(table.c.project_id == filters.project_id)
-        row = conn.execute(query).mappings().first()
-        if row is not None:
-            return row
+            conditions.append(table.c.project_id == filters.project_id)
+        found = keyset.position(conn, keys, *conditions)
+        if found is not None:
+            return found
     raise Invalid(f"marker [{filters.marker}] not found")
 
 

@@ -324,3 +324,11 @@ async def test_tags_are_matched_whole(user: Caller) -> None:
     assert await _names(user, "tags=" + urllib.parse.quote('a"b')) == ["odd"]
     assert await _names(user, "tags=" + urllib.parse.quote("c\\d")) == ["odd"]
     assert await _names(user, "tags=" + urllib.parse.quote("1%")) == []
+
+
+async def test_lists_show_user_data_to_admins(user: Caller) -> None:
+    id = await user.create(user_data="IyEvYmluL3No")
+    [own] = (await user.get("/servers/detail"))["servers"]
+    assert own["id"] == id and "OS-EXT-SRV-ATTR:user_data" not in own
+    [shown] = (await user.admin.get("/servers/detail"))["servers"]
+    assert shown["OS-EXT-SRV-ATTR:user_data"] == "IyEvYmluL3No"

@@ -282,6 +282,22 @@ async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: D
     assert read == [50]
 
 
+async def test_a_list_reads_only_the_columns_that_it_is_asked_for(database: Database) -> None:
+    """User data may be 64 KiB per server."""
+    read: list[str] = []
+
+    def run(conn: sa.Connection) -> None:
+        for filters in (Filters(limit=2, marker=MIDDLE), Filters(limit=2, marker=MIDDLE, changes_since=0)):
+            with _recorded(conn) as statements:
+                [row, _] = server_lists.list_(conn, filters, ("uuid", "display_name"))
+            assert set(row) >= {"uuid", "display_name"}
+            read.extend(statement.partition("FROM")[0] for statement, _ in statements)
+
+    await database.read(run)
+    columns = {name.strip() for each in read for name in each.removeprefix("SELECT ").split(",")}
+    assert {name.partition(".")[2] for name in columns} == {"uuid", "display_name", "created_at"}
+
+
 async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(database: Database) -> None:
     """PostgreSQL walked through all servers that were deleted before, in the order of their creation."""
     read: list[int] = []

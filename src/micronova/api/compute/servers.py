@@ -27,6 +27,8 @@ from micronova.servers.actions import ServerActions
 
 EXTRA_SPECS = "os_compute_api:servers:show:flavor-extra-specs"
 ATTRIBUTES = "os_compute_api:os-extended-server-attributes"
+BRIEF_COLUMNS = ("uuid", "display_name")
+WITHOUT_USER_DATA = tuple(name for name in server_lists.ALL if name not in ("user_data", "key_data"))
 HOST_STATUS = "os_compute_api:servers:show:host_status"
 HOST_STATUS_UNKNOWN = "os_compute_api:servers:show:host_status:unknown-only"
 
@@ -85,7 +87,8 @@ class Servers:
         flags = self._flags(request) if view is not BRIEF else frozenset()
         rows: Sequence[server_lists.Row] = []
         if filters is not None:
-            rows = await self._database.read(server_lists.list_, filters, with_services="host_status" in flags)
+            columns = _columns(view, request.minor, flags)
+            rows = await self._database.read(server_lists.list_, filters, columns, with_services="host_status" in flags)
         context = self._view_context(request)
         shape = view.at(request.minor, flags)
         body: dict[str, Any] = {"servers": [shape(row, context) for row in rows]}
@@ -162,6 +165,13 @@ class Servers:
     async def delete(self, request: Request, id: str) -> None:
         """Delete a server."""
         await self._actions.delete(request.context, await authorized_server(self._database, request, id))
+
+
+def _columns(view: View, minor: int, flags: frozenset[str]) -> tuple[str, ...]:
+    """Return the columns that a list reads: no user data, which may be 64 KiB, unless it shows them."""
+    if view is BRIEF:
+        return BRIEF_COLUMNS
+    return server_lists.ALL if "attributes" in flags and minor >= 3 else WITHOUT_USER_DATA
 
 
 def routes(
