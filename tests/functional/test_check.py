@@ -11,6 +11,11 @@ import pytest
 from micronova.cli.state import StateDirectory
 from micronova.cli.wiring import Process
 from micronova.conf.settings import load
+from micronova.db import schema, services
+from micronova.db.engine import open_database
+from micronova.db.tables import metadata
+from micronova.objects.clock import SystemClock, micros
+from micronova.objects.service_names import COMPUTE
 from tests.command import micronova
 
 
@@ -78,3 +83,29 @@ async def test_a_bus_that_cannot_be_reached(tmp_path: Path) -> None:
         f"FAIL  bus: Cannot use the broker at amqp://guest@{broker}/: "
         "nothing accepts connections there: start RabbitMQ, or correct transport_url." in done.stdout.splitlines()
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "down_time", "expected"),
+    [
+        (10, 20, "ok    heartbeats of 10 hosts"),
+        (4_000, 20, "FAIL  heartbeats of 4000 hosts: 4000 hosts send 600 heartbeats per second"),
+        (4_000, 24, "ok    heartbeats of 4000 hosts"),
+    ],
+)
+async def test_settings_that_are_made_for_fewer_hosts(
+    tmp_path: Path, hosts: int, down_time: int, expected: str
+) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/compute.db")
+    await schema.upgrade(database, metadata, "micronova.db.migrations")
+    now = micros(SystemClock().now())
+    await database.write(services.heartbeat, COMPUTE, [f"host{number}" for number in range(hosts)], now)
+    await database.close()
+    file = tmp_path / "micronova.toml"
+    file.write_text(
+        f'[default]\nstate_path = "{tmp_path}/state"\nservice_down_time = {down_time}\n'
+        f'[conductor]\nlease = 60\n[database]\nconnection = "sqlite:///{tmp_path}/compute.db"\n'
+    )
+    done: Any = await asyncio.to_thread(micronova, "check", "--config", file)
+    [line] = [line for line in done.stdout.splitlines() if "heartbeats" in line]
+    assert line.startswith(expected)

@@ -212,6 +212,8 @@ async def _check_connections(settings: Settings, place: StateDirectory, say: Cal
         else:
             for name, (_, migrations) in SCHEMAS.items():
                 say(await _check_database(process, name, migrations))
+            if (hosts := await _hosts(process)) is not None:
+                say(_check_heartbeats(settings, hosts))
         if settings.default.transport_url != "local://":
             say(await _check_bus(process))
             say(Verdict("control users", None if settings.default.control_users else NO_CONTROL_USERS))
@@ -238,6 +240,30 @@ async def _check_database(process: "Process", service: str, migrations: str) -> 
         return Verdict(name, error.message)
     behind = at not in (None, newest)
     return Verdict(name, f"at {at}, {newest} is needed: run `micronova db upgrade`" if behind else None)
+
+
+async def _hosts(process: "Process") -> int | None:
+    """Return how many compute hosts were up within the last day; None if the database does not say."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from micronova.db import services
+    from micronova.objects.service_names import COMPUTE
+
+    if not process.settings.database.connection and not process.directory.has_database("compute"):
+        return None
+    try:
+        database = await process.open_database("compute")
+        return await database.read(services.count_up, COMPUTE, micros(time.time()), 86_400.0)
+    except (MicronovaError, SQLAlchemyError):  # the check of the database says why
+        return None
+
+
+def _check_heartbeats(settings: Settings, hosts: int) -> Verdict:
+    from micronova.conductor.heartbeat_interval import longest_interval, too_often
+
+    longest = longest_interval(settings.default.service_down_time, settings.conductor.lease)
+    problem = too_often(hosts, report_interval=settings.default.report_interval, longest=longest)
+    return Verdict(f"heartbeats of {hosts} hosts", problem)
 
 
 async def _check_bus(process: "Process") -> Verdict:

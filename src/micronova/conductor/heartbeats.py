@@ -42,13 +42,6 @@ REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no tr
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
 MOST_ORDERS = 8 << 20  # bytes of orders in one reply; the next reply has the others
 MOST_LOGGED = 10  # hosts of one transaction that the log names
-BEATS_PER_SECOND = 500  # of all hosts together; a larger fleet sends heartbeats less often
-
-
-def interval_of(hosts: int, *, report_interval: float, longest: float) -> float:
-    """Return the seconds between the heartbeats of a host in a fleet of so many hosts."""
-    return max(report_interval, min(hosts / BEATS_PER_SECOND, longest))
-
 
 _Key = tuple[str, tuple[str, ...]]
 """The broker user that sent a heartbeat, and the hosts that the heartbeat is of.

@@ -4,7 +4,8 @@ import asyncio
 import logging
 
 from micronova.conductor.consoles import Consoles
-from micronova.conductor.heartbeats import Heartbeats, interval_of
+from micronova.conductor.heartbeat_interval import interval_of, longest_interval, too_often
+from micronova.conductor.heartbeats import Heartbeats
 from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
@@ -89,7 +90,8 @@ class ConductorManager:
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
         self._heartbeats = Heartbeats(dependencies, self._kinds, ratios)
-        self._longest_interval = min(dependencies.service_down_time, self.engine.lease) / 3
+        self._longest_interval = longest_interval(dependencies.service_down_time, self.engine.lease)
+        self._too_often: str | None = None  # what the log says of the number of heartbeats
         self._fleet_counted_at = float("-inf")
 
     async def start(self) -> None:
@@ -146,9 +148,11 @@ class ConductorManager:
             services.count_up, COMPUTE, self.engine.now(), self._dependencies.service_down_time
         )
         self._fleet_counted_at = self.engine.clock.monotonic()
-        self._heartbeats.interval = interval_of(
-            up, report_interval=self._report_interval, longest=self._longest_interval
-        )
+        limits = {"report_interval": self._report_interval, "longest": self._longest_interval}
+        self._heartbeats.interval = interval_of(up, **limits)
+        before, self._too_often = self._too_often, too_often(up, **limits)
+        if self._too_often is not None and before is None:
+            log.warning("%s", self._too_often)
 
     # --- messages from the API -------------------------------------------------------------------------------
 

@@ -636,6 +636,19 @@ async def _lose(context: Context, order: object) -> None:
     """Lose a message."""
 
 
+async def test_too_many_heartbeats_are_logged_once(
+    conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(conductor, "_longest_interval", 0.001)
+    monkeypatch.setattr(conductor, "_report_interval", 0.001)
+    monkeypatch.setattr(conductor._heartbeats, "interval", 0.0)
+    for _ in range(2):
+        monkeypatch.setattr(conductor, "_fleet_counted_at", float("-inf"))
+        await conductor._count_fleet()
+    [line] = [line for line in caplog.messages if "heartbeats per second" in line]
+    assert line.endswith("set default.service_down_time and conductor.lease to 1 or more")
+
+
 async def test_hosts_that_are_back_are_logged_once(cloud: OneProcess, caplog: pytest.LogCaptureFixture) -> None:
     """Only hosts that restarted guests were logged."""
     caplog.set_level("INFO", heartbeats.__name__)
