@@ -288,7 +288,7 @@ async def test_a_list_reads_only_the_columns_that_it_is_asked_for(database: Data
 
     def run(conn: sa.Connection) -> None:
         for filters in (Filters(limit=2, marker=MIDDLE), Filters(limit=2, marker=MIDDLE, changes_since=0)):
-            with _recorded(conn) as statements:
+            with recorded(conn) as statements:
                 [row, _] = server_lists.list_(conn, filters, ("uuid", "display_name"))
             assert set(row) >= {"uuid", "display_name"}
             read.extend(statement.partition("FROM")[0] for statement, _ in statements)
@@ -303,7 +303,7 @@ async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(d
     read: list[int] = []
 
     def run(conn: sa.Connection) -> None:
-        with _recorded(conn) as statements:
+        with recorded(conn) as statements:
             usages.used(conn, RECENTLY, NOW, limit=50)
         for statement, parameters in statements:
             [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one(),)
