@@ -57,6 +57,11 @@ class ManualClock:
     def monotonic(self) -> float:
         return self.time
 
+    @property
+    def sleepers(self) -> int:
+        """The number of tasks that sleep."""
+        return sum(not future.done() for _, future in self._sleepers)
+
     async def sleep(self, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.time + seconds, future))
