@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import sqlalchemy as sa
 from msgspec import Struct
 
+from micronova.embedded.common.chunks import chunks
 from micronova.embedded.identity.store import projects as projects_store
 from micronova.embedded.identity.store import roles as roles_store
 from micronova.embedded.identity.store.assignments import SYSTEM, Grant, grants
@@ -65,10 +66,10 @@ class Names(Struct):
 
 def listing(conn: sa.Connection, wanted: Filter) -> list[Assigned]:
     """Return the role assignments that match."""
-    found = [Assigned(grant, grant) for grant in _granted(conn, wanted)]
-    if wanted.effective:
-        found = _effective(conn, found)
     targets = _targets(conn, wanted)
+    found = [Assigned(grant, grant) for grant in _granted(conn, wanted, targets)]
+    if wanted.effective:
+        found = _effective(conn, found, targets)
     found = [each for each in found if _matches(each, wanted, targets)]
     if wanted.within_domain is not None:
         inside = _inside(conn, wanted.within_domain)
@@ -96,7 +97,7 @@ def names(conn: sa.Connection, found: Iterable[Assigned]) -> Names:
     return result
 
 
-def _granted(conn: sa.Connection, wanted: Filter) -> list[Grant]:
+def _granted(conn: sa.Connection, wanted: Filter, targets: set[str] | None) -> list[Grant]:
     """Return the grants from which matching assignments can follow."""
     conditions: list[sa.ColumnElement[bool]] = []
     if wanted.user_id is not None:
@@ -109,7 +110,22 @@ def _granted(conn: sa.Connection, wanted: Filter) -> list[Grant]:
         conditions.append(assignments.c.actor_id == wanted.group_id)
     if not wanted.effective and wanted.role_id is not None:
         conditions.append(assignments.c.role_id == wanted.role_id)
-    return grants(conn, *conditions)
+    target = assignments.c.target_id
+    if wanted.within_domain is not None:
+        inside = sa.select(projects.c.id).where(projects.c.domain_id == wanted.within_domain)
+        conditions.append(sa.or_(target == wanted.within_domain, target.in_(inside)))
+    if targets is None:
+        return grants(conn, *conditions)
+    sources = targets | _above(conn, wanted.project_id) if wanted.effective else targets
+    return [each for part in chunks(sorted(sources)) for each in grants(conn, *conditions, target.in_(part))]
+
+
+def _above(conn: sa.Connection, project_id: str | None) -> set[str]:
+    """Return the domain and the projects above a project, whose grants it may inherit."""
+    project = None if project_id is None else PROJECTS.find(conn, project_id)
+    if project is None:
+        return set()
+    return {project["domain_id"], *(row["id"] for row in projects_store.ancestors(conn, project))}
 
 
 def _targets(conn: sa.Connection, wanted: Filter) -> set[str] | None:
@@ -132,11 +148,12 @@ def _matches(each: Assigned, wanted: Filter, targets: set[str] | None) -> bool:
     )
 
 
-def _effective(conn: sa.Connection, found: list[Assigned]) -> list[Assigned]:
+def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | None) -> list[Assigned]:
     """Replace groups by their members and inherited grants by grants on the projects; add the implied roles."""
     members: dict[str, list[str]] = {}
-    for row in conn.execute(memberships.select()):
-        members.setdefault(row.group_id, []).append(row.user_id)
+    for part in chunks(each.source.actor_id for each in found if each.source.actor == "group"):
+        for row in conn.execute(memberships.select().where(memberships.c.group_id.in_(part))):
+            members.setdefault(row.group_id, []).append(row.user_id)
     below: dict[str, list[str]] = {}
     implied = roles_store.implications(conn)
     result: list[Assigned] = []
@@ -152,7 +169,8 @@ def _effective(conn: sa.Connection, found: list[Assigned]) -> list[Assigned]:
         if source.inherited:
             if source.target_id not in below:
                 below[source.target_id] = _below(conn, source)
-            places = [("project", project_id) for project_id in below[source.target_id]]
+            inherit = [each for each in below[source.target_id] if targets is None or each in targets]
+            places = [("project", project_id) for project_id in inherit]
         for user_id, group_id in holders:
             for target, target_id in places:
                 for role_id, prior in _with_implied(implied, source.role_id):
