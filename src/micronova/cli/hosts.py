@@ -32,14 +32,10 @@ def _with_database(
 
     async def main() -> Any:
         from micronova.cli.wiring import Process
-        from micronova.db import schema
 
         process = Process(settings, [], place)
         try:
-            database = await process.open_database("compute")
-            if await database.read(schema.current) is None:
-                raise MicronovaError("There is no cloud yet: its database is empty. Start it, or name it with --dir.")
-            return await work(database, settings)
+            return await work(await process.open_current_database(), settings)
         finally:
             await process.stop()
 

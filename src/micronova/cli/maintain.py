@@ -113,7 +113,7 @@ async def _purge(settings: Settings, place: StateDirectory, before: int, dry_run
 
     process = Process(settings, [], place)
     try:
-        database = await process.open_database("compute")
+        database = await process.open_current_database()
         for what, count, delete in (
             ("finished operations", retention.count_operations, retention.purge_operations),
             ("deleted servers", retention.count_servers, retention.purge_servers),

@@ -47,6 +47,7 @@ NO_CONTROL_USERS = (
 )
 AGENT_GRACE = 20.0  # seconds beyond compute.shutdown_grace that the agents' process has to stop
 COMPUTE_TOPIC = COMPUTE_INTERFACE.topic
+MIGRATIONS = "micronova.db.migrations"
 
 T = TypeVar("T")
 
@@ -144,7 +145,7 @@ class Process:
             address, port = sock.getsockname()[:2]
             self.url = _url(self.settings, address, port)
         try:
-            await self._start_shared()
+            await self.connect(upgrade=True)
             await self.notifier.start()
             for name in START_ORDER:
                 if name in self.roles:
@@ -255,10 +256,6 @@ class Process:
             await self.database.write(operations.release_leases, lock.predecessor)
         lock.record(owner)
 
-    async def connect(self) -> None:
-        """Open the database and the bus without starting a role, for commands that only read."""
-        await self._start_shared()
-
     def application(self) -> App:
         """Return the ASGI application with every service of this process."""
         # A metadata service alone also answers without its mount path, which Neutron's proxies do not send.
@@ -271,13 +268,21 @@ class Process:
             proxies=TrustedProxies(self.settings.api.trusted_proxies),
         )
 
-    async def _start_shared(self) -> None:
-        if any(role in self.roles for role in ("api", "metadata", "conductor", "scheduler")):
-            from micronova.db.schema import upgrade
-            from micronova.db.tables import metadata
+    async def connect(self, *, upgrade: bool = False) -> None:
+        """Open the database and the bus that the roles need, without starting a role.
 
-            database = self.database = await self.open_database("compute")
-            await self._available(lambda: upgrade(database, metadata, "micronova.db.migrations"))
+        With `upgrade`, bring the database to the newest revision; else refuse a database that is at another one.
+        """
+        if any(role in self.roles for role in ("api", "metadata", "conductor", "scheduler")):
+            if upgrade:
+                from micronova.db import schema
+                from micronova.db.tables import metadata
+
+                database = await self.open_database("compute")
+                await self._available(lambda: schema.upgrade(database, metadata, MIGRATIONS))
+            else:
+                database = await self.open_current_database()
+            self.database = database
             if database.dialect == "postgresql":
                 self.clock = self._database_clock = DatabaseClock(self.clock, database)
                 await self._available(self._database_clock.start)
@@ -306,6 +311,14 @@ class Process:
         pool_size = self.settings.database.pool_size
         database = await self._available(lambda: open_and_ask(url, self.schema_of(name), pool_size))
         self._databases[name] = database
+        return database
+
+    async def open_current_database(self) -> Database:
+        """Open the compute database for a command, which leaves its revision alone; refuse another revision."""
+        from micronova.db import schema
+
+        database = await self.open_database("compute")
+        await database.read(schema.check_current, MIGRATIONS)
         return database
 
     async def _available(self, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -28,6 +28,20 @@ async def upgrade(
     await database.migrate(_upgrade, metadata, migrations, to, schema)
 
 
+def check_current(conn: sa.Connection, migrations: str) -> None:
+    """Raise an error unless the database is at the newest revision that this version knows."""
+    at, newest = current(conn), head(migrations)
+    if at is None:
+        raise MicronovaError("There is no cloud yet: its database is empty. Start it, or name it with --dir.")
+    if at < newest:
+        raise MicronovaError(
+            f"The database is at revision {at}, and this version needs {newest}: run `micronova db upgrade`, "
+            "or use the version of the services."
+        )
+    if at > newest:
+        raise _too_new(at, newest)
+
+
 def exclusively(conn: sa.Connection) -> None:
     """Let one transaction at a time do what a first start needs; SQLite has one writer at a time anyway.
 
@@ -70,12 +84,16 @@ def _upgrade(conn: sa.Connection, metadata: sa.MetaData, migrations: str, to: st
         conn.execute(_VERSION.insert(), {"version_num": newest})
         return
     if at is not None and to is None and at > newest:
-        raise MicronovaError(
-            f"The database is at revision {at}, newer than {newest}, the newest that this version knows: "
-            f"use a newer micronova."
-        )
+        raise _too_new(at, newest)
     log.info("migrating %s from %s to %s", migrations, at or "nothing", to or newest)
     _alembic(conn, migrations, to or "head")
+
+
+def _too_new(at: str, newest: str) -> MicronovaError:
+    return MicronovaError(
+        f"The database is at revision {at}, newer than {newest}, the newest that this version knows: "
+        "use a newer micronova."
+    )
 
 
 def _alembic(conn: sa.Connection, migrations: str, revision: str) -> None:
