@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from micronova.compute.host import DESTROY_ATTEMPTS
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import network
 
@@ -107,3 +108,14 @@ async def test_interfaces(cloud: OneProcess, user: Caller, notifications: Any) -
     ]  # fmt: skip
     assert [len(row["network_info"]) for _, row, _ in notifications] == [0, 1, 1, 0, 0, 0]
     await cloud.assert_clean()
+
+
+async def test_a_delete_that_is_tried_again_begins_once(cloud: OneProcess, user: Caller, notifications: Any) -> None:
+    id = (await user.boot(name=user.project))["id"]
+    await cloud.until(_events(notifications, 2), "the end of the build")
+    notifications.clear()
+    async with cloud.faults({"operation": "destroy", "kind": "fail", "name": user.project, "count": DESTROY_ATTEMPTS}):
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+    events = await cloud.until(_events(notifications, 4), "the notifications")
+    assert events == ["delete.start", "shutdown.start", "shutdown.end", "delete.end"]

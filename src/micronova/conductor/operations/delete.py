@@ -16,7 +16,7 @@ from micronova.objects.orders import Report, WorkOrder
 
 
 class Delete(HostKind):
-    """Steps: new → dispatched (the host destroys the guest) → cleanup (ports) → done."""
+    """Steps: new → dispatched (the host destroys the guest) → cleanup (ports). The result is always "success"."""
 
     name = "delete"
     action_event = "compute_terminate_instance"
@@ -56,10 +56,9 @@ class Delete(HostKind):
         return removal_order(operation, row, kind=self.name, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
-        """Continue with the ports when the guest is gone; if the host failed, order it again later."""
+        """Continue with the ports when the guest is gone; if the host failed, send it the order again after a pause."""
         if report.outcome != "done":
-            self.transitions.persist(conn, operation, "new", seconds=5.0)
-            return NoMoreWork()
+            return self.postponed(conn, operation, row, report)
         if instances.may_have_ports(conn, row) or self._others(conn, operation):
             self.transitions.persist(conn, operation, "cleanup")
             taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
