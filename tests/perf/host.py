@@ -8,7 +8,7 @@ from random import Random
 
 from micronova.compute.manager import ComputeManager
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping
+from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, Pong
 from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
 from micronova.objects.orders import (
@@ -44,8 +44,8 @@ class Counting:
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         return HeartbeatReply()
 
-    async def ping(self, context: Context, params: Ping) -> Ping:
-        return params
+    async def ping(self, context: Context, params: Ping) -> Pong:
+        return Pong()
 
     async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
         return GuestsToStart(instance_uuids=())

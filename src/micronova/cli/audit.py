@@ -45,11 +45,13 @@ async def run_audit(process: "Process", progress: "Progress | None" = None) -> l
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
     from micronova.conductor.audit import no_progress
+    from micronova.conductor.rpcapi import ProbeAPI
 
     assert process.database is not None and process.bus is not None
     findings = await compare(
         process.database,
         ComputeAPI(process.bus),
+        ProbeAPI(process.bus),
         process.clock,
         service_down_time=process.settings.default.service_down_time,
         ports=process.clients.network_client(),

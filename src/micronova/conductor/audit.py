@@ -1,8 +1,9 @@
 """The audit: compares what should be with what is, and lists every leak and contradiction.
 
 It reads the database (operations, instances, allocations, quota usage), asks every living host what its hypervisor
-really holds, and asks the network service for the ports of servers and for what its agents cannot do. Whatever has a
-running operation is left alone: there the two sides may differ for a moment.
+really holds, asks a conductor for how long it has worked undisturbed, and asks the network service for the ports of
+servers and for what its agents cannot do. Whatever has a running operation is left alone: there the two sides may
+differ for a moment.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import ProbeAPI
 from micronova.db import allocation_audit, quotas, services
 from micronova.db import allocations as allocation_rows
+from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, deleted_instances, departures, instances, operations
 from micronova.objects.clock import Clock, micros
@@ -29,6 +32,8 @@ HOSTS_AT_ONCE = 100
 """Hosts that are asked for their guests at the same time."""
 HOSTS_PER_STEP = 500
 """Hosts after which the progress is told."""
+CONDUCTOR_TIMEOUT = 10.0
+"""Seconds in which a conductor has to answer."""
 
 Progress = Callable[[int, int], None]
 """Is told how many of the hosts have answered."""
@@ -59,6 +64,7 @@ class Ports(Protocol):
 async def audit(
     database: Database,
     compute: ComputeAPI,
+    conductor: ProbeAPI,
     clock: Clock,
     *,
     service_down_time: float,
@@ -72,7 +78,9 @@ async def audit(
     listed = await ports.list_server_ports() if ports is not None else []
     agents = await ports.list_network_agents() if ports is not None else []
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
-    findings, servers = await database.snapshot(_inside, begun)
+    undisturbed, no_answer = await _undisturbed(conductor)
+    findings, servers = await database.snapshot(_inside, begun, undisturbed)
+    findings += no_answer
     busy, known = servers.busy, servers.known
     for host, guests in answers.items():
         if isinstance(guests, str):
@@ -92,6 +100,14 @@ async def audit(
         for fault in (agent.get("configurations") or {}).get("faults", ()):
             findings.append(Finding(kind="network", subject=host, message=fault))
     return findings
+
+
+async def _undisturbed(conductor: ProbeAPI) -> tuple[float, list[Finding]]:
+    """Return for how many seconds a conductor has worked without an outage; 0 and a finding if none answers."""
+    try:
+        return (await conductor.ping(CONDUCTOR_TIMEOUT)).undisturbed, []
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        return 0.0, [Finding(kind="conductor", subject="all", message=f"No conductor answers: {error}")]
 
 
 async def _hosts_up(database: Database, clock: Clock, down_time: float) -> list[str]:
@@ -142,7 +158,7 @@ class _Servers:
         }
 
 
-def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], _Servers]:
+def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list[Finding], _Servers]:
     """Return the contradictions within the database, and what it knows of servers."""
     findings: list[Finding] = []
     since = micros(begun)
@@ -179,10 +195,13 @@ def _inside(conn: sa.Connection, begun: float) -> tuple[list[Finding], _Servers]
             findings.append(
                 Finding(kind="host", subject=row.uuid, message=f"The server is {row.vm_state} and has no host.")
             )
-    late = sa.select(operations).where(operations.c.finished_at.is_(None), operations.c.deadline < int(begun * 1e6))
     findings += [
-        Finding(kind="operation", subject=row.id, message=f"{row.kind} of {row.instance_uuid} is past its deadline.")
-        for row in conn.execute(late)
+        Finding(
+            kind="operation",
+            subject=row["id"],
+            message=f"{row['kind']} of {row['instance_uuid']} is past its deadline.",
+        )
+        for row in operation_rows.list_late(conn, since, micros(undisturbed))
     ]
     findings += [
         Finding(

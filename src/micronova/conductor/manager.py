@@ -26,6 +26,7 @@ from micronova.conductor.rpcapi import (
     Ping,
     PluggedPorts,
     PluggedPortsRequest,
+    Pong,
     ProbeAPI,
 )
 from micronova.db import instances, services
@@ -162,9 +163,9 @@ class ConductorManager:
 
     # --- messages from hosts ---------------------------------------------------------------------------------
 
-    async def ping(self, context: Context, params: Ping) -> Ping:
-        """Answer the message with which a conductor proves that the bus works."""
-        return params
+    async def ping(self, context: Context, params: Ping) -> Pong:
+        """Answer a conductor that proves that the bus works, or the audit."""
+        return Pong(self.engine.health.undisturbed_for())
 
     async def report(self, context: Context, params: Report) -> ReportReply:
         """Apply the end of an order: refuse a stale report, else end or continue the operation."""

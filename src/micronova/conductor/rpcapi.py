@@ -32,7 +32,13 @@ class Operations(msgspec.Struct, frozen=True):
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """A message among conductors, which proves that the bus delivers messages."""
+    """A message that proves that the bus delivers messages to conductors."""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """The answer to a ping."""
+
+    undisturbed: float = 0.0  # seconds for which the conductor has worked without an outage
 
 
 class ConsoleAuthRequest(msgspec.Struct, frozen=True):
@@ -80,7 +86,7 @@ RUN_OPERATIONS = TASKS.method("run_operations", Operations)
 HOSTS = Interface("conductor", namespace="host", version="2.1", from_hosts=True)
 REPORT = HOSTS.method("report", Report, ReportReply, since="2.0")
 HEARTBEAT = HOSTS.method("heartbeat", Heartbeat, HeartbeatReply, since="2.0")
-PING = HOSTS.method("ping", Ping, Ping, since="2.0")
+PING = HOSTS.method("ping", Ping, Pong, since="2.0")
 PLUGGED_PORTS = HOSTS.method("plugged_ports", PluggedPortsRequest, PluggedPorts, since="2.1")
 START_GUESTS_AFTER_HOST_BOOT = HOSTS.method("start_guests_after_host_boot", GuestsOff, GuestsToStart, since="2.1")
 
@@ -158,9 +164,9 @@ class ProbeAPI:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    async def ping(self, timeout: float) -> None:
-        """Return when the bus has delivered a message and its answer; raise BusUnavailable or CallTimeout."""
-        await self._bus.call(HOSTS.target(), PING, Ping(), context=Context(), timeout=timeout)
+    async def ping(self, timeout: float) -> Pong:
+        """Return the answer when the bus has delivered it; raise BusUnavailable or CallTimeout."""
+        return await self._bus.call(HOSTS.target(), PING, Ping(), context=Context(), timeout=timeout)
 
 
 class HostConductorAPI:

@@ -62,17 +62,20 @@ _HELD = sa.and_(
     operations.c.leases == bindparam("b_leases"),
 )
 _POSTPONE = operations.update().where(_HELD).values(lease_until=bindparam("until"))
-# The lease of a host is not renewed if its instance has another epoch or it is late (`Operation.is_late`).
+# `is_late` has the same rule for a row in memory.
+_LATE = sa.and_(
+    operations.c.deadline < bindparam("now"),
+    operations.c.deadline - operations.c.created_at <= bindparam("undisturbed"),
+)
+_LIST_LATE = sa.select(operations).where(_OPEN, _LATE)
+# The lease of a host is not renewed if its instance has another epoch or it is late.
 _RENEW_HOSTS = (
     operations.update()
     .where(
         in_order(operations.c.id, _NAMED, _OPEN),
         _OPEN,
         one_of(operations.c.owner, "owners"),
-        sa.or_(
-            operations.c.deadline >= bindparam("now"),
-            operations.c.deadline - operations.c.created_at > bindparam("undisturbed"),
-        ),
+        sa.not_(_LATE),
         operations.c.epoch
         == sa.select(instances.c.epoch).where(instances.c.uuid == operations.c.instance_uuid).scalar_subquery(),
     )
@@ -228,6 +231,20 @@ def is_held(row: OperationRow | None, lease: Lease) -> bool:
         and row["finished_at"] is None
         and (row["owner"], row["epoch"], row["leases"]) == (lease.owner, lease.epoch, lease.number)
     )
+
+
+def is_late(deadline: int, created_at: int, now: int, undisturbed: int) -> bool:
+    """Return whether an operation's deadline is over, and it had its time while its conductor was `undisturbed`.
+
+    All are microseconds. Else an outage, or a clock that is set forward, would end operations that nobody could work
+    on. `_LATE` is the same rule in SQL.
+    """
+    return deadline < now and deadline - created_at <= undisturbed
+
+
+def list_late(conn: sa.Connection, now: int, undisturbed: int) -> list[OperationRow]:
+    """Return the open operations that are late."""
+    return _rows(conn.execute(_LIST_LATE, {"now": now, "undisturbed": undisturbed}))
 
 
 def postpone(conn: sa.Connection, leased: Sequence[tuple[str, Lease]], until: int) -> None:

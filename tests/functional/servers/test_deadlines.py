@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from micronova.cli.audit import run_audit
 from micronova.clients.network.client import NetworkClient
 from micronova.conductor.operations import engine
 from micronova.conductor.operations.health import Health
@@ -93,6 +94,8 @@ async def test_the_fault_of_a_build_stays_however_long_its_ports_cannot_be_delet
             id = await user.create(name=name, networks=[{"uuid": net["id"]}])
             before = await user.wait_for(id, "ERROR")
         await cloud.until(_holds(lambda: late > 2), "further attempts after the deadline")
+        [found] = await run_audit(cloud.process)
+        assert (found["kind"], found["message"]) == ("operation", f"build of {id} is past its deadline.")
     assert before["fault"]["message"] == (await user.show(id))["fault"]["message"] == "the disk is small"
     await cloud.settled()
     assert await ports_left(user) == []
@@ -105,8 +108,19 @@ async def test_an_outage_costs_time_only(cloud: OneProcess, user: Caller, monkey
     name = _name()
     monkeypatch.setattr(Health, "undisturbed_for", lambda _: 0.0)
     async with cloud.faults({"operation": "spawn", "kind": "delay", "delay": 3.0, "name": name}):
-        await user.boot(name=name)
+        id = await user.create(name=name)
+        await cloud.until(_past_deadline(cloud), "the deadline")
+        assert await run_audit(cloud.process) == []
+        await user.wait_for(id, "ACTIVE")
     await cloud.assert_clean()
+
+
+def _past_deadline(cloud: Cloud) -> Callable[[], Any]:
+    async def probe() -> Any:
+        found = await cloud.open_operations()
+        return found if found and found[0].deadline < cloud.process.clock.now() * 1e6 else None
+
+    return probe
 
 
 @pytest.mark.parametrize(

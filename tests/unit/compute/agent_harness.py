@@ -13,7 +13,7 @@ import msgspec
 
 from micronova.compute.manager import ComputeManager
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
-from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, PluggedPorts, PluggedPortsRequest
+from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, PluggedPorts, PluggedPortsRequest, Pong
 from micronova.objects.context import Context
 from micronova.objects.errors import StaleHeartbeat, Unavailable
 from micronova.objects.flavor import Flavor
@@ -107,8 +107,8 @@ class FakeConductor:
         hosts = (self.replies.popleft(),) if self.replies else ()
         return HeartbeatReply(hosts=hosts, now=self.now, interval=self.interval)
 
-    async def ping(self, context: Context, params: Ping) -> Ping:
-        return params
+    async def ping(self, context: Context, params: Ping) -> Pong:
+        return Pong()
 
     async def plugged_ports(self, context: Context, params: PluggedPortsRequest) -> PluggedPorts:
         self._check_available()

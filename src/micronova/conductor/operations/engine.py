@@ -87,11 +87,8 @@ class Operation(msgspec.Struct, kw_only=True):
         return operation_rows.Lease(self.owner, self.epoch, self.leases)
 
     def is_late(self, now: int, undisturbed: int) -> bool:
-        """Return whether its deadline is over, and it had its time while the conductor was `undisturbed` (both in us).
-
-        Else an outage, or a clock that is set forward, would end operations that nobody could work on.
-        """
-        return self.deadline < now and self.deadline - self.created_at <= undisturbed
+        """Return whether it has not ended in time, although the conductor was `undisturbed` (both in us)."""
+        return operation_rows.is_late(self.deadline, self.created_at, now, undisturbed)
 
     def is_current(self, row: OperationRow | None) -> bool:
         """Return whether nobody has ended, taken over or leased the operation since, according to its present row."""
