@@ -6,17 +6,24 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+from uuid import UUID
 
 import msgspec
 import pytest
 
 from micronova.cli import agent
 from micronova.cli.agent import AgentProcess, agent_settings, control_name
+from micronova.cli.roles import compute as compute_role
+from micronova.cli.roles import network_agent as network_agent_role
 from micronova.cli.service_user import ServiceUser, take_over
 from micronova.cli.state import StateDirectory
 from micronova.cli.supervisor import guests_outside, run_as_service
 from micronova.conductor.host_users import HostUsers
+from micronova.conf.api import API
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, MicronovaError
@@ -44,6 +51,53 @@ def test_the_agents_are_told_no_secret_of_other_roles() -> None:
     assert msgspec.json.decode(msgspec.json.encode(told), type=Settings) == told
     assert told.default.transport_url == "unix:///run/x/bus" and told.default.control_users == (control_name("h"),)
     assert (told.compute.boot_timeout, told.api.vendordata_jsonfile_path) == (7.0, "/etc/vendor.json")
+
+
+async def _given(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the roles of a host pass on of their settings."""
+    given: dict[str, Any] = {}
+
+    def keep(module: Any, name: str, *positions: int) -> None:
+        def made(*args: Any, **named: Any) -> MagicMock:
+            given[name] = [args[position] for position in positions], named
+            return MagicMock()
+
+        monkeypatch.setattr(module, name, made)
+
+    monkeypatch.setattr(compute_role, "vendor_data_source", lambda api: api)
+    keep(compute_role, "create_drivers", 0, 1)
+    keep(compute_role, "ComputeManager", 0)
+    keep(network_agent_role, "MetadataProxy", 3)
+    keep(network_agent_role, "NetworkAgent")
+    process = MagicMock(settings=settings, cloud_id=str(UUID(int=1)), clock=None, random=None)
+    process.directory.path = "/x"
+    await compute_role.make(process)
+    await network_agent_role.make(process)
+    del given["NetworkAgent"][1]["metadata"]
+    return given
+
+
+async def test_the_agents_are_told_each_setting_that_their_roles_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under `up` they get it through `agent_settings`, under `run` they have the whole file."""
+
+    def changed(section: Any, name: str) -> Any:
+        return msgspec.structs.replace(section, **{option: f"{name}.{option}" for option in section.__struct_fields__})
+
+    whole = Settings(**{name: changed(section, name) for name, section in msgspec.structs.asdict(Settings()).items()})
+    whole = msgspec.structs.replace(whole, compute=msgspec.structs.replace(whole.compute, compute_driver="libvirt"))
+    by_file = await _given(whole, monkeypatch)
+    told = await _given(agent_settings(whole, Path("/run/x")), monkeypatch)
+    setups = by_file["create_drivers"][0][1], told["create_drivers"][0][1]
+    for option in API.__struct_fields__:
+        if option.startswith("vendordata"):  # the source of vendor data reads no others
+            assert getattr(setups[1].vendor_data, option) == f"api.{option}"
+    same = {"image_service": "", "vendor_data": None}  # the agents reach the image service by a Unix socket
+    assert replace(setups[0], **same) == replace(setups[1], **same)
+    relays = {"console_relay_listen": ""}  # they get the socket of their console relay
+    settings = by_file["ComputeManager"][0][0], told["ComputeManager"][0][0]
+    assert msgspec.structs.replace(settings[0], **relays) == msgspec.structs.replace(settings[1], **relays)
+    for role in ("MetadataProxy", "NetworkAgent"):
+        assert by_file[role] == told[role]
 
 
 @AS_ROOT
