@@ -3,19 +3,25 @@
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from micronova.cli.telemetry import Telemetry
 from micronova.cli.timeline import find_timeline
 from micronova.cli.timeline_chart import bars_of
+from micronova.clients.network.client import NetworkClient
+from micronova.db.tables import operations
 from micronova.objects.clock import SystemClock
+from micronova.objects.errors import Unavailable
+from micronova.objects.operations import VERSIONS
 from micronova.rpc.bus import Bus
 from micronova.telemetry.logs import JSONLines
 from micronova.telemetry.metrics import render
@@ -160,6 +166,72 @@ async def test_metrics_count_requests_operations_and_decisions(tmp_path: Path) -
     assert float(lines["micronova_conductor_unhealthy_seconds"]) >= 0.0
     assert float(lines["micronova_db_writes_total"]) > 0
     assert 'micronova_messages_handled_total{method="scheduler.select_destinations"}' in lines
+
+
+async def _unavailable(*args: Any, **named: Any) -> None:
+    raise Unavailable("The network service does not answer.")
+
+
+def _open_in_step(cloud: OneProcess, step: str) -> Any:
+    async def probe() -> bool | None:
+        return True if [row.step for row in await cloud.open_operations()] == [step] else None
+
+    return probe
+
+
+async def test_each_operation_is_counted_once_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, roles=("network",)))
+    await cloud.start()
+    try:
+        user = cloud.caller()
+        net = await network(user)
+        metrics = cloud.process.telemetry.metrics
+
+        def counted() -> Counter[tuple[str, str]]:
+            return Counter({ended: sum(times.counts) for ended, times in metrics.operations.items()})
+
+        id = (await user.boot(name="all-actions"))["id"]
+        for action, value, status in (
+            ("os-stop", None, "SHUTOFF"), ("os-start", None, "ACTIVE"), ("reboot", {"type": "HARD"}, "ACTIVE"),
+            ("pause", None, "PAUSED"), ("unpause", None, "ACTIVE"),
+            ("suspend", None, "SUSPENDED"), ("resume", None, "ACTIVE"),
+        ):  # fmt: skip
+            await user.act(id, action, value)
+            await user.wait_for(id, status)
+            await cloud.settled()
+        path, body = f"/servers/{id}/os-interface", {"interfaceAttachment": {"net_id": net["id"]}}
+        port = (await user.post(path, body, 200))["interfaceAttachment"]["port_id"]
+        await user.delete(f"{path}/{port}", 202)
+        await cloud.settled()
+        async with cloud.faults({"operation": "pause", "kind": "fail"}, {"operation": "attach_interface"}):
+            await user.act(id, "pause")
+            await cloud.settled()
+            await user.refused(500, "POST", path, body)
+        async with cloud.faults({"operation": "spawn", "kind": "abort"}):
+            await user.wait_for(await user.create(), "ERROR")
+            with monkeypatch.context() as away:
+                away.setattr(NetworkClient, "deallocate", _unavailable)
+                await user.wait_for(await user.create(networks=[{"uuid": net["id"]}]), "ERROR")
+                await cloud.until(_open_in_step(cloud, "cleanup"), "the failed build")
+                assert counted()["build", "error"] == 1  # the other one has ports to delete
+        await cloud.settled()
+        for server in (await user.get("/servers"))["servers"]:
+            await user.delete(f"/servers/{server['id']}")
+            await user.gone(server["id"])
+        await cloud.settled()
+        rows = await cloud.read(sa.select(operations.c.kind, operations.c.result))
+        ended = Counter((row.kind, row.result) for row in rows)
+        assert {kind for kind, _ in ended} == set(VERSIONS)  # a new kind of operation is tested here, too
+
+        async def all_counted() -> bool | None:
+            return True if sum(counted().values()) >= len(rows) else None
+
+        await cloud.until(all_counted, "the count")
+        assert counted() == ended
+    finally:
+        await cloud.stop()
 
 
 class Lines(logging.Handler):

@@ -175,7 +175,7 @@ class ConductorManager:
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found
-        kind.transitions.notify_all(operation, result.notifications)
+        kind.announce(operation, result)
         if isinstance(result, Continue):
             self.engine.committed(kind.name, result.operation.step)
             self.engine.run([result.operation])

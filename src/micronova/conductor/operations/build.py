@@ -1,8 +1,8 @@
-"""Building servers: place them, prepare their networks, order the host; then reschedule it or fail.
+"""Building servers: place them, prepare their networks, send orders to hosts; reschedule or fail what did not succeed.
 
 Steps: `schedule` (place and prepare; only the claim is persisted, and a second attempt replaces it) → `dispatched` (a
-host builds) → done, or back to `schedule` for the next host, or `cleanup` (the server is in ERROR, its ports are
-still to be deleted). `build_outcomes` has the transactions that end an attempt.
+host builds: success) → if that failed, back to `schedule` for the next host, or `cleanup` (the server is in ERROR, its
+ports are still to be deleted: error). `build_outcomes` has the transactions that end an attempt.
 """
 
 import asyncio
@@ -385,7 +385,7 @@ class Build(HostKind):
             await self._continue(server.operation, result)
 
     async def _continue(self, operation: Operation, result: ReportResult) -> None:
-        self.transitions.notify_all(operation, result.notifications)
+        self.announce(operation, result)
         if isinstance(result, Continue):
             await self.run([result.operation])
 
@@ -396,6 +396,9 @@ class Build(HostKind):
                 operation.instance_uuid, check=functools.partial(self.transitions.check_not_continued, operation)
             )
         waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
+        if waiting is None:
+            return
+        self._engine.ended(operation, "error")
         if waiting:
             await self._engine.lease_and_run(waiting)
 

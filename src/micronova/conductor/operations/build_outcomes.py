@@ -51,7 +51,7 @@ class BuildOutcomes:
         payload = timed(operation, report).encode()
         self._transitions.end(conn, operation, "success", host=report.host, payload=payload)
         nodes.note_built(conn, row["node_uuid"], now)
-        return NoMoreWork(notifications=[("create.end", changed(row, values), None)], built=True)
+        return NoMoreWork(ended="success", notifications=[("create.end", changed(row, values), None)], built=True)
 
     def _access_addresses(self, row: InstanceRow) -> InstanceChanges:
         """Return the access IPs of the network that the operator named, where the user gave none."""
@@ -115,8 +115,8 @@ class BuildOutcomes:
         if not self._transitions.owns(conn, operation):
             return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
-            self._transitions.cancel_in(conn, operation, self.release_claim)
-            return NoMoreWork()
+            waiting = self._transitions.cancel_in(conn, operation, self.release_claim)
+            return NoMoreWork(ended=None if waiting is None else "cancelled")
         return self.fail(conn, operation, row, error, same_as)
 
     def fail_all(self, conn: sa.Connection, failed: Sequence[tuple[Operation, Exception]]) -> list[ReportResult]:
@@ -171,7 +171,7 @@ class BuildOutcomes:
             self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
         if not has_ports:
-            return NoMoreWork(notifications=notifications)
+            return NoMoreWork(ended="error", notifications=notifications)
         return Continue(self._taken(operation, "cleanup", operation.payload), notifications)
 
     def _fail_event(self, conn: sa.Connection, operation: Operation, row: InstanceRow, event: str, reason: str) -> None:
@@ -188,13 +188,16 @@ class BuildOutcomes:
             details=reason,
         )
 
-    def cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str]:
-        """End a failed build whose ports are deleted; return the operations that waited for this."""
+    def cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str] | None:
+        """End a failed build whose ports are deleted; return the operations that waited for this.
+
+        Return None, and change nothing, if it has got another owner.
+        """
         now = self._engine.now()
         instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
         if not operation_rows.finish(conn, operation.id, now, "error", operation.lease):
-            return []
+            return None
         instance_actions.finish(conn, operation.instance_uuid, operation.context.request_id, now, message="Error")
         return operation_rows.wake(conn, operation.instance_uuid)
 

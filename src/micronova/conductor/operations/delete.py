@@ -30,7 +30,8 @@ class Delete(HostKind):
         database = self._engine.database
         row = await database.read(instances.get, operation.instance_uuid)
         if row is None:
-            await database.write(self.transitions.end, operation, "success")
+            if await database.write(self.transitions.end, operation, "success"):
+                self._engine.ended(operation, "success")
             return
         host = row["host"]
         if operation.step == "new":
@@ -63,8 +64,8 @@ class Delete(HostKind):
             self.transitions.persist(conn, operation, "cleanup")
             taken = msgspec.structs.replace(operation, owner=self._engine.owner, step="cleanup")
             return Continue(taken, notifications=[("shutdown.end", row, None)])
-        self._move_to_deleted(conn, operation, row)
-        return NoMoreWork(notifications=[("shutdown.end", row, None), ("delete.end", row, None)])
+        result = self._move_to_deleted(conn, operation, row)
+        return msgspec.structs.replace(result, notifications=[("shutdown.end", row, None), *result.notifications])
 
     async def _clean_up(self, operation: Operation, row: InstanceRow) -> None:
         database = self._engine.database
@@ -74,8 +75,7 @@ class Delete(HostKind):
             await self._dependencies.network_client.deallocate(
                 row["uuid"], check=functools.partial(self.transitions.check_not_continued, operation)
             )
-        if await database.write(self._end, operation):
-            self.transitions.notify("delete.end", operation, row)
+        self.announce(operation, await database.write(self._end, operation))
 
     def _waits(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another operation of the server is still open; if so, persist that this one waits.
@@ -100,24 +100,23 @@ class Delete(HostKind):
             operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, self._engine.now())
         self.transitions.persist(conn, operation, "cleanup")
 
-    def _end(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Move the server to the deleted ones; return False if it is gone already, or the delete has to wait."""
+    def _end(self, conn: sa.Connection, operation: Operation) -> NoMoreWork:
+        """Move the server to the deleted ones, unless it is gone already or the delete has to wait."""
         row = instances.lock(conn, operation.instance_uuid)
         if row is None:
-            self.transitions.end(conn, operation, "success")
-            return False
+            return NoMoreWork(ended="success" if self.transitions.end(conn, operation, "success") else None)
         if self._waits(conn, operation):
-            return False
-        self._move_to_deleted(conn, operation, row)
-        return True
+            return NoMoreWork()
+        return self._move_to_deleted(conn, operation, row)
 
-    def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
+    def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> NoMoreWork:
         """Move the server to the deleted ones and release all that it held, in one transaction."""
         instances.move_to_deleted(conn, row, self._engine.now())
-        self.transitions.end(conn, operation, "success", host=row["host"])
+        ended = self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])
         flavor = row["flavor"]
         quotas.release(conn, row["project_id"], quotas.of_server(flavor["vcpus"], flavor["ram"]), row["user_id"])
+        return NoMoreWork(ended="success" if ended else None, notifications=[("delete.end", row, None)])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Raise Unavailable: a delete does not fail, but is repeated with growing pauses."""

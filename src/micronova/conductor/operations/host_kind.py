@@ -14,6 +14,7 @@ from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import MicronovaError, OperationFailed
 from micronova.objects.instance import Fault, InstanceRow
+from micronova.objects.operations import Result
 from micronova.objects.orders import Report, WorkOrder
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class NoMoreWork(msgspec.Struct):
     The operation has ended, continues later, or has another owner.
     """
 
+    ended: Result | None = None  # how the transaction ended the operation; None if it did not end it
     accepted: bool = True
     destroy: bool = False  # the instance is not on the reporting host: that host destroys its guest
     built: bool = False  # a server became ACTIVE: the hooks that follow a build run
@@ -86,6 +88,13 @@ class HostKind(Kind):
             new_owner=self._engine.owner,
         )
         return NoMoreWork()
+
+    def announce(self, operation: Operation, result: ReportResult) -> None:
+        """Send the notifications of a transaction that is committed; count the operation if it has ended."""
+        for name, row, fault in result.notifications:
+            self.transitions.notify(name, operation, row, fault)
+        if isinstance(result, NoMoreWork) and result.ended is not None:
+            self._engine.ended(operation, result.ended)
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Continue without a host that is being stopped, or return None to leave the operation to the host.

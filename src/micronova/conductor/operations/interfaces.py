@@ -1,9 +1,10 @@
 """Attaching an interface to a server, and detaching one.
 
-Attaching: `new` (a port is created, or the user's is taken, and bound) → `dispatched` (the host plugs it) → done, or
-`cleanup` (it failed: the port is released). Detaching: `new` → `dispatched` (the host unplugs it) → `cleanup` (the
-port is deleted, or unbound if it is the user's) → done. A port carries the id of the operation that attached it, so
-that a step that runs twice finds it. The server's list of interfaces has it from `dispatched` to the end of `cleanup`.
+Attaching: `new` (a port is created, or the user's is taken, and bound) → `dispatched` (the host plugs it: success) →
+`cleanup` if it failed (the port is released: error). Detaching: `new` → `dispatched` (the host unplugs it) → `cleanup`
+(the port is deleted, or unbound if it is the user's: success). A port carries the id of the operation that attached
+it, so that a step that runs twice finds it. The server's list of interfaces has it from `dispatched` to the end of
+`cleanup`.
 """
 
 import functools
@@ -22,7 +23,6 @@ from micronova.conductor.operations.host_kind import (
     reported_error,
 )
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
@@ -119,15 +119,13 @@ class InterfaceKind(HostKind):
             values["security_groups"] = await self._dependencies.network_client.security_groups.names_of(
                 operation.instance_uuid
             )
-        notifications = await self._engine.database.write(self._finished, operation, values)
-        if notifications is None:
+        result = await self._engine.database.write(self._finished, operation, values)
+        if result is None:
             await self.transitions.cancel(operation)
             return
-        self.transitions.notify_all(operation, notifications)
+        self.announce(operation, result)
 
-    def _finished(
-        self, conn: sa.Connection, operation: Operation, values: InstanceChanges
-    ) -> list[Notification] | None:
+    def _finished(self, conn: sa.Connection, operation: Operation, values: InstanceChanges) -> NoMoreWork | None:
         row = instances.lock(conn, operation.instance_uuid)
         if row is None or row["epoch"] != operation.epoch:
             return None
@@ -142,8 +140,8 @@ class InterfaceKind(HostKind):
         row: InstanceRow,
         payload: InterfacePayload,
         values: InstanceChanges | None = None,
-    ) -> list[Notification]:
-        """End the operation, with the payload's error if it has one; return the notifications to send."""
+    ) -> NoMoreWork:
+        """End the operation, with the payload's error if it has one."""
         now = self._engine.now()
         fault = fault_of(payload.error, now) if payload.error else None
         vm_state = states.state_after(states.ACTIONS[self.name], row["vm_state"], failed=fault is not None)
@@ -151,9 +149,10 @@ class InterfaceKind(HostKind):
         encoded = msgspec.msgpack.encode(payload)
         result: Result = "error" if fault else "success"
         if not self.transitions.end(conn, operation, result, host=row["host"], fault=fault, payload=encoded):
-            return []
+            return NoMoreWork()
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
-        return [(f"{self.notification}.{'error' if fault else 'end'}", changed(row, changes), fault)]
+        notification = f"{self.notification}.{'error' if fault else 'end'}", changed(row, changes), fault
+        return NoMoreWork(ended=result, notifications=[notification])
 
 
 class AttachInterface(InterfaceKind):
@@ -195,7 +194,7 @@ class AttachInterface(InterfaceKind):
         """End the operation if the interface is plugged; else release its port."""
         payload = _payload(operation)
         if report.outcome == "done":
-            return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
+            return self.ended_with(conn, operation, row, payload)
         payload.error_code, payload.error = report.error_code, reported_error(report).message
         return self.to_clean_up(conn, operation, payload)
 
@@ -252,7 +251,7 @@ class DetachInterface(InterfaceKind):
         if report.outcome == "done":
             return self.to_clean_up(conn, operation, payload)
         payload.error_code, payload.error = report.error_code, reported_error(report).message
-        return NoMoreWork(notifications=self.ended_with(conn, operation, row, payload))
+        return self.ended_with(conn, operation, row, payload)
 
     async def overtaken(self, operation: Operation) -> None:
         """Cancel; the server keeps the port."""
@@ -271,16 +270,16 @@ class DetachInterface(InterfaceKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the interface with the server."""
-        notifications = await self._engine.database.write(self._fail, operation, error)
-        if notifications is None:
+        result = await self._engine.database.write(self._fail, operation, error)
+        if result is None:
             await self.transitions.cancel(operation)
             return
-        self.transitions.notify_all(operation, notifications)
+        self.announce(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> NoMoreWork | None:
         row = instances.lock(conn, operation.instance_uuid)
         if not self.transitions.owns(conn, operation):
-            return []
+            return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
             return None
         payload = _payload(operation)

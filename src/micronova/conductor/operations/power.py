@@ -15,7 +15,6 @@ from micronova.conductor.operations.host_kind import (
     reported_error,
 )
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import Unavailable
@@ -78,30 +77,31 @@ class Power(HostKind):
             changes["power_state"] = report.power_state
         if report.outcome != "done":
             fault = fault_of(reported_error(report), now)
-            return NoMoreWork(notifications=[self._record_failure(conn, operation, row, action, fault, changes)])
+            return self._record_failure(conn, operation, row, action, fault, changes)
         changes["vm_state"] = states.state_after(action, row["vm_state"])
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host)
-        return NoMoreWork(notifications=[(f"{self._notification}.end", changed(row, changes), None)])
+        notification = f"{self._notification}.end", changed(row, changes), None
+        return NoMoreWork(ended="success", notifications=[notification])
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the state that the server's action has for a failure."""
-        notifications = await self._engine.database.write(self._fail, operation, error)
-        if notifications is None:
+        result = await self._engine.database.write(self._fail, operation, error)
+        if result is None:
             await self.transitions.cancel(operation)
             return
-        self.transitions.notify_all(operation, notifications)
+        self.announce(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> list[Notification] | None:
-        """Return the notifications to send, or None if a later request has overtaken the operation."""
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> NoMoreWork | None:
+        """Return None if a later request has overtaken the operation."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
         row = instances.lock(conn, operation.instance_uuid)
         if not self.transitions.owns(conn, operation):
-            return []
+            return NoMoreWork()
         if row is None or row["epoch"] != operation.epoch:
             return None
         fault = fault_of(error, self._engine.now())
-        return [self._record_failure(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})]
+        return self._record_failure(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})
 
     def _record_failure(
         self,
@@ -111,8 +111,8 @@ class Power(HostKind):
         action: states.Action,
         fault: Fault,
         changes: InstanceChanges,
-    ) -> Notification:
-        """Record the fault, end the operation and return the notification to send."""
+    ) -> NoMoreWork:
+        """Record the fault and end the operation."""
         changes = {
             **changes,
             "fault": fault,
@@ -120,4 +120,5 @@ class Power(HostKind):
         }
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
-        return f"{self._notification}.error", changed(row, changes), fault
+        notification = f"{self._notification}.error", changed(row, changes), fault
+        return NoMoreWork(ended="error", notifications=[notification])

@@ -194,7 +194,10 @@ class Transitions:
         event: str | None = None,
         payload: bytes | None = None,
     ) -> bool:
-        """End the operation, its event and its instance action; return False if it has got another owner."""
+        """End the operation, its event and its instance action; return False if it has got another owner.
+
+        When the transaction is committed, the caller counts the end: see `NoMoreWork.ended`.
+        """
         now = self._engine.now()
         if not operation_rows.finish(conn, operation.id, now, result, operation.lease, payload=payload):
             return False
@@ -220,34 +223,25 @@ class Transitions:
     async def cancel(self, operation: Operation, release: Release | None = None) -> None:
         """End an operation that a later request has overtaken; operations that wait for this are taken at once."""
         waiting = await self._engine.database.write(self.cancel_in, operation, release)
+        if waiting is None:
+            return
         self._engine.ended(operation, "cancelled")
         if waiting:
             await self._engine.lease_and_run(waiting)
 
-    def cancel_in(self, conn: sa.Connection, operation: Operation, release: Release | None = None) -> list[str]:
-        """End an overtaken operation and give back what it holds; return the operations that waited for this."""
+    def cancel_in(self, conn: sa.Connection, operation: Operation, release: Release | None = None) -> list[str] | None:
+        """End an overtaken operation and give back what it holds; return the operations that waited for this.
+
+        Return None, and change nothing, if it has got another owner.
+        """
         row = instances.lock(conn, operation.instance_uuid)
         operation_rows.lock_open_of(conn, operation.instance_uuid)
         if not self.end(conn, operation, "cancelled"):
-            return []
+            return None
         if release is not None:
             release(conn, operation, row)
         return operation_rows.wake(conn, operation.instance_uuid)
 
-    def notify_all(self, operation: Operation, notifications: Sequence[Notification]) -> None:
-        """Send the notifications of a transaction that is committed."""
-        for event, row, fault in notifications:
-            self.notify(event, operation, row, fault)
-
-    def notify(self, event: str, operation: Operation, row: InstanceRow, fault: Fault | None = None) -> None:
-        """Send a notification. An `.end` or `.error` is sent once, when it is persisted, and is counted here.
-
-        A delete continues after `shutdown.end`, so that one is not counted.
-        """
-        self._dependencies.notifier.instance(event, row, context=operation.context, fault=fault)
-        if event == "shutdown.end":
-            return
-        if event.endswith(".end"):
-            self._engine.ended(operation, "success")
-        elif event.endswith(".error"):
-            self._engine.ended(operation, "error")
+    def notify(self, name: str, operation: Operation, row: InstanceRow, fault: Fault | None = None) -> None:
+        """Send the notification with this name."""
+        self._dependencies.notifier.instance(name, row, context=operation.context, fault=fault)
