@@ -8,6 +8,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypedDict, cast
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
@@ -26,6 +27,7 @@ from micronova.db.tables import (
 from micronova.objects import power_state, states
 from micronova.objects.errors import InstanceNotFound
 from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.scheduling import RequestSpec
 
 
 class SpecRow(TypedDict):
@@ -91,6 +93,9 @@ _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).wher
     one_of(block_devices.c.instance_uuid, "uuids")
 )
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
+_UPDATE_SPEC = (
+    request_specs.update().where(request_specs.c.instance_uuid == bindparam("b_uuid")).values(spec=bindparam("b_spec"))
+)
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_TOKENS = console_tokens.delete().where(console_tokens.c.instance_uuid == bindparam("b_uuid"))
@@ -201,6 +206,19 @@ def _update(columns: tuple[str, ...], fenced: bool) -> sa.Update:
     if fenced:
         statement = statement.where(instances.c.epoch == bindparam("b_epoch"))
     return statement.values({name: bindparam(name) for name in (*columns, "updated_at")})
+
+
+def pin_to_zone(conn: sa.Connection, uuid: str, now: int, values: InstanceChanges, *, zone: str | None) -> bool:
+    """Change an instance, the availability zone that it is pinned to and the one in its request spec.
+
+    Return False if it is gone.
+    """
+    if not update(conn, uuid, now, {**values, "pinned_availability_zone": zone}):
+        return False
+    if (row := specs(conn, [uuid]).get(uuid)) is not None:
+        spec = msgspec.structs.replace(msgspec.msgpack.decode(row["spec"], type=RequestSpec), availability_zone=zone)
+        conn.execute(_UPDATE_SPEC, {"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
+    return True
 
 
 def update_many(conn: sa.Connection, uuids: Iterable[str], now: int, values: InstanceChanges) -> None:

@@ -228,7 +228,7 @@ def instance_row(
         "node": None,
         "node_uuid": None,
         "availability_zone": None,
-        "pinned_availability_zone": request.availability_zone,
+        "pinned_availability_zone": spec.availability_zone,
         "image_ref": spec.image.id if spec.image else None,
         "image": msgspec.to_builtins(spec.image) if spec.image else None,
         "flavor_id": spec.flavor.id,

@@ -32,7 +32,7 @@ async def test_the_default_zone(cloud: Cloud, user: Caller) -> None:
     try:
         server = await user.boot()
         assert await user.host_of(server["id"]) == host
-        assert server["OS-EXT-AZ:availability_zone"] == "west"
+        assert (server["OS-EXT-AZ:availability_zone"], server["pinned_availability_zone"]) == ("west", "west")
         other = await user.boot(availability_zone="nova")
         assert await user.host_of(other["id"]) in cloud.hosts[1:]
         await cloud.delete_all()

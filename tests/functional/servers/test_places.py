@@ -120,6 +120,22 @@ async def test_a_zone_limits_the_hosts(cloud: Cloud, user: Caller) -> None:
         await cloud.delete_all()
 
 
+async def test_a_build_follows_a_change_of_its_pinned_zone(cloud: Cloud, user: Caller) -> None:
+    one, *others = cloud.hosts
+    rule = {"operation": "spawn", "kind": "unavailable", "name": user.project, "host": "|".join(others)}
+    async with _zone(user, f"z{user.project[:8]}", one), cloud.faults(rule):
+        id = await user.create(name=user.project, availability_zone="nova")  # where no host can build it
+
+        async def tried() -> bool | None:
+            return True if (await user.show(id))["OS-EXT-AZ:availability_zone"] else None
+
+        await cloud.until(tried, "the first attempt")
+        await user.put(f"/servers/{id}", {"server": {"pinned_availability_zone": None}})
+        await user.wait_for(id, "ACTIVE")
+        assert await user.host_of(id) == one
+        await cloud.delete_all()
+
+
 async def test_a_change_of_a_zone_counts_at_once(cloud: Cloud, user: Caller) -> None:
     """Also for a scheduler that has just read all hosts because it refused a request."""
     first, *others = cloud.hosts

@@ -132,7 +132,12 @@ class Servers:
         values = self._values(request, row)
         if values:
             now = micros(self._clock.now())
-            if not await self._database.write(instances.update, id, now, values, epoch=None):
+            if "pinned_availability_zone" in values:
+                zone = values["pinned_availability_zone"]
+                there = await self._database.write(instances.pin_to_zone, id, now, values, zone=zone)
+            else:
+                there = await self._database.write(instances.update, id, now, values)
+            if not there:
                 raise Conflict(f"Instance {id} was deleted meanwhile.")
             row = {**changed(row, values), "updated_at": now}
         return self._body(request, row, UPDATED, flags)

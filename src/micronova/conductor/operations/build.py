@@ -96,10 +96,11 @@ class Build(HostKind):
             if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
             servers.append(ServerToBuild(operation, payload, row, spec, ports, BuildTimes(begun)))
-        # Each server has its own list of hosts that failed; servers with the same list are placed together.
-        alike: dict[tuple[str, ...], list[ServerToBuild]] = {}
+        # Each server has its own list of hosts that failed, and may have been pinned to another zone since; those with
+        # the same ones are placed together.
+        alike: dict[tuple[str | None, ...], list[ServerToBuild]] = {}
         for server in servers:
-            alike.setdefault(tuple(sorted(server.payload.tried)), []).append(server)
+            alike.setdefault((server.spec.availability_zone, *sorted(server.payload.tried)), []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 

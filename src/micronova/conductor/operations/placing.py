@@ -69,6 +69,8 @@ class Placer:
         alternates = server.payload.alternates
         while alternates:
             server.chosen = alternates.pop(0)
+            if server.spec.availability_zone not in (None, server.chosen.zone):
+                continue  # the server was pinned to another zone since
             claim = allocations.Claim.of(server.row["uuid"], server.chosen, server.spec, server.operation.epoch)
             if await self._engine.database.write(self._claim_if_up, claim):
                 return True
