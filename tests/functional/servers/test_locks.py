@@ -39,6 +39,18 @@ async def test_a_lock_holds_for_everybody_but_admins(cloud: Cloud, user: Caller)
     await cloud.assert_clean()
 
 
+async def test_what_a_lock_does_not_stop(user: Caller) -> None:
+    id = (await user.boot())["id"]
+    await user.act(id, "lock")
+    await user.put(f"/servers/{id}", {"server": {"name": "renamed"}})
+    await user.put(f"/servers/{id}/tags", {"tags": ["a"]})
+    await user.post(f"/servers/{id}/remote-consoles", {"remote_console": {"protocol": "vnc", "type": "novnc"}}, 200)
+    await user.act(id, "os-getConsoleOutput", {}, 200)
+    shown = await user.show(id)
+    assert (shown["name"], shown["tags"], shown["locked"]) == ("renamed", ["a"], True)
+    await user.act(id, "unlock")
+
+
 async def test_what_an_admin_locked_only_admins_unlock(user: Caller) -> None:
     id = (await user.boot())["id"]
     await _foreign_admin(user).act(id, "lock", {"locked_reason": "abuse"})
