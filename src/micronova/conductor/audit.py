@@ -21,6 +21,7 @@ from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, deleted_instances, departures, instances, operations
+from micronova.objects import states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.orders import Guest
@@ -181,7 +182,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
             servers.by_host.setdefault(row.host, {})[row.uuid] = row.vm_state
         if row.uuid in busy:
             continue
-        if row.task_state is not None or row.vm_state == "building":
+        if row.task_state is not None or row.vm_state == states.BUILDING:
             findings.append(
                 Finding(
                     kind="stuck",
@@ -189,9 +190,9 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
                     message=f"The server is {row.vm_state}/{row.task_state} and no operation works on it.",
                 )
             )
-        elif row.vm_state == "error" and not row.fault:
+        elif row.vm_state == states.ERROR and not row.fault:
             findings.append(Finding(kind="fault", subject=row.uuid, message="The server is in ERROR without a fault."))
-        elif row.vm_state in ("active", "stopped") and row.host is None:
+        elif row.vm_state in states.NEEDS_GUEST and row.host is None:
             findings.append(
                 Finding(kind="host", subject=row.uuid, message=f"The server is {row.vm_state} and has no host.")
             )
@@ -299,7 +300,7 @@ def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> 
         if guest.uuid not in recorded and guest.uuid not in busy and (host, guest.uuid) not in servers.leaving
     ]
     for uuid, vm_state in recorded.items():
-        if uuid not in held and uuid not in busy and vm_state in ("active", "stopped", "paused", "suspended"):
+        if uuid not in held and uuid not in busy and vm_state in states.NEEDS_GUEST:
             findings.append(
                 Finding(kind="guest", subject=uuid, message=f"{host} has no guest for a server that is {vm_state}.")
             )

@@ -79,7 +79,7 @@ class _Applied(NamedTuple):
     replies: Sequence[HostReply] = ()
     continued: Sequence[Operation] = ()  # operations that this conductor continues without hosts that are stopping
     back: Mapping[str, float] = {}  # the hosts that are back, with the seconds for which they counted as down
-    unasked: Sequence[power_changes.Unasked] = ()  # notifications of power changes
+    notifications: Sequence[power_changes.PowerChangeNotifications] = ()
 
 
 class Heartbeats:
@@ -148,7 +148,7 @@ class Heartbeats:
                 if pause > 0:
                     await self._engine.clock.sleep(pause)
                 self._applied_at = self._engine.clock.monotonic()
-                self._forgive()
+                self._forget_refusals()
                 apart = [key for key in self._waiting if key in self._refused]
                 if batch := self._next_batch():
                     await self._take(batch)
@@ -194,7 +194,7 @@ class Heartbeats:
             del self._refused[next(iter(self._refused))]
         waiting.fail(error)
 
-    def _forgive(self) -> None:
+    def _forget_refusals(self) -> None:
         """Let senders share transactions again whose last refused heartbeat was long ago."""
         while self._refused:
             key, until = next(iter(self._refused.items()))
@@ -219,9 +219,9 @@ class Heartbeats:
             self._refuse(batch[0], error)
             return
         _log_hosts_that_are_back(applied.back)
-        for context, notifications in applied.unasked:
-            for event, row in notifications:
-                self._dependencies.notifier.instance(event, row, context=context)
+        for context, notifications in applied.notifications:
+            for name, row in notifications:
+                self._dependencies.notifier.instance(name, row, context=context)
         for operation in applied.continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])
@@ -260,7 +260,7 @@ class Heartbeats:
         for row in operation_rows.owned(conn, owners):
             owned[owners[row["owner"] or ""]].append(row)
         _lock(conn, beats, owned, power)
-        unasked = power_changes.record(conn, power, now)
+        notifications = power_changes.record(conn, power, now)
         repeat_verdicts = boots.apply(conn, beats, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
@@ -302,7 +302,7 @@ class Heartbeats:
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
             continued,
             back,
-            unasked,
+            notifications,
         )
 
     def _void(

@@ -29,22 +29,16 @@ PANIC: Final = (
     "The guest's operating system panicked and is halted. Its console log may say why; a hard reboot starts it again."
 )
 _NAMESPACE: Final = UUID("8a2f4e66-2a5b-4a4f-9c0d-3a3f6f0b7c21")
-_DETAILS: Final = {
-    states.ACTIVE: "The guest runs, although nobody asked for it here.",
-    states.PAUSED: "The guest was paused, although nobody asked for it here.",
-    states.STOPPED: "The guest stopped by itself, or its process on the host ended.",
-    states.SUSPENDED: "The guest was suspended, although nobody asked for it here.",
-    states.ERROR: PANIC,
+_RECORDED_AS: Final = {
+    states.ACTIVE: ("start", "The guest runs, although nobody asked for it here."),
+    states.PAUSED: ("pause", "The guest was paused, although nobody asked for it here."),
+    states.STOPPED: ("stop", "The guest stopped by itself, or its process on the host ended."),
+    states.SUSPENDED: ("suspend", "The guest was suspended, although nobody asked for it here."),
+    states.ERROR: ("stop", PANIC),
 }
-_ACTION: Final = {
-    states.ACTIVE: "start",
-    states.PAUSED: "pause",
-    states.STOPPED: "stop",
-    states.SUSPENDED: "suspend",
-    states.ERROR: "stop",
-}
+"""New vm state -> the name and the details of the instance action."""
 
-Unasked = tuple[Context, list[tuple[str, InstanceRow]]]
+PowerChangeNotifications = tuple[Context, list[tuple[str, InstanceRow]]]
 """The notifications of a change: the context, and the names with the server."""
 
 
@@ -68,32 +62,34 @@ def differing(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -
     return found
 
 
-def record(conn: sa.Connection, power: Mapping[str, int], now: int) -> list[Unasked]:
+def record(conn: sa.Connection, power: Mapping[str, int], now: int) -> list[PowerChangeNotifications]:
     """Record the new power states of guests, which no operation caused; return the notifications to send.
 
-    The instances are locked. The number of statements does not depend on theirs: those that change alike share them.
+    The instances are locked. Instances that change in the same way share their statements, so that the number of
+    statements does not grow with the number of instances.
     """
     if not power:
         return []
     rows = instances.get_many(conn, power)
     alike: dict[tuple[int, str, bool], list[str]] = {}  # by power state, new vm state, and whether the fault changes
     requests: dict[str, dict[str, str]] = {}  # by new vm state
-    unasked: list[Unasked] = []
+    notifications: list[PowerChangeNotifications] = []
     for uuid, row in rows.items():
         changes = _changes(row, power[uuid], now)
         after = changes["vm_state"]
         alike.setdefault((power[uuid], after, "fault" in changes), []).append(uuid)
         if after == row["vm_state"]:
             continue
-        log.warning("server %s is %s on host %s without a request: %s", uuid, after, row["host"], _DETAILS[after])
+        _, details = _RECORDED_AS[after]
+        log.warning("server %s is %s on host %s without a request: %s", uuid, after, row["host"], details)
         request = f"req-{uuid5(_NAMESPACE, ' '.join((uuid, str(row['epoch']), after, str(now))))}"
         requests.setdefault(after, {})[uuid] = request
         if after != states.ERROR:  # a guest that panicked has not stopped
-            unasked.append(_unasked(row, changes, request))
+            notifications.append(_notifications(row, changes, request))
     for uuids in alike.values():
         instances.update_many(conn, uuids, now, _changes(rows[uuids[0]], power[uuids[0]], now))
     for after, of_servers in requests.items():
-        action = _ACTION[after]
+        action, details = _RECORDED_AS[after]
         instance_actions.record_finished(
             conn,
             of_servers,
@@ -101,13 +97,13 @@ def record(conn: sa.Connection, power: Mapping[str, int], now: int) -> list[Unas
             action_event_of(action),
             now,
             result="Error" if after == states.ERROR else "Success",
-            details=_DETAILS[after],
+            details=details,
         )
-    return unasked
+    return notifications
 
 
-def _unasked(row: InstanceRow, changes: InstanceChanges, request: str) -> Unasked:
-    action = _ACTION[changes["vm_state"]]
+def _notifications(row: InstanceRow, changes: InstanceChanges, request: str) -> PowerChangeNotifications:
+    action, _ = _RECORDED_AS[changes["vm_state"]]
     name = notification_of(action)
     # As if the action had found the guest already in its new power state.
     before = changed(row, {"power_state": changes["power_state"], "task_state": states.ACTIONS[action].task_state})
@@ -117,7 +113,7 @@ def _unasked(row: InstanceRow, changes: InstanceChanges, request: str) -> Unaske
 def _changes(row: InstanceRow, power: int, now: int) -> InstanceChanges:
     before = row["vm_state"]
     panicked = before == states.ERROR and row["fault"] is not None and row["fault"].get("type") == PANICKED
-    if power == power_state.CRASHED and before in _DETAILS and before != states.ERROR:
+    if power == power_state.CRASHED and before in _RECORDED_AS and before != states.ERROR:
         return {
             "power_state": power,
             "vm_state": states.ERROR,

@@ -55,6 +55,12 @@ DELETING = "deleting"
 CHANGES_INTERFACES = frozenset({ATTACHING_INTERFACE, DETACHING_INTERFACE})
 """Task states of operations that do not change the power state: power changes of the guest still count meanwhile."""
 
+CHANGEABLE = frozenset(VM_STATES) - {SOFT_DELETED, DELETED}
+"""VM states in which a server's metadata and tags can be changed."""
+
+NEEDS_GUEST = frozenset({ACTIVE, STOPPED, PAUSED, SUSPENDED})
+"""VM states of servers that have a guest on their host, running or not."""
+
 # The vm state of a server after a power change that no order caused.
 _AFTER_POWER_CHANGE = {
     power_state.RUNNING: ACTIVE,

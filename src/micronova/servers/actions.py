@@ -106,9 +106,7 @@ class ServerActions:
         check: Callable[[InstanceRow], None] | None,
     ) -> str:
         row = instances.lock_existing(conn, id)
-        reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
-        if reason is not None:
-            raise Conflict(f"Cannot '{kind}' instance {id} {reason}")
+        check_state(kind, action, row)
         if action.capability is not None and nodes.lacks(conn, row["node_uuid"], action.capability):
             raise NotSupported(f"Cannot '{kind}' instance {id}: the hypervisor of its host is not able to.")
         if check is not None:
@@ -195,6 +193,13 @@ def check_lock(context: RequestContext, row: InstanceRow) -> None:
     """Raise Conflict if the server is locked and the caller is not an admin."""
     if row["locked_by"] and not context.is_admin:
         raise Conflict(f"Instance {row['uuid']} is locked")
+
+
+def check_state(kind: str, action: states.Action, row: InstanceRow) -> None:
+    """Raise Conflict if the server's state does not allow the action; `kind` is its name in the message."""
+    reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
+    if reason is not None:
+        raise Conflict(f"Cannot '{kind}' instance {row['uuid']} {reason}")
 
 
 def lock_holder(context: RequestContext, row: InstanceRow) -> str:

@@ -4,8 +4,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import sqlalchemy as sa
-
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.db import services
 from micronova.db.engine import Database
@@ -71,9 +69,11 @@ class GuestQueries:
             raise NotFound(f"Compute host {host} could not be found.")
         return await self._compute.fault_rules(context.for_bus(), host, rules)
 
-    def is_up(self, conn: sa.Connection, host: str) -> bool:
-        """Return whether a compute host has been heard of lately."""
-        return services.host_is_up(conn, host, micros(self._clock.now()), self._service_down_time)
+    async def check_host(self, row: InstanceRow) -> None:
+        """Raise Unavailable if a server's host has sent no heartbeat lately."""
+        now = micros(self._clock.now())
+        if not await self._database.read(services.host_is_up, str(row["host"]), now, self._service_down_time):
+            raise _no_answer(row)
 
     async def _ask_host(self, row: InstanceRow, ask: Callable[[str], Awaitable[T]]) -> T:
         """Ask a server's host, unless it has none or its host is known to be down."""
@@ -81,11 +81,13 @@ class GuestQueries:
             if row["vm_state"] == states.ERROR:
                 raise Conflict(f"Instance {row['uuid']} was never placed on a host: its fault says why.")
             raise Conflict(f"Instance {row['uuid']} is not ready: it has no host yet.")
-        away = Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
-        if not await self._database.read(self.is_up, row["host"]):
-            raise away
+        await self.check_host(row)
         try:
             return await ask(row["host"])
         except (BusUnavailable, CallTimeout) as error:
             log.warning("the host of %s does not answer: %s", row["uuid"], error)
-            raise away from error
+            raise _no_answer(row) from error
+
+
+def _no_answer(row: InstanceRow) -> Unavailable:
+    return Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")

@@ -5,7 +5,7 @@ one server that come together are served one after the other.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ from micronova.objects.errors import (
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.network import VIF, NetworkRequest, PlannedPort
 from micronova.objects.operations import InterfacePayload
-from micronova.servers.actions import ServerActions, check_lock
+from micronova.servers.actions import ServerActions, check_lock, check_state
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class Interfaces:
         clock: Clock,
         actions: ServerActions,
         network_client: NetworkClient | None,
-        is_up: Callable[[sa.Connection, str], bool],
+        check_host: Callable[[InstanceRow], Awaitable[None]],
     ) -> None:
-        self._is_up = is_up
+        """`check_host` raises Unavailable if the host of a server does not answer."""
+        self._check_host = check_host
         self._database = database
         self._clock = clock
         self._actions = actions
@@ -91,14 +92,10 @@ class Interfaces:
         action = states.ACTIONS["attach_interface"]
         check_lock(context, row)
         row = await self._free(row, WAIT)
-        reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
-        if reason is not None:
-            raise Conflict(f"Cannot '{action.name}' instance {row['uuid']} {reason}")
+        check_state(action.name, action, row)
         if self._network_client is None:
             raise NotSupported("There is no network service: a server cannot get an interface.")
-        assert row["host"] is not None  # or the action had been refused
-        if not await self._database.read(self._is_up, row["host"]):
-            raise Unavailable(f"The host of instance {row['uuid']} does not answer just now. Try again later.")
+        await self._check_host(row)
         planned = await self._plan(self._network_client, context, row, request, may_attach_external)
         payload = InterfacePayload(request=planned)
         operation = await self._begin(context, row, action, payload, WAIT)

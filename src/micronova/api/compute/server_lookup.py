@@ -9,22 +9,6 @@ from micronova.objects import states
 from micronova.objects.errors import Conflict, InstanceNotFound
 from micronova.objects.instance import InstanceRow
 
-# In these states a server's metadata and tags can be changed.
-_CHANGEABLE = frozenset(
-    {
-        states.ACTIVE,
-        states.PAUSED,
-        states.SUSPENDED,
-        states.STOPPED,
-        states.ERROR,
-        states.BUILDING,
-        states.RESCUED,
-        states.RESIZED,
-        states.SHELVED,
-        states.SHELVED_OFFLOADED,
-    }
-)
-
 
 async def authorized_server(
     database: Database, request: Request, id: str, *, deleted: bool = False, with_service: bool = False
@@ -49,7 +33,7 @@ async def authorized_server(
 def lock_changeable(conn: sa.Connection, id: str, verb: str) -> InstanceRow:
     """Return a server's row, locked until the transaction ends; raise Conflict if its state does not allow `verb`."""
     row = instances.lock_existing(conn, id)
-    if row["task_state"] == states.DELETING or row["vm_state"] not in _CHANGEABLE:
+    if row["task_state"] == states.DELETING or row["vm_state"] not in states.CHANGEABLE:
         shown = row["task_state"] or row["vm_state"]
         raise Conflict(f"Cannot '{verb}' instance {id} while it is in {shown}")
     return row

@@ -93,7 +93,7 @@ def _api_dependencies(process: Process) -> Dependencies:
         clock=process.clock,
         actions=actions,
         network_client=network_client,
-        is_up=guests.is_up,
+        check_host=guests.check_host,
     )
     return Dependencies(
         database=process.database,
