@@ -15,10 +15,9 @@ from micronova.objects.clock import SystemClock, micros
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 from micronova.scheduler.feed import CHUNK, HostFeed
-from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.basic import ComputeFilter
 from micronova.scheduler.host_table import Amount, HostTable, ServiceState
-from tests.unit.scheduler.factory import a_spec
+from tests.unit.scheduler.factory import OPTIONS, a_spec
 from tests.unit.scheduler.rows import add_host, make_tables
 
 
@@ -204,7 +203,7 @@ async def test_heartbeats_are_read_only_of_hosts_that_are_late(cloud: Cloud) -> 
     """A scheduler read the heartbeats of all hosts every few seconds."""
     await cloud.add_hosts(20)
     await cloud.feed.refresh(0.0)
-    compute_filter = ComputeFilter(FilterOptions(service_down_time=20.0))
+    compute_filter = ComputeFilter(msgspec.structs.replace(OPTIONS, service_down_time=20.0))
     everyone = [f"host{n}" for n in range(20)]
     dead, died = "host3", cloud.clock.now()
 

@@ -7,9 +7,7 @@ is the owner and its heartbeat renews the lease.
 
 A message that announces new operations is only a hint: the sweep finds operations whose message was lost.
 
-To add an operation, write a `HostKind` (`conductor/operations/power.py` is the smallest), list it in
-`conductor/manager.py` and in `objects.operations.VERSIONS`, and declare its states in `objects/states.py`.
-CONTRIBUTING.md has the checklist.
+CONTRIBUTING.md has the checklist to add an operation; `conductor/operations/power.py` is the smallest example.
 """
 
 import asyncio

@@ -1,8 +1,4 @@
-"""The contract of a filter: hosts in, a mask over them out.
-
-To add one, subclass `HostFilter` (or `EachHost`, if it needs a Python function per host), give it the narrowest
-`scope` that is true, name it in `filters/registry.py` or as an entry point of `micronova.filters`, and enable it.
-"""
+"""The contract of a filter: hosts in, a mask over them out. CONTRIBUTING.md has the checklist to add one."""
 
 import enum
 from abc import ABC, abstractmethod

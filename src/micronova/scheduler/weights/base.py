@@ -1,7 +1,6 @@
-"""The contract of a weigher: hosts in, a vector of weights out. The host with the largest weighted sum wins.
+"""The contract of a weigher: hosts in, a vector of weights out. The host with the largest weighted sum is selected.
 
-To add one, subclass `HostWeigher`, let the weight of a host depend only on that host and the request, give it the
-narrowest `scope` that is true, and name it in `weights/registry.py` or as an entry point of `micronova.weighers`.
+The weight of a host depends only on that host and the request. CONTRIBUTING.md has the checklist to add a weigher.
 """
 
 from abc import ABC, abstractmethod
