@@ -94,6 +94,7 @@ async def test_a_helper_that_hangs_is_noticed_and_replaced(tmp_path: Path, monke
             assert not helper.hangs()
         [pid] = [child.pid for child in [helper._process] if child is not None]
         os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
         monkeypatch.setattr(privileged_client, "ANSWER_SECONDS", 0.2)
         with pytest.raises(Unavailable, match=r"did not answer Inventory within 0.2 s"):
             await asyncio.wait_for(client.call(v.Inventory()), 20)
