@@ -43,7 +43,7 @@ def namespace() -> Iterator[str]:
 
 
 def _prefixes(version: int) -> st.SearchStrategy[str]:
-    """Return ranges of addresses, many of which contain others or are neighbours."""
+    """Return ranges of addresses, many of which contain others or are adjacent."""
     bits = 32 if version == 4 else 128
     bases = [0, 0x0A000000, 0xC0A80000, 2**32 - 1] if version == 4 else [0, 0xFD << 120, 0xFE80 << 112, 2**128 - 1]
     near = st.builds(lambda base, more: min(base + more, 2**bits - 1), st.sampled_from(bases), st.integers(0, 9))

@@ -166,7 +166,7 @@ async def test_the_network_agent_of_a_host(region: Region, tmp_path: Path) -> No
         fingerprint, state = await network.state()
         assert fingerprint and state is not None
     async with agent(region.stolen, tmp_path, host=load(region.host, environ={}).default.host) as process:
-        with pytest.raises(Forbidden, match="may not speak for host"):
+        with pytest.raises(Forbidden, match="may not send messages of host"):
             await service(process).state()
     assert not any(tmp_path.iterdir()), "it wants no files with keys"
 

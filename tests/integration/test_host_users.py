@@ -120,7 +120,7 @@ async def test_reports_on_what_another_host_has(cloud: OneProcess, users: list[V
         await user.wait_for(id, "BUILD", task="spawning")
         host = await user.host_of(id)
         [operation] = await cloud.open_operations()
-        with pytest.raises(Forbidden, match=f"{wicked.name} may not speak for host {host}"):
+        with pytest.raises(Forbidden, match=f"{wicked.name} may not send messages of host {host}"):
             await wicked.reports(operation, host)
         assert not await wicked.reports(operation, wicked.name), "it is not that host's operation"
         [same] = await cloud.open_operations()
@@ -136,7 +136,7 @@ async def test_heartbeats_of_other_hosts(cloud: OneProcess, users: list[Voice]) 
     admin = cloud.caller().admin
     await honest.beats_for(honest.name)
     for liar, host in ((wicked, honest.name), (wicked, "fake-1"), (common, honest.name)):
-        with pytest.raises(Forbidden, match=f"{liar.name} may not speak for host {host}"):
+        with pytest.raises(Forbidden, match=f"{liar.name} may not send messages of host {host}"):
             await liar.beats_for(host)
     await common.beats_for("fake-1")  # which has no user of its own
     known = {service["host"] for service in (await admin.get("/os-services?binary=nova-compute"))["services"]}
@@ -159,7 +159,7 @@ async def test_power_states_of_guests_of_other_hosts(cloud: OneProcess, users: l
     user = cloud.caller()
     server = await user.boot()
     host = await user.host_of(server["id"])
-    with pytest.raises(Forbidden, match=f"{wicked.name} may not speak for host {host}"):
+    with pytest.raises(Forbidden, match=f"{wicked.name} may not send messages of host {host}"):
         await wicked.tells(host, server["id"], SHUTDOWN)
     await wicked.tells(wicked.name, server["id"], SHUTDOWN)
     assert (await user.show(server["id"]))["status"] == "ACTIVE"
@@ -181,7 +181,7 @@ async def test_where_every_host_must_have_a_user(
             await honest.beats_for(honest.name)
             with pytest.raises(Forbidden, match=f"Host {wicked.name} is not one of this cloud's"):
                 await wicked.beats_for(wicked.name)
-            with pytest.raises(Forbidden, match="guest may not speak for host anybody"):
+            with pytest.raises(Forbidden, match="guest may not send messages of host anybody"):
                 await common.beats_for("anybody")
     finally:
         await process.stop()

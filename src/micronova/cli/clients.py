@@ -149,7 +149,8 @@ class Clients:
 
         override = self._process.settings.neutron.endpoint_override
         if self._network_client is None and self._has("network", override):
-            self._network_client = NetworkClient(self._client("network", override))
+            zone = self._process.settings.default.default_availability_zone
+            self._network_client = NetworkClient(self._client("network", override), zone)
         return self._network_client
 
     def network_agent_client(self, keys: HeldKeys) -> ServiceClient:

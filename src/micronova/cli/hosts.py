@@ -13,6 +13,7 @@ from micronova.cli.maintain import place_of_databases
 from micronova.cli.state import new_password
 from micronova.conf.settings import Settings, load
 from micronova.db.engine import Database
+from micronova.objects.clock import micros
 from micronova.objects.errors import MicronovaError, NotFound
 from micronova.objects.service_names import COMPUTE
 
@@ -47,7 +48,6 @@ def list_hosts(directory: Path | None, config: Path | None) -> None:
     import time
 
     from micronova.db import services
-    from micronova.objects.clock import micros
 
     async def work(database: Database, settings: Settings) -> None:
         rows = sorted(await database.read(services.list_, binary=COMPUTE), key=lambda row: _in_order(row.host))
@@ -92,7 +92,7 @@ async def _switch(database: Database, name: str, values: "ServiceChanges") -> No
         row = await database.read(services.find, name, COMPUTE)
     except NotFound:
         raise NotFound(f"There is no host {name}: `micronova host list` shows those that there are.") from None
-    await database.write(services.update, row.uuid, values, int(time.time() * 1e6))
+    await database.write(services.update, row.uuid, values, micros(time.time()))
     if values["disabled"]:
         click.echo(f"{name} gets no new servers; its servers keep running. Undo: micronova host enable {name}")
     else:
@@ -119,7 +119,7 @@ def add(name: str, console_address: str, directory: Path | None, config: Path | 
             raise MicronovaError(
                 f"{name} is a broker user of the control services: a host needs a broker user of its own."
             )
-        await database.write(services.register_host_user, name, int(time.time() * 1e6), console_address)
+        await database.write(services.register_host_user, name, micros(time.time()), console_address)
         return settings
 
     settings: Settings = _with_database(directory, config, work)
@@ -173,7 +173,7 @@ def remove(name: str, directory: Path | None, config: Path | None) -> None:
     from micronova.http.host_keys import LIFETIME
 
     async def work(database: Database, settings: Settings) -> None:
-        await database.write(services.forget_host_user, name, int(time.time() * 1e6))
+        await database.write(services.forget_host_user, name, micros(time.time()))
 
     _with_database(directory, config, work)
     click.echo("# On the broker, which accepts the host until then:")

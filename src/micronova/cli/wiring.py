@@ -232,9 +232,13 @@ class Process:
 
     def mount(self, service: Service) -> None:
         """Let the HTTP server of this process answer for a service."""
+        self.register(service)
+        self.apps[service.mount] = service.app
+
+    def register(self, service: Service) -> None:
+        """Give a service the settings of this process; the caller mounts it."""
         service.body_timeout = self.settings.api.client_timeout
         self.services[service.name] = service
-        self.apps[service.mount] = service.app
 
     def secret_box(self) -> SecretBox:
         """Return what encrypts the secrets of waiting operations."""

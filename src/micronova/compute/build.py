@@ -101,7 +101,7 @@ async def _spawn(host: Host, work: Work) -> Outcome:
                 log.exception("host %s: instance %s could not be built", host.name, uuid)
                 raise _driver_error(error) from error
         host.boots.guest_started(uuid)
-        host.order_changed_power(uuid, power_state.RUNNING)
+        host.power_change_ended(uuid, power_state.RUNNING)
     except (Exception, asyncio.CancelledError) as error:
         work.phase = Phase.UNDOING
         left_behind = begun and not await _undo(host, uuid)
@@ -147,7 +147,8 @@ def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
     details = error.details.get("details")
     return Outcome(
         outcome="abort" if isinstance(error, BuildAborted) else "reschedule",
-        error_code=error.code if isinstance(error, Unavailable) else None,  # what another attempt may find there
+        # The only code that decides about a build (`Report.temporary`); the others follow from the outcome.
+        error_code=error.code if isinstance(error, Unavailable) else None,
         message=error.message,
         details=details if isinstance(details, str) else None,
         left_behind=left_behind,

@@ -152,14 +152,14 @@ class Host:
 
     # --- power states ---
 
-    def order_changes_power(self, uuid: str) -> None:
+    def power_change_begins(self, uuid: str) -> None:
         """Note that an order is about to change the guest's power state: events from now on are newer."""
         guest = self._guests.get(uuid)
         if guest is not None:
             guest.power = power_state.NOSTATE
             self._changed_during_update.add(uuid)
 
-    def order_changed_power(self, uuid: str, power: int) -> None:
+    def power_change_ended(self, uuid: str, power: int) -> None:
         """Note the power state after an order; its report tells the conductor."""
         guest = self._guests.get(uuid)
         if guest is not None:

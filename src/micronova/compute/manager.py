@@ -33,7 +33,8 @@ from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import NotSupported, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
-from micronova.rpc.bus import Bus, Server
+from micronova.rpc.bus import Bus
+from micronova.rpc.server import Server
 from micronova.virt.driver import ConsoleLog, Diagnostics, Driver, FaultInjection, HostUptime
 
 log = logging.getLogger(__name__)

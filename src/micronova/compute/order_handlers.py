@@ -140,7 +140,7 @@ async def _return_at_once() -> None:
 async def _guest_to_switch(host: Host, work: Work) -> Guest:
     """Return the guest, and note that its power state is about to change."""
     guest = await _guest(host, work)
-    host.order_changes_power(guest.uuid)
+    host.power_change_begins(guest.uuid)
     return guest
 
 
@@ -180,7 +180,7 @@ def _hot_plug_driver(host: Host) -> HotPlug:
 
 
 def _switched(host: Host, guest: Guest, power: int) -> Outcome:
-    host.order_changed_power(guest.uuid, power)
+    host.power_change_ended(guest.uuid, power)
     return Outcome(outcome="done", power_state=power)
 
 

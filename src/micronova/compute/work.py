@@ -27,7 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     outcome: OrderOutcome
     power_state: int | None = None
-    error_code: str | None = None  # not of builds: their outcome says what to do
+    error_code: str | None = None  # of a build only that of Unavailable: see `Report.temporary`
     message: str | None = None
     details: str | None = None
     left_behind: bool = False

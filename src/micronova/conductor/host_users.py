@@ -9,7 +9,7 @@ from micronova.db.engine import Database
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, Unavailable
 
-MESSAGES_OF_ONE_HOST = 100
+MOST_IN_PROGRESS = 100
 """Messages of one host, except heartbeats, that a conductor works on at once; the host repeats the others later."""
 
 
@@ -19,8 +19,8 @@ class HostUsers:
     def __init__(self, database: Database, *, required: bool, own: Mapping[str, str] | None = None) -> None:
         """With `required`, every host must have a user, made by `micronova host add`.
 
-        `own` are hosts that need no such user, because this process knows who speaks for them (rpc/unix/gate.py), each
-        with its console address.
+        `own` are hosts that need no such user, because this process knows who sends their messages
+        (rpc/unix/gate.py), each with its console address.
         """
         self._own = dict(own or {})
         self._database = database
@@ -39,10 +39,10 @@ class HostUsers:
             self._removed = names.removed - frozenset(self._own)
 
     async def console_address(self, host: str) -> str | None:
-        """Return the only address at which proxies may look for a host's consoles; None if the host's word counts.
+        """Return the only address at which proxies may look for a host's consoles; None for the one that it reports.
 
-        The address is "" for a host without a registered one, and for a host that was removed. The word counts of hosts
-        that use the broker user of the control services, such as the host of a one-process cloud.
+        The address is "" for a host without a registered one, and for a host that was removed. A host that uses the
+        broker user of the control services, such as that of a one-process cloud, reports its own.
         """
         if host in self._own:
             return self._own[host]
@@ -53,15 +53,15 @@ class HostUsers:
         """Raise Forbidden if the sender may not send messages of the host, or the host was removed."""
         sender = context.sender
         if sender != host and (self._required or {sender, host} & self._names):
-            raise Forbidden(f"{sender or 'Somebody unknown'} may not speak for host {host}.")
+            raise Forbidden(f"{sender or 'An unknown user'} may not send messages of host {host}.")
         if host in self._removed or (self._required and host not in self._names):
             raise Forbidden(f"Host {host} is not one of this cloud's: `micronova host add {host}` makes it one.")
 
     @contextlib.contextmanager
     def one_message_of(self, host: str) -> Iterator[None]:
         """Raise Unavailable if too many messages of the host are in progress: it must not crowd out others."""
-        if self._in_progress[host] >= MESSAGES_OF_ONE_HOST:
-            raise Unavailable(f"{MESSAGES_OF_ONE_HOST} messages of host {host} are in progress: repeat it later.")
+        if self._in_progress[host] >= MOST_IN_PROGRESS:
+            raise Unavailable(f"{MOST_IN_PROGRESS} messages of host {host} are in progress: repeat it later.")
         self._in_progress[host] += 1
         try:
             yield

@@ -1,4 +1,4 @@
-"""The messages to conductors, and the clients that send them."""
+"""The messages to conductors, and the classes that send them."""
 
 import logging
 from random import Random
@@ -105,7 +105,7 @@ CONSOLE_TIMEOUT = 35.0  # the conductor asks a host meanwhile
 
 
 class ConsoleAuthAPI:
-    """The client of console proxies."""
+    """Sends the messages of console proxies to conductors."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -127,7 +127,7 @@ class ConsoleAuthAPI:
 
 
 class HostKeysAPI:
-    """The client with which a host gets its keys."""
+    """Gets the keys of a host from conductors."""
 
     def __init__(self, bus: Bus, host: str) -> None:
         self._bus = bus
@@ -140,7 +140,7 @@ class HostKeysAPI:
 
 
 class ConductorAPI:
-    """The client of the API."""
+    """Sends the API's messages to conductors."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -159,7 +159,7 @@ class ConductorAPI:
 
 
 class ProbeAPI:
-    """The client with which a conductor proves that heartbeats arrive: its messages use the queue of the heartbeats."""
+    """Sends pings through the queue of the heartbeats: an answer proves that heartbeats arrive."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
@@ -170,7 +170,7 @@ class ProbeAPI:
 
 
 class HostConductorAPI:
-    """The client of the compute agents of a process."""
+    """Sends the messages of the compute agents of a process to conductors."""
 
     def __init__(self, bus: Bus, clock: Clock, random: Random) -> None:
         self._bus = bus

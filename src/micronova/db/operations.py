@@ -87,10 +87,10 @@ _GET_MANY = sa.select(operations).where(one_of(operations.c.id, "ids"))
 _LOCK = _GET.with_for_update()
 _OWNED = sa.select(operations).where(_OPEN, one_of(operations.c.owner, "owners"))
 _OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
-_NOT_LEASED = sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%"))
+_NOT_OF_A_CONDUCTOR = sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%"))
 _CANCEL = (
     operations.update()
-    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_LEASED), _OPEN, _NOT_LEASED)
+    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR), _OPEN, _NOT_OF_A_CONDUCTOR)
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
     .returning(operations.c.context)
 )
@@ -329,7 +329,7 @@ def accept_action(
 def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> None:
     """Cancel the open operations of an instance and end their instance actions.
 
-    Except those that a conductor has leased: it may be allocating ports, so it cancels them itself when it sees the
+    Except those that a conductor owns: it may be allocating ports, so it cancels them itself when it sees the
     new epoch.
     """
     cancelled = conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars().all()

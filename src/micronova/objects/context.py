@@ -4,7 +4,7 @@ import msgspec
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The caller, request and deadline that a message carries."""
+    """The caller and the request that a message belongs to, and how long the sender waits for the answer."""
 
     request_id: str = ""
     user_id: str = ""

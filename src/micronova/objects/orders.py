@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     outcome: OrderOutcome
     power_state: int | None = None
-    error_code: str | None = None  # not of builds: their outcome says what to do
+    error_code: str | None = None  # of a build only that of Unavailable: see `Report.temporary`
     message: str | None = None
     details: str | None = None
     left_behind: bool = False  # the host could not undo its work: the conductor records a departure

@@ -138,7 +138,7 @@ class LocalDelivery:
         self.settle_now(outcome)
 
     def settle_now(self, outcome: Outcome) -> None:
-        """Do the same for a caller that is no coroutine."""
+        """Give the reply to the caller, or count the message as a dead letter, without waiting."""
         if outcome.reply is not None and self._answer is not None:
             self._answer(outcome.reply, "")  # within one process all may answer
         if outcome.dead_letter:

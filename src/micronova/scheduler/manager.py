@@ -22,7 +22,8 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.scheduling import RequestSpec, SelectDestinations
-from micronova.rpc.bus import Bus, Server
+from micronova.rpc.bus import Bus
+from micronova.rpc.server import Server
 from micronova.scheduler.feed import HostFeed
 from micronova.scheduler.filter_scheduler import Decision, FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions

@@ -23,7 +23,7 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.operations import PowerPayload
 
-NEVER = 253_402_300_799_000_000  # the end of the year 9999: a delete has no deadline
+NO_DEADLINE = 253_402_300_799_000_000  # of a delete: the end of the year 9999
 
 
 class ServerActions:
@@ -93,7 +93,7 @@ class ServerActions:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
             return None  # it is being deleted already
-        return self._accept(conn, context, row, "delete", states.DELETING, None, deadline=NEVER)
+        return self._accept(conn, context, row, "delete", states.DELETING, None, deadline=NO_DEADLINE)
 
     def _begin(
         self,

@@ -44,7 +44,7 @@ from micronova.plugins.hooks import Hooks
 from micronova.servers.create_rules import (
     Created,
     CreateRequest,
-    check_counts,
+    allowed_count,
     check_hardware,
     check_image,
     check_item_limits,
@@ -71,6 +71,8 @@ class _Accepted:
     security_groups: list[str]
     password: str
     reservation: str
+    max_count: int  # how many servers the port quota allows
+    disk_config: str
 
 
 class ServerCreator:
@@ -121,7 +123,7 @@ class ServerCreator:
         check_hardware(flavor, image)
         disk_config = chosen_disk_config(request, image)
         devices = merge_devices(request, flavor, image)
-        check_counts(request, plan)
+        max_count = allowed_count(request, plan)
         spec = RequestSpec(
             project_id=context.project_id,
             user_id=context.user_id,
@@ -147,6 +149,8 @@ class ServerCreator:
             security_groups=list(plan.security_groups),
             password=password,
             reservation=reservation,
+            max_count=max_count,
+            disk_config=disk_config,
         )
         uuids, operations = await self._database.write(self._record, accepted)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))
@@ -251,7 +255,7 @@ class ServerCreator:
             context.project_id,
             quotas.of_server(flavor.vcpus, flavor.ram),
             request.min_count,
-            request.max_count,
+            accepted.max_count,
             limits,
             context.user_id,
         )
@@ -269,6 +273,7 @@ class ServerCreator:
                     public_key=accepted.public_key,
                     security_groups=accepted.security_groups,
                     reservation=accepted.reservation,
+                    disk_config=accepted.disk_config,
                     id=id,
                     index=index,
                     count=count,

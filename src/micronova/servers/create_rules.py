@@ -161,8 +161,8 @@ def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | Non
     return devices
 
 
-def check_counts(request: CreateRequest, plan: NetworkPlan) -> None:
-    """Refuse several servers with one port or address; reduce their number to what the port quota allows."""
+def allowed_count(request: CreateRequest, plan: NetworkPlan) -> int:
+    """Return how many of the servers the port quota allows; refuse several servers with one port or address."""
     if request.max_count > 1 and isinstance(plan.ports, list):
         for port in plan.ports:
             if port.port_id and isinstance(request.networks, list):
@@ -172,7 +172,8 @@ def check_counts(request: CreateRequest, plan: NetworkPlan) -> None:
     if plan.max_servers is not None and plan.max_servers < request.max_count:
         if plan.max_servers < request.min_count:
             raise PortLimitExceeded("Maximum number of ports exceeded")
-        request.max_count = plan.max_servers
+        return plan.max_servers
+    return request.max_count
 
 
 def check_item_limits(request: CreateRequest, limits: Mapping[str, int]) -> None:
@@ -202,6 +203,7 @@ def instance_row(
     public_key: str | None,
     security_groups: list[str],
     reservation: str,
+    disk_config: str,
     id: str,
     index: int,
     count: int,
@@ -239,7 +241,7 @@ def instance_row(
         "config_drive": needs_config_drive(request, spec.image),
         "access_ip_v4": request.access_ip_v4,
         "access_ip_v6": request.access_ip_v6,
-        "disk_config": chosen_disk_config(request, spec.image),
+        "disk_config": disk_config,
         "root_device_name": ROOT_DEVICE,
         "locked_by": None,
         "locked_reason": None,

@@ -15,7 +15,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.conductor import heartbeats
-from micronova.conductor.host_users import MESSAGES_OF_ONE_HOST
+from micronova.conductor.host_users import MOST_IN_PROGRESS
 from micronova.conductor.manager import ConductorManager
 from micronova.conductor.rpcapi import (
     HEARTBEAT,
@@ -481,7 +481,7 @@ async def test_a_host_has_few_messages_in_progress(
     # A message of each kind is refused at once, whatever the kind of those that are in progress.
     async with _busy(cloud):
         before = bus.stats().count("call", f"conductor.{kind}")
-        sent = [asyncio.create_task(send(kind, host)) for _ in range(MESSAGES_OF_ONE_HOST)]
+        sent = [asyncio.create_task(send(kind, host)) for _ in range(MOST_IN_PROGRESS)]
         while bus.stats().count("call", f"conductor.{kind}") < before + len(sent):
             await asyncio.sleep(0)
         await ProbeAPI(bus).ping(30.0)
@@ -516,7 +516,7 @@ async def test_a_host_has_few_requests_for_keys_in_progress(
         params = HostKeysRequest(host)
         return await senders[sender].call(KEYS.target(), HOST_KEYS, params, context=Context(), timeout=20.0)
 
-    flood = [asyncio.create_task(send("stolen", f"name-{number}")) for number in range(MESSAGES_OF_ONE_HOST)]
+    flood = [asyncio.create_task(send("stolen", f"name-{number}")) for number in range(MOST_IN_PROGRESS)]
     await asyncio.sleep(0)
     with pytest.raises(Unavailable, match="messages of host stolen are in progress"):
         await send("stolen", "stolen")

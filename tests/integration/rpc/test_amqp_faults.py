@@ -284,7 +284,7 @@ async def test_only_those_who_were_asked_may_answer(
 async def test_a_host_that_floods_a_queue_does_not_delay_others(
     rabbitmq: RabbitMQ, amqp_url: str, api: SampleAPI, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server, "MESSAGES_OF_ONE_HOST", 10)
+    monkeypatch.setattr(server, "MOST_HELD", 10)
     vhost = amqp_url.rpartition("/")[2]
     url = await asyncio.to_thread(rabbitmq.add_user, f"flood-{vhost}", "secret", vhost)
     gate = Gate()

@@ -67,7 +67,7 @@ VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-Op
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dependencies:
+class APIDependencies:
     """What the resources of the compute API need."""
 
     database: Database
@@ -91,7 +91,7 @@ class Dependencies:
     fault_injection: bool = False
 
 
-def routes(needs: Dependencies) -> list[Route]:
+def routes(needs: APIDependencies) -> list[Route]:
     """Return every route of the compute API, relative to /v2.1; removed ones come last."""
     db, clock, random = needs.database, needs.clock, needs.random
     quotas, most, down = needs.quota_defaults, needs.max_limit, needs.service_down_time

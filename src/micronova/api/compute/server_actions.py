@@ -39,7 +39,7 @@ class RebootBody(msgspec.Struct, forbid_unknown_fields=True):
     reboot: Reboot
 
 
-class ConsoleOutput(msgspec.Struct, forbid_unknown_fields=True):
+class ConsoleOutputPart(msgspec.Struct, forbid_unknown_fields=True):
     """How much of the console log."""
 
     length: int | str | None = None
@@ -48,7 +48,7 @@ class ConsoleOutput(msgspec.Struct, forbid_unknown_fields=True):
 class ConsoleOutputBody(msgspec.Struct, forbid_unknown_fields=True):
     """Console log."""
 
-    value: ConsoleOutput = field(name="os-getConsoleOutput")
+    value: ConsoleOutputPart = field(name="os-getConsoleOutput")
 
 
 class Lock(msgspec.Struct, forbid_unknown_fields=True):

@@ -24,7 +24,7 @@ class ViewContext:
     shows_extra_specs: bool  # policy shows the extra specs of the flavor
     up_since: int = 0  # a host that was heard of since this time is up
     all_host_states: bool = False  # policy shows other states of the host than UNKNOWN
-    groups: dict[str, list[str]] = field(default_factory=dict)  # server -> its groups
+    server_groups: dict[str, list[str]] = field(default_factory=dict)  # by server
 
 
 def _status(row: InstanceRow, _: ViewContext) -> str:
@@ -188,7 +188,7 @@ _EXTENDED = (
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", Range(3, 89), when="attributes"),
     Field("OS-EXT-SRV-ATTR:hostname", "hostname", since(90)),
 )
-_GROUPS = Field("server_groups", lambda row, context: context.groups.get(row["uuid"], []), since(71))
+_GROUPS = Field("server_groups", lambda row, context: context.server_groups.get(row["uuid"], []), since(71))
 
 
 def _shown_hints(hints: dict[str, list[str]]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Servers:
     def _body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
         context = self._view_context(request)
         if request.minor >= 71 and row["server_group_id"]:
-            context.groups = {row["uuid"]: [row["server_group_id"]]}
+            context.server_groups = {row["uuid"]: [row["server_group_id"]]}
         return {"server": view.at(request.minor, flags)(row, context)}
 
     def _flags(self, request: Request) -> frozenset[str]:

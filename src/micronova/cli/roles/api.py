@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from micronova.api.compute import paths
-from micronova.api.compute.app import VERSIONS, Dependencies, routes
+from micronova.api.compute.app import VERSIONS, APIDependencies, routes
 from micronova.api.compute.versions_doc import VENDOR_TYPE, root_routes
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
@@ -14,6 +14,7 @@ from micronova.db import flavors, schema
 from micronova.db.tables import flavors as table
 from micronova.http.faults import compute_fault
 from micronova.http.service import Service
+from micronova.objects.clock import micros
 from micronova.objects.flavor import Flavor
 from micronova.plugins.hooks import Hooks
 from micronova.policies.compute import RULES
@@ -59,13 +60,13 @@ async def make(process: Process) -> Role:
         public_url=settings.api.public_url,
         observer=process.telemetry.requests,
     )
-    process.mount(service)
-    process.mount(above)
-    process.apps["/compute"] = paths.dispatch(service.app, above.app, found)
+    for each in (service, above):
+        process.register(each)
+    process.apps[service.mount] = paths.dispatch(service.app, above.app, found)
     return _Bootstrap(process)
 
 
-def _api_dependencies(process: Process) -> Dependencies:
+def _api_dependencies(process: Process) -> APIDependencies:
     """Return what the routes of the compute API call."""
     assert process.database is not None and process.bus is not None
     settings = process.settings
@@ -95,7 +96,7 @@ def _api_dependencies(process: Process) -> Dependencies:
         network_client=network_client,
         check_host=guests.check_host,
     )
-    return Dependencies(
+    return APIDependencies(
         database=process.database,
         clock=process.clock,
         random=process.random,
@@ -186,7 +187,7 @@ class _Bootstrap:
         """Make m1.tiny to m1.xlarge on an empty database."""
         database = self._process.database
         assert database is not None
-        await database.migrate(_first_flavors, int(self._process.clock.now() * 1e6))
+        await database.migrate(_first_flavors, micros(self._process.clock.now()))
 
     async def stop(self) -> None:
         """Do nothing."""

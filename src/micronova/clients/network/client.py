@@ -41,7 +41,8 @@ BINDINGS = "bindings"  # the key in our entry of how often a port was bound; abs
 class NetworkClient:
     """Creates, binds and deletes the ports of servers."""
 
-    def __init__(self, client: ServiceClient) -> None:
+    def __init__(self, client: ServiceClient, default_zone: str = "nova") -> None:
+        self._default_zone = default_zone
         self.calls = Calls(client)
         self.planner = Planner(self.calls)
         self.security_groups = SecurityGroups(self.calls, self.planner)
@@ -184,7 +185,7 @@ class NetworkClient:
         """Return the attributes that all ports of a server share."""
         common: dict[str, Any] = {
             "device_id": instance_uuid,
-            "device_owner": f"compute:{zone or 'nova'}",
+            "device_owner": f"compute:{zone or self._default_zone}",
             "binding:host_id": host,
         }
         if hostname and await self.calls.has_extension("dns-integration"):

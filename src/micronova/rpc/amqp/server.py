@@ -20,7 +20,7 @@ from micronova.rpc.server import Delivery
 
 log = logging.getLogger(__name__)
 
-MESSAGES_OF_ONE_HOST = 500
+MOST_HELD = 500
 """Messages of one host's user that a server holds at once. It drops more of them without an answer: a host that floods
 a queue must not delay those whose messages are behind. The callers repeat what was dropped."""
 WARN_INTERVAL = 60.0
@@ -124,7 +124,7 @@ class AmqpServer(AttachedServer[Session]):
     def _on_message(self, received: Received) -> None:
         delivery = AmqpDelivery(received, self._send_reply, self._dispatcher.clock.monotonic())
         if self._control_users and delivery.sender not in self._control_users and not self._stopping:
-            if self._held[delivery.sender] >= MESSAGES_OF_ONE_HOST:
+            if self._held[delivery.sender] >= MOST_HELD:
                 self._drop(received)
                 return
             self._held[delivery.sender] += 1
@@ -139,7 +139,7 @@ class AmqpServer(AttachedServer[Session]):
                 "%s sends more than %d messages at once to %r; more of them are dropped. If it does not end, look at "
                 "what that host does, or remove it: micronova host remove",
                 received.properties.user_id,
-                MESSAGES_OF_ONE_HOST,
+                MOST_HELD,
                 self.interface,
             )
 

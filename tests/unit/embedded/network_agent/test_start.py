@@ -90,8 +90,8 @@ async def test_a_start_that_nobody_hears_is_told_later() -> None:
 
 async def test_a_host_that_is_not_wanted_does_not_start() -> None:
     service = Service()
-    service.error = Forbidden("wicked may not speak for host h.")
-    with pytest.raises(Forbidden, match="wicked may not speak"):
+    service.error = Forbidden("wicked may not send messages of host h.")
+    with pytest.raises(Forbidden, match="wicked may not send"):
         await agent(service, ManualClock()).start()
 
 
