@@ -49,12 +49,14 @@ class Layout:
     def prepare(self) -> None:
         """Create the directories, and remove guests that were partly created or partly removed."""
         self.root.mkdir(parents=True, exist_ok=True)
-        if self.root.stat().st_uid == os.geteuid():
+        own = self.root.stat().st_uid == os.geteuid()  # else root has made it, and the directories in it
+        if own:
             self.root.chmod(_PASSABLE)
         for folder, mode in self.folders.items():
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
-        sync_directory(self.root)
+        if own:
+            sync_directory(self.root)
         for leftover in self.instances.glob(".*"):
             shutil.rmtree(leftover, ignore_errors=True)
         for place in (self.sockets, self.console):

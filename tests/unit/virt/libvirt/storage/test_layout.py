@@ -68,6 +68,19 @@ def as_user(user: int, action: Callable[[], object]) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+def test_an_agent_prepares_directories_that_root_has_made() -> None:
+    root = Path(tempfile.mkdtemp(prefix="mn-layout-"))
+    try:
+        root.chmod(0o711)
+        for folder in Layout(root).folders:
+            folder.mkdir()
+            os.chown(folder, ALICE, ALICE)
+        assert as_user(ALICE, Layout(root).prepare)
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 def test_each_guests_user_reaches_its_own_files_only() -> None:
     root = Path(tempfile.mkdtemp(prefix="mn-layout-"))
     layout = Layout(root)
