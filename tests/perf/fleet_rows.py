@@ -107,7 +107,7 @@ class Filler:
         for begin in range(0, count, CHUNK):
             number = f"(SELECT n FROM generate_series({begin}, {min(begin + CHUNK, count) - 1}) n) AS s"
             key = self._key("n", "d")
-            gone = f"(t.created_at - (n::bigint * 365 * {DAY} / {max(count, 1)}))"
+            gone = f"(t.created_at - n::bigint * {365 * DAY // max(count, 1)})"
             await self._copy(
                 tables.deleted_instances,
                 f"FROM {number}, {self._one('instances', 'uuid')}",
