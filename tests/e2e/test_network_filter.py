@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from micronova.privileged import canary, rulesets
+from micronova.privileged import firewall_check, rulesets
 from micronova.privileged import verbs as v
 from micronova.privileged.client import HelperProcess, PrivilegedClient, PrivilegedError
 from micronova.privileged.kernel import Failed
@@ -93,7 +93,7 @@ async def test_the_check_of_the_kernel_passes_here_and_leaves_nothing(cloud: Age
     ("fault", "told"),
     [
         (("return;\ndrop;\n}", "return;\n}"), "a closed port received IPv4"),  # the last rule of a port
-        (("jump honest1", "accept"), "a forged IPv4 address passed"),
+        (("jump antispoof1", "accept"), "a forged IPv4 address passed"),
         (("dport 7001", "dport 7003"), "an open port received no IPv4 packet"),
     ],
 )
@@ -105,11 +105,11 @@ def test_the_check_notices_a_firewall_that_does_not_work(
         assert fault[0] in right
         return right.replace(*fault)
 
-    monkeypatch.setattr(canary, "firewall", broken)
+    monkeypatch.setattr(firewall_check, "firewall", broken)
     if "no IPv4 packet" in told:
-        monkeypatch.setattr(canary, "TIMEOUT", canary.RESEND)
+        monkeypatch.setattr(firewall_check, "TIMEOUT", firewall_check.RESEND)
     with pytest.raises(Failed, match=told):
-        canary.check_firewall()
+        firewall_check.check_firewall()
 
 
 async def test_a_guest_is_not_wired_while_the_kernel_does_not_filter(

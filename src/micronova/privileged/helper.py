@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.privileged import adoption, canary, devices, dnsmasq, firewall, rulesets, sockets, wire
+from micronova.privileged import adoption, devices, dnsmasq, firewall, firewall_check, rulesets, sockets, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check
 from micronova.privileged.kernel import Failed
@@ -60,7 +60,7 @@ class Helper:
             v.SetAddresses: lambda verb: devices.set_addresses(verb),
             v.SetRoutes: lambda verb: devices.set_routes(verb),
             v.LoadFirewall: lambda verb: (v.Reply(closed=firewall.load_firewall(verb, prefix)), None),
-            v.CheckFirewall: lambda verb: canary.check_firewall(),
+            v.CheckFirewall: lambda verb: firewall_check.check_firewall(),
             v.LoadRouter: lambda verb: devices.load(verb.namespace, rulesets.router(verb)),
             v.StartDnsmasq: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),
             v.StartAdvertiser: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),

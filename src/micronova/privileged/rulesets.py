@@ -39,7 +39,7 @@ def firewall(verb: v.LoadFirewall) -> str:
     guarded = {port.tap: marks[port.tap] for port in verb.guarded}
     bridge = [
         *(line for number, port in ports for line in _sources(number, port)),
-        *(line for number, port in ports for line in _honest(number, port)),
+        *(line for number, port in ports for line in _antispoof(number, port)),
         *(f"chain from{mark} {{ meta mark set meta mark or {mark:#x}; }}" for mark in marks.values()),
         # br_netfilter does not show frames with a VLAN tag to the inet family, and a guest accepts those with tag 0.
         *(
@@ -48,13 +48,13 @@ def firewall(verb: v.LoadFirewall) -> str:
         ),
         "chain pre {",
         "type filter hook prerouting priority -300; policy accept;",
-        _strangers("iifname", taps),
-        _dispatch("iifname", {f'"{p.tap}"': f"jump honest{n}" for n, p in ports}),
+        _drop_unknown_taps("iifname", taps),
+        _dispatch("iifname", {f'"{p.tap}"': f"jump antispoof{n}" for n, p in ports}),
         _map("meta mark set iifname", {f'"{device}"': str(zone) for device, zone in zones.items()}),
         "}",
-        "chain across {",
+        "chain forward_marks {",
         "type filter hook forward priority -200; policy accept;",
-        _strangers("oifname", taps),
+        _drop_unknown_taps("oifname", taps),
         "meta mark set 0;",
         _dispatch("iifname", {f'"{tap}"': f"jump from{mark}" for tap, mark in marks.items()}),
         _dispatch("oifname", {f'"{tap}"': f"jump to{mark}" for tap, mark in marks.items()}),
@@ -171,8 +171,8 @@ def router(verb: v.LoadRouter) -> str:
                 "}",
             ]
     # A router's advertiser is a dnsmasq, which would answer DHCP requests.
-    quiet = ["chain quiet {", "type filter hook input priority 0; policy accept;", "udp dport 547 drop;", "}"]
-    return _replace("ip", lines) + _replace("ip6", quiet)
+    no_dhcpv6 = ["chain no_dhcpv6 {", "type filter hook input priority 0; policy accept;", "udp dport 547 drop;", "}"]
+    return _replace("ip", lines) + _replace("ip6", no_dhcpv6)
 
 
 def server() -> str:
@@ -198,7 +198,7 @@ def _replace(family: str, lines: Sequence[str]) -> str:
     return f"table {family} {TABLE}\ndelete table {family} {TABLE}\ntable {family} {TABLE} {{\n{body}\n}}\n"
 
 
-def _strangers(which: str, taps: Sequence[str]) -> str:
+def _drop_unknown_taps(which: str, taps: Sequence[str]) -> str:
     """Drop everything at taps whose port is not in the rule set."""
     known = ", ".join(f'"{tap}"' for tap in taps)
     return f'{which} "tap*" {which} != {{ {known} }} drop;' if taps else f'{which} "tap*" drop;'
@@ -252,10 +252,10 @@ def _sources(number: int, port: v.Guarded) -> list[str]:
     return lines
 
 
-def _honest(number: int, port: v.Guarded) -> list[str]:
+def _antispoof(number: int, port: v.Guarded) -> list[str]:
     v4, v6 = _split(port.pairs)
     macs = f"{{ {', '.join(sorted({pair.mac for pair in port.pairs}))} }}"
-    lines = [f"chain honest{number} {{"]
+    lines = [f"chain antispoof{number} {{"]
     if port.pairs:
         lines += [
             f"ether saddr != {macs} drop;",

@@ -190,7 +190,7 @@ def test_a_firewall_lets_nothing_in_that_no_rule_names() -> None:
     inside = text.partition("chain in1 {")[2].partition("}\nchain")[0]
     assert inside.strip().endswith("drop;")
     assert f"{MAC} . 10.0.0.3/32" in text
-    assert '"tap11111111-11" : jump honest1' in text
+    assert '"tap11111111-11" : jump antispoof1' in text
     assert "delete table inet micronova" in text
 
 
