@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 
 
-def compute_settings(**changes: Any) -> ComputeSettings:
+def compute_settings(**changes: Any) -> ComputeAgentSettings:
     """Return settings of a host that reserves nothing and offers four times its CPUs."""
     values: dict[str, Any] = {
         "max_concurrent_builds": 10,
@@ -26,4 +26,4 @@ def compute_settings(**changes: Any) -> ComputeSettings:
         "force_config_drive": False,
         "console_relay_listen": "",
     }
-    return ComputeSettings(**(values | changes))
+    return ComputeAgentSettings(**(values | changes))

@@ -31,8 +31,8 @@ import msgspec
 
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
-from micronova.conf.api import API
-from micronova.conf.services import Glance, Neutron
+from micronova.conf.api import APISettings
+from micronova.conf.services import GlanceSettings, NeutronSettings
 from micronova.conf.settings import Settings
 from micronova.http.sockets import listen_unix
 from micronova.objects.errors import MicronovaError, resource_exhausted
@@ -111,7 +111,9 @@ def service_url(sockets: Path) -> str:
 def agent_settings(settings: Settings, sockets: Path) -> Settings:
     """Return the settings of the agents: none of those of other roles, among which are passwords and keys."""
     host, url = host_name(settings), service_url(sockets)
-    vendor_data = {name: getattr(settings.api, name) for name in API.__struct_fields__ if name.startswith("vendordata")}
+    vendor_data = {
+        name: getattr(settings.api, name) for name in APISettings.__struct_fields__ if name.startswith("vendordata")
+    }
     return Settings(
         default=msgspec.structs.replace(
             settings.default,
@@ -120,9 +122,9 @@ def agent_settings(settings: Settings, sockets: Path) -> Settings:
             control_users=(control_name(host),),
             secret_key="",
         ),
-        api=API(**vendor_data),
-        glance=Glance(endpoint_override=f"{url}/image"),
-        neutron=Neutron(endpoint_override=f"{url}/network", metadata_url=f"{url}/metadata"),
+        api=APISettings(**vendor_data),
+        glance=GlanceSettings(endpoint_override=f"{url}/image"),
+        neutron=NeutronSettings(endpoint_override=f"{url}/network", metadata_url=f"{url}/metadata"),
         network_agent=settings.network_agent,
         compute=settings.compute,
         libvirt=settings.libvirt,

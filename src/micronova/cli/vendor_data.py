@@ -1,11 +1,11 @@
 """The source of vendor data, which compute agents and the metadata service make from the settings."""
 
-from micronova.conf.api import API
+from micronova.conf.api import APISettings
 from micronova.conf.settings import SettingsError
 from micronova.metadata import vendordata
 
 
-def vendor_data_source(settings: API) -> vendordata.VendorDataSource:
+def vendor_data_source(settings: APISettings) -> vendordata.VendorDataSource:
     """Return the source of vendor data for guests."""
     providers = set(settings.vendordata_providers)
     unknown = providers - {vendordata.STATIC, vendordata.DYNAMIC}

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.work import WorkRegistry
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
@@ -28,7 +28,7 @@ CHECKS: Final = 4
 BOOTED: Final = ""
 
 
-def check_interval(settings: ComputeSettings) -> float:
+def check_interval(settings: ComputeAgentSettings) -> float:
     """Return the seconds between two checks."""
     return min(LONGEST_INTERVAL, settings.boot_timeout / CHECKS)
 
@@ -50,7 +50,7 @@ class BootWatch:
         self,
         host: str,
         driver: Driver,
-        settings: ComputeSettings,
+        settings: ComputeAgentSettings,
         clock: Clock,
         work_registry: WorkRegistry,
         power: Callable[[str], int | None],

@@ -9,7 +9,7 @@ import msgspec
 
 from micronova.compute.boot_watch import BootWatch
 from micronova.compute.resource_tracker import ResourceTracker
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.vif_plugging import PlugEvents
 from micronova.compute.work import WorkRegistry
 from micronova.objects import power_state
@@ -40,7 +40,7 @@ class _KnownGuest:
 class Host:
     """The state of one host that the parts of its agent share; its driver reports events to it (`DriverEvents`)."""
 
-    def __init__(self, name: str, driver: Driver, settings: ComputeSettings, clock: Clock) -> None:
+    def __init__(self, name: str, driver: Driver, settings: ComputeAgentSettings, clock: Clock) -> None:
         self.name = name
         self.driver = driver
         self.settings = settings

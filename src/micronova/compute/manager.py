@@ -24,7 +24,7 @@ from micronova.compute.rpcapi import (
     InstanceEvent,
     Nothing,
 )
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.console.relay import ConsoleRelay
 from micronova.objects.clock import Clock, micros
@@ -112,7 +112,7 @@ class ComputeManager:
 
     def __init__(
         self,
-        settings: ComputeSettings,
+        settings: ComputeAgentSettings,
         hosts: Mapping[str, Driver],
         bus: Bus,
         conductor: Conductor,

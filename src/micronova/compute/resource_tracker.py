@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from micronova.compute.claims import Claim, shortage
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
 
@@ -18,7 +18,7 @@ from micronova.objects.orders import Guest, NodeResources, WorkOrder
 class ResourceTracker:
     """Tracks the resources of one node."""
 
-    def __init__(self, resources: NodeResources, settings: ComputeSettings) -> None:
+    def __init__(self, resources: NodeResources, settings: ComputeAgentSettings) -> None:
         self._reserved = settings.reserved()
         self._ratios = settings.allocation_ratios()
         self._held: dict[str, dict[str, int]] = {}

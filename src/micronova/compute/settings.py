@@ -3,7 +3,7 @@
 import msgspec
 
 
-class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's settings, the same for all hosts of a process; times are in seconds. `conf/` has the defaults."""
 
     max_concurrent_builds: int  # per host; 0: no limit

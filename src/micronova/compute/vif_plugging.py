@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.objects.clock import Clock
 from micronova.objects.errors import BuildAborted, Unavailable
@@ -35,7 +35,7 @@ PluggedPorts = Callable[[tuple[str, ...]], Awaitable[frozenset[str]]]
 class PlugEvents:
     """The plug events that one host has received, and the orders that wait for more."""
 
-    def __init__(self, settings: ComputeSettings, clock: Clock) -> None:
+    def __init__(self, settings: ComputeAgentSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._events: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()  # -> status, when
@@ -81,7 +81,7 @@ class PlugWait:
 
     def __init__(
         self,
-        settings: ComputeSettings,
+        settings: ComputeAgentSettings,
         clock: Clock,
         uuid: str,
         ports: Iterable[str],

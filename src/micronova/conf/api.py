@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 
-class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compute API."""
 
     auth_strategy: Annotated[
@@ -123,7 +123,7 @@ class API(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = False
 
 
-class Quota(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Default limits of a project; -1 is no limit."""
 
     instances: Annotated[int, Meta(description="Servers of one project.")] = 10

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 
-class ConsoleAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConsoleAuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of consoles."""
 
     token_ttl: Annotated[float, Meta(gt=0, description="Seconds that a console link is valid.")] = 600.0
@@ -15,7 +15,7 @@ class ConsoleAuth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = False
 
 
-class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VNCSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to screens."""
 
     novncproxy_base_url: Annotated[
@@ -27,7 +27,7 @@ class VNC(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = ""
 
 
-class Spice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SpiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to screens that are shown by SPICE."""
 
     html5proxy_base_url: Annotated[
@@ -39,7 +39,7 @@ class Spice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ""
 
 
-class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SerialConsoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Links to serial ports."""
 
     base_url: Annotated[
@@ -51,7 +51,7 @@ class SerialConsole(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ""
 
 
-class Console(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConsoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The console proxy, and compute hosts that it does not run on."""
 
     allowed_origins: Annotated[

@@ -26,7 +26,7 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     ] = 10
 
 
-class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConductorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Durable operations."""
 
     lease: Annotated[
@@ -57,7 +57,7 @@ class Conductor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency: Annotated[int, Meta(ge=1, description="Operations that one conductor runs at the same time.")] = 64
 
 
-class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scheduler."""
 
     max_attempts: Annotated[
@@ -68,7 +68,7 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = 0.5
 
 
-class FilterScheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Filters and weighers."""
 
     enabled_filters: Annotated[
@@ -125,7 +125,7 @@ class FilterScheduler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = 1000000.0
 
 
-class Notifications(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NotificationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Notifications to other services."""
 
     notification_format: Annotated[
@@ -144,7 +144,7 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ""
 
 
-class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Traces."""
 
     otlp_endpoint: Annotated[
@@ -152,7 +152,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = ""
 
 
-class UpgradeLevels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UpgradeLevelsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Contract versions to pin messages to during a rolling upgrade; empty: the newest."""
 
     compute: Annotated[str, Meta(description="Version of messages to compute hosts.")] = ""

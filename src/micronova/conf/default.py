@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 
-class Default(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that Nova has in its section DEFAULT."""
 
     host: Annotated[

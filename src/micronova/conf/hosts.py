@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 
-class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ComputeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The agent on a host."""
 
     compute_driver: Annotated[
@@ -22,7 +22,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 300.0
 
 
-class Fake(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The simulated hypervisor."""
 
     hosts: Annotated[int, Meta(ge=1, description="Simulated hosts in one process.")] = 1

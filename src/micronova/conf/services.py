@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 
-class Identity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IdentitySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The identity service and the service user."""
 
     auth_url: Annotated[
@@ -65,7 +65,7 @@ class OtherService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = ""
 
 
-class Glance(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The image service."""
 
     ticket_key: Annotated[
@@ -78,7 +78,7 @@ class Glance(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
 
 
-class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The embedded image service."""
 
     user_storage_quota: Annotated[
@@ -117,7 +117,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 10
 
 
-class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ImageFormatSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checks of uploads to the embedded image service."""
 
     require_image_format_match: Annotated[
@@ -129,7 +129,7 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = True
 
 
-class Neutron(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NeutronSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The network service."""
 
     ticket_key: Annotated[
@@ -156,7 +156,7 @@ class Neutron(OtherService, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ""
 
 
-class Nova(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NovaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The compute service, as an embedded network service reaches it."""
 
     endpoint_override: Annotated[

@@ -16,21 +16,34 @@ from typing import Any
 import msgspec
 from msgspec import Meta
 
-from micronova.conf.api import API, Quota
-from micronova.conf.console import VNC, Console, ConsoleAuth, SerialConsole, Spice
-from micronova.conf.control import (
-    Conductor,
-    DatabaseSettings,
-    FilterScheduler,
-    Notifications,
-    Scheduler,
-    Telemetry,
-    UpgradeLevels,
+from micronova.conf.api import APISettings, QuotaSettings
+from micronova.conf.console import (
+    ConsoleAuthSettings,
+    ConsoleSettings,
+    SerialConsoleSettings,
+    SpiceSettings,
+    VNCSettings,
 )
-from micronova.conf.default import Default
-from micronova.conf.hosts import Compute, Fake, NetworkAgentSettings
+from micronova.conf.control import (
+    ConductorSettings,
+    DatabaseSettings,
+    FilterSchedulerSettings,
+    NotificationsSettings,
+    SchedulerSettings,
+    TelemetrySettings,
+    UpgradeLevelsSettings,
+)
+from micronova.conf.default import DefaultSettings
+from micronova.conf.hosts import ComputeSettings, FakeSettings, NetworkAgentSettings
 from micronova.conf.libvirt import LibvirtSettings
-from micronova.conf.services import Glance, Identity, Image, ImageFormat, Neutron, Nova
+from micronova.conf.services import (
+    GlanceSettings,
+    IdentitySettings,
+    ImageFormatSettings,
+    ImageSettings,
+    NeutronSettings,
+    NovaSettings,
+)
 from micronova.objects.errors import MicronovaError
 
 
@@ -43,31 +56,31 @@ class SettingsError(MicronovaError):
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings, by section."""
 
-    default: Default = Default()
-    api: API = API()
+    default: DefaultSettings = DefaultSettings()
+    api: APISettings = APISettings()
     database: DatabaseSettings = DatabaseSettings()
-    conductor: Conductor = Conductor()
-    scheduler: Scheduler = Scheduler()
-    filter_scheduler: FilterScheduler = FilterScheduler()
-    quota: Quota = Quota()
-    identity: Identity = Identity()
-    glance: Glance = Glance()
-    image: Image = Image()
-    image_format: ImageFormat = ImageFormat()
-    neutron: Neutron = Neutron()
+    conductor: ConductorSettings = ConductorSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    filter_scheduler: FilterSchedulerSettings = FilterSchedulerSettings()
+    quota: QuotaSettings = QuotaSettings()
+    identity: IdentitySettings = IdentitySettings()
+    glance: GlanceSettings = GlanceSettings()
+    image: ImageSettings = ImageSettings()
+    image_format: ImageFormatSettings = ImageFormatSettings()
+    neutron: NeutronSettings = NeutronSettings()
     network_agent: NetworkAgentSettings = NetworkAgentSettings()
-    nova: Nova = Nova()
-    compute: Compute = Compute()
-    fake: Fake = Fake()
+    nova: NovaSettings = NovaSettings()
+    compute: ComputeSettings = ComputeSettings()
+    fake: FakeSettings = FakeSettings()
     libvirt: LibvirtSettings = LibvirtSettings()
-    consoleauth: ConsoleAuth = ConsoleAuth()
-    vnc: VNC = VNC()
-    spice: Spice = Spice()
-    serial_console: SerialConsole = SerialConsole()
-    console: Console = Console()
-    notifications: Notifications = Notifications()
-    telemetry: Telemetry = Telemetry()
-    upgrade_levels: UpgradeLevels = UpgradeLevels()
+    consoleauth: ConsoleAuthSettings = ConsoleAuthSettings()
+    vnc: VNCSettings = VNCSettings()
+    spice: SpiceSettings = SpiceSettings()
+    serial_console: SerialConsoleSettings = SerialConsoleSettings()
+    console: ConsoleSettings = ConsoleSettings()
+    notifications: NotificationsSettings = NotificationsSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    upgrade_levels: UpgradeLevelsSettings = UpgradeLevelsSettings()
 
 
 def load(

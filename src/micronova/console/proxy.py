@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from micronova.conf.console import Console
+from micronova.conf.console import ConsoleSettings
 from micronova.console.app import ConsoleApp
 from micronova.console.endpoints import Connector
 from micronova.console.pages import Pages
@@ -22,7 +22,7 @@ class ConsoleProxy:
         self,
         conductor: ConsoleAuth,
         clock: Clock,
-        settings: Console,
+        settings: ConsoleSettings,
         *,
         state_path: Path,
         enforce_timeout: bool = False,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from micronova.conf.control import FilterScheduler as FilterSchedulerOptions
+from micronova.conf.control import FilterSchedulerSettings
 from micronova.db import allocations, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
@@ -55,7 +55,7 @@ class SchedulerManager:
 
     def __init__(
         self,
-        options: FilterSchedulerOptions,
+        options: FilterSchedulerSettings,
         database: Database,
         bus: Bus,
         clock: Clock,

@@ -30,7 +30,7 @@ from micronova.api.compute import (
     versions_doc,
 )
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conf.api import Quota
+from micronova.conf.api import QuotaSettings
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
 from micronova.http.faults import compute_fault
@@ -161,7 +161,7 @@ def _removal(database: Database, clock: Clock) -> ServiceRemoval:
 
 def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
-    limit, random = Quota().limits(), Random(1)
+    limit, random = QuotaSettings().limits(), Random(1)
     return [
         *versions_doc.routes(),
         *extensions.routes(),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micronova.conf.api import Quota
+from micronova.conf.api import QuotaSettings
 from micronova.db import quotas
 from tests.functional.api.resources import Cloud, cloud  # noqa: F401
 from tests.schemas.tempest import check, versions_of
@@ -10,7 +10,7 @@ from tests.schemas.tempest import check, versions_of
 
 @pytest.mark.parametrize("minor", versions_of("limits", 75))
 async def test_limits(cloud: Cloud, minor: int) -> None:
-    limits = Quota().limits()
+    limits = QuotaSettings().limits()
     await cloud.database.write(quotas.charge, "red", {"instances": 2, "cores": 4, "ram": 1024}, limits)
     answer = await cloud.reader.get("/limits", minor)
     check("limits", "get_limit", minor, answer.status, answer.json())

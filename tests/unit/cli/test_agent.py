@@ -23,7 +23,7 @@ from micronova.cli.service_user import ServiceUser, take_over
 from micronova.cli.state import StateDirectory
 from micronova.cli.supervisor import guests_outside, run_as_service
 from micronova.conductor.host_users import HostUsers
-from micronova.conf.api import API
+from micronova.conf.api import APISettings
 from micronova.conf.settings import Settings, SettingsError, load
 from micronova.objects.context import Context
 from micronova.objects.errors import Forbidden, MicronovaError
@@ -88,7 +88,7 @@ async def test_the_agents_are_told_each_setting_that_their_roles_read(monkeypatc
     by_file = await _given(whole, monkeypatch)
     told = await _given(agent_settings(whole, Path("/run/x")), monkeypatch)
     setups = by_file["create_drivers"][0][1], told["create_drivers"][0][1]
-    for option in API.__struct_fields__:
+    for option in APISettings.__struct_fields__:
         if option.startswith("vendordata"):  # the source of vendor data reads no others
             assert getattr(setups[1].vendor_data, option) == f"api.{option}"
     same = {"image_service": "", "vendor_data": None}  # the agents reach the image service by a Unix socket

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.conf.control import FilterScheduler
+from micronova.conf.control import FilterSchedulerSettings
 from micronova.db import allocation_audit, allocations, tables
 from micronova.db.engine import Database
 from micronova.objects.clock import SystemClock, micros
@@ -73,7 +73,7 @@ async def cloud(
 
     managers = [
         SchedulerManager(
-            FilterScheduler(),
+            FilterSchedulerSettings(),
             database,
             bus,
             CLOCK,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from micronova.conf.control import FilterScheduler as FilterSchedulerSettings
+from micronova.conf.control import FilterSchedulerSettings
 from micronova.objects.errors import NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec

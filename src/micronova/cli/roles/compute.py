@@ -8,7 +8,7 @@ import msgspec
 from micronova.cli.vendor_data import vendor_data_source
 from micronova.cli.wiring import Process, Role
 from micronova.compute.manager import ComputeManager
-from micronova.compute.settings import ComputeSettings
+from micronova.compute.settings import ComputeAgentSettings
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.virt.loader import DriverSetup, create_drivers
 
@@ -32,7 +32,7 @@ async def make(process: Process) -> Role:
             image_service=process.settings.glance.endpoint_override,
         ),
     )
-    settings = ComputeSettings(
+    settings = ComputeAgentSettings(
         max_concurrent_builds=default.max_concurrent_builds,
         report_interval=default.report_interval,
         resource_interval=compute.resource_interval,

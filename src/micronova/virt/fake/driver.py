@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 from uuid import UUID, uuid5
 
-from micronova.conf.hosts import Fake
+from micronova.conf.hosts import FakeSettings
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
@@ -55,7 +55,7 @@ class FakeDriver:
         self,
         host: str,
         *,
-        settings: Fake,
+        settings: FakeSettings,
         store: GuestStore,
         faults: FaultRules,
         cloud_id: str,

@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from micronova.conf.hosts import Fake
+from micronova.conf.hosts import FakeSettings
 from micronova.objects.errors import Invalid
 from micronova.virt.fake.driver import FakeDriver
 from micronova.virt.fake.faults import FaultRules
@@ -15,7 +15,7 @@ from micronova.virt.loader import DriverSetup
 def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     """Return the simulated hosts of this process: one with the host's own name, or a numbered series."""
     try:
-        settings = msgspec.convert(dict(setup.options), Fake)
+        settings = msgspec.convert(dict(setup.options), FakeSettings)
     except msgspec.ValidationError as error:
         raise Invalid(f"The settings of the fake driver are wrong: {error}") from error
     faults = FaultRules(setup.random)
@@ -34,7 +34,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
     return drivers
 
 
-def _names(settings: Fake, host: str) -> list[str]:
+def _names(settings: FakeSettings, host: str) -> list[str]:
     if settings.hosts == 1 and host:
         return [host]
     if settings.hosts > 1 and "{}" not in settings.host_pattern:
