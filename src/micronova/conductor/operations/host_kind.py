@@ -76,7 +76,7 @@ class HostKind(Kind):
         """
         pause = retry_pause(operation)
         reason = reported_error(report).message
-        log.info("%s of instance %s is tried again in %.1f s: %s", self.name, row["uuid"], pause, reason)
+        log.warning("%s of instance %s is tried again in %.1f s: %s", self.name, row["uuid"], pause, reason)
         payload = {**msgspec.msgpack.decode(operation.payload), "last_error": reason}
         operation_rows.step(
             conn,
