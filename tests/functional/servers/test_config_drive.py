@@ -1,7 +1,8 @@
 """Hosts that give every guest a config drive."""
 
-from tests.functional.cloud import Caller, CloudOptions
+from tests.functional.cloud import Caller, CloudOptions, only_in_one_process
 
+pytestmark = only_in_one_process("hosts with a setting of their own")
 CLOUD = CloudOptions(hosts=2, settings={"libvirt": {"force_config_drive": True}})
 
 

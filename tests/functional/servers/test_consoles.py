@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from micronova.db.tables import console_tokens
 from micronova.virt.fake.driver import FakeDriver
-from tests.functional.cloud import NEWEST, Caller, Cloud, CloudOptions
+from tests.functional.cloud import NEWEST, Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.consoles import ConsoleClient, closed, console_client, link, read_until, token_of
 from tests.schemas import tempest
 
@@ -77,6 +77,7 @@ async def test_types_that_are_not_available_are_refused(user: Caller) -> None:
     assert "type" in await refused("vnc", "telepathy")
 
 
+@only_in_one_process("changes what the driver of the hosts offers")
 @pytest.mark.parametrize(
     ("protocol", "type", "action"),
     [

@@ -7,12 +7,13 @@ import pytest
 
 from micronova.conductor import heartbeats
 from micronova.conductor.operations import engine
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
 
 TIMES = 5
 """More often than a build is tried on hosts where it fails."""
 
+pytestmark = only_in_one_process("hosts of its own, which all lack something")
 CLOUD = CloudOptions(
     roles=("network",),
     hosts=2,
