@@ -9,11 +9,12 @@ from micronova.clients.image.client import ImageClient
 from micronova.conductor.operations import orders
 from micronova.objects.image import MOST_PROPERTY_BYTES, ImageMeta
 from micronova.virt.driver import GuestPlan
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import call, image
 from tests.functional.servers.spawning import spawned  # noqa: F401
 
 Plans = dict[str, list[tuple[str, GuestPlan]]]
+pytestmark = only_in_one_process("changes limits and images within the process")
 CLOUD = CloudOptions(hosts=2, roles=("image",))
 PATCH = {"content-type": "application/openstack-images-v2.1-json-patch"}
 LARGE = "A" * 40_000

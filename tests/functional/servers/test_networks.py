@@ -521,6 +521,7 @@ async def test_power_actions_keep_the_ports(user: Caller) -> None:
     assert [port["id"] for port in await ports_of(user, server["id"])] == [port["id"] for port in before]
 
 
+@only_in_one_process("looks into the handler of events")
 async def test_events_of_several_servers_are_passed_on_side_by_side(
     user: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

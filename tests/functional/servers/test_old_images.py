@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import image, ok
 from tests.schemas.tempest import check
 
@@ -64,6 +64,7 @@ async def test_filters_and_pages(user: Caller) -> None:
         await user.at(35).refused(400, "GET", f"/images?{bad}")
 
 
+@only_in_one_process("a client of a real server resolves dots in paths")
 async def test_deleting(cloud: Cloud, user: Caller) -> None:
     id, kept = await image(user), await image(user, protected=True)
     await cloud.caller().at(35).refused(404, "DELETE", f"/images/{id}")

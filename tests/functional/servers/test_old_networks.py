@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.functional.cloud import Caller, Cloud, CloudOptions
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import make, network, ok, ports_of
 from tests.schemas.tempest import check
 
@@ -42,6 +42,7 @@ async def _routed(user: Caller, pool: dict[str, Any]) -> dict[str, Any]:
 # --- networks ------------------------------------------------------------------------------------------------------
 
 
+@only_in_one_process("a client of a real server resolves dots in paths")
 async def test_networks(cloud: Cloud, user: Caller) -> None:
     place = await network(user, name="mine")
     old, id = user.at(35), place["id"]
