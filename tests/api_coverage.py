@@ -22,18 +22,27 @@ HERE, PART, REFUSED, MISSING, REMOVED = "yes", "in part", "501", "**missing**", 
 
 # Routes whose handlers answer 501 to every request that is otherwise valid, and why.
 ALWAYS_501 = {
-    "POST /os-aggregates/{id}/images": "hosts fetch an image when a server needs it",
-    "GET /os-hosts/{id}/startup": "no driver switches hosts on",
-    "GET /os-hosts/{id}/shutdown": "no driver switches hosts off",
-    "GET /os-hosts/{id}/reboot": "no driver reboots hosts",
-    "GET /os-baremetal-nodes": "there is no bare metal service",
-    "GET /os-baremetal-nodes/{id}": "there is no bare metal service",
+    "GET /os-hosts/{id}/startup": "no driver switches hosts on, nor does Nova's for libvirt",
+    "GET /os-hosts/{id}/shutdown": "no driver switches hosts off, nor does Nova's for libvirt",
+    "GET /os-hosts/{id}/reboot": "no driver reboots hosts, nor does Nova's for libvirt",
+    "GET /os-baremetal-nodes": "there is no bare metal service; Nova answers the same without one",
+    "GET /os-baremetal-nodes/{id}": "there is no bare metal service; Nova answers the same without one",
+    "POST /os-volumes": "there is no block storage service",
+    "POST /os-snapshots": "there is no block storage service",
+    "POST /servers/{server_id}/os-volume_attachments": "there is no block storage service",
+    "POST /servers/{server_id}/shares": "there is no shared file system service",
+}
+
+# Where what Nova does not have is explained.
+_OWN = {
+    "/openapi.json": " (see [openapi.md](openapi.md))",
+    "/os-fault-rules/{host}": " (only with `api.fault_injection`, see [fake-driver.md](fake-driver.md))",
 }
 
 INTRODUCTION = (
     "This page is generated from the route declarations: `python -m tests.api_coverage` writes it, and a test fails",
     "when it is out of date. It counts operations: a method on a path, or one action. An operation that is here may",
-    "refuse options that need one that is missing, for example volumes among a new server's block devices.",
+    "refuse options that need what the cloud does not have, for example volumes among a new server's block devices.",
 )
 
 Key = tuple[str, str, str]  # method, path with {} for its parameters, action
@@ -75,7 +84,8 @@ def _minor(version: str) -> int:
     return int(version.removeprefix("2."))
 
 
-def _key(method: str, path: str, action: str) -> Key:
+def key(method: str, path: str, action: str) -> Key:
+    """Return what an operation is known by, however the parameters in its path are called."""
     return method, re.sub(r"{[^}]*}", "{}", path), action
 
 
@@ -86,7 +96,7 @@ def compute_routes(declared: Declared) -> dict[Key, list[Route]]:
         if service.name == "compute":
             # Nova's facts name the actions once, for /servers.
             action = "" if route.path.startswith("/os-volumes_boot/") else route.action or ""
-            found.setdefault(_key(route.method, route.path or "/", action), []).append(route)
+            found.setdefault(key(route.method, route.path or "/", action), []).append(route)
     return found
 
 
@@ -105,11 +115,11 @@ def state_of(operation: Operation, routes: Sequence[Route]) -> str:
 def page(declared: Declared) -> str:
     """Return the text of docs/api-coverage.md."""
     operations, ours = nova_operations(), compute_routes(declared)
-    states = {each: state_of(each, ours.get(_key(each.method, each.path, each.action), [])) for each in operations}
+    states = {each: state_of(each, ours.get(key(each.method, each.path, each.action), [])) for each in operations}
     counts = {state: list(states.values()).count(state) for state in (HERE, PART, REFUSED, MISSING, REMOVED)}
     actions = [state for each, state in states.items() if each.path == "/servers/{id}/action"]
-    known = {_key(each.method, each.path, each.action) for each in operations}
-    own = [route for key, routes in ours.items() if key not in known for route in routes]
+    known = {key(each.method, each.path, each.action) for each in operations}
+    own = [route for name, routes in ours.items() if name not in known for route in routes]
     lines = [
         "# API coverage",
         "",
@@ -132,8 +142,13 @@ def page(declared: Declared) -> str:
         f"{actions.count(MISSING)} are missing and {actions.count(REMOVED)} were removed.",
         "",
         "Besides there are "
-        + ", ".join(f"`{route.method} {route.path}`" for route in own)
-        + " (only with `api.fault_injection`, see [fake-driver.md](fake-driver.md)).",
+        + ", ".join(f"`{route.method} {route.path}`{_OWN.get(route.path, '')}" for route in own)
+        + ".",
+        "",
+        "Compute uses no block storage and no shared file system service. So no server has volumes or shares: lists "
+        "of them are empty, and what names one by its id answers 404; `/os-assisted-volume-snapshots`, with which a "
+        "block storage service asks for snapshots of attached volumes, answers 400, as Nova does if no server has the "
+        "volume.",
         "",
         "`/os-volumes_boot/{id}/action` takes the same actions as `/servers/{id}/action`; they are counted once.",
         "",

@@ -1,6 +1,7 @@
 """A real browser, Debian's Chromium, in which tests open consoles."""
 
 import contextlib
+import re
 import shutil
 from collections.abc import AsyncIterator
 
@@ -49,8 +50,10 @@ async def shows(page: Page, place: str, text: str) -> None:
 
 
 async def connected(page: Page) -> None:
-    """Wait until the page says that it is connected."""
-    await expect(page.locator("#state")).to_have_text("connected", timeout=PATIENCE)
+    """Wait until the page says that it is connected; if it gives up, fail with the reason that it shows."""
+    state = page.locator("#state")
+    await expect(state).to_have_text(re.compile("^(not )?connected$"), timeout=PATIENCE)
+    assert await state.text_content() == "connected", await page.locator("#message").text_content()
 
 
 async def press(page: Page, text: str) -> None:

@@ -19,7 +19,8 @@ def micronova(
     """Run the command to its end, by another program (`inside`) if need be."""
     return subprocess.run(
         [*inside, sys.executable, "-m", "micronova.cli.main", *map(str, arguments)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout,
+        env={**os.environ, **(env or {})},
     )  # fmt: skip
 
 
@@ -49,14 +50,14 @@ class UpCloud:
         self.directory = directory
         self.port = free_port()
         self.options = options
-        self._settings = settings
+        self.settings = settings
         self._environment = environment
 
     def _command(self) -> list[str | Path]:
         command: list[str | Path] = ["up", "--dir", self.directory, "--driver", "fake", "--port", str(self.port)]
-        if self._settings:
+        if self.settings:
             file = self.directory.with_suffix(".toml")
-            file.write_text(self._settings)
+            file.write_text(self.settings)
             command += ["--config", file]
         return [*command, *self.options]
 

@@ -9,6 +9,7 @@ def compute_settings(**changes: Any) -> ComputeAgentSettings:
     """Return settings of a host that reserves nothing and offers four times its CPUs."""
     values: dict[str, Any] = {
         "max_concurrent_builds": 10,
+        "max_concurrent_snapshots": 5,
         "report_interval": 5.0,
         "resource_interval": 60.0,
         "boot_timeout": 300.0,
@@ -24,6 +25,7 @@ def compute_settings(**changes: Any) -> ComputeAgentSettings:
         "disk_allocation_ratio": 1.0,
         "resume_guests_state_on_host_boot": False,
         "force_config_drive": False,
+        "compute_monitors": (),
         "console_relay_listen": "",
     }
     return ComputeAgentSettings(**(values | changes))

@@ -1,5 +1,6 @@
 """Fixtures that every kind of test may use: real services, started on demand and once per run."""
 
+import gc
 import os
 import shutil
 import signal
@@ -23,6 +24,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings.register_profile("micronova", deadline=None)
     settings.load_profile("micronova")
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector look at what tests make, and not again and again at modules and collected tests."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

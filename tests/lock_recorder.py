@@ -37,6 +37,7 @@ class Transaction:
     inserted: set[Lock] = dataclasses.field(default_factory=set)
     locked: list[Lock] = dataclasses.field(default_factory=list)
     unordered: list[str] = dataclasses.field(default_factory=list)  # statements that lock several rows in no order
+    gone: set[str] = dataclasses.field(default_factory=set)  # instances that it wanted to lock and that are deleted
 
     def lock(self, rows: list[Lock], ordered: bool, statement: str) -> None:
         """Note that a statement locks these rows."""
@@ -114,6 +115,8 @@ class LockRecorder:
             table = next(iter(statement.selected_columns)).table
             rows = self._rows(conn, table, statement.whereclause, values)
             current.lock(rows, _locks_in_order(statement), str(statement.compile(dialect=conn.dialect)))
+            if table.name == "instances" and not rows and "uuid" in values:
+                current.gone.add(values["uuid"])
         elif isinstance(statement, sa.Update | sa.Delete):
             assert isinstance(statement.table, sa.Table)
             table = statement.table

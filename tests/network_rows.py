@@ -49,6 +49,11 @@ def large_cloud(ports: int, projects: int, hosts: int, routers: int = 0) -> Rows
             {**owned, "id": _id("network"), "network_type": "'vxlan'", "segmentation_id": "n", "mtu": "1450",
              "availability_zone_hints": nothing, "admin_state_up": "true", "port_security_enabled": "true"},
         ),
+        (
+            "rbac_policies", projects,
+            {"id": _id("entry"), "project_id": f"'p' || {project}", "object_type": "'network'",
+             "object_id": _id("network"), "action": "'access_as_shared'", "target": "'q' || n"},
+        ),
         ("subnets", projects, {**owned, **subnet, "id": _id("subnet"), "network_id": _id("network")}),
         (
             "security_groups", projects,
@@ -111,4 +116,16 @@ def large_cloud(ports: int, projects: int, hosts: int, routers: int = 0) -> Rows
              "created_at": f"{now} - ({ports // 10} - n) * 100000", "topics": nothing},
         ),
         ("router_placement", 1, {"name": "'routers'", "host": "'host00000'"}),
+    )  # fmt: skip
+
+
+def trunk_rows(count: int) -> Rows:
+    """Return the rows of trunks with a subport each, of the first ports of a cloud."""
+    return (
+        ("trunks", count, {"id": _id("trunk"), "port_id": _id("port"), "status": "'DOWN'", "admin_state_up": "true"}),
+        (
+            "subports", count,
+            {"port_id": _id("port", f"(n + {count})"), "trunk_id": _id("trunk"), "segmentation_type": "'vlan'",
+             "segmentation_id": "7"},
+        ),
     )  # fmt: skip

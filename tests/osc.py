@@ -21,7 +21,7 @@ class OpenStackClient:
     def __init__(self, clouds: Path) -> None:
         self._bin = peer("osc", REQUIREMENT) / "bin"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("OS_")}
-        self._environment = {**kept, "OS_CLIENT_CONFIG_FILE": str(clouds), "OS_CLOUD": "micronova"}
+        self._environment = {**kept, "OS_CLIENT_CONFIG_FILE": str(clouds)}
         self.commands: set[str] = set()
         self._driver = subprocess.Popen(
             [self._bin / "python", Path(__file__).with_name("osc_driver.py")],
@@ -36,9 +36,13 @@ class OpenStackClient:
         self._driver.stdout.close()
 
     def __call__(self, command: str, *arguments: str, cloud: str = "micronova") -> str:
-        """Run `openstack COMMAND ARGUMENTS…` to its end and return what it printed."""
+        """Run `openstack COMMAND ARGUMENTS…` to its end and return what it printed.
+
+        Without a cloud the arguments say where to log in, and how.
+        """
         assert self._driver.stdin is not None and self._driver.stdout is not None
-        print(json.dumps(["--os-cloud", cloud, *command.split(), *arguments]), file=self._driver.stdin, flush=True)
+        of_cloud = ["--os-cloud", cloud] if cloud else []
+        print(json.dumps([*of_cloud, *command.split(), *arguments]), file=self._driver.stdin, flush=True)
         line = self._driver.stdout.readline()
         assert line, "the client's interpreter died"
         return self._result(command, arguments, **json.loads(line))

@@ -9,17 +9,20 @@ import contextlib
 import io
 import json
 import os
+import pty
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import openstack.connection  # type: ignore[import-not-found]  # noqa: F401
 from openstackclient import shell  # type: ignore[import-not-found]
 
 
 def run(arguments: list[str]) -> dict[str, object]:
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err, terminal() as user:
         child = os.fork()
         if child == 0:
+            os.dup2(user, 0)
             os.dup2(out.fileno(), 1)
             os.dup2(err.fileno(), 2)
             _end(arguments)
@@ -27,6 +30,18 @@ def run(arguments: list[str]) -> dict[str, object]:
         out.seek(0)
         err.seek(0)
         return {"code": os.waitstatus_to_exitcode(status), "out": out.read(), "err": err.read()}
+
+
+@contextlib.contextmanager
+def terminal() -> Iterator[int]:
+    """Open a terminal whose user answers every question with the end of the input."""
+    master, slave = pty.openpty()
+    os.write(master, b"\x04")
+    try:
+        yield slave
+    finally:
+        os.close(slave)
+        os.close(master)
 
 
 def _end(arguments: list[str]) -> None:

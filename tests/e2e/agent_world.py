@@ -25,6 +25,7 @@ from tests.functional.metadata_proxies import LIMITS, keys_of
 from tests.unit.embedded.network.world import ALICE, KEYRING, SERVICE, Compute, World, world
 
 HOST = "h1"
+GUESTS = ("compute:nova", "trunk:subport")
 NEEDS = [
     pytest.mark.e2e,
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"),
@@ -173,7 +174,7 @@ class AgentWorld:
                 state = answer.json()["state"]
                 waiting = [p for p in state["ports"] if p["host"] == HOST and p["status"] != "ACTIVE"]
                 served = {p["network_id"] for p in state["ports"] if p["device_owner"] == "network:dhcp"}
-                guests = {p["network_id"] for p in state["ports"] if p["device_owner"] == "compute:nova"}
+                guests = {p["network_id"] for p in state["ports"] if p["device_owner"] in GUESTS}
                 ready = served == guests and not (plugged and waiting)
                 if ready and self.agent.reached == answer.json()["fingerprint"]:
                     return

@@ -146,7 +146,7 @@ class Host:
             epoch=epoch,
             plugged=plugged or nothing,
             network_info=vifs,
-            image_ticket=self.images.ticket,
+            image_url=self.images.ticket,
             admin_password="s3cret",
         )
 

@@ -19,6 +19,7 @@ import pytest
 
 from micronova.objects import power_state
 from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.virt.libvirt.client.connection import ConnectionLost
 from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
 from micronova.virt.libvirt.driver import LibvirtDriver
 from tests.e2e.existing_libvirt import DistributionLibvirtd
@@ -122,7 +123,7 @@ async def test_an_interrupted_removal_is_known_to_the_next_agent(host: Host, mon
     plan = host.plan()
     async with host.agent() as (driver, _):
         await driver.spawn(plan)
-        monkeypatch.setattr(driver, "_remove_logs", interrupted)
+        monkeypatch.setattr(driver._builder, "_remove_logs", interrupted)
         with pytest.raises(RuntimeError, match="killed"):
             await driver.destroy(plan.instance.uuid)
     async with host.agent() as (driver, _):
@@ -207,6 +208,34 @@ async def test_a_libvirtd_that_hangs_does_not_hang_the_agent(host: Host) -> None
             while True:
                 try:
                     assert await driver.list_guests() == []
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.2)
+    assert host.leftovers() == []
+
+
+async def test_a_call_that_may_last_ends_when_libvirtd_hangs(host: Host) -> None:
+    """Else the order would be at work, and its guest busy, until the timeout of the call."""
+    async with host.agent() as (driver, _):
+        assert driver._daemon is not None
+        daemon = driver._daemon._owner("libvirtd")
+        assert daemon is not None
+
+        async def save() -> None:
+            await driver._connection.change("a", lambda it: it.getCapabilities(), "x", timeout=3600, lane="memory")
+
+        await save()
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                with pytest.raises(ConnectionLost):
+                    await save()
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        async with asyncio.timeout(TIMEOUT):
+            while True:
+                try:
+                    await save()
                     break
                 except Unavailable:
                     await asyncio.sleep(0.2)

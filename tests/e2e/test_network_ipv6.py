@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from micronova.embedded.network.agent.firewall import link_local
+from micronova.embedded.network.ipv6 import link_local
 from micronova.privileged.names import router_namespace
 from tests.e2e import advertisement, dhcp6
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains
@@ -194,4 +194,4 @@ async def test_the_contents_of_advertisements(cloud: AgentWorld) -> None:
     for told, said, port in zip(answers, expected, ports, strict=True):
         [routed] = told
         assert {name: routed[name] for name in said} == said
-        assert (routed["lifetime"], routed["source"]) == (1800, link_local(port["mac_address"]))
+        assert (routed["lifetime"], routed["source"]) == (1800, str(link_local(port["mac_address"])))

@@ -120,6 +120,67 @@ async def test_the_policy_of_a_network_limits_its_guests(cloud: AgentWorld) -> N
     assert ifb not in (await arun("ip", "-n", cloud.prefix, "link")).stdout
 
 
+_RECEIVE_MARK = """
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+    made.bind(("", 5000))
+    made.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+    print("listening", flush=True)
+    _, [(_, _, tos)], _, _ = made.recvmsg(100, 100)
+    print(tos[0] >> 2)
+"""
+_SEND_MARK = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+    made.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 40 << 2)
+    made.sendto(b"x", (sys.argv[1], 5000))
+"""
+
+
+async def mark(source: Guest, destination: Guest) -> int:
+    """Return the DSCP mark with which a packet arrives that its sender has marked with 40."""
+    receiver = await asyncio.create_subprocess_exec(
+        "ip", "netns", "exec", destination.namespace, sys.executable, "-c", _RECEIVE_MARK,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert receiver.stdout is not None
+    try:
+        async with asyncio.timeout(20):
+            assert await receiver.stdout.readline() == b"listening\n"
+            await source.do(sys.executable, "-c", _SEND_MARK, destination.address)
+            return int(await receiver.stdout.read())
+    finally:
+        if receiver.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                receiver.kill()
+        await receiver.wait()
+
+
+async def test_a_policy_marks_what_a_guest_sends(cloud: AgentWorld) -> None:
+    policy = await cloud.network.make("policy", ADMIN, shared=True)
+    path = f"/qos/policies/{policy['id']}/dscp_marking_rules"
+    answer = await cloud.network.call("POST", path, {"dscp_marking_rule": {"dscp_mark": 26}}, token=ADMIN)
+    assert answer.status == 201, answer.body
+    network, _ = await cloud.network.network("10.1.0.0/24")
+    a, b = await cloud.guest(network), await cloud.guest(network)
+    await a.dhcp()
+    await b.dhcp()
+    await cloud.settled()
+    assert await mark(a, b) == 40, "as the guest sets it"
+    await cloud.network.change("port", a.port["id"], qos_policy_id=policy["id"])
+    await cloud.settled()
+    assert (await mark(a, b), await mark(b, a)) == (26, 40), "only what it sends is marked"
+    # A port without port security, whose packets pass other chains, is marked as well.
+    group = b.port["security_groups"][0]
+    await cloud.network.make("security_group_rule", security_group_id=group, direction="ingress", protocol="udp")
+    await cloud.network.change("port", a.port["id"], security_groups=[], port_security_enabled=False)
+    await cloud.settled()
+    assert await mark(a, b) == 26
+    await cloud.network.change("port", a.port["id"], qos_policy_id=None)
+    await cloud.settled()
+    assert await mark(a, b) == 40
+
+
 async def test_a_stateless_security_group_filters_replies(cloud: AgentWorld) -> None:
     network, _ = await cloud.network.network("10.1.0.0/24")
     loose = await cloud.network.make("security_group", name="loose", stateful=False)

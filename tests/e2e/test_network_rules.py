@@ -4,17 +4,18 @@ import asyncio
 import contextlib
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from micronova.privileged import firewall, kernel, rulesets
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import check, network
-from micronova.privileged.firewall import load_firewall
-from micronova.privileged.kernel import Failed
+from micronova.privileged.firewall import Firewall
+from micronova.privileged.kernel import Failed, TimedOut
 from tests.e2e.agent_world import NEEDS, AgentWorld, Guest, agent_world, arun, remains, run
 from tests.unit.embedded.network.world import SERVICE
 
@@ -66,6 +67,7 @@ def _address(number: int, version: int) -> str:
 
 MACS = st.sampled_from(["fa:16:3e:00:00:01", "fa:16:3e:00:00:02", "00:00:00:00:00:00", "fe:ff:ff:ff:ff:ff"])
 ANY_PREFIX = _prefixes(4) | _prefixes(6)
+DSCP = st.none() | st.integers(0, 63)
 PAIRS = st.lists(st.builds(v.Pair, mac=MACS, prefix=ANY_PREFIX), max_size=12).map(tuple)
 NUMBERS = st.none() | st.sampled_from([0, 1, 22, 255, 256, 65535]) | st.integers(0, 65535)
 PROTOCOLS = st.none() | st.sampled_from([1, 6, 17, 58, 132]) | st.integers(0, 255)
@@ -100,7 +102,7 @@ def firewalls(draw: st.DrawFn) -> v.LoadFirewall:
     guarded = tuple(
         v.Guarded(
             tap=f"tap00000000-{number:02x}", zone=draw(st.sampled_from([1, 2, 65535])), stateful=draw(st.booleans()),
-            pairs=draw(PAIRS), rules=tuple(filter(valid, draw(RULES))),
+            dscp=draw(DSCP), pairs=draw(PAIRS), rules=tuple(filter(valid, draw(RULES))),
         )
         for number in range(draw(st.integers(0, 4)))
     )  # fmt: skip
@@ -114,7 +116,7 @@ def firewalls(draw: st.DrawFn) -> v.LoadFirewall:
 @given(verb=firewalls())
 def test_the_kernel_loads_every_firewall_that_the_helper_accepts(namespace: str, verb: v.LoadFirewall) -> None:
     assert _acceptable(verb)
-    assert load_firewall(verb, namespace) == {}
+    assert Firewall(namespace).load(verb) == {}
 
 
 # --- one port's rules and the others ---
@@ -125,15 +127,17 @@ def _port(number: int, *rules: v.FilterRule) -> v.Guarded:
     return v.Guarded(tap=f"tap00000000-{number:02x}", zone=1, pairs=(pair,), rules=rules)
 
 
+FAULTY = v.FilterRule(ingress=True, protocol=1, low=300)  # the helper's checks do not let it come so far
+
+
 @pytest.mark.parametrize("bad", [(), (3,), (0, 7), tuple(range(8))])
 def test_only_the_ports_with_faulty_rules_are_closed(namespace: str, bad: tuple[int, ...]) -> None:
-    faulty = v.FilterRule(ingress=True, protocol=1, low=300)  # the helper's checks do not let it come so far
     ports = tuple(
         _port(number, v.FilterRule(ingress=True, protocol=6, low=4000 + number, high=4000 + number),
-              *([faulty] if number in bad else []))
+              *([FAULTY] if number in bad else []))
         for number in range(8)
     )  # fmt: skip
-    closed = load_firewall(v.LoadFirewall(guarded=ports), namespace)
+    closed = Firewall(namespace).load(v.LoadFirewall(guarded=ports))
     assert sorted(closed) == [ports[number].tap for number in bad]
     assert all("exceeds valid range" in reason for reason in closed.values())
     loaded = run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout
@@ -142,12 +146,73 @@ def test_only_the_ports_with_faulty_rules_are_closed(namespace: str, bad: tuple[
         assert f'"tap00000000-{number:02x}"' in loaded, "a closed port is known, and everything is dropped there"
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the size of each rule set that is checked in a search for faulty ports."""
+    sizes: list[int] = []
+    check = kernel.run
+
+    def counted(command: Sequence[str], text: str) -> str:
+        sizes.append(len(text))
+        return check(command, text)
+
+    monkeypatch.setattr(firewall, "run", counted)
+    return sizes
+
+
+def test_a_search_costs_no_more_than_a_few_rule_sets(namespace: str, checked: list[int]) -> None:
+    """With 1,000 ports, one of them faulty, it took nearly as long as the helper's answer is waited for."""
+    ports = [_port(number, v.FilterRule(ingress=True, protocol=6)) for number in range(128)]
+    ports[77] = _port(77, FAULTY)
+    verb = v.LoadFirewall(guarded=tuple(ports))
+    rules = Firewall(namespace)
+    assert list(rules.load(verb)) == [ports[77].tap]
+    assert sum(checked) < 2 * len(rulesets.firewall(verb))
+    checked.clear()
+    changed = v.LoadFirewall(guarded=(*ports[:-1], _port(127)))
+    assert list(rules.load(changed)) == [ports[77].tap]
+    assert not checked, "what was found is remembered while other ports change"
+    ports[77] = _port(77)
+    assert rules.load(v.LoadFirewall(guarded=tuple(ports))) == {}
+
+
+def test_a_search_that_takes_too_long_is_continued(
+    namespace: str, checked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firewall, "SEARCH_SECONDS", 0.0)
+    ports = tuple(_port(number, *([FAULTY] if number in (2, 3, 9) else [])) for number in range(16))
+    rules = Firewall(namespace)
+    attempts = 0
+    for _ in range(10):
+        attempts += 1
+        try:
+            closed = rules.load(v.LoadFirewall(guarded=ports))
+            break
+        except Failed as error:
+            assert "the search goes on" in str(error)
+    assert sorted(closed) == [ports[number].tap for number in (2, 3, 9)]
+    assert attempts <= 4, "each attempt finds one at least"
+
+
+def test_a_program_that_does_not_end_in_time_closes_no_port(namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = tuple(_port(number, *([FAULTY] if number == 2 else [])) for number in range(4))
+
+    def overloaded(*_: object) -> str:
+        raise TimedOut("nft did not end within 30 s.")
+
+    rules = Firewall(namespace)
+    with monkeypatch.context() as busy, pytest.raises(TimedOut):
+        busy.setattr(firewall, "run", overloaded)
+        rules.load(v.LoadFirewall(guarded=ports))
+    assert list(rules.load(v.LoadFirewall(guarded=ports))) == [ports[2].tap]
+
+
 def test_a_failure_that_no_port_causes_leaves_the_former_rules(namespace: str) -> None:
-    load_firewall(v.LoadFirewall(guarded=(_port(1), _port(2))), namespace)
+    Firewall(namespace).load(v.LoadFirewall(guarded=(_port(1), _port(2))))
     before = run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout
     plain = (v.Plain(device="vth00000000-01", zone=1 << 20),)  # the helper's checks do not let it come so far
     with pytest.raises(Failed, match="nft"):
-        load_firewall(v.LoadFirewall(guarded=(_port(1),), plain=plain), namespace)
+        Firewall(namespace).load(v.LoadFirewall(guarded=(_port(1),), plain=plain))
     assert run("ip", "netns", "exec", namespace, "nft", "list", "ruleset").stdout == before
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from tests.command import micronova
 from tests.e2e.cloud import RealCloud
-from tests.e2e.guests import Tenant, run
+from tests.e2e.guests import Tenant, run, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -57,7 +57,13 @@ async def test_it_makes_what_is_missing_and_says_how_to_undo_it(cloud: RealCloud
         ["openstack", "floating", "ip", "delete"],
     ]
     await person.do("DELETE", f"/network/v2.0/security-group-rules/{undo[0][-1]}")
-    silent = micronova("connect", undo[1][-1], "22", env=env)
+
+    async def closed() -> Any:
+        """The firewall of the host follows the service; until then the guest answers."""
+        tried = micronova("connect", undo[1][-1], "22", env=env)
+        return tried if tried.returncode else None
+
+    silent = await until(closed, "port 22 to be closed")
     assert silent.returncode == 1 and "security group rule create" in silent.stderr, silent
     found = await person.do("GET", f"/network/v2.0/floatingips?floating_ip_address={undo[1][-1]}")
     await person.do("DELETE", f"/network/v2.0/floatingips/{found['floatingips'][0]['id']}")

@@ -37,6 +37,7 @@ from micronova.objects.clock import Clock
 from micronova.objects.context import Context
 from micronova.rpc.bus import Bus
 from tests.cluster import Cluster
+from tests.schemas.openapi import Judge
 from tests.services.process import free_port
 
 NEWEST = 104
@@ -333,7 +334,9 @@ class OneProcess(Cloud):
         if self._retried:
             _retry_writes(self.process.database)
         self._watch_writes(self.process.database)
-        self.transport = ASGITransport(self.process.application(), "cloud:8774")
+        self.transport = Judge(
+            ASGITransport(self.process.application(), "cloud:8774"), lambda: self.process.services["compute"].routes
+        )
         await _hosts_up(self)
 
     def _watch_writes(self, database: Any) -> None:

@@ -3,6 +3,7 @@
 Tests call it over HTTP without a socket, as users who log in through the identity API. The tests of a module share it.
 """
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from micronova.http.client import ASGITransport
 from micronova.http.service import Route, Service
 from tests.functional.cloud import CloudOptions, OneProcess
 from tests.people import NEWEST, People, Person
+from tests.schemas.openapi import Judge
 
 __all__ = ["NEWEST", "FullCloud", "Person", "full_cloud"]
 
@@ -38,14 +40,16 @@ class FullCloud(OneProcess, People):
     def __init__(self, directory: Path, **sections: Mapping[str, Any]) -> None:
         super().__init__(directory, CloudOptions(hosts=2))
         roles = [role for role in ROLES if role != "network-agent"]  # it would change the network of this machine
-        self.process = Process(load(None, {}, **SETTINGS, **sections), roles, StateDirectory(directory))
+        self.process = Process(load(None, {}, **{**SETTINGS, **sections}), roles, StateDirectory(directory))
         self.anonymous = Person(self)
 
-    async def start(self) -> None:
-        await self.process.start()
+    async def start(self, sock: socket.socket | None = None) -> None:
+        await self.process.start(sock)
         assert self.process.database is not None
         self._watch_writes(self.process.database)
-        self.transport = ASGITransport(self.process.application(), "cloud:8774")
+        self.transport = Judge(
+            ASGITransport(self.process.application(), "cloud:8774"), lambda: self.process.services["compute"].routes
+        )
         self.admin = await self.login("admin", self.process.keys.admin_password, "admin")
         await self.until(self._hosts_up, "all hosts to be up")
 

@@ -5,12 +5,14 @@ a route for which they do not know how raises `Unknown`, so that a new route can
 """
 
 import re
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 from micronova.api.compute import removed
 from micronova.http.service import Route, Service
+from tests.ec2 import version_4
 from tests.functional.full_cloud import NEWEST, FullCloud, Person
 
 SECRET = "kept-from-strangers"  # in the name of everything that has one
@@ -34,14 +36,19 @@ async def make_things(cloud: FullCloud, owner: Person) -> Things:
     made |= await _identity(cloud.admin, owner)
     made |= await _network(cloud.admin, owner)
     made |= await _image(owner)
+    made |= await _metadefs(cloud.admin, owner.project_id)
     made |= await _compute(cloud, owner, made)
     return made
 
 
 async def _identity(admin: Person, owner: Person) -> Things:
     credential = await owner.make(
-        f"{K}/users/{owner.user_id}/application_credentials", "application_credential", name=SECRET
-    )
+        f"{K}/users/{owner.user_id}/application_credentials", "application_credential", name=SECRET,
+        access_rules=[{"service": "compute", "method": "GET", "path": f"/{SECRET}"}],
+    )  # fmt: skip
+    stored = await owner.make(f"{K}/credentials", "credential", type="cert", blob=SECRET)
+    ec2 = f"{K}/users/{owner.user_id}/credentials/OS-EC2"
+    keys = (await owner.do("POST", ec2, {"tenant_id": owner.project_id}))["credential"]
     domain = await admin.make(f"{K}/domains", "domain", name=SECRET)
     group = await admin.make(f"{K}/groups", "group", name=SECRET)
     role = await admin.make(f"{K}/roles", "role", name=SECRET)
@@ -54,14 +61,29 @@ async def _identity(admin: Person, owner: Person) -> Things:
         for place in (f"projects/{owner.project_id}", f"domains/{domain['id']}"):
             await admin.do("PUT", f"{K}/{place}/{actor}/roles/{role['id']}")
             await admin.do("PUT", f"{K}/OS-INHERIT/{place}/{actor}/roles/{role['id']}/inherited_to_projects")
+    trust = await owner.make(
+        f"{K}/OS-TRUST/trusts", "trust", trustor_user_id=owner.user_id, trustee_user_id=owner.user_id,
+        project_id=owner.project_id, impersonation=True, roles=[{"id": role["id"]}],
+    )  # fmt: skip
     region = await admin.make(f"{K}/regions", "region", id="elsewhere")
     service = await admin.make(f"{K}/services", "service", type="fortune-telling", name="fortune")
     endpoint = await admin.make(
         f"{K}/endpoints", "endpoint", service_id=service["id"], interface="internal", url="http://fortune.example.org/"
     )
+    fortunes = {"service_id": service["id"], "resource_name": "fortunes"}
+    defaults = [{**fortunes, "default_limit": 1}, {**fortunes, "resource_name": "omens", "default_limit": 1}]
+    # The second has no limits of projects, and so it can be changed.
+    _, registered = (await admin.do("POST", f"{K}/registered_limits", {"registered_limits": defaults}))[
+        "registered_limits"
+    ]
+    own = {**fortunes, "project_id": owner.project_id, "resource_limit": 1, "description": SECRET}
+    [limit] = (await admin.do("POST", f"{K}/limits", {"limits": [own]}))["limits"]
     return {
+        "registered limit": registered["id"], "unified limit": limit["id"],
         "domain": domain["id"], "group": group["id"], "role": role["id"], "implied": implied["id"],
-        "credential": credential["id"], "region": region["id"], "service": service["id"], "endpoint": endpoint["id"],
+        "credential": credential["id"], "access rule": credential["access_rules"][0]["id"],
+        "stored": stored["id"], "access key": keys["access"], "secret key": keys["secret"], "trust": trust["id"],
+        "region": region["id"], "service": service["id"], "endpoint": endpoint["id"],
     }  # fmt: skip
 
 
@@ -85,13 +107,32 @@ async def _network(admin: Person, owner: Person) -> Things:
     floating = await owner.make(
         f"{N}/floatingips", "floatingip", description=SECRET, floating_network_id=networks[0]["id"]
     )
+    scope = await owner.make(f"{N}/address-scopes", "address_scope", name=SECRET, ip_version=4)
+    parent = await owner.make(f"{N}/ports", "port", name=f"{SECRET}-parent", network_id=network["id"])
+    trunk = await owner.make(f"{N}/trunks", "trunk", name=SECRET, port_id=parent["id"])
+    spares = [await owner.make(f"{N}/ports", "port", name=SECRET, network_id=spare["id"]) for _ in range(2)]
+    vlan = {"port_id": spares[0]["id"], "segmentation_type": "vlan", "segmentation_id": 7}
+    await owner.do("PUT", f"{N}/trunks/{trunk['id']}/add_subports", {"sub_ports": [vlan]})
     # Limits are made by admins.
     policy = await admin.make(f"{N}/qos/policies", "policy", name=SECRET, project_id=owner.project_id)
     limits = f"{N}/qos/policies/{policy['id']}/bandwidth_limit_rules"
     limit = await admin.make(limits, "bandwidth_limit_rule", max_kbps=1000)
+    mark = await admin.make(f"{N}/qos/policies/{policy['id']}/dscp_marking_rules", "dscp_marking_rule", dscp_mark=26)
+    least = f"{N}/qos/policies/{policy['id']}/minimum_bandwidth_rules"
+    minimum = await admin.make(least, "minimum_bandwidth_rule", min_kbps=10)
     await admin.do("PUT", f"{N}/qos/policies/{policy['id']}/tags/{SECRET}")
+    # It shares with nobody, because the target is no project.
+    entry = await owner.make(
+        f"{N}/rbac-policies", "rbac_policy", object_type="network", object_id=network["id"], action="access_as_shared",
+        target_tenant=SECRET,
+    )  # fmt: skip
+    rules = (await owner.do("GET", f"{N}/default-security-group-rules"))["default_security_group_rules"]
     made = {
-        "qos": policy["id"], "policies": policy["id"], "limit": limit["id"],
+        "default-security-group-rules": rules[0]["id"],
+        "address-scopes": scope["id"],
+        "rbac-policies": entry["id"], "trunks": trunk["id"], "subport": vlan["port_id"], "spare port": spares[1]["id"],
+        "qos": policy["id"], "policies": policy["id"], "limit": limit["id"], "mark": mark["id"],
+        "minimum": minimum["id"],
         "networks": network["id"], "subnets": subnet["id"], "routers": router["id"], "security-groups": group["id"],
         "security-group-rules": group["security_group_rules"][0]["id"], "ports": port["id"], "subnetpools": pool["id"],
         "floatingips": floating["id"], "network-ip-availabilities": network["id"],
@@ -102,7 +143,7 @@ async def _network(admin: Person, owner: Person) -> Things:
         "agents": "nothing", "agent-states": "a-host-without-guests",
         "public": networks[0]["id"], "spare subnet": other["id"], "interface": interface["port_id"],
     }  # fmt: skip
-    for kind in ("networks", "subnets", "routers", "security-groups", "ports", "subnetpools", "floatingips"):
+    for kind in ("networks", "subnets", "routers", "security-groups", "ports", "subnetpools", "floatingips", "trunks"):
         await owner.do("PUT", f"{N}/{kind}/{made[kind]}/tags/{SECRET}")
     return made
 
@@ -118,7 +159,30 @@ async def _image(owner: Person) -> Things:
     await owner.do("POST", f"{path}/members", {"member": "a-friend"})
     # Uploads and imports need one that is empty.
     empty = await owner.do("POST", f"{G}/images", {"name": SECRET, "disk_format": "raw", "container_format": "bare"})
-    return {"image": image["id"], "images": image["id"], "empty image": empty["id"], "member": "a-friend"}
+    staged = await owner.do("POST", f"{G}/images", {"name": SECRET, "disk_format": "raw", "container_format": "bare"})
+    path = f"{G}/images/{staged['id']}"
+    await owner.do("PUT", f"{path}/stage", SECRET.encode(), {"content-type": "application/octet-stream"})
+    await owner.do("POST", f"{path}/import", {"method": {"name": "glance-direct"}})
+    [task] = (await owner.do("GET", f"{path}/tasks"))["tasks"]
+    return {
+        "image": image["id"], "images": image["id"], "empty image": empty["id"], "member": "a-friend",
+        "task": task["id"],
+    }  # fmt: skip
+
+
+async def _metadefs(admin: Person, project: str) -> Things:
+    """A namespace of metadata definitions, which only administrators make, that belongs to the owner's project."""
+    name = f"x-{uuid.uuid4().hex}"
+    definition = {"title": "x", "type": "string", "description": SECRET}
+    await admin.do(
+        "POST",
+        f"{G}/metadefs/namespaces",
+        {
+            "namespace": name, "owner": project, "description": SECRET, "objects": [{"name": "x"}],
+            "properties": {"x": definition}, "tags": [{"name": "x"}], "resource_type_associations": [{"name": "x"}],
+        },
+    )  # fmt: skip
+    return {"namespace": name, "definition": "x"}
 
 
 async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
@@ -137,8 +201,10 @@ async def _compute(cloud: FullCloud, owner: Person, made: Things) -> Things:
     made = {
         **made, "flavors": flavor["id"], "os-keypairs": SECRET, "os-server-groups": group["id"],
         "os-aggregates": str(aggregate["id"]), "os-services": services[0]["id"], "os-hypervisors": hypervisors[0]["id"],
+        "os-instance_usage_audit_log": "2029-12-13 14:15:16",
         "os-hosts": "fake-1", "os-quota-sets": owner.project_id, "os-quota-class-sets": "default",
-        "extensions": "os-keypairs", "versions": "v2.1",
+        "extensions": "os-keypairs", "versions": "v2.1", "migration": "1",
+        **dict.fromkeys(("os-volumes", "os-snapshots", "os-assisted-volume-snapshots"), str(uuid.uuid4())),
     }  # fmt: skip
     port = await owner.make(f"{N}/ports", "port", name=SECRET, network_id=made["networks"])
     server = await owner.make(
@@ -168,17 +234,25 @@ PARAMETERS: dict[str, dict[str, str]] = {
     "identity": {
         "domain_id": "domain", "project_id": "project", "user_id": "user", "group_id": "group", "role_id": "role",
         "implied_id": "implied", "credential_id": "credential", "region_id": "region", "service_id": "service",
-        "endpoint_id": "endpoint",
+        "endpoint_id": "endpoint", "stored_id": "stored", "access_key": "access key",
+        "trust_id": "trust", "rule_id": "access rule", "registered_limit_id": "registered limit",
+        "limit_id": "unified limit",
     },
-    "image": {"image_id": "image", "member_id": "member"},
+    "image": {
+        "image_id": "image", "member_id": "member", "task_id": "task", "namespace": "namespace",
+        "resource_type": "definition", "object_name": "definition", "property_name": "definition",
+        "tag_name": "definition",
+    },
     "network": {"project": "project", "rule": "limit"},
     "compute": {
         "label": "label", "request_id": "request_id", "host": "os-hosts", "token": "console token",
-        "port_id": "server port", "project": "project", "volume": "image",
+        "port_id": "server port", "project": "project", "volume": "os-volumes", "migration_id": "migration",
+        "share_id": "os-volumes",
     },
 }  # fmt: skip
 WORDS = {
     "GET /v2/schemas/{name}": "image",
+    "GET /v2/schemas/metadefs/{name}": "namespace",
     "GET /v2.0/extensions/{alias}": "router",
     "GET /v2.0/qos/rule-types/{type}": "bandwidth_limit",
     **{
@@ -203,6 +277,10 @@ def path(service: Service, route: Route, things: Things) -> str:
             return "1"
         if name == "image_id" and _needs_empty_image(route):
             return things["empty image"]
+        if name == "rule" and "dscp" in route.path:
+            return things["mark"]
+        if name == "rule" and "minimum" in route.path:
+            return things["minimum"]
         if name in known:
             return things[known[name]]
         if name == "key":
@@ -263,6 +341,29 @@ BODIES: dict[str, Body] = {
     "POST /v3/roles": lambda t: {"role": _new()},
     "PATCH /v3/roles/{role_id}": lambda t: {"role": {"description": "x"}},
     "POST /v3/users/{user_id}/application_credentials": lambda t: {"application_credential": _new()},
+    "POST /v3/credentials": lambda t: {"credential": {"type": "cert", "blob": "x", "user_id": t["user"]}},
+    "PATCH /v3/credentials/{stored_id}": lambda t: {"credential": {"blob": SECRET}},
+    "POST /v3/users/{user_id}/credentials/OS-EC2": lambda t: {"tenant_id": t["project"]},
+    "POST /v3/ec2tokens": lambda t: {"credentials": version_4(t["access key"], t["secret key"], time.time())},
+    "POST /v3/OS-TRUST/trusts": lambda t: {
+        "trust": {
+            "trustor_user_id": t["user"], "trustee_user_id": t["user"], "project_id": t["project"],
+            "impersonation": True, "roles": [{"name": "member"}],
+        }
+    },
+    "POST /v3/registered_limits": lambda t: {
+        "registered_limits": [{"service_id": t["service"], "resource_name": uuid.uuid4().hex, "default_limit": 1}]
+    },
+    "PATCH /v3/registered_limits/{registered_limit_id}": lambda t: {"registered_limit": {"description": "x"}},
+    "POST /v3/limits": lambda t: {
+        "limits": [
+            {
+                "service_id": t["service"], "resource_name": "fortunes", "resource_limit": 1,
+                "project_id": t["other project"],
+            }
+        ]
+    },
+    "PATCH /v3/limits/{limit_id}": lambda t: {"limit": {"resource_limit": 1}},
     "POST /v3/regions": lambda t: {"region": {"description": "x"}},
     "PUT /v3/regions/{region_id}": lambda t: {"region": {"description": "x"}},
     "PATCH /v3/regions/{region_id}": lambda t: {"region": {"description": "x"}},
@@ -280,7 +381,29 @@ BODIES: dict[str, Body] = {
     "POST /v2/images/{image_id}/import": lambda t: {"method": {"name": "glance-direct"}},
     "POST /v2/images/{image_id}/members": lambda t: {"member": uuid.uuid4().hex},
     "PUT /v2/images/{image_id}/members/{member_id}": lambda t: {"status": "accepted"},
+    "POST /v2/tasks": lambda t: {"type": "import"},
+    "POST /v2/metadefs/namespaces": lambda t: {"namespace": f"x-{uuid.uuid4().hex}"},
+    "PUT /v2/metadefs/namespaces/{namespace}": lambda t: {"namespace": t["namespace"]},
+    "POST /v2/metadefs/namespaces/{namespace}/resource_types": lambda t: _new(),
+    "POST /v2/metadefs/namespaces/{namespace}/objects": lambda t: _new(),
+    "PUT /v2/metadefs/namespaces/{namespace}/objects/{object_name}": lambda t: _NAMED,
+    "POST /v2/metadefs/namespaces/{namespace}/properties": lambda t: _new(title="x", type="string"),
+    "PUT /v2/metadefs/namespaces/{namespace}/properties/{property_name}": lambda t: {
+        "name": "x", "title": "x", "type": "string"
+    },
+    "POST /v2/metadefs/namespaces/{namespace}/tags": lambda t: {"tags": [_NAMED]},
+    "PUT /v2/metadefs/namespaces/{namespace}/tags/{tag_name}": lambda t: _NAMED,
     # network
+    "POST /v2.0/rbac-policies": lambda t: {
+        "rbac_policy": {
+            "object_type": "network", "object_id": t["networks"], "action": "access_as_shared",
+            "target_tenant": uuid.uuid4().hex,
+        }
+    },
+    "PUT /v2.0/rbac-policies/{id}": lambda t: {"rbac_policy": {"target_tenant": uuid.uuid4().hex}},
+    "POST /v2.0/default-security-group-rules": lambda t: {
+        "default_security_group_rule": {"direction": "ingress", "protocol": "tcp"}
+    },
     "POST /v2.0/networks": lambda t: {"network": _NAMED},
     "PUT /v2.0/networks/{id}": lambda t: {"network": _NAMED},
     "POST /v2.0/subnets": lambda t: {
@@ -305,6 +428,17 @@ BODIES: dict[str, Body] = {
     "PUT /v2.0/routers/{id}/remove_router_interface": lambda t: {"subnet_id": t["subnets"]},
     "PUT /v2.0/routers/{id}/add_extraroutes": lambda t: {"router": {"routes": []}},
     "PUT /v2.0/routers/{id}/remove_extraroutes": lambda t: {"router": {"routes": []}},
+    "PUT /v2.0/routers/{id}/add_external_gateways": lambda t: {"router": {"external_gateways": []}},
+    "PUT /v2.0/routers/{id}/update_external_gateways": lambda t: {
+        "router": {"external_gateways": [{"network_id": t["public"]}]}
+    },
+    "PUT /v2.0/routers/{id}/remove_external_gateways": lambda t: {"router": {"external_gateways": []}},
+    "POST /v2.0/address-scopes": lambda t: {"address_scope": {**_NAMED, "ip_version": 4}},
+    "PUT /v2.0/address-scopes/{id}": lambda t: {"address_scope": _NAMED},
+    "POST /v2.0/trunks": lambda t: {"trunk": {**_NAMED, "port_id": t["spare port"]}},
+    "PUT /v2.0/trunks/{id}": lambda t: {"trunk": _NAMED},
+    "PUT /v2.0/trunks/{id}/add_subports": lambda t: {"sub_ports": []},
+    "PUT /v2.0/trunks/{id}/remove_subports": lambda t: {"sub_ports": [{"port_id": t["subport"]}]},
     "POST /v2.0/floatingips": lambda t: {"floatingip": {"floating_network_id": t["public"], "port_id": t["ports"]}},
     "PUT /v2.0/floatingips/{id}": lambda t: {"floatingip": {"description": "x"}},
     "POST /v2.0/qos/policies": lambda t: {"policy": _NAMED},
@@ -312,6 +446,12 @@ BODIES: dict[str, Body] = {
     "POST /v2.0/qos/policies/{id}/bandwidth_limit_rules": lambda t: {
         "bandwidth_limit_rule": {"max_kbps": 500, "direction": "ingress"}
     },
+    "POST /v2.0/qos/policies/{id}/dscp_marking_rules": lambda t: {"dscp_marking_rule": {"dscp_mark": 8}},
+    "POST /v2.0/qos/policies/{id}/minimum_bandwidth_rules": lambda t: {
+        "minimum_bandwidth_rule": {"min_kbps": 1, "direction": "ingress"}
+    },
+    "PUT /v2.0/qos/policies/{id}/minimum_bandwidth_rules/{rule}": lambda t: {"minimum_bandwidth_rule": {"min_kbps": 1}},
+    "PUT /v2.0/qos/policies/{id}/dscp_marking_rules/{rule}": lambda t: {"dscp_marking_rule": {"dscp_mark": 8}},
     "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}": lambda t: {"bandwidth_limit_rule": {"max_kbps": 600}},
     "PUT /v2.0/agents/{id}": lambda t: {"agent": {"description": "x"}},
     "POST /v2.0/agent-reports": lambda t: {"host": "a-host-without-guests"},
@@ -328,8 +468,20 @@ BODIES: dict[str, Body] = {
     "POST /servers/{id}/action os-start": lambda t: {"os-start": None},
     "POST /servers/{id}/action os-stop": lambda t: {"os-stop": None},
     "POST /servers/{id}/action reboot": lambda t: {"reboot": {"type": "HARD"}},
+    "POST /servers/{id}/action rebuild": lambda t: {"rebuild": {"imageRef": t["image"]}},
     **{f"POST /servers/{{id}}/action {action}": lambda t, action=action: {action: None}  # type: ignore[misc]
-       for action in ("pause", "unpause", "suspend", "resume", "lock", "unlock", "forceDelete", "injectNetworkInfo")},
+       for action in ("pause", "unpause", "suspend", "resume", "rescue", "unrescue", "trigger_crash_dump", "lock",
+                      "unlock", "forceDelete", "restore", "injectNetworkInfo", "confirmResize", "revertResize",
+                      "migrate", "shelve", "shelveOffload", "unshelve")},
+    "POST /servers/{id}/action changePassword": lambda t: {"changePassword": {"adminPass": "x"}},
+    "POST /servers/{id}/action createImage": lambda t: {"createImage": _NAMED},
+    "POST /servers/{id}/action createBackup": lambda t: {
+        "createBackup": {**_NAMED, "backup_type": "daily", "rotation": 1}
+    },
+    "POST /servers/{id}/action resize": lambda t: {"resize": {"flavorRef": "1"}},
+    "POST /servers/{id}/action evacuate": lambda t: {"evacuate": {}},
+    "POST /servers/{id}/action os-migrateLive": lambda t: {"os-migrateLive": {"host": None, "block_migration": "auto"}},
+    "POST /servers/{id}/migrations/{migration_id}/action force_complete": lambda t: {"force_complete": None},
     "POST /servers/{id}/action addSecurityGroup": lambda t: {"addSecurityGroup": {"name": t["security-groups"]}},
     "POST /servers/{id}/action removeSecurityGroup": lambda t: {"removeSecurityGroup": {"name": t["security-groups"]}},
     "POST /servers/{id}/action os-resetState": lambda t: {"os-resetState": {"state": "active"}},
@@ -364,6 +516,18 @@ BODIES: dict[str, Body] = {
     "POST /os-aggregates/{id}/action add_host": lambda t: {"add_host": {"host": "fake-1"}},
     "POST /os-aggregates/{id}/action remove_host": lambda t: {"remove_host": {"host": "fake-2"}},
     "POST /os-aggregates/{id}/action set_metadata": lambda t: {"set_metadata": {"metadata": {"a": "b"}}},
+    # of services that compute does not use
+    "POST /servers/{id}/os-volume_attachments": lambda t: {"volumeAttachment": {"volumeId": t["os-volumes"]}},
+    "PUT /servers/{id}/os-volume_attachments/{volume}": lambda t: {"volumeAttachment": {"volumeId": t["os-volumes"]}},
+    "POST /servers/{id}/shares": lambda t: {"share": {"share_id": t["os-volumes"]}},
+    "POST /os-volumes": lambda t: {"volume": {"size": 1}},
+    "POST /os-snapshots": lambda t: {"snapshot": {"volume_id": t["os-volumes"]}},
+    "POST /os-assisted-volume-snapshots": lambda t: {
+        "snapshot": {
+            "volume_id": t["os-volumes"],
+            "create_info": {"snapshot_id": t["os-snapshots"], "type": "qcow2", "new_file": "x"},
+        }
+    },
     "PUT /os-fault-rules/{host}": lambda t: {"rules": []},
     # proxies of other services
     "POST /images/{id}/metadata": lambda t: {"metadata": {"a": "b"}},

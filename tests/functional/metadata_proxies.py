@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable
 
 from micronova.embedded.network.agent.desired_state import DesiredState, FixedIP, Port
-from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
+from micronova.embedded.network.agent.metadata import MetadataLimits, MetadataProxy
 from micronova.http.client import Transport
 from micronova.http.host_keys import HeldKeys, HostKeyring
 from micronova.objects.host_keys import HostKeys
 from micronova.privileged import verbs as v
 
-LIMITS = Limits(per_guest=16, per_network=256, total=1024, timeout=10)
+LIMITS = MetadataLimits(per_guest=16, per_network=256, total=1024, timeout=10)
 
 
 class LoopbackHelper:
@@ -54,7 +54,7 @@ def keys_of(keyring: HostKeyring, host: str, now: Callable[[], float] = time.tim
 class MetadataProxies:
     """The metadata proxies of some networks."""
 
-    def __init__(self, transport: Transport, keys: HeldKeys, limits: Limits = LIMITS) -> None:
+    def __init__(self, transport: Transport, keys: HeldKeys, limits: MetadataLimits = LIMITS) -> None:
         self._helper = LoopbackHelper()
         self._proxy = MetadataProxy(self._helper, transport, keys, limits)
 

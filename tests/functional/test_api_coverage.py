@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.api_coverage import ALWAYS_501, PAGE, nova_operations, page
+from tests.api_coverage import ALWAYS_501, PAGE, compute_routes, key, nova_operations, page
+from tests.functional import good_requests as good
 from tests.functional.full_cloud import FullCloud, full_cloud
 
 __all__ = ["full_cloud"]
@@ -22,13 +23,21 @@ async def test_the_facts_about_nova_are_whole() -> None:
 
 
 async def test_what_is_said_to_answer_501_does(full_cloud: FullCloud) -> None:
-    admin = full_cloud.admin
-    made = await admin.do("POST", "/compute/v2.1/os-aggregates", {"aggregate": {"name": "coverage"}})
-    ids = {"os-aggregates": str(made["aggregate"]["id"]), "os-hosts": "fake-1", "os-baremetal-nodes": "1"}
+    owner = await full_cloud.person("member")
+    things = await good.make_things(full_cloud, owner)
+    server = f"{good.C}/servers/{things['servers']}"
+
+    async def stopped() -> bool | None:
+        return (await owner.do("GET", server))["server"]["status"] == "SHUTOFF" or None
+
+    await owner.do("POST", f"{server}/action", {"os-stop": None})
+    await full_cloud.until(stopped, "the server to stop")  # only then shares can be attached
+    routes = compute_routes(full_cloud.routes())
     for text in ALWAYS_501:
         method, path = text.split()
-        minor = 81 if method == "POST" else 1
-        answer = await admin.request(
-            method, "/compute/v2.1" + path.replace("{id}", ids[path.split("/")[1]]), minor=minor
+        [route] = routes[key(method, path, "")]
+        compute = full_cloud.process.services["compute"]
+        answer = await full_cloud.admin.request(
+            method, good.path(compute, route, things), good.body(route, things), minor=good.newest(route)
         )
-        assert answer.status == 501, (text, answer.status)
+        assert answer.status == 501, (text, answer)

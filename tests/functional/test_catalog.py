@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.functional.metadata_proxies import keys_of
 
 async def test_services_in_another_process(tmp_path: Path) -> None:
     cloud = Process(load(environ={}), ["identity", "image", "network"], StateDirectory(tmp_path / "cloud"))
+    cloud.apps["/key-manager"] = _barbican
     sock = socket.create_server(("127.0.0.1", 0))
     await cloud.start(sock)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -30,20 +32,48 @@ async def test_services_in_another_process(tmp_path: Path) -> None:
     assert images is not None and networks is not None
     try:
         with pytest.raises(Unavailable):
-            images.ticket_url("x")
+            images.download_url("x")
         await elsewhere.clients.start()
         admin = ServiceToken(
             ASGITransport(cloud.apps["/identity"]), username="admin", password=cloud.keys.admin_password,
             project_name="admin", now=cloud.clock.now,
         )  # fmt: skip
         [image] = await images.list(await admin.get())
-        assert images.ticket_url(image.id) == f"{url}/image/v2/images/{image.id}/file"
+        assert images.download_url(image.id) == f"{url}/image/v2/images/{image.id}/file"
         assert await networks.list_server_ports() == []
         assert isinstance(compute, ServiceClient)
         with pytest.raises(NotFound, match="No service is mounted here"):  # an endpoint whose role does not run
             await compute.request("GET", "/servers")
+        await _certificates_in_the_catalog(cloud, elsewhere, url, admin)
         with pytest.raises(SettingsError, match=r"neutron.endpoint_override"):  # a host has no service user
             elsewhere.clients.network_agent_client(keys_of(HostKeyring(bytes(16)), "host"))
     finally:
         await elsewhere.clients.close()
         await cloud.stop()
+
+
+async def _barbican(scope: Any, receive: Any, send: Any) -> None:
+    body = b"certificate" if scope["path"].endswith("/payload") else b'{"content_types": {}}'
+    status = 200 if dict(scope["headers"])[b"x-auth-token"] == b"alice" else 401
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _certificates_in_the_catalog(cloud: Process, elsewhere: Process, url: str, admin: ServiceToken) -> None:
+    """A key manager need not be there; one that is added to the catalog is found by the next look at it."""
+    certificates = elsewhere.clients.certificates()
+    assert not await certificates.available()
+    with pytest.raises(NotFound, match="There is no certificate"):
+        await certificates.get("c1", "alice")
+    identity = ServiceClient(ASGITransport(cloud.apps["/identity"]), admin.get)
+    service = await identity.request("POST", "/v3/services", {"service": {"type": "key-manager", "name": "barbican"}})
+    endpoint = {
+        "service_id": service["service"]["id"],
+        "interface": "public",
+        "url": f"{url}/key-manager/v1",
+        "region_id": "RegionOne",
+    }
+    await identity.request("POST", "/v3/endpoints", {"endpoint": endpoint})
+    await elsewhere.clients.catalog().refresh()
+    assert await certificates.available()
+    assert await certificates.get("c1", "alice") == b"certificate"

@@ -53,6 +53,14 @@ async def test_services_that_answer(cloud: Process, tmp_path: Path) -> None:
     assert await _services(tmp_path, identity=identity) == {"identity": "ok", "image": "ok", "network": "ok"}
 
 
+async def test_a_key_manager_that_answers_or_does_not(cloud: Process, tmp_path: Path) -> None:
+    """Any service that lists its versions does here."""
+    found = await _services(tmp_path, barbican={"barbican_endpoint": f"{cloud.url}/image/v1"})
+    assert found["key-manager"].startswith("? it answers; certificates are asked for")
+    found = await _services(tmp_path, barbican={"barbican_endpoint": f"{cloud.url}/nowhere"})
+    assert found["key-manager"].startswith("FAIL")
+
+
 async def test_services_that_do_not_know_us(cloud: Process, tmp_path: Path) -> None:
     identity = {"auth_url": f"{cloud.url}/identity/v3", "password": "wrong"}
     found = await _services(tmp_path, identity=identity)

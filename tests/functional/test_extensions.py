@@ -1,4 +1,7 @@
-"""What others can add or change without touching our code: hooks, API extensions, faults at run time; and the mend."""
+"""What others can add or change without touching our code: hooks, faults at run time; and the mend.
+
+`test_extension_package.py` has API extensions.
+"""
 
 import importlib.metadata
 from pathlib import Path
@@ -10,8 +13,6 @@ import sqlalchemy as sa
 from micronova.cli.audit import run_audit
 from micronova.conductor.audit import mend
 from micronova.db.tables import allocations, inventories, quota_usages
-from micronova.http.request import Request
-from micronova.http.service import Route
 from tests.functional.cloud import CloudOptions, OneProcess
 
 
@@ -34,33 +35,10 @@ class Broken:
         raise RuntimeError("this hook is broken")
 
 
-def hello(needs: Any) -> list[Route]:
-    """An extension with a resource of its own and an action on servers."""
-
-    async def show(request: Request) -> dict[str, str]:
-        return {"hello": request.context.user_id}
-
-    async def wave(request: Request, id: str) -> dict[str, str]:
-        return {"waved": id}
-
-    return [
-        Route(method="GET", path="/hello", handler=show, policy=""),
-        Route(method="POST", path="/servers/{id}/action", action="wave", handler=wave, policy=""),
-    ]
-
-
-def thief(needs: Any) -> list[Route]:
-    """An extension that wants what is ours."""
-    return [Route(method="GET", path="/servers", handler=hello, policy="")]  # type: ignore[arg-type]
-
-
-def faulty(needs: Any) -> list[Route]:
-    """An extension that cannot be made."""
-    raise RuntimeError("no")
-
-
 class Entry:
     """Stands in for an installed entry point."""
+
+    dist = None
 
     def __init__(self, name: str, thing: Any) -> None:
         self.name, self.value, self._thing = name, f"test:{name}", thing
@@ -73,7 +51,7 @@ class Entry:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install hooks and extensions, good and bad ones."""
+    """Install hooks, good and bad ones."""
     Recorder.calls = []
     groups = {
         "micronova.hooks": [
@@ -81,12 +59,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
             Entry("create_instance", Broken),
             Entry("build_instance", Recorder),
             Entry("build_instance", ImportError("not there")),
-        ],
-        "micronova.api_extensions": [
-            Entry("faulty", faulty),
-            Entry("hello", hello),
-            Entry("thief", thief),
-            Entry("lost", ImportError("not there")),
         ],
     }
     real = importlib.metadata.entry_points
@@ -97,13 +69,13 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-async def test_hooks_and_api_extensions(installed: None, tmp_path: Path) -> None:
-    """They are found and run; faulty ones are skipped, and none can replace what is ours."""
+async def test_hooks(installed: None, tmp_path: Path) -> None:
+    """They are found and run; faulty ones are skipped."""
     cloud = OneProcess(tmp_path, CloudOptions(hosts=2))
     await cloud.start()
     try:
         user = cloud.caller()
-        server = await user.boot(name="hooked")
+        await user.boot(name="hooked")
         await cloud.settled()
         assert Recorder.calls == [
             ("pre", "RequestContext"),
@@ -111,12 +83,6 @@ async def test_hooks_and_api_extensions(installed: None, tmp_path: Path) -> None
             ("pre", "Context"),
             ("post", "dict"),
         ]
-        answer = await user.request("GET", "/hello")
-        assert (answer.status, answer.json()) == (200, {"hello": user.user})
-        answer = await user.request("POST", f"/servers/{server['id']}/action", {"wave": None})
-        assert answer.json() == {"waved": server["id"]}
-        answer = await user.request("GET", "/servers")
-        assert [each["id"] for each in answer.json()["servers"]] == [server["id"]]
     finally:
         await cloud.stop()
 

@@ -60,6 +60,8 @@ class World:
             "public",
             "os-hosts",
             "os-quota-class-sets",
+            "default-security-group-rules",
+            "registered limit",
         }
         return {SECRET, *(id for kind, id in self.things.items() if kind not in shared and len(id) > 8)}
 
@@ -97,7 +99,7 @@ async def test_a_new_route_cannot_be_forgotten(world: World) -> None:
 WITHOUT_TOKEN = {
     "identity GET /", "identity HEAD /", "identity GET /v3", "identity HEAD /v3",
     "identity POST /v3/auth/tokens", "identity POST /v3/users/{user_id}/password",
-    "image versions", "image GET /versions", "image GET /v2", "network GET /",
+    "image versions", "image GET /versions", "image GET /versions/", "image GET /v2", "image GET /v2/", "network GET /",
     "compute GET ", "compute-versions GET ",
     *(f"compute-versions {method} /{{path:path}}" for method in ("GET", "POST", "PUT", "PATCH", "DELETE")),
     "metadata GET ", "metadata HEAD ",
@@ -189,28 +191,39 @@ OPEN: dict[str, tuple[int, str]] = {
     "identity GET /v3/auth/domains": (200, OWN),
     "identity GET /v3/auth/system": (200, OWN),
     "identity GET /v3/limits": (200, OWN),
+    "identity GET /v3/credentials": (200, OWN),
     "identity GET /v3/limits/model": (200, PUBLIC),
     "identity GET /v3/registered_limits": (200, PUBLIC),
+    "identity GET /v3/registered_limits/{registered_limit_id}": (200, PUBLIC),
     "image GET /v2/schemas/{name}": (200, PUBLIC),
+    "image GET /v2/schemas/metadefs/{name}": (200, PUBLIC),
+    "image GET /v2/metadefs/resource_types": (200, PUBLIC),
+    "image GET /v2/metadefs/namespaces": (200, OWN),
     "image GET /v2/info/import": (200, PUBLIC),
     "image GET /v2/info/stores": (200, PUBLIC),
     "image GET /v2/info/usage": (200, OWN),
     "image GET /v2/images": (200, OWN),
     "image POST /v2/images": (201, NEW),
+    "compute GET /openapi.json": (200, PUBLIC),
     "network GET /v2.0": (200, PUBLIC),
     "network GET /v2.0/extensions": (200, PUBLIC),
     "network GET /v2.0/extensions/{alias}": (200, PUBLIC),
     "network GET /v2.0/availability_zones": (200, PUBLIC),
     "network GET /v2.0/service-providers": (200, PUBLIC),
+    "network GET /v2.0/default-security-group-rules": (200, PUBLIC),
+    "network GET /v2.0/default-security-group-rules/{id}": (200, PUBLIC),
     "network GET /v2.0/qos/rule-types": (200, PUBLIC),
     "network GET /v2.0/qos/rule-types/{type}": (200, PUBLIC),
     "network GET /v2.0/agents": (200, "an empty list: Neutron leaves out what policy hides"),
     **{f"network GET /v2.0/{kind}": (200, OWN) for kind in (
         "networks", "subnets", "subnetpools", "ports", "security-groups", "security-group-rules", "routers",
+        "rbac-policies", "trunks", "address-scopes",
         "qos/policies",
         "floatingips",
     )},
-    **{f"network POST /v2.0/{kind}": (201, NEW) for kind in ("networks", "subnetpools", "security-groups", "routers")},
+    **{f"network POST /v2.0/{kind}": (201, NEW) for kind in (
+        "networks", "subnetpools", "security-groups", "routers", "address-scopes",
+    )},
     "compute GET /versions/{id}": (200, PUBLIC),
     "compute GET /extensions": (200, PUBLIC),
     "compute GET /extensions/{id}": (200, PUBLIC),
@@ -233,12 +246,18 @@ OPEN: dict[str, tuple[int, str]] = {
         "images", "images/detail", "os-networks", "os-tenant-networks", "os-floating-ips", "os-security-groups",
     )},
     **{f"compute POST /{kind}": (200, NEW) for kind in ("os-floating-ips", "os-security-groups")},
+    **{f"compute GET /{kind}": (200, "compute uses no block storage service: there are none") for kind in (
+        "os-volumes", "os-volumes/detail", "os-snapshots", "os-snapshots/detail",
+    )},
 }  # fmt: skip
 
 # Where the refusal is not the usual one: what policy refuses in the caller's own project as well is a 403,
 # somebody else's thing does not exist (404).
 REFUSED: dict[str, tuple[int, str]] = {
     **NEVER,
+    **{f"compute POST /{kind}": (501, "compute uses no block storage service") for kind in (
+        "os-volumes", "os-snapshots",
+    )},
     "compute POST /servers": (400, "the flavor in the body does not exist for it"),
     "compute POST /os-volumes_boot": (400, "the flavor in the body does not exist for it"),
     **{f"compute {route}": (403, "a project's limits: there is nothing whose existence could be hidden") for route in (
@@ -248,11 +267,12 @@ REFUSED: dict[str, tuple[int, str]] = {
        for method in ("GET", "DELETE")},
     **{f"network {route}": (404, "admins' business, but a policy that one cannot see is not there") for route in (
         "PUT /v2.0/qos/policies/{id}", "DELETE /v2.0/qos/policies/{id}",
-        "POST /v2.0/qos/policies/{id}/tags", "PUT /v2.0/qos/policies/{id}/tags", "DELETE /v2.0/qos/policies/{id}/tags",
-        "PUT /v2.0/qos/policies/{id}/tags/{tag}", "DELETE /v2.0/qos/policies/{id}/tags/{tag}",
-        "POST /v2.0/qos/policies/{id}/bandwidth_limit_rules",
-        "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}",
-        "DELETE /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}",
+        *(f"{method} /v2.0/{path}/{{id}}/tags{one}" for path in ("policies", "qos/policies") for method, one in (
+            ("POST", ""), ("PUT", ""), ("DELETE", ""), ("PUT", "/{tag}"), ("DELETE", "/{tag}"),
+        )),
+        *(f"{method} /v2.0/qos/policies/{{id}}/{kind}_rules{one}"
+          for kind in ("bandwidth_limit", "dscp_marking", "minimum_bandwidth")
+          for method, one in (("POST", ""), ("PUT", "/{rule}"), ("DELETE", "/{rule}"))),
     )},
     **{f"network {route}": (404, "there are no agents") for route in (
         "GET /v2.0/agents/{id}", "PUT /v2.0/agents/{id}", "DELETE /v2.0/agents/{id}",
@@ -260,11 +280,30 @@ REFUSED: dict[str, tuple[int, str]] = {
     **{f"compute {route}": (404, "the server is looked up before policy is asked") for route in (
         "POST /servers/{id}/action os-resetState", "POST /os-volumes_boot/{id}/action os-resetState",
         "POST /servers/{id}/action injectNetworkInfo", "POST /os-volumes_boot/{id}/action injectNetworkInfo",
-        "GET /servers/{id}/diagnostics",
+        "GET /servers/{id}/diagnostics", "PUT /servers/{id}/os-volume_attachments/{volume}",
+        "POST /servers/{id}/action migrate", "POST /os-volumes_boot/{id}/action migrate",
+        "POST /servers/{id}/action shelveOffload", "POST /os-volumes_boot/{id}/action shelveOffload",
+        "POST /servers/{id}/action evacuate", "POST /os-volumes_boot/{id}/action evacuate",
+        "POST /servers/{id}/action os-migrateLive", "POST /os-volumes_boot/{id}/action os-migrateLive",
+        "GET /servers/{id}/migrations", "GET /servers/{id}/migrations/{migration_id}",
+        "DELETE /servers/{id}/migrations/{migration_id}",
+        "POST /servers/{id}/migrations/{migration_id}/action force_complete",
     )},
+    **{f"identity {verb} /v3/OS-TRUST/trusts/{{trust_id}}{rest}": (404, "to who is no party of it a trust is not there")
+       for verb, rest in (("GET", ""), ("DELETE", ""), ("GET", "/roles"), ("GET", "/roles/{role_id}"))},
     **{f"image {route}": (404, "it is looked up before policy is asked") for route in (
         "POST /v2/images/{image_id}/actions/deactivate", "POST /v2/images/{image_id}/actions/reactivate",
         "PUT /v2/images/{image_id}/members/{member_id}",
+    )},
+    **{f"image {verb} /v2/metadefs/namespaces/{{namespace}}{rest}": (404, "a namespace is looked up before") for
+       verb, rest in (
+        ("PUT", ""), ("DELETE", ""), ("POST", "/resource_types"), ("DELETE", "/resource_types/{resource_type}"),
+        ("POST", "/tags"), ("POST", "/tags/{tag_name}"),
+        *((verb, rest) for kind, one in (("object", "objects"), ("property", "properties"), ("tag", "tags"))
+          for verb, rest in (
+              ("POST", f"/{one}"), ("DELETE", f"/{one}"), ("PUT", f"/{one}/{{{kind}_name}}"),
+              ("DELETE", f"/{one}/{{{kind}_name}}"),
+          )),
     )},
 }  # fmt: skip
 
@@ -327,8 +366,12 @@ NOT_EVEN_ADMINS = {
     "compute GET /os-hosts/{id}/shutdown",
     "compute GET /os-hosts/{id}/reboot",
     "compute GET /servers/{id}/os-volume_attachments/{volume}",  # the server has no volume
+    "compute GET /servers/{id}/shares/{share_id}",  # nor a share
+    "compute GET /os-volumes/{id}",
+    "compute GET /os-snapshots/{id}",
     "compute GET /os-baremetal-nodes",  # nor is there a bare metal service
     "compute GET /os-baremetal-nodes/{id}",
+    "compute GET /servers/{id}/migrations/{migration_id}",  # no live migration is in progress
 }
 
 
@@ -339,6 +382,7 @@ READERS_MAY: dict[str, tuple[int, str]] = {
     "compute POST /os-keypairs": (201, "a user's own key pairs belong to no project"),
     "compute POST /os-keypairs to 2.1": (200, "a user's own key pairs belong to no project"),
     "compute DELETE /os-keypairs/{id}": (404, "it is another user's"),
+    "identity DELETE /v3/OS-TRUST/trusts/{trust_id}": (404, "it is another user's"),
     "network PUT /v2.0/agents/{id}": (404, "there are no agents"),
     "network DELETE /v2.0/agents/{id}": (404, "there are no agents"),
 }
@@ -368,6 +412,62 @@ async def test_a_token_for_no_project_is_good_for_its_user_only(world: World) ->
             assert SECRET not in answer.body.decode()
         else:
             assert answer.status in (400, 401, 403, 404, 410), (name(service, route), answer)
+
+
+# --- tokens with access rules ---------------------------------------------------------------------------------------
+
+
+def rule(service: str, method: str, path: str) -> dict[str, str]:
+    return {"service": service, "method": method, "path": path}
+
+
+async def test_a_token_with_access_rules_does_what_they_allow_and_nothing_else(world: World) -> None:
+    owner = world.owner
+    rules = [
+        rule("compute", "GET", "/v2.1/servers"), rule("compute", "GET", "/compute/v2.1/servers/{id}"),
+        rule("compute", "POST", "/v2.1/servers"), rule("compute", "GET", f"/v2.1/{owner.project_id}/flavors"),
+        rule("image", "GET", "/v2/images/*/members"), rule("network", "GET", "/v2.0/networks/**"),
+        rule("identity", "GET", "/v3/regions"),
+    ]  # fmt: skip
+    credentials = f"{K}/users/{owner.user_id}/application_credentials"
+    made = await owner.make(credentials, "application_credential", name=uuid.uuid4().hex, access_rules=rules)
+    proof = {"id": made["id"], "secret": made["secret"]}
+    body = {"auth": {"identity": {"methods": ["application_credential"], "application_credential": proof}}}
+    answer = await world.cloud.anonymous.request("POST", f"{K}/auth/tokens", body)
+    caller = Person(world.cloud, answer.headers["x-subject-token"], owner.user_id, owner.project_id)
+    allowed = {
+        "compute GET /servers", "compute GET /servers/{id}", "compute GET /servers/detail",
+        "image GET /v2/images/{image_id}/members", "network GET /v2.0/networks/{id}", "identity GET /v3/regions",
+        "network GET /v2.0/networks/{id}/tags", "network GET /v2.0/networks/{id}/tags/{tag}",
+    }  # fmt: skip
+    wrong, answered = [], set()
+    for service, route in world.guarded:
+        if name(service, route) == "compute POST /servers":
+            continue
+        answer = await world.call(caller, service, route)
+        if name(service, route) in allowed:
+            answered.add(name(service, route))
+        if (answer.status >= 300) if name(service, route) in allowed else (answer.status != 401):
+            wrong.append(f"{name(service, route)}: {answer.status}: {answer.body[:200]!r}")
+    assert not wrong, "\n".join(wrong)
+    assert answered == allowed
+    # A path is compared as the client writes it.
+    assert (await caller.request("GET", f"/compute/v2.1/{owner.project_id}/flavors")).status == 200
+    for path in ("/compute/v2.1/flavors", "/compute/v2/servers", f"/compute/v2.1/{owner.project_id}/servers"):
+        assert (await caller.request("GET", path)).status == 401, path
+    # What compute asks the image and network services for, in the user's name, needs no rules.
+    image = world.things["image"]
+    new = {"server": {"name": "ruled", "flavorRef": "1", "imageRef": image, "networks": "none"}}
+    server = (await caller.do("POST", f"{C}/servers", new))["server"]["id"]
+    assert (await caller.request("DELETE", f"{C}/servers/{server}")).status == 401
+    await owner.do("DELETE", f"{C}/servers/{server}")
+
+    async def gone() -> bool | None:
+        return True if (await owner.request("GET", f"{C}/servers/{server}")).status == 404 else None
+
+    await world.cloud.until(gone, "the server to be gone")
+    await owner.do("DELETE", f"{credentials}/{made['id']}")
+    await _everything_is_as_it_was(world)
 
 
 # --- tokens for a domain or for the system --------------------------------------------------------------------------
@@ -418,8 +518,9 @@ async def test_an_admin_of_another_domain_gets_nothing_from_identity(world: Worl
         if service.name != "identity":
             continue
         answer = await world.call(caller, service, route)
-        may = label(service, route).replace(" HEAD ", " GET ") in OPEN or route.policy in DOMAIN_ADMINS_MAY
-        if (answer.status != 403) if not may else answer.status >= 400:
+        known = label(service, route).replace(" HEAD ", " GET ")
+        may = known in OPEN or route.policy in DOMAIN_ADMINS_MAY
+        if (answer.status != REFUSED.get(known, (403, ""))[0]) if not may else answer.status >= 400:
             wrong.append(f"{name(service, route)}: {answer.status}: {answer.body[:200]!r}")
         asked_for = good.path(service, route, world.things)
         leaked = [word for word in world.private if word in answer.body.decode() and word not in asked_for]
@@ -588,11 +689,20 @@ async def test_filters_find_nothing_of_others(world: World, known: Things, path:
 BY_NATURE = {
     "identity PUT /v3/projects/{project_id}/tags/{tag}": 400,  # it has the tag already
     "network PUT /v2.0/agents/{id}": 404,  # there are no agents
-    "compute POST /os-aggregates/{id}/images": 501,  # images are not cached ahead of time
+    "image POST /v2/tasks": 400,  # clients cannot create tasks
+    "compute POST /os-volumes": 501,  # there is no block storage service
+    "compute POST /os-snapshots": 501,
+    "compute POST /servers/{id}/os-volume_attachments": 501,
+    "compute PUT /servers/{id}/os-volume_attachments/{volume}": 404,
+    "compute POST /os-assisted-volume-snapshots": 400,  # no server has the volume
     "compute POST /servers/{id}/action os-getSPICEConsole": 400,  # simulated guests have no SPICE
     "compute POST /os-volumes_boot/{id}/action os-getSPICEConsole": 400,
     "compute POST /os-volumes_boot/{id}/action forceDelete": 404,  # it is gone by the other name already
     "compute POST /os-volumes_boot/{id}/action removeFixedIp": 400,
+    "compute POST /os-volumes_boot/{id}/action removeSecurityGroup": 404,
+    "compute POST /servers/{id}/action evacuate": 400,  # the host of the server is up
+    "compute POST /os-volumes_boot/{id}/action evacuate": 400,
+    "compute POST /servers/{id}/migrations/{migration_id}/action force_complete": 400,  # it does not run any more
     **{route: status for route, (status, _) in NEVER.items()},
 }
 

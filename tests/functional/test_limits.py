@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
+from micronova.db.tables import operations
 from tests.functional.full_cloud import FullCloud, Person
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -22,7 +24,7 @@ async def cloud(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FullC
             "image_size_cap": 4 << 20,
             "uploads_per_project": 1,
             "image_count_total": 3,
-            "image_metadata_size_cap": 100,
+            "image_metadata_size_cap": 1000,
         },
         "identity": {"max_password_checks": 3},
     }
@@ -75,9 +77,9 @@ async def test_images_of_a_project_that_are_made_at_once(cloud: FullCloud) -> No
 
 async def test_the_metadata_of_an_image(cloud: FullCloud) -> None:
     person = await cloud.person("member")
-    answer = await person.request("POST", "/image/v2/images", {"name": "x", "p": "\u00e4" * 50})
-    assert answer.status == 413 and b"may have 100 bytes, not 101" in answer.body
-    await person.do("POST", "/image/v2/images", {"name": "x", "p": "x" * 99})
+    answer = await person.request("POST", "/image/v2/images", {"name": "x", "p": "\u00e4" * 500})
+    assert answer.status == 413 and b"may have 1000 bytes, not 1001" in answer.body
+    await person.do("POST", "/image/v2/images", {"name": "x", "p": "x" * 999})
 
 
 async def test_passwords_that_wait_to_be_checked(cloud: FullCloud) -> None:
@@ -91,3 +93,46 @@ async def test_passwords_that_wait_to_be_checked(cloud: FullCloud) -> None:
     refused = next(answer for answer in answers if answer.status == 503)
     assert b"Too many log-ins" in refused.body
     assert (await nobody.request("POST", "/identity/v3/auth/tokens", login())).status == 401
+
+
+async def test_a_snapshot_waits_for_other_uploads(cloud: FullCloud) -> None:
+    """Else of many servers that are shelved at once only the first ones would be, and the others left stopped."""
+    person = await cloud.person("member")
+    base = await person.make_image("base", "raw", bytes(512))
+    body = {"imageRef": base, "flavorRef": "1", "networks": "none"}
+    first, second = [
+        (await person.make("/compute/v2.1/servers", "server", **body, name=name))["id"] for name in ("slow", "waits")
+    ]
+
+    async def both() -> bool | None:
+        found = [await _status(person, f"/compute/v2.1/servers/{id}", "server") for id in (first, second)]
+        return True if found == ["ACTIVE", "ACTIVE"] else None
+
+    await cloud.until(both, "the servers to be active")
+    image = {"createImage": {"name": "i"}}
+    async with cloud.faults({"operation": "upload", "kind": "hang", "name": "slow"}):
+        await person.do("POST", f"/compute/v2.1/servers/{first}/action", image)
+        await cloud.fault_struck()
+        queued = f"/image/v2/images/{await _queued(person)}"
+        answer = await person.request("PUT", f"{queued}/file", bytes(512), KIND)
+        assert answer.status == 413 and answer.headers["retry-after"] == "5"
+        await person.do("DELETE", queued)
+        made = (await person.do("POST", f"/compute/v2.1/servers/{second}/action", image))["image_id"]
+
+        async def again() -> bool | None:
+            [row] = await cloud.read(sa.select(operations).where(operations.c.id == made))
+            return True if row.leases > 1 else None
+
+        await cloud.until(again, "the second image to be tried again")
+        assert await _status(person, f"/image/v2/images/{made}") == "queued"
+        await person.do("DELETE", f"/compute/v2.1/servers/{first}")
+
+        async def complete() -> bool | None:
+            return True if await _status(person, f"/image/v2/images/{made}") == "active" else None
+
+        await cloud.until(complete, "the second image to be complete")
+
+
+async def _status(person: Person, path: str, noun: str = "") -> str:
+    found = await person.do("GET", path)
+    return str((found[noun] if noun else found)["status"])

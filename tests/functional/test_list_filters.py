@@ -25,7 +25,7 @@ NOT_FILTERS = {
     "with_servers",
     # Nothing has it, so everything is selected.
     "not-tags", "not-tags-any",
-    # There are no soft-deleted servers.
+    # It adds servers that are soft-deleted, or leaves them out.
     "soft_deleted",
     # Every value but one selects the others.
     "scope.OS-INHERIT:inherited_to", "scope.system",
@@ -33,7 +33,7 @@ NOT_FILTERS = {
 WITHOUT_FILTERS = {
     # OpenStack's services have none here.
     "", "/", "/extensions", "/v2.0", "/v2.0/extensions", "/v2/images/{image_id}/members", "/v2/info/stores",
-    "/v2/info/stores/detail", "/versions",
+    "/v2/info/stores/detail", "/v2.0/trunks/{id}/get_subports", "/versions", "/versions/",
 }  # fmt: skip
 KEYSTONE = {
     "/v3/application_credentials": ("name",),
@@ -117,3 +117,12 @@ async def test_a_filter_that_nothing_matches_selects_nothing(full_cloud: FullClo
     assert not ignored, f"{len(ignored)} of {tried}:\n" + "\n".join(ignored)
     assert tried > 200, tried
     assert {"/v3/users", "/v3/projects", "/v2/images", "/v2.0/ports", "/servers/detail"} <= seen, sorted(seen)
+
+
+async def test_who_may_not_see_hosts_cannot_find_them_by_a_filter(full_cloud: FullCloud) -> None:
+    manager = await full_cloud.person("manager")
+    path = f"/compute/v2.1/os-migrations?project_id={manager.project_id}"
+    assert (await manager.do("GET", path))["migrations"] == []
+    for filter_ in ("host", "source_compute"):
+        assert (await manager.request("GET", f"{path}&{filter_}=host-1")).status == 403
+        await full_cloud.admin.do("GET", f"{path}&{filter_}=host-1")

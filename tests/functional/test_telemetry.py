@@ -28,7 +28,7 @@ from micronova.telemetry.metrics import render
 from micronova.telemetry.tracing import Tracing
 from tests.distort import DistortedBus, Distortion
 from tests.functional.cloud import IMAGE, CloudOptions, OneProcess
-from tests.functional.servers.embedded_services import network
+from tests.functional.servers.embedded_services import image, network
 
 
 class Spans:
@@ -182,25 +182,60 @@ def _open_in_step(cloud: OneProcess, step: str) -> Any:
 async def test_each_operation_is_counted_once_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, roles=("network",)))
+    settings = {"default": {"reclaim_instance_interval": 3600.0, "shelved_offload_time": -1}}
+    cloud = OneProcess(tmp_path, CloudOptions(hosts=2, roles=("network", "image"), settings=settings))
     await cloud.start()
     try:
         user = cloud.caller()
         net = await network(user)
+        base = await image(user)
         metrics = cloud.process.telemetry.metrics
 
         def counted() -> Counter[tuple[str, str]]:
             return Counter({ended: sum(times.counts) for ended, times in metrics.operations.items()})
 
-        id = (await user.boot(name="all-actions"))["id"]
+        id = (await user.boot(name="all-actions", imageRef=base))["id"]
         for action, value, status in (
             ("os-stop", None, "SHUTOFF"), ("os-start", None, "ACTIVE"), ("reboot", {"type": "HARD"}, "ACTIVE"),
             ("pause", None, "PAUSED"), ("unpause", None, "ACTIVE"),
-            ("suspend", None, "SUSPENDED"), ("resume", None, "ACTIVE"),
+            ("suspend", None, "SUSPENDED"), ("resume", None, "ACTIVE"), ("createImage", {"name": "i"}, "ACTIVE"),
+            ("createBackup", {"name": "b", "backup_type": "daily", "rotation": 1}, "ACTIVE"),
+            ("rescue", None, "RESCUE"), ("trigger_crash_dump", None, "RESCUE"), ("unrescue", None, "ACTIVE"),
+            ("changePassword", {"adminPass": "new"}, "ACTIVE"),
+            ("rebuild", {"imageRef": base}, "ACTIVE"),
+            ("shelve", None, "SHELVED"), ("unshelve", None, "ACTIVE"),
+            ("shelve", None, "SHELVED"), ("shelveOffload", None, "SHELVED_OFFLOADED"), ("unshelve", None, "ACTIVE"),
         ):  # fmt: skip
-            await user.act(id, action, value)
+            await user.admin.act(id, action, value, 200 if action == "rescue" else 202)
             await user.wait_for(id, status)
             await cloud.settled()
+        await user.delete(f"/servers/{id}")
+        await user.wait_for(id, "SOFT_DELETED")
+        await user.act(id, "restore")
+        await user.wait_for(id, "ACTIVE")
+        await cloud.settled()
+        for action, value in (("resize", {"flavorRef": "2"}), ("migrate", None)):
+            await user.admin.act(id, action, value)
+            await user.wait_for(id, "VERIFY_RESIZE")
+            end = "revertResize" if action == "resize" else "confirmResize"
+            await user.act(id, end, status=202 if action == "resize" else 204)
+            await user.wait_for(id, "ACTIVE")
+            await cloud.settled()
+        await user.admin.act(id, "os-migrateLive", {"host": None, "block_migration": "auto"})
+        await user.wait_for(id, "ACTIVE")
+        await cloud.settled()
+        other = (await user.boot(imageRef=base, networks=[{"uuid": net["id"]}]))["id"]
+        await user.act(other, "resize", {"flavorRef": "2"})
+        await user.wait_for(other, "VERIFY_RESIZE")
+        await user.admin.act(other, "os-resetState", {"state": "active"})
+        await cloud.settled()
+        services = (await user.admin.get("/os-services?binary=nova-compute"))["services"]
+        [lost] = [each["id"] for each in services if each["host"] == await user.host_of(id)]
+        await user.admin.put(f"/os-services/{lost}", {"forced_down": True})
+        await user.admin.at(94).act(id, "evacuate", {}, 200)
+        await user.wait_for(id, "ACTIVE")
+        await user.admin.put(f"/os-services/{lost}", {"forced_down": False})
+        await cloud.settled()
         path, body = f"/servers/{id}/os-interface", {"interfaceAttachment": {"net_id": net["id"]}}
         port = (await user.post(path, body, 200))["interfaceAttachment"]["port_id"]
         await user.delete(f"{path}/{port}", 202)
@@ -210,15 +245,15 @@ async def test_each_operation_is_counted_once_when_it_has_ended(
             await cloud.settled()
             await user.refused(500, "POST", path, body)
         async with cloud.faults({"operation": "spawn", "kind": "abort"}):
-            await user.wait_for(await user.create(), "ERROR")
+            await user.wait_for(await user.create(imageRef=base), "ERROR")
             with monkeypatch.context() as away:
                 away.setattr(NetworkClient, "deallocate", _unavailable)
-                await user.wait_for(await user.create(networks=[{"uuid": net["id"]}]), "ERROR")
+                await user.wait_for(await user.create(imageRef=base, networks=[{"uuid": net["id"]}]), "ERROR")
                 await cloud.until(_open_in_step(cloud, "cleanup"), "the failed build")
                 assert counted()["build", "error"] == 1  # the other one has ports to delete
         await cloud.settled()
         for server in (await user.get("/servers"))["servers"]:
-            await user.delete(f"/servers/{server['id']}")
+            await user.act(server["id"], "forceDelete")
             await user.gone(server["id"])
         await cloud.settled()
         rows = await cloud.read(sa.select(operations.c.kind, operations.c.result))

@@ -7,9 +7,11 @@ import pytest_asyncio
 from micronova.db.engine import Database, open_database
 from tests.unit.scheduler import manager_cases
 from tests.unit.scheduler.manager_cases import (  # noqa: F401
+    test_a_host_that_was_disabled_just_now_gets_nothing,
     test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,
+    test_hints_name_servers_of_the_same_project,
     test_selects_claims_and_tells,
     test_what_was_given_back_elsewhere_is_seen_before_refusing,
     test_zones_come_from_aggregates,

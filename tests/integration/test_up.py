@@ -368,6 +368,25 @@ def test_root_follows_no_link_of_the_service_user(tmp_path: Path) -> None:
     assert victim.read_text() == "precious"
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_the_log_of_a_detached_cloud_is_limited(tmp_path: Path, first: bool) -> None:
+    made = UpCloud(tmp_path / "cloud", settings="[default]\nlog_file_max_size = 50000\n")
+    log = made.directory / "micronova.log"
+    try:
+        made.up()
+        if not first:  # root makes the log again, in a directory that is the service user's by now
+            made.down()
+            log.unlink()
+            made.up()
+        assert log.stat().st_uid == made.directory.stat().st_uid
+        with log.open("a") as of_an_agent:
+            of_an_agent.write("x\n" * 50_000)
+        _until(lambda: log.stat().st_size <= 50_000, "the log to be cut")
+        assert made.token() and "log_file_max_size" not in made.log
+    finally:
+        made.down()
+
+
 @AS_ROOT
 @pytest.mark.parametrize(
     "command", [("db", "upgrade"), ("db", "purge", "--before", "2020-01-01"), ("check",), ("host", "list")]

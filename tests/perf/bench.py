@@ -14,14 +14,15 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from tests.perf import report, scheduler
+from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError
-from tests.perf.clouds import Apart, Cloud, OneProcess, measure, start
-from tests.perf.phases import QUICK, Bench, Sizes, Target, progress
+from tests.perf.clouds import Apart, Cloud, OneProcess, measure, measure_actions, phases, start
+from tests.perf.phases import QUICK, Sizes, Target, progress
 
 CLOUDS: dict[str, tuple[Callable[[], Cloud], ...]] = {
     "one": (lambda: OneProcess(tokens=False), lambda: OneProcess(tokens=True)),
@@ -45,8 +46,9 @@ async def main() -> int:
     if arguments.url:
         results.append(await _given(arguments, sizes))
     else:
-        results += [await _own(make, sizes) for make in CLOUDS[arguments.topology]]
-    decisions = {} if arguments.url else _decisions()
+        run = measure_actions if arguments.actions else measure
+        results += [await _own(make, sizes, run) for make in CLOUDS[arguments.topology]]
+    decisions = {} if arguments.url or arguments.actions else _decisions()
     report.show(results, decisions)
     if arguments.json:
         document = {"machine": _machine(), "sizes": sizes, "scheduler_ms": decisions, "clouds": results}
@@ -54,11 +56,13 @@ async def main() -> int:
     return 1 if any(result["problems"] for result in results) else 0
 
 
-async def _own(make: Callable[[], Cloud], sizes: Sizes) -> dict[str, Any]:
+async def _own(
+    make: Callable[[], Cloud], sizes: Sizes, run: Callable[[Cloud, Sizes], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
     cloud = make()
     try:
         progress(f"--- {cloud.title}")
-        return {"loadavg": os.getloadavg(), **await measure(cloud, sizes)}
+        return {"loadavg": os.getloadavg(), **await run(cloud, sizes)}
     except (BenchError, OSError) as error:
         raise SystemExit(f"{cloud.title}: {error}\n{cloud.logs()}") from error
     finally:
@@ -71,11 +75,13 @@ async def _given(arguments: argparse.Namespace, sizes: Sizes) -> dict[str, Any]:
         token=arguments.token,
         image=arguments.image,
         flavor=arguments.flavor,
+        larger_flavor=arguments.larger_flavor,
         networks=arguments.networks,
         floor=arguments.url.rstrip("/").removesuffix("/v2.1"),
         roots=dict(arguments.pid),
     )
-    return {"title": arguments.url, "loadavg": os.getloadavg(), **await Bench(target, sizes).run()}
+    figures = await (ActionBench(target, sizes).run() if arguments.actions else phases(target, sizes))
+    return {"title": arguments.url, "loadavg": os.getloadavg(), **figures}
 
 
 async def _serve(cloud: Cloud) -> None:
@@ -122,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--topology", choices=sorted(CLOUDS), default="both", help="which clouds (default: both)")
     parser.add_argument("--quick", action="store_true", help="one run of each phase, and shorter ones")
+    parser.add_argument("--actions", action="store_true", help="only the actions on servers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--serve", action="store_true", help="start a cloud and say how to measure it, until Ctrl-C")
     given = parser.add_argument_group("a cloud that runs already")
@@ -129,6 +136,7 @@ def _arguments() -> argparse.Namespace:
     given.add_argument("--token", default="admin:admin", help="sent as X-Auth-Token")
     given.add_argument("--image", help="id of the image to boot")
     given.add_argument("--flavor", default="1", help="id of the flavor")
+    given.add_argument("--larger-flavor", default="2", help="id of the flavor that servers are resized to")
     given.add_argument("--networks", default="none", help="none, auto, or a network's id")
     given.add_argument(
         "--pid", action="append", default=[], type=_pid, metavar="PID[:NAME]", help="one of its processes"

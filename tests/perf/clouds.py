@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from tests.cluster import Cluster, toml
+from tests.perf.actions import ActionBench
 from tests.perf.client import BenchError, Client, Endpoint
 from tests.perf.phases import Bench, Sizes, Target
 from tests.perf.processes import cpu_seconds
@@ -26,6 +27,7 @@ from tests.services.rabbitmq import RabbitMQ
 HOSTS = 20
 PATIENCE = 60.0
 UNLIMITED = {"instances": -1, "cores": -1, "ram": -1}
+UPLOADS = {"uploads_per_project": 0, "image_count_total": 0}  # no limit, as Nova is measured without an image service
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -120,8 +122,20 @@ async def measure(cloud: Cloud, sizes: Sizes) -> dict[str, Any]:
     cloud.halt()
     again, target = await start(cloud)
     await asyncio.sleep(2.0)  # what a start leaves to do is no part of the memory and CPU of a cloud at rest
-    figures = await Bench(target, sizes).run()
+    figures = await phases(target, sizes)
     return {"title": cloud.title, "start": msgspec.to_builtins(first), "restart": msgspec.to_builtins(again), **figures}
+
+
+async def measure_actions(cloud: Cloud, sizes: Sizes) -> dict[str, Any]:
+    """Measure nothing but the actions of one cloud."""
+    _, target = await start(cloud)
+    return {"title": cloud.title, **await ActionBench(target, sizes).run()}
+
+
+async def phases(target: Target, sizes: Sizes) -> dict[str, Any]:
+    """Run all phases against a cloud that runs."""
+    figures, actions = await Bench(target, sizes).run(), await ActionBench(target, sizes).run()
+    return {**figures, **actions, "problems": [*figures["problems"], *actions["problems"]]}
 
 
 class OneProcess:
@@ -134,7 +148,7 @@ class OneProcess:
         self._port = free_port()
         strategy = "keystone" if tokens else "noauth2"
         self._config = self._place / "settings.toml"
-        self._config.write_text(toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED}))
+        self._config.write_text(toml({"api": {"auth_strategy": strategy}, "quota": UNLIMITED, "image": UPLOADS}))
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> None:
@@ -240,7 +254,8 @@ class Apart:
             conductor=self._conductor,
             api={"workers": 2},
             quota=UNLIMITED,
-            glance={"endpoint_override": self._images},
+            image=UPLOADS,
+            glance={"endpoint_override": self._images, "ticket_key": "5a" * 32},
             fake={"hosts": HOSTS},
         )
         cluster.add("image", "image", MICRONOVA__API__PORT=str(images), MICRONOVA__API__WORKERS="1")

@@ -232,6 +232,7 @@ class Phases:
         flavors = [endpoint.encode("GET", "/flavors/detail")]
         spent, number = {"read": 0.0, "flavors": 0.0}, {"read": 0, "flavors": 0}
         statements, took = {"read": 0, "flavors": 0}, {"read": 0.0, "flavors": 0.0}
+        by_name = dict.fromkeys(READERS, 0.0)
         for turn in range(ROUNDS + 1):
             for kind, sent in (("flavors", flavors), ("read", requests)):
                 earlier = await self.fleet.statements()
@@ -239,16 +240,20 @@ class Phases:
                 found = await self.turns._hammer(sent)
                 seconds, after = time.perf_counter() - begin, cpu_seconds(self.target.roots)
                 if turn:  # the first one warms up
-                    spent[kind] += sum(after[each] - before[each] - self.idle[each] * seconds for each in READERS)
+                    cost = {name: after[name] - before[name] - self.idle[name] * seconds for name in READERS}
+                    spent[kind] += sum(cost.values())
+                    if kind == "read":
+                        by_name = {name: by_name[name] + cost[name] for name in READERS}
                     number[kind] += found["n"]
                     statements[kind] += await self.fleet.statements() - earlier
                     took[kind] += seconds
         each, unit = (spent[kind] * 1000 / number[kind] for kind in ("read", "flavors"))
         of_others = statements["flavors"] * took["read"] / took["flavors"]
         statements_each = (statements["read"] - of_others) / number["read"]
+        shown = ", ".join(f"{process} {seconds * 1000 / number['read']:.2f}" for process, seconds in by_name.items())
         progress(
-            f"{name}: {each:.2f} ms CPU and {statements_each:.2f} statements each, {each / unit:.2f} times the flavors"
-            f" ({unit:.2f} ms)"
+            f"{name}: {each:.2f} ms CPU ({shown}) and {statements_each:.2f} statements each, {each / unit:.2f} times"
+            f" the flavors ({unit:.2f} ms)"
         )
         return {"cpu_ms": each, "flavors_ms": unit, "times_flavors": each / unit, "statements": statements_each}
 

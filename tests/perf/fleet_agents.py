@@ -13,6 +13,7 @@ import resource
 import signal
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 
 import uvloop
 
@@ -20,6 +21,7 @@ from micronova.compute.rpcapi import COMPUTE_INTERFACE, GuestList, Nothing
 from micronova.conductor.rpcapi import HostConductorAPI
 from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
+from micronova.objects.errors import NotSupported
 from micronova.objects.orders import Heartbeat, HostBeat, NodeResources, Report, RunningOrder, WorkOrder
 from micronova.rpc.bus import Bus, connect
 
@@ -109,14 +111,19 @@ class Agent:
         finally:
             del self._running[order.operation_id]
 
-    async def external_instance_event(self, context: Context, event: object) -> None:
-        """Do nothing."""
-
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
         """Say that there are none."""
         return GuestList(())
 
-    get_console_output = get_console = get_diagnostics = get_host_uptime = fault_rules = external_instance_event
+    def __getattr__(self, name: str) -> Callable[[Context, object], Awaitable[None]]:
+        """Return what refuses every other message that hosts get: the load that is measured has none of them."""
+        if name not in COMPUTE_INTERFACE.methods:
+            raise AttributeError(name)
+        return _refuse
+
+
+async def _refuse(context: Context, request: object) -> None:
+    raise NotSupported("This host is part of a benchmark and has no guests.")
 
 
 async def run(arguments: argparse.Namespace) -> None:

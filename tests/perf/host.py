@@ -8,7 +8,7 @@ from random import Random
 
 from micronova.compute.manager import ComputeManager
 from micronova.compute.rpcapi import ComputeAPI
-from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, Pong
+from micronova.conductor.rpcapi import HOSTS, HostConductorAPI, Ping, PluggedPorts, PluggedPortsRequest, Pong
 from micronova.objects.clock import SystemClock
 from micronova.objects.context import Context
 from micronova.objects.orders import (
@@ -16,6 +16,8 @@ from micronova.objects.orders import (
     GuestsToStart,
     Heartbeat,
     HeartbeatReply,
+    Progress,
+    ProgressReply,
     Report,
     ReportReply,
 )
@@ -46,6 +48,12 @@ class Counting:
 
     async def ping(self, context: Context, params: Ping) -> Pong:
         return Pong()
+
+    async def progress(self, context: Context, params: Progress) -> ProgressReply:
+        return ProgressReply(accepted=True)
+
+    async def plugged_ports(self, context: Context, params: PluggedPortsRequest) -> PluggedPorts:
+        return PluggedPorts(params.ports)
 
     async def start_guests_after_host_boot(self, context: Context, params: GuestsOff) -> GuestsToStart:
         return GuestsToStart(instance_uuids=())

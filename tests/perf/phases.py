@@ -49,6 +49,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     posts: int = 100
     servers: int = 100
     bulk: int = 50
+    acted: int = 30
     listed: int = 500
     pages: tuple[int, ...] = (100, 500)
     page_samples: int = 15
@@ -66,6 +67,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     image: str
     flavor: str = "1"
+    larger_flavor: str = "2"
     networks: str = "none"
     floor: str
     roots: Mapping[int, str] = {}

@@ -10,6 +10,7 @@ from tests.perf.nova import FIGURES
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
+ACTIONS = ("stop", "start", "reboot", "rebuild", "snapshot", "resized", "migrated", "shelve", "unshelve")
 # What a row shows: its words, where its figure is, and whether more is better. An empty row divides.
 ROWS: tuple[tuple[str, str, bool], ...] = (
     ("empty directory or database → first ACTIVE, s", "start.seconds", False),
@@ -27,6 +28,8 @@ ROWS: tuple[tuple[str, str, bool], ...] = (
     ("POST, 8 clients, ms", "boot.post.p50_ms", False),
     ("delete: ms CPU per server", "delete.cpu_ms_each", False),
     ("delete: servers/s", "delete.servers_per_s", True),
+    ("", "", False),
+    *((f"{name}: ms CPU", f"actions.{name}.cpu_ms_each", False) for name in ACTIONS),
     ("", "", False),
     ("detail of 100: ms CPU", "lists.detail_100.cpu_ms_each", False),
     ("detail of 100: ms", "lists.detail_100.p50_ms", False),

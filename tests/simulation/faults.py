@@ -20,6 +20,7 @@ from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Method, Target
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.rpc.wrapper import BusWrapper
+from micronova.virt.driver import DriverFailed
 from tests.simulation.database import InlineDatabase
 from tests.simulation.loop import VirtualClock
 
@@ -32,6 +33,7 @@ DATABASE_PATIENCE = 30.0  # seconds until the engine gives up: for a connection,
 CONFIRM_PATIENCE = 5.0  # seconds until a sender gives up waiting for the broker's confirmation
 PROCESS_ENDS = ("crash before", "crash after", "stop")
 HYPERVISOR_AWAY = ("unavailable", "lost")
+HYPERVISOR_FAILS = ("fails",)  # the users see that: it is not among the faults that only delay
 FAULTS = {
     "cast": ("lost", "twice", "refused", *PROCESS_ENDS),
     "call": ("lost", "answer lost", "twice", "refused", *PROCESS_ENDS),
@@ -41,6 +43,13 @@ FAULTS = {
 }
 
 
+def category(kind: str, fault: str) -> str:
+    """Return as what a fault at a point of this kind is counted."""
+    if fault in PROCESS_ENDS:
+        return "process ends"
+    return {"cast": "message", "call": "message", "driver": "driver"}.get(kind, "database")
+
+
 @dataclass(frozen=True)
 class Point:
     """A moment at which a fault can be injected."""
@@ -48,9 +57,10 @@ class Point:
     number: int
     kind: str
     name: str  # the message's method, the transaction's function, or the driver's method
+    action: str = ""  # what the user has asked for last
 
     def __str__(self) -> str:
-        return f"{self.number} {self.kind} {self.name}"
+        return f"{self.number} {self.kind} {self.name} ({self.action})"
 
 
 class FaultPlan:
@@ -58,6 +68,7 @@ class FaultPlan:
 
     def __init__(self, choose: Callable[[Point], str | None] = lambda point: None) -> None:
         self.armed = False
+        self.action = ""
         self.points: list[Point] = []
         self._choose = choose
 
@@ -65,7 +76,7 @@ class FaultPlan:
         """Record a point; return the fault to inject there, or None."""
         if not self.armed:
             return None
-        point = Point(len(self.points), kind, name)
+        point = Point(len(self.points), kind, name, self.action)
         self.points.append(point)
         return self._choose(point)
 
@@ -238,7 +249,8 @@ def with_faults(
 ) -> Callable[..., Awaitable[Any]]:
     """Return a driver's method with a point at which the process may crash or stop, or the hypervisor be away.
 
-    If it is "unavailable", nothing happens; if the connection is "lost", the call has its effect.
+    If it is "unavailable", nothing happens; if the connection is "lost", the call has its effect. If it "fails",
+    nothing happens, and trying again at this host would not help.
     """
     name = operation.__name__
 
@@ -248,6 +260,8 @@ def with_faults(
         await process_run.before(fault)
         if fault == "unavailable":
             raise Unavailable("The hypervisor cannot be reached.")
+        if fault == "fails":
+            raise DriverFailed(f"The hypervisor failed at {name}.")
         result = await operation(*args, **kwargs)
         await process_run.after(fault)
         if fault == "lost":

@@ -153,7 +153,8 @@ class Node:
         await process.start()
         for driver in drivers_of(process):
             for name in DRIVER:
-                setattr(driver, name, with_faults(getattr(driver, name), process_run, region.fault_plan))
+                call = with_faults(getattr(driver, name), process_run, region.fault_plan)
+                setattr(driver, name, region.watched(call))
         self.transport = ASGITransport(process.application(), "cloud:8774")
 
     async def _leave_bus(self) -> None:
@@ -200,7 +201,7 @@ class SimulatedRegion(SimulatedCloud):
     async def begin(self) -> None:
         """Start all processes, one after the other: the first one creates the tables."""
         for node in self.nodes.values():
-            self._adopt(asyncio.create_task(node.supervise()))
+            self._supervisors.append(self._adopt(asyncio.create_task(node.supervise())))
             await node.up.wait()
         await self.until(self._all_up, "all hosts to be up")
 
@@ -234,6 +235,7 @@ class SimulatedRegion(SimulatedCloud):
         node = self.nodes["api"]
         await node.up.wait()
         assert node.transport is not None
+        self.note_action(method, path, body)
         headers = request_headers(body)
         data = None if body is None else msgspec.json.encode(body)
         asked = asyncio.ensure_future(node.transport.request(method, f"{service}{path}", headers, data))

@@ -6,8 +6,11 @@ process.
 
 import asyncio
 import contextlib
+import fcntl
+import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -23,8 +26,11 @@ from micronova.compute.manager import ComputeManager
 from micronova.conf.settings import load
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, departures, instances, inventories, operations
-from micronova.embedded.network.tables import ports
+from micronova.embedded.image.store import Upload
+from micronova.embedded.image.tables import images, properties
+from micronova.embedded.network.tables import addresses, ports
 from micronova.http.client import Answer, ASGITransport
+from micronova.objects import power_state
 from micronova.rpc.bus import Bus
 from tests.simulation.database import InlineDatabase
 from tests.simulation.faults import FaultPlan, FaultyBus, FaultyDatabase, ProcessRun, with_faults
@@ -36,16 +42,53 @@ IMAGE = "11111111-1111-4111-8111-111111111111"
 PATIENCE = 900.0  # virtual seconds; what has not happened by then is stuck
 HOSTS = 3
 HOST_MEMORY = 512 + 4 * 4096  # what is reserved for the host, and four servers of the medium flavor
+ADMIN_ACTIONS = frozenset(
+    {
+        "os-migrateLive",
+        "migrate",
+        "evacuate",
+        "shelveOffload",
+        "os-resetState",
+        "injectNetworkInfo",
+        "addFixedIp",
+        "removeFixedIp",
+    }
+)
+OLD_ACTIONS = {
+    **dict.fromkeys(("os-getVNCConsole", "os-getSPICEConsole", "os-getSerialConsole"), 5),
+    **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),
+}
+"""The last microversions of actions that newer ones do not have."""
 DRIVER = (
     "info", "spawn", "destroy", "power_on", "power_off", "reboot", "pause", "unpause", "suspend", "resume",
-    "attach_interface", "detach_interface",
+    "rescue", "unrescue", "set_admin_password", "trigger_crash_dump", "attach_interface", "detach_interface",
+    "snapshot", "rebuild",
+    "resize", "confirm_resize", "revert_resize", "export_disks", "import_guest",
+    "check_live_migration", "live_migrate", "rollback_live_migration", "receive_live_guest",
+    "get_console_output", "get_vnc_console", "get_serial_console",
 )  # fmt: skip
+
+
+class UnexpectedResult(AssertionError):
+    """What a user asked for ended otherwise."""
+
+
+class Refused(UnexpectedResult):
+    """What a user asked for was refused; the message has the answer."""
+
+
+class NotInTime(UnexpectedResult):
+    """What a user waited for has not happened."""
 
 
 class SimulatedProcess(Process):
     """A process that uses the databases of the simulation."""
 
     given: dict[str, Database]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.uploads: list[Upload] = []
 
     async def open_database(self, name: str) -> Database:
         return self.given[name]
@@ -55,6 +98,22 @@ class SimulatedProcess(Process):
         if self._owner_lock is not None:
             self._owner_lock.close()
             self._owner_lock = None
+        for upload in self.uploads:
+            with contextlib.suppress(OSError):  # it has ended
+                if os.path.samestat(os.fstat(upload._file), upload.path.stat()):  # else the number means another file
+                    fcntl.flock(upload._file, fcntl.LOCK_UN)
+
+    def watch_uploads(self) -> None:
+        """Note the uploads to the image service, whose files are locked."""
+        if "image" in self.embedded:
+            store = self.embedded["image"]._store
+            open_upload = store.open_upload
+
+            async def noted(image_id: str, upload_id: str) -> Upload:
+                self.uploads.append(await open_upload(image_id, upload_id))
+                return self.uploads[-1]
+
+            store.open_upload = noted
 
 
 def drivers_of(process: Process) -> list[Any]:
@@ -64,9 +123,25 @@ def drivers_of(process: Process) -> list[Any]:
 
 
 def request_headers(body: Any) -> dict[str, str]:
-    """Return the headers of a user's request."""
-    headers = {"x-auth-token": "user:project", "openstack-api-version": "compute 2.100"}
-    return headers if body is None else {**headers, "content-type": "application/json"}
+    """Return the headers of a user's request; an admin of the same project sends what only admins may do."""
+    keys = body.keys() if isinstance(body, dict) else set()
+    admin = keys & ADMIN_ACTIONS or "host" in (body["server"] if "server" in keys else ())
+    version = min((OLD_ACTIONS[key] for key in keys if key in OLD_ACTIONS), default=100)
+    user = "admin" if admin else "user"
+    headers = {"x-auth-token": f"{user}:project", "openstack-api-version": f"compute 2.{version}"}
+    kind = "application/octet-stream" if isinstance(body, bytes) else "application/json"
+    return headers if body is None else {**headers, "content-type": kind}
+
+
+def action_of(method: str, path: str, body: Any) -> str:
+    """Return the action on a server that a request asks for, or ""."""
+    collection, *rest = path.strip("/").split("/")
+    if collection != "servers" or method == "GET":
+        return ""
+    if rest[1:] == ["action"]:
+        return str(next(iter(body)))
+    names = {"": {"POST": "create", "DELETE": "delete"}, "os-interface": {"POST": "attach", "DELETE": "detach"}}
+    return names[rest[1] if len(rest) > 1 else ""][method]
 
 
 class SimulatedCloud:
@@ -76,21 +151,36 @@ class SimulatedCloud:
     hosts = HOSTS
 
     def __init__(
-        self, directory: Path, clock: VirtualClock, random: Random, fault_plan: FaultPlan, *, networks: bool = False
+        self,
+        directory: Path,
+        clock: VirtualClock,
+        random: Random,
+        fault_plan: FaultPlan,
+        *,
+        services: tuple[str, ...] = (),
+        default: Mapping[str, Any] | None = None,
     ) -> None:
-        """Prepare the cloud; with `networks` the process also has the network service."""
+        """Prepare the cloud; the process also has these embedded services: network, image.
+
+        `default` has settings of the section of this name.
+        """
+        self._default = default or {}
+        self.asked: set[str] = set()  # the actions that were asked for
+        self._hosts_here = HOSTS
         self.clock = clock
         self.fault_plan = fault_plan
-        self._roles = [*COMPUTE_ROLES, "network"] if networks else COMPUTE_ROLES
-        self.databases = {name: InlineDatabase() for name in ("compute", *(["network"] if networks else []))}
+        self._roles = [*COMPUTE_ROLES, *services]
+        self.databases = {name: InlineDatabase() for name in ("compute", *services)}
         self.runs = 0
         self._directory = directory
         self._random = random
         self._process_run = ProcessRun()
         self._up = asyncio.Event()
         self._own: set[asyncio.Task[Any]] = set()  # tasks of the simulation itself, which no crash ends
+        self._supervisors: list[asyncio.Task[None]] = []
         self._process: SimulatedProcess | None = None
         self._transport: ASGITransport | None = None
+        self._run_twice: set[str] = set()  # servers whose guests ran on two hosts at the same time
 
     # --- the process -----------------------------------------------------------------------------------------
 
@@ -99,7 +189,7 @@ class SimulatedCloud:
         mine = asyncio.current_task()
         assert mine is not None
         self._adopt(mine)
-        self._adopt(asyncio.create_task(self._supervise()))
+        self._supervisors.append(self._adopt(asyncio.create_task(self._supervise())))
         await self._up.wait()
         await self.until(self._all_up, "all hosts to be up")
 
@@ -149,11 +239,15 @@ class SimulatedCloud:
         process = SimulatedProcess(
             load(
                 environ={},
-                default={"host": "controller", "transport_url": f"local://run-{self.runs}"},
+                default={
+                    "host": "controller",
+                    "transport_url": f"local://run-{self.runs}",
+                    **self._default,
+                },
                 api={"auth_strategy": "noauth2"},
                 quota={"instances": -1, "cores": -1, "ram": -1},
                 fake={
-                    "hosts": HOSTS,
+                    "hosts": self._hosts_here,
                     "memory_mb": HOST_MEMORY,
                     "rules": [{"operation": "*", "kind": "delay", "delay": (0.0, 2.0)}],
                 },
@@ -169,10 +263,29 @@ class SimulatedCloud:
         }
         self._process = process
         await process.start()
+        process.watch_uploads()
         for driver in self.drivers():
             for name in DRIVER:
-                setattr(driver, name, with_faults(getattr(driver, name), process_run, self.fault_plan))
+                call = with_faults(getattr(driver, name), process_run, self.fault_plan)
+                setattr(driver, name, self.watched(call))
         self._transport = ASGITransport(process.application(), "cloud:8774")
+
+    async def lose_last_host(self) -> None:
+        """Go on without the last host, guests included, until `return_last_host`; return when it counts as down."""
+        await self._restart_with(HOSTS - 1)
+        await self.clock.sleep(2 * self.process().settings.default.service_down_time)
+
+    async def return_last_host(self) -> None:
+        """Bring the last host back, if it is lost."""
+        if self._hosts_here < HOSTS:
+            await self._restart_with(HOSTS)
+
+    async def _restart_with(self, hosts: int) -> None:
+        await self._up.wait()
+        run, self._hosts_here = self._process_run, hosts
+        run.ended.set()
+        await self.until(lambda: self._process_run is not run, "the process to be started again")
+        await self._up.wait()
 
     def process(self) -> SimulatedProcess:
         """Return the process."""
@@ -182,6 +295,26 @@ class SimulatedCloud:
     def drivers(self) -> list[Any]:
         """Return the drivers of all hosts."""
         return drivers_of(self.process())
+
+    def watched(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        """Return a driver's method after which the guests are counted: none may run on two hosts."""
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await call(*args, **kwargs)
+            finally:
+                self._count_guests()
+
+        return run
+
+    def _count_guests(self) -> None:
+        """Note whose guests run on two hosts. A host that was lost may have one until it learns of its departure."""
+        guests = [(driver.host, guest) for driver in self.drivers() for guest in driver._store]
+        running = [(host, guest) for host, guest in guests if guest.power_state == power_state.RUNNING]
+        if len({guest.uuid for _, guest in running}) < len(running):
+            left = {(row["host"], row["instance_uuid"]): row["epoch"] for row in self.rows(sa.select(departures))}
+            stay = Counter(guest.uuid for host, guest in running if left.get((host, guest.uuid), -1) < guest.epoch)
+            self._run_twice |= {uuid for uuid, count in stay.items() if count > 1}
 
     async def all_up(self) -> None:
         """Wait until the process runs."""
@@ -196,7 +329,7 @@ class SimulatedCloud:
             left = asyncio.all_tasks() - self._own
             if not left:
                 return
-            for task in left:
+            for task in sorted(left, key=_made):  # else the order would not be repeatable
                 task.cancel()
             await asyncio.sleep(0)
         raise AssertionError(f"these tasks do not end: {left}")
@@ -209,11 +342,19 @@ class SimulatedCloud:
         """Send a request; return None if a crash broke the connection, so that its result is unknown."""
         await self._up.wait()
         assert self._transport is not None
+        self.note_action(method, path, body)
         headers = request_headers(body)
-        data = None if body is None else msgspec.json.encode(body)
+        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         asked = asyncio.ensure_future(self._transport.request(method, f"{service}{path}", headers, data))
         await asyncio.wait({asked})  # a task of the process: a crash ends it
         return None if asked.cancelled() else asked.result()
+
+    def note_action(self, method: str, path: str, body: Any) -> None:
+        """Count the points from now on for the action of this request, if it is one."""
+        action = action_of(method, path, body)
+        if action:
+            self.fault_plan.action = action
+            self.asked.add(action)
 
     async def insist(self, method: str, path: str, body: Any, *wanted: int) -> int:
         """Send a request again until its status is one of these."""
@@ -222,12 +363,22 @@ class SimulatedCloud:
                 answer = await self.request(method, path, body)
                 if answer is not None and answer.status in wanted:
                     return answer.status
-                assert answer is None or answer.status in (409, 503), f"{answer.status} {answer.body!r}"
+                if answer is not None and answer.status not in (409, 503):
+                    raise Refused(f"{method} {path} {body}: {answer.status} {answer.body!r}")
                 await self.clock.sleep(1.0)
 
-    async def create(self, name: str, count: int = 1, flavor: str = "1", networks: Any = "none") -> list[str]:
+    async def create(
+        self, name: str, count: int = 1, flavor: str = "1", networks: Any = "none", **more: Any
+    ) -> list[str]:
         """Create servers once: if the answer is lost, look for the servers before asking again."""
-        server = {"name": name, "imageRef": IMAGE, "flavorRef": flavor, "networks": networks, "max_count": count}
+        server = {
+            "name": name,
+            "imageRef": IMAGE,
+            "flavorRef": flavor,
+            "networks": networks,
+            "max_count": count,
+            **more,
+        }
         async with self._patience(f"{name} to be accepted"):
             while True:
                 answer = await self.request("POST", "/servers", {"server": {**server, "min_count": count}})
@@ -249,7 +400,8 @@ class SimulatedCloud:
 
         await self.until(look, f"{id} to be {states}")
         state = "gone" if row is None else str(row["vm_state"])
-        assert state in states, f"{id} is {state}: {row and row['fault']}"
+        if state not in states:
+            raise UnexpectedResult(f"{id} is {state}: {row and row['fault']}")
         return state
 
     async def gone(self, id: str) -> None:
@@ -277,14 +429,40 @@ class SimulatedCloud:
         found = self.rows(sa.select(ports), "network") if "network" in self.databases else []
         return {row["id"]: row["device_id"] for row in found if row["device_owner"].startswith("compute:")}
 
+    def addresses(self) -> set[str]:
+        """Return the fixed addresses of the ports of servers."""
+        found = self.rows(sa.select(addresses), "network")
+        return {row["address"] for row in found if row["port_id"] in self.ports()}
+
+    def images(self) -> dict[str, str]:
+        """Return the status of each image; there are none without the image service."""
+        found = self.rows(sa.select(images), "image") if "image" in self.databases else []
+        return {row["id"]: row["status"] for row in found}
+
+    def images_of(self, server: str, kind: str) -> list[str]:
+        """Return the complete images of a server, by their type."""
+        of_server, of_kind = (
+            sa.select(properties.c.image_id).where(properties.c.name == name, properties.c.value == value)
+            for name, value in (("instance_uuid", server), ("image_type", kind))
+        )
+        found = sa.select(images.c.id).where(images.c.id.in_(of_server), images.c.id.in_(of_kind))
+        return [row["id"] for row in self.rows(found.where(images.c.status == "active"), "image")]
+
     def open_operations(self) -> list[Any]:
         """Return the operations that are not finished."""
         return self.rows(sa.select(operations).where(operations.c.finished_at.is_(None)))
+
+    def guest_images(self, id: str) -> list[str]:
+        """Return the images of the guests that the hosts have of a server."""
+        return [guest.image for driver in self.drivers() if (guest := driver._store.get(id)) is not None]
 
     async def until(self, true: Callable[[], bool], what: str) -> None:
         """Wait until the function returns True."""
         async with self._patience(what):
             while not true():
+                for supervisor in self._supervisors:
+                    if supervisor.done():
+                        supervisor.result()  # a fault of the simulation itself, not of the cloud
                 await self.clock.sleep(0.5)
 
     @contextlib.asynccontextmanager
@@ -294,7 +472,7 @@ class SimulatedCloud:
                 yield
         except TimeoutError:
             held = [(row["kind"], row["step"], row["owner"], row["leases"]) for row in self.open_operations()]
-            raise AssertionError(f"waited {self.patience:.0f} s for {what}; open: {held}") from None
+            raise NotInTime(f"waited {self.patience:.0f} s for {what}; open: {held}") from None
 
     def _all_up(self) -> bool:
         return len(self.rows(sa.select(inventories.c.node_uuid).distinct())) == self.hosts
@@ -304,13 +482,20 @@ class SimulatedCloud:
     async def check(self) -> None:
         """Inject no more faults, and assert that nothing is stuck, leaked or oversold."""
         self.fault_plan.armed = False
-        await self.all_up()
-        await self.until(lambda: not self.open_operations(), "all operations to end")
-        await self.until(lambda: not self.rows(sa.select(departures)), "the hosts to have cleaned up")
-        assert await run_audit(self.process()) == []
+        while True:  # the last fault may end the process only now
+            await self.all_up()
+            await self.until(lambda: not self.open_operations(), "all operations to end")
+            await self.until(lambda: not self.rows(sa.select(departures)), "the hosts to have cleaned up")
+            audit = asyncio.create_task(run_audit(self.process()))
+            await asyncio.wait({audit})
+            if not audit.cancelled():
+                break
+        assert audit.result() == []
+        assert not self._run_twice
         expected = {row["uuid"]: row["host"] for row in self.rows(sa.select(instances)) if row["host"] is not None}
         guests = {guest.uuid: driver.host for driver in self.drivers() for guest in await driver.list_guests()}
         assert guests == expected
+        assert set(self.images().values()) <= {"active"}
         assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
         for row in self.rows(sa.select(inventories)):
             held = [
@@ -319,6 +504,11 @@ class SimulatedCloud:
                 if (each["node_uuid"], each["resource_class"]) == (row["node_uuid"], row["resource_class"])
             ]
             assert sum(held) == row["used"] <= row["capacity"]
+
+
+def _made(task: "asyncio.Task[Any]") -> tuple[int, str]:
+    """Return when a task was made, among those that nobody gave a name: Task-9 before Task-10."""
+    return len(task.get_name()), task.get_name()
 
 
 def fresh(template: Path, directory: Path) -> Path:

@@ -11,7 +11,13 @@ import pytest
 
 from tests.simulation.faults import FAULTS, FaultPlan, Point
 from tests.simulation.loop import VirtualClock, simulate
-from tests.simulation.scenarios import delete_during_build, exceed_capacity, keep_servers, several_in_one_request
+from tests.simulation.scenarios import (
+    delete_during_build,
+    delete_during_move,
+    exceed_capacity,
+    keep_servers,
+    several_in_one_request,
+)
 from tests.simulation.simulated_cloud import SimulatedCloud, fresh
 
 MAX_FAULTS = 8
@@ -56,6 +62,7 @@ def test_nothing_is_stuck_leaked_or_oversold(seed: int, template: Path, tmp_path
                 keep_servers(cloud),
                 exceed_capacity(cloud),
                 *(delete_during_build(cloud, f"deleted-{number}", random.uniform(0.0, 4.0)) for number in range(4)),
+                *(delete_during_move(cloud, f"moved-{number}", random.uniform(0.0, 12.0)) for number in range(2)),
             )
         ]
         for user in users:

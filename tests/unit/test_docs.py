@@ -96,6 +96,21 @@ def test_files_and_the_functions_in_them() -> None:
     assert wrong == []
 
 
+def test_functions_that_follow_the_name_of_their_file() -> None:
+    wrong = []
+    for path, text in _texts():
+        for name, symbols in re.findall(r"`([\w./-]+\.py)`( `[\w.]+`(?:, `[\w.]+`)*)", text):
+            module = _exists(name, path.parent)
+            named = [symbol for symbol in re.findall(r"`([\w.]+)`", symbols) if not FILE.fullmatch(symbol)]
+            if module is not None:  # else the test above says so
+                wrong += [f"{_here(path)}: {name} {symbol}" for symbol in named if not _defines_all(module, symbol)]
+    assert wrong == []
+
+
+def _defines_all(module: Path, dotted: str) -> bool:
+    return all(_defines(module, symbol) for symbol in dotted.split("."))
+
+
 def _defines(module: Path, symbol: str) -> bool:
     pattern = rf"^\s*(async def|def|class) {symbol}\b|^{symbol}\b"
     return re.search(pattern, module.read_text(), re.MULTILINE) is not None

@@ -9,8 +9,10 @@ from random import Random
 
 import pytest
 
-from micronova.api.plugins import with_extensions
+from micronova.api.compute.extensions import load_extensions
 from micronova.conf.settings import load
+from micronova.http.service import Route
+from micronova.http.versions import since, until
 from micronova.plugins.hooks import Hooks
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.registry import load_filters
@@ -56,6 +58,19 @@ def test_hook(caplog: pytest.LogCaptureFixture) -> None:
     assert "The project engines asks for servers" in caplog.text
 
 
-def test_route() -> None:
-    [route] = with_extensions([], None)
-    assert route.label == "GET /racks"
+async def test_extension() -> None:
+    extensions = load_extensions()
+    detail = Route(
+        method="GET", path="/servers/detail", handler=show_detail, policy="", answer={"servers": [{"id": str}]}
+    )
+    before, changed, added = extensions.extend([detail], None)
+    assert (before.versions, changed.versions) == (until(89), since(90)) and before.answer == detail.answer
+    assert added.label == "GET /racks" and added.policy in {rule.name for rule in extensions.rules}
+    assert changed.answer == {"servers": [{"id": str, "racks:rack?": str}]}
+    answer = await changed.handler(None)
+    assert [each["racks:rack"] for each in answer["servers"] if "racks:rack" in each] == ["rack-7"]
+    assert [each.extension.alias for each in extensions.used] == ["os-racks"] and not extensions.problems
+
+
+async def show_detail(request: object) -> dict[str, list[dict[str, str]]]:
+    return {"servers": [{"id": "1", "OS-EXT-SRV-ATTR:host": "rack-7-node-3"}, {"id": "2"}]}

@@ -14,6 +14,9 @@ from msgspec import UNSET, Meta, UnsetType
 from micronova.http.paging import parse_iso
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
+from micronova.objects.guest_properties import TRUE_WORDS
+
+_SECOND = 1_000_000  # microseconds
 
 T = TypeVar("T")
 
@@ -84,7 +87,7 @@ def flag(value: Any) -> bool:
 def boolean(value: Any, field: str, noun: str = "query parameter") -> bool:
     """Read a flag; raise Invalid. For a field of a body, `noun` is "field/attribute"."""
     text = str(value).strip().lower()
-    if text in ("true", "1", "t", "yes", "y", "on"):
+    if text in TRUE_WORDS:
         return True
     if text in ("false", "0", "f", "no", "n", "off"):
         return False
@@ -148,3 +151,12 @@ def moment(value: str, field: str) -> int:
     except ValueError:
         wrong = f"{value[:64]!r} is not an ISO 8601 time"
         raise Invalid(f"Invalid input for query parameter {field}: {wrong}.") from None
+
+
+def last_moment(value: str, field: str) -> int:
+    """Read the end of a span of time: with a time in whole seconds, the span has this whole second.
+
+    Answers show times without fractions, and what changed at the time that is shown is not after it.
+    """
+    found = moment(value, field)
+    return found if found % _SECOND else found + _SECOND - 1

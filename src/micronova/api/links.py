@@ -5,6 +5,9 @@ import hashlib
 from micronova.http.paging import next_link
 from micronova.http.request import Request
 
+# As api/openapi.py reads it: the links of a resource, and those of a page of a list.
+LINKS = [{"rel": str, "href": str, "type?": str}]
+
 
 class Links:
     """Makes the links of one response; their common beginning is computed once."""

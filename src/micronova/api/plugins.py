@@ -1,55 +1,122 @@
-"""API extensions: routes that other packages add to the compute API.
+"""The installed extensions of the compute API.
 
-An extension is an entry point of the group `micronova.api_extensions`: a callable that gets the API's dependencies
-and returns `Route`s. They are a new resource, or an action on an existing one (the same path with another `action`).
-An extension cannot replace a route of ours. A faulty extension is reported and skipped; it never stops the API.
+An extension is used whole or not at all. A faulty one is reported with its name and its package, and skipped; it never
+stops the API. An extension cannot replace a route, a policy rule or an alias of ours, or of an extension before it.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from micronova.http.service import Route
+from micronova.api.extension import Additions, Extension, Unusable, changed
+from micronova.http.service import AUTHENTICATED, Route
 from micronova.plugins import entry_points
+from micronova.policies.enforcer import Rule
 
 log = logging.getLogger(__name__)
 
 GROUP = "micronova.api_extensions"
 
 
-def with_extensions(own: Sequence[Route], dependencies: Any) -> list[Route]:
-    """Return our routes and those of the installed extensions."""
-    routes = list(own)
-    taken = {_key(route) for route in own}
-    for name, offered in entry_points.load(GROUP, lambda extension: list(extension(dependencies))):
-        try:
-            clash = next((route for route in offered if _key(route) in taken), None)
-            if clash is not None:
-                raise ValueError(f"{clash.label} exists already")
-            _check_parameters(offered, routes)
-        except Exception as error:
-            log.error("the API extension %s is skipped: %s", name, error)
-            continue
-        routes += offered
-        taken |= {_key(route) for route in offered}
-    return routes
+@dataclass(frozen=True)
+class Installed:
+    """An extension and where it comes from."""
+
+    title: str  # the entry point and its package
+    extension: Extension
+
+
+class Extensions:
+    """The extensions that are used, and why others are not."""
+
+    def __init__(self, own_rules: Sequence[Rule], own_aliases: Collection[str]) -> None:
+        """Load the installed extensions; `own_rules` and `own_aliases` are those of the API itself."""
+        self.used: list[Installed] = []
+        self.problems: dict[str, str] = {}
+        self.rules = list(own_rules)  # with those of the extensions
+        self._aliases = set(own_aliases)
+        for entry in entry_points.installed(GROUP):
+            title = entry_points.title(entry)
+            try:
+                extension = entry.load()
+                self._check(extension)
+            except Exception as error:  # code of others may raise anything while it is imported
+                self._skip(title, error)
+                continue
+            self.used.append(Installed(title, extension))
+            self.rules += extension.rules
+            self._aliases.add(extension.alias)
+
+    def _skip(self, title: str, error: Exception) -> None:
+        known = isinstance(error, Unusable)
+        self.problems[title] = str(error) if known else f"{type(error).__name__}: {error}"
+        log.error(
+            "the API extension %s is skipped: %s; mend or uninstall its package, and restart the API",
+            title,
+            self.problems[title],
+            exc_info=None if known else error,
+        )
+
+    def _check(self, extension: Any) -> None:
+        if not isinstance(extension, Extension):
+            raise Unusable(f"it is a {type(extension).__name__} and must be an Extension of micronova.api.extension")
+        if not extension.alias or extension.alias in self._aliases:
+            raise Unusable(f"there is an extension with the alias {extension.alias!r} already")
+        known = {rule.name for rule in self.rules}
+        for rule in extension.rules:
+            if rule.name in known:
+                raise Unusable(f"there is a policy rule {rule.name} already")
+            known.add(rule.name)
+
+    def extend(self, own: Sequence[Route], dependencies: Any) -> list[Route]:
+        """Return our routes with what the extensions add."""
+        routes = list(own)
+        for installed in list(self.used):
+            try:
+                routes = self._with(routes, installed.extension.add(dependencies))
+            except Exception as error:
+                self.used.remove(installed)
+                self._skip(installed.title, error)
+        return routes
+
+    def _with(self, routes: list[Route], additions: Additions) -> list[Route]:
+        rules = {rule.name for rule in self.rules}
+        taken = {_key(route) for route in routes}
+        for route in additions.routes:
+            if _key(route) in taken:
+                raise Unusable(f"{route.label} exists already")
+            if route.policy is None or (route.policy != AUTHENTICATED and route.policy not in rules):
+                raise Unusable(f"{route.label} has the policy rule {route.policy!r}, which does not exist")
+            taken.add(_key(route))
+        found = [*routes, *additions.routes]
+        _check_parameters(found)
+        for change in additions.changes:
+            if all(route.label != change.route for route in found):
+                raise Unusable(f"it changes the route {change.route!r}, which does not exist")
+            found = [
+                each
+                for route in found
+                for each in (changed(route, change) if route.label == change.route else (route,))
+            ]
+        return found
 
 
 def _key(route: Route) -> tuple[str, str, str | None]:
     return route.method, route.path, route.action
 
 
-def _check_parameters(offered: Sequence[Route], routes: Sequence[Route]) -> None:
-    """Raise ValueError if a path names a parameter otherwise than an existing path does.
+def _check_parameters(routes: Sequence[Route]) -> None:
+    """Raise Unusable if a path names a parameter otherwise than another path does.
 
     The router wants one name for a parameter at one place, and would fail for all routes.
     """
     known: dict[tuple[str, ...], str] = {}
-    for route in (*routes, *offered):
+    for route in routes:
         parts: tuple[str, ...] = ()
         for part in route.path.split("/"):
             if part.startswith("{"):
                 if known.setdefault(parts, part) != part:
-                    raise ValueError(f"{route.path} must call the parameter {part} {known[parts]}")
+                    raise Unusable(f"{route.path} must call the parameter {part} {known[parts]}")
                 part = "{}"
             parts = (*parts, part)

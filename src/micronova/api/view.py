@@ -6,12 +6,13 @@ display, so a field that does not exist at this microversion costs nothing.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from micronova.http.versions import Range
 
 OMIT: Final = object()  # what the getter of an optional field returns to leave the field out
+UNDECLARED: Final = object()  # the type of a field that says nothing about its values
 
 Getter = Callable[[Any, Any], Any]  # (row, context) -> value; the context is what the view's caller passes
 Shape = Callable[..., dict[str, Any]]  # (row, context=None) -> what is sent
@@ -26,6 +27,8 @@ class Field:
     versions: Range = Range()
     when: str = ""  # only for callers of `at` that name this flag, e.g. "admin"
     optional: bool = False  # the getter may return OMIT
+    # The type of the values, for the OpenAPI document; api/openapi.py says how it is written.
+    type: Any = field(default=UNDECLARED, compare=False)
 
 
 class View:
@@ -42,7 +45,7 @@ class View:
         shape = self._at.get((minor, flags))
         if shape is None:
             fields = tuple(
-                field for field in self.fields if minor in field.versions and (not field.when or field.when in flags)
+                each for each in self.fields if minor in each.versions and (not each.when or each.when in flags)
             )
             shape = self._compiled.get(fields)
             if shape is None:
@@ -52,24 +55,24 @@ class View:
 
 
 def _compile(fields: tuple[Field, ...], keyed: bool) -> Shape:
-    names = [field.name for field in fields]
+    names = [each.name for each in fields]
     if len(set(names)) != len(names):
         raise ValueError(f"A field is declared twice for the same microversion: {names}.")
     scope: dict[str, Any] = {"OMIT": OMIT}
     parts: list[str] = []
     maybe: list[str] = []
-    for number, field in enumerate(fields):
-        if isinstance(field.get, str):
-            if not field.get.isidentifier():
-                raise ValueError(f"{field.get!r} is not the name of a column.")
-            value = f"row[{field.get!r}]" if keyed else f"row.{field.get}"
+    for number, each in enumerate(fields):
+        if isinstance(each.get, str):
+            if not each.get.isidentifier():
+                raise ValueError(f"{each.get!r} is not the name of a column.")
+            value = f"row[{each.get!r}]" if keyed else f"row.{each.get}"
         else:
-            scope[f"get{number}"] = field.get
+            scope[f"get{number}"] = each.get
             value = f"get{number}(row, context)"
-        if field.optional:
-            maybe += [f"value = {value}", "if value is not OMIT:", f"    shown[{field.name!r}] = value"]
+        if each.optional:
+            maybe += [f"value = {value}", "if value is not OMIT:", f"    shown[{each.name!r}] = value"]
         else:
-            parts.append(f"{field.name!r}: {value}")
+            parts.append(f"{each.name!r}: {value}")
     lines = ["shown = {" + ", ".join(parts) + "}", *maybe, "return shown"]
     exec("def shape(row, context=None):\n    " + "\n    ".join(lines), scope)  # noqa: S102 - made of our declarations only
     shape: Shape = scope["shape"]

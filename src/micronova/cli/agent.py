@@ -47,6 +47,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the agents are started 
 STEADY = 60.0  # seconds after which a process that ends was no failed start
 STOP_TIMEOUT = 10.0
 READY = "ready\n"
+MOST_SAID = 4096  # bytes that root reads at once of what the agents say
 _ENVIRONMENT = ("PATH", "TZ", "LANG", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 _ENVIRONMENT_PREFIXES = ("LC_", "PYTHON")
 _SIGNALLED = 3  # exit code: stopped by a signal, and not by the cloud
@@ -254,7 +255,9 @@ class AgentProcess:
     @property
     def attention(self) -> float:
         """In how many seconds the process has to be tended, if nothing happens before."""
-        return max(0.0, self._again_at - time.monotonic()) if self._process is None else STEADY
+        if self._process is not None or self._told_to_stop:
+            return STEADY
+        return max(0.0, self._again_at - time.monotonic())
 
     def stop(self, *, kill: bool) -> None:
         """End the process: with `kill` at once, because its cloud has died."""
@@ -269,9 +272,15 @@ class AgentProcess:
             self._close()
 
     def _read(self) -> str:
-        """Return what the process said but that it is ready: why it ends."""
+        """Return what the process said but that it is ready: why it ends.
+
+        Not more than a part at a time: agents that were taken over may write without end.
+        """
         assert self._process is not None and self._process.stdout is not None
-        said = (self._process.stdout.read() or b"").decode("utf-8", "replace")
+        try:
+            said = os.read(self._process.stdout.fileno(), MOST_SAID).decode("utf-8", "replace")
+        except BlockingIOError:
+            return ""
         self._was_ready = self._was_ready or said.startswith(READY)
         return said.removeprefix(READY)
 

@@ -11,7 +11,7 @@ from micronova.cli.state import StateDirectory, ask, default_directory
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
-    from micronova.conductor.audit import Progress
+    from micronova.conductor.host_guests import ReportProgress
 
 MANY_HOSTS = 500
 """With more hosts than these, the audit shows its progress."""
@@ -40,11 +40,11 @@ def _show_progress(done: int, hosts: int) -> None:
         click.echo(f"{done} of {hosts} hosts have answered", err=True)
 
 
-async def run_audit(process: "Process", progress: "Progress | None" = None) -> list[dict[str, Any]]:
+async def run_audit(process: "Process", progress: "ReportProgress | None" = None) -> list[dict[str, Any]]:
     """Return the findings, as plain data, of an audit over the database and the bus of a process."""
     from micronova.compute.rpcapi import ComputeAPI
     from micronova.conductor.audit import audit as compare
-    from micronova.conductor.audit import no_progress
+    from micronova.conductor.host_guests import no_progress
     from micronova.conductor.rpcapi import ProbeAPI
 
     assert process.database is not None and process.bus is not None
@@ -55,6 +55,7 @@ async def run_audit(process: "Process", progress: "Progress | None" = None) -> l
         process.clock,
         service_down_time=process.settings.default.service_down_time,
         ports=process.clients.network_client(),
+        images=process.clients.image_client(),
         progress=progress or no_progress,
     )
     builtins: list[dict[str, Any]] = msgspec.to_builtins(findings)

@@ -4,16 +4,20 @@ import functools
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from micronova.clients.identity.catalog import Catalog, CatalogTransport
 from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.clients.identity.feed import RevocationFeed
+from micronova.clients.key_manager.certificates import Certificates
 from micronova.conductor.rpcapi import HostKeysAPI
 from micronova.conf.settings import SettingsError
 from micronova.http.auth import EitherTokens, KeystoneTokens, NoAuth2, SignedTokens
 from micronova.http.client import Answer, ASGITransport, HTTPTransport, ServiceClient, Transport, raise_for
 from micronova.http.host_keys import HeldKeys, HostKeyring
+from micronova.http.image_downloads import ImageDownloads
+from micronova.http.image_uploads import ImageUploads
 from micronova.http.service import Authenticator
 from micronova.http.tickets import Tickets
 from micronova.http.tokens import Revocations, TokenVerifier
@@ -34,6 +38,10 @@ ENDPOINTS = {
 }
 
 
+KEY_MANAGER = "key-manager"
+"""The type of the key manager in a catalog. There is no embedded one."""
+
+
 class Clients:
     """Makes the clients of the OpenStack services that the settings name, and what checks tokens and host keys."""
 
@@ -42,6 +50,7 @@ class Clients:
         self._transports: list[Transport] = []
         self._token: ServiceToken | None = None
         self._catalog: Catalog | None = None
+        self._image_client: ImageClient | None = None
         self._network_client: NetworkClient | None = None
         self._feeds: list[RevocationFeed] = []  # revoked tokens, from an identity service in another process
 
@@ -129,19 +138,56 @@ class Clients:
 
         process = self._process
         override = process.settings.glance.endpoint_override
-        if not self._has("image", override):
-            return None
+        if self._image_client is not None or not self._has("image", override):
+            return self._image_client
         here = process.url if process.agent is None else process.agent.url
         url: str | Callable[[], str] = override or f"{here}/image"
         if self._in_catalog("image", override):
             url = functools.partial(self.catalog().known_endpoint, "image")
         key = process.settings.glance.ticket_key or ("image" in process.roles and process.keys.ticket_key)
-        return ImageClient(
+        self._image_client = ImageClient(
             self._client("image", override),
             url=url,
             tickets=Tickets(bytes.fromhex(key)) if key else None,
             now=process.clock.now,
         )
+        return self._image_client
+
+    def image_uploads(self) -> ImageUploads:
+        """Return what the compute agents of this process upload images with."""
+        process = self._process
+        service = process.settings.glance.endpoint_override
+        if not self._is_embedded("image"):
+            return ImageUploads(service)
+        application = MountedApp(process, "/image")
+        return ImageUploads(service, here=lambda: f"{process.url}/image", application=application)
+
+    def image_downloads(self) -> ImageDownloads:
+        """Return what the drivers of this process download images with."""
+        process = self._process
+        service = process.settings.glance.endpoint_override
+        if not self._is_embedded("image"):
+            return ImageDownloads(service)
+        application = MountedApp(process, "/image")
+        return ImageDownloads(service, here=lambda: f"{process.url}/image", application=application)
+
+    def certificates(self) -> Certificates:
+        """Return what has the certificates of signed images: a directory, and the key manager if there is one."""
+        process = self._process
+        named = process.settings.glance.certificate_directory
+        directory = Path(named) if named else process.directory.path / "certificates"
+        url = process.settings.barbican.barbican_endpoint
+        if not self._has(KEY_MANAGER, url):
+            return Certificates(directory)
+        if url:
+            return Certificates(directory, ServiceClient(self._key_manager(), _no_token))
+        client, catalog = self._client(KEY_MANAGER, ""), self.catalog()
+        return Certificates(directory, client, in_catalog=functools.partial(catalog.has, KEY_MANAGER))
+
+    def _key_manager(self) -> Transport:
+        """Return the transport to the key manager that the settings name; its versions are one level higher."""
+        url = self._process.settings.barbican.barbican_endpoint
+        return self._transport(KEY_MANAGER, url.rstrip("/").removesuffix("/v1"))
 
     def network_client(self) -> "NetworkClient | None":
         """Return the network client; None when there is no network service."""
@@ -176,6 +222,9 @@ class Clients:
             elif override:
                 left_open = "it answers, but without a service user (identity.auth_url) nothing more can be asked of it"
                 yield name, functools.partial(_versions, self._transport(name, override)), left_open
+        if settings.barbican.barbican_endpoint:
+            left_open = "it answers; certificates are asked for with the tokens of users, and not here"
+            yield KEY_MANAGER, functools.partial(_versions, self._key_manager()), left_open
 
     # --- compute hosts ---------------------------------------------------------------------------------------
 
@@ -248,7 +297,7 @@ class Clients:
                 "network": "neutron.endpoint_override",
             }[name]
             raise SettingsError(f"The {name} service has no URL: set {section}, or run its role in this process.")
-        return ASGITransport(_MountedApp(self._process, f"/{name}"))
+        return ASGITransport(MountedApp(self._process, f"/{name}"))
 
 
 async def _versions(transport: Transport) -> None:
@@ -257,7 +306,7 @@ async def _versions(transport: Transport) -> None:
     raise_for(answer, "GET", "/")
 
 
-class _MountedApp:
+class MountedApp:
     """A service of this process by its mount path. It is looked up at each call, because it may start later."""
 
     def __init__(self, process: "Process", mount: str) -> None:
@@ -281,6 +330,11 @@ class NoService:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+async def _no_token() -> str:
+    """The service user asks the key manager for nothing: users do."""
+    return ""
 
 
 async def _noauth_token() -> str:

@@ -4,6 +4,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from micronova.objects.errors import MicronovaError, NotFound
 from micronova.objects.service_names import COMPUTE
 
 if TYPE_CHECKING:
+    from micronova.cli.wiring import Process
     from micronova.db.services import ServiceChanges
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is printed into commands and settings
@@ -25,6 +27,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)  # it is print
 
 def _with_database(
     directory: Path | None, config: Path | None, work: Callable[[Database, Settings], Awaitable[Any]]
+) -> Any:
+    async def with_process(database: Database, process: "Process") -> Any:
+        return await work(database, process.settings)
+
+    return _with_process(directory, config, with_process)
+
+
+def _with_process(
+    directory: Path | None, config: Path | None, work: Callable[[Database, "Process"], Awaitable[Any]]
 ) -> Any:
     settings = load(config)
     place = place_of_databases(directory, settings)
@@ -36,7 +47,7 @@ def _with_database(
 
         process = Process(settings, [], place)
         try:
-            return await work(await process.open_current_database(), settings)
+            return await work(await process.open_current_database(), process)
         finally:
             await process.stop()
 
@@ -68,31 +79,35 @@ def _in_order(name: str) -> list[tuple[int, str]]:
 def disable(name: str, reason: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers."""
 
-    async def work(database: Database, settings: Settings) -> None:
-        await _switch(database, name, {"disabled": True, "disabled_reason": reason or None})
+    async def work(database: Database, process: "Process") -> None:
+        await _switch(database, process, name, {"disabled": True, "disabled_reason": reason or None})
 
-    _with_database(directory, config, work)
+    _with_process(directory, config, work)
 
 
 def enable(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host new servers again."""
 
-    async def work(database: Database, settings: Settings) -> None:
-        await _switch(database, name, {"disabled": False, "disabled_reason": None})
+    async def work(database: Database, process: "Process") -> None:
+        await _switch(database, process, name, {"disabled": False, "disabled_reason": None})
 
-    _with_database(directory, config, work)
+    _with_process(directory, config, work)
 
 
-async def _switch(database: Database, name: str, values: "ServiceChanges") -> None:
+async def _switch(database: Database, process: "Process", name: str, values: "ServiceChanges") -> None:
     import time
 
     from micronova.db import services
+    from micronova.notifications import resources
+    from micronova.objects.context import Context
 
     try:
         row = await database.read(services.find, name, COMPUTE)
     except NotFound:
         raise NotFound(f"There is no host {name}: `micronova host list` shows those that there are.") from None
-    await database.write(services.update, row.uuid, values, micros(time.time()))
+    changed = await database.write(services.update, row.uuid, values, micros(time.time()))
+    await process.notifier.start()
+    process.notifier.announce(Context(), partial(resources.service, "update", changed))
     if values["disabled"]:
         click.echo(f"{name} gets no new servers; its servers keep running. Undo: micronova host enable {name}")
     else:
@@ -190,12 +205,12 @@ def drain(name: str, directory: Path | None, config: Path | None) -> None:
     """Give a host no new servers, and print those that it still has; they cannot be moved yet."""
     from micronova.db.tables import instances
 
-    async def work(database: Database, settings: Settings) -> list[Any]:
-        await _switch(database, name, {"disabled": True, "disabled_reason": "draining"})
+    async def work(database: Database, process: "Process") -> list[Any]:
+        await _switch(database, process, name, {"disabled": True, "disabled_reason": "draining"})
         query = instances.select().where(instances.c.host == name).order_by(instances.c.created_at)
         return await database.read(lambda conn: list(conn.execute(query).mappings()))
 
-    rows = _with_database(directory, config, work)
+    rows = _with_process(directory, config, work)
     if not rows:
         click.echo(f"{name} has no servers.")
         return

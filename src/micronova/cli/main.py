@@ -185,6 +185,19 @@ def config(config: Path | None) -> None:
     show_settings(config)
 
 
+@main.command(short_help="Print the OpenAPI document of the compute API.")
+@click.option("--microversion", default="latest", show_default=True, help="Microversion, such as 2.90.")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")
+def openapi(microversion: str, config: Path | None) -> None:
+    """Print the OpenAPI 3.1 document of the compute API at a microversion.
+
+    A running cloud serves it at /compute/v2.1/openapi.json.
+    """
+    from micronova.cli.openapi import openapi as run
+
+    run(microversion, config)
+
+
 @main.command()
 @directory_option
 @click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings (TOML).")

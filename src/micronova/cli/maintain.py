@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -109,7 +109,7 @@ def purge(directory: Path | None, config: Path | None, before: float, dry_run: b
 
 async def _purge(settings: Settings, place: StateDirectory, before: int, dry_run: bool) -> None:
     from micronova.cli.wiring import Process
-    from micronova.db import retention
+    from micronova.db import retention, task_logs
 
     process = Process(settings, [], place)
     try:
@@ -117,6 +117,7 @@ async def _purge(settings: Settings, place: StateDirectory, before: int, dry_run
         for what, count, delete in (
             ("finished operations", retention.count_operations, retention.purge_operations),
             ("deleted servers", retention.count_servers, retention.purge_servers),
+            ("logs of usage audits", task_logs.count, task_logs.purge),
         ):
             total = await database.read(count, before)
             if dry_run:
@@ -194,8 +195,28 @@ def check(directory: Path | None, config: Path | None) -> int:
         return 1
     free = shutil.disk_usage(parent).free
     say(Verdict(f"disk space at {parent}", None if free > 1 << 30 else f"only {free >> 20} MiB are free"))
+    for verdict in _check_extensions(settings):
+        say(verdict)
     asyncio.run(_check_connections(settings, place, say))
     return 1 if failures else 0
+
+
+def _check_extensions(settings: Settings) -> Iterator[Verdict]:
+    """Compose the API with the installed extensions, as its start does."""
+    from micronova.api.plugins import GROUP
+    from micronova.plugins import entry_points
+
+    if not entry_points.registered(GROUP):
+        return
+    from micronova.api.compute.extensions import load_extensions
+    from micronova.cli.openapi import composed_routes
+
+    extensions = load_extensions()
+    asyncio.run(composed_routes(settings, extensions))
+    for installed in extensions.used:
+        yield Verdict(f"API extension {installed.title}")
+    for title, problem in extensions.problems.items():
+        yield Verdict(f"API extension {title}", problem)
 
 
 async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[Verdict], None]) -> None:
@@ -292,12 +313,12 @@ async def _check_service(name: str, ask: Callable[[], Awaitable[object]], left_o
 
 
 def check_policy(roles: tuple[str, ...], prefix: str, policy_file: Path | None) -> None:
-    """Print which rules a user with these roles passes: in its own project, and in others."""
+    """Print which rules, also of API extensions, a user with these roles passes: in its own project, and in others."""
+    from micronova.api.compute.extensions import load_extensions
     from micronova.objects.context import RequestContext
-    from micronova.policies.compute import RULES
     from micronova.policies.enforcer import Enforcer
 
-    enforcer = Enforcer(RULES, policy_file)
+    enforcer = Enforcer(load_extensions().rules, policy_file)
     context = RequestContext(request_id="", user_id="u", project_id="p", roles=roles or ("member", "reader"))
     click.echo(f"{'own':<6}{'others':<8}rule   (roles: {', '.join(context.roles)})")
     for rule in sorted(enforcer.rules):

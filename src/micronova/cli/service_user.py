@@ -9,6 +9,7 @@ mount namespace, in which the closed parent contains only what is needed.
 The person who typed sudo gets one right: to read DIR/clouds.yaml.
 """
 
+import contextlib
 import ctypes
 import os
 import pwd
@@ -47,6 +48,15 @@ def service_user(name: str) -> ServiceUser | None:
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
+        entry = _create(name)
+    return ServiceUser(name, entry.pw_uid, entry.pw_gid)
+
+
+def _create(name: str) -> pwd.struct_passwd:
+    """Create the user, unless another process has created it meanwhile: useradd itself would give it another id."""
+    with root_records.locked():
+        with contextlib.suppress(KeyError):
+            return pwd.getpwnam(name)
         command = ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"]
         try:
             subprocess.run(
@@ -58,24 +68,23 @@ def service_user(name: str) -> ServiceUser | None:
             ) from None
         except subprocess.CalledProcessError as error:
             raise SettingsError(f"The user {name} cannot be created: {error.stderr.strip()}.") from None
-        entry = pwd.getpwnam(name)
-    return ServiceUser(name, entry.pw_uid, entry.pw_gid)
+        return pwd.getpwnam(name)
 
 
 def claim(place: StateDirectory, user: ServiceUser) -> None:
     """Create DIR with its keys, or refuse a directory of another user.
 
-    Root records which cloud it has made, with every driver: an older record was of a directory that is gone.
+    Root records which cloud it has made, with every driver.
     """
     place.create()
     if place.path.stat().st_uid not in (0, user.uid):
         raise MicronovaError(
             f"{place.path} belongs to another user than {user.name}: choose another --dir, or set default.user."
         )
-    new = not place.has_keys()
-    place.keys()
-    if new:
-        root_records.cloud_id(place, new=True)
+    if place.has_keys():
+        place.keys()  # refuses a file that is damaged
+    else:
+        root_records.make_keys(place)
 
 
 def hand_over(place: StateDirectory, user: ServiceUser) -> None:

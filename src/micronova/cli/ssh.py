@@ -7,6 +7,7 @@ server without a key pair or a guest that is simulated, is said before anything 
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import os
 import shlex
@@ -31,6 +32,7 @@ from micronova.objects.errors import MicronovaError, NotFound, Unavailable
 PORT = 22
 PATIENCE = 90.0  # seconds until a guest must answer: one that has just been started boots first
 PAUSE = 1.0
+MOST_READ = 4096  # bytes of what a guest and the command that connects to it say
 
 Found = dict[str, Any]
 
@@ -334,20 +336,45 @@ def _proxy_command(place: StateDirectory) -> list[str]:
     return command if allowed else ["sudo", *command]
 
 
+def _first_of(command: list[str], seconds: float) -> tuple[bytes, bytes] | None:
+    """Run the command to its end; return the begin of its output and of its errors, None if it does not end.
+
+    The output is the guest's, which may send without end. What is not read fills a pipe and stops the command.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+    except FileNotFoundError:
+        raise MicronovaError("The cloud belongs to root, and there is no sudo: become root.") from None
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout, process.stderr:
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(PermissionError):  # sudo's; it ends when nobody reads what it writes
+                process.kill()
+                process.wait()
+            return None
+        found = []
+        for stream in (process.stdout, process.stderr):
+            os.set_blocking(stream.fileno(), False)
+            found.append(stream.read(MOST_READ) or b"")
+    return found[0], found[1]
+
+
 def _wait_for_guest(command: list[str], server: str, address: str) -> None:
     """Wait until the guest's SSH server answers; raise with what `micronova connect` says if it does not."""
     deadline = time.monotonic() + PATIENCE
     waiting = False
     while True:
-        try:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30)
-        except FileNotFoundError:
-            raise MicronovaError("The cloud belongs to root, and there is no sudo: become root.") from None
-        except subprocess.TimeoutExpired:
+        answer = _first_of(command, 30.0)
+        if answer is None:
             return  # the guest accepts connections but sends no banner yet; ssh waits for it
-        if done.stdout.startswith(b"SSH-"):
+        banner, errors = answer
+        if banner.startswith(b"SSH-"):
             return
-        said = done.stderr.decode(errors="replace").strip().removeprefix("micronova: ")
+        said = errors.decode(errors="replace").strip().removeprefix("micronova: ")
         if time.monotonic() > deadline or "cannot be reached" not in said:
             raise MicronovaError(said or f"What answers at {address} port {PORT} is no SSH server.")
         if not waiting:

@@ -118,10 +118,14 @@ class StateDirectory:
                 return msgspec.json.decode(read_trusted(file), type=Keys)
             except msgspec.MsgspecError as error:
                 raise MicronovaError(f"{file} is damaged: {error}.") from None
+        return self.make_keys(str(uuid.uuid4()))
+
+    def make_keys(self, cloud_id: str) -> Keys:
+        """Make the keys of a new cloud."""
         from micronova.http.tokens import TokenKey
 
         keys = Keys(
-            cloud_id=str(uuid.uuid4()),
+            cloud_id=cloud_id,
             secret_key=secrets.token_hex(32),
             token_key=TokenKey.generate().hex(),
             ticket_key=secrets.token_hex(32),

@@ -50,6 +50,7 @@ def summarise(found: dict[str, Any]) -> list[str]:
     operations, bus = found["operations"], found["bus"]
     stuck = operations["without_valid_lease"]
     lines.append(f"operations: {operations['open']} open, {stuck or 'none'} stuck (without a valid lease)")
+    lines += _jobs(found["periodic_jobs"])
     if bus["connected"]:
         lines.append(f"bus: connected for {_ago(bus['connected_seconds'])}, {bus['dead_letters']} dead letters")
     else:
@@ -59,6 +60,19 @@ def summarise(found: dict[str, Any]) -> list[str]:
             f"bus: BLOCKED by the broker for {_ago(bus['blocked_seconds'])} ({bus['blocked']}): no messages are sent; "
             "free memory or disk space at the broker"
         )
+    return lines
+
+
+def _jobs(jobs: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each periodic job."""
+    lines = ["periodic jobs:"] if jobs else []
+    for job in jobs:
+        if job["ended_seconds_ago"] is None:
+            last = f"begun {_ago(job['began_seconds_ago'])} ago, not ended"
+        else:
+            took = job["began_seconds_ago"] - job["ended_seconds_ago"]
+            last = f"last run {_ago(job['ended_seconds_ago'])} ago, took {_ago(took)}"
+        lines.append(f"  {job['name']:<18} {last}" + (f", FAILED: {job['error']}" if job["error"] else ""))
     return lines
 
 
@@ -103,7 +117,7 @@ def _memory() -> int:
 
 
 def _read_status(conn: sa.Connection, now: float, down_time: float) -> dict[str, Any]:
-    from micronova.db import services
+    from micronova.db import periodic_jobs, services
     from micronova.db.tables import instances, operations
     from micronova.objects.clock import micros
     from micronova.objects.states import status as status_of
@@ -128,6 +142,16 @@ def _read_status(conn: sa.Connection, now: float, down_time: float) -> dict[str,
             for row in services.list_(conn)
         ],
         "servers": dict(servers),
+        "periodic_jobs": [
+            {
+                "name": row.name,
+                "began_seconds_ago": round(now - row.began_at / 1e6, 1),
+                "ended_seconds_ago": None if row.ended_at is None else round(now - row.ended_at / 1e6, 1),
+                "error": row.error or "",
+            }
+            for row in periodic_jobs.list_(conn)
+            if row.began_at is not None
+        ],
         "operations": {
             "open": conn.execute(sa.select(sa.func.count()).where(still_open)).scalar_one(),
             "without_valid_lease": conn.execute(unleased).scalar_one(),

@@ -118,8 +118,7 @@ class HostProcesses:
     ) -> None:
         """`user` may use them. `owner` owns DIR, if that is another user."""
         from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
-        from micronova.virt.libvirt.driver import state_root
-        from micronova.virt.libvirt.setup import private_libvirtd
+        from micronova.virt.libvirt.setup import private_libvirtd, state_root
 
         cloud_id = root_records.cloud_id(place)
         self._user = user
@@ -371,7 +370,8 @@ def supervise(
             except MicronovaError as error:
                 failed = error
                 _terminate(child)
-        pause = CHECK_INTERVAL if agent is None else min(CHECK_INTERVAL, agent.attention)
+        tended = agent is not None and failed is None and not asked
+        pause = min(CHECK_INTERVAL, agent.attention) if agent is not None and tended else CHECK_INTERVAL
         if select.select([reader], [], [], pause)[0]:
             os.read(reader, 512)  # a child ended, or a signal told us to stop
         if not asked and failed is None:
@@ -411,7 +411,7 @@ def run_as_service(
         main(settings, roles, None)
         if existing:
             from micronova.virt.libvirt.daemon.existing import ExistingLibvirt
-            from micronova.virt.libvirt.driver import state_root
+            from micronova.virt.libvirt.setup import state_root
 
             guests = state_root(place.path, settings.libvirt).absolute()
             _power_off(ExistingLibvirt(settings.libvirt.connection_uri, place.keys().cloud_id, guests))
@@ -424,9 +424,8 @@ def run_as_service(
     others = [role for role in roles if role not in HOST_ROLES]
     agents = [role for role in roles if role in HOST_ROLES]
     agent_user = _agent_user(settings, user) if others else None
-    new = not place.has_keys()
     claim(place, user)
-    cloud_id = root_records.cloud_id(place, new=new)
+    cloud_id = root_records.cloud_id(place)
     settings = in_agent_namespace(settings, place)
     if agent_user is None:
         supervise(HostProcesses(settings, place, user), user, place, lambda _: main(settings, roles, None))

@@ -24,6 +24,8 @@ from micronova.objects.errors import MicronovaError
 if TYPE_CHECKING:
     from micronova.cli.agent import AgentLink
 
+MOST_READ = 65_536  # bytes at the end of the log that are read for the reason of a failed start
+
 
 def up(
     directory: Path | None,
@@ -61,8 +63,13 @@ def up(
         if obstacle is not None:
             notice = f"Real guests are not possible here. {obstacle}"
             settings = settings_for("fake")
-    if settings.default.resume_guests_state_on_host_boot is None:
-        default = msgspec.structs.replace(settings.default, resume_guests_state_on_host_boot=True)
+    chosen = [
+        name
+        for name in ("resume_guests_state_on_host_boot", "allow_resize_to_same_host")
+        if getattr(settings.default, name) is None
+    ]
+    if chosen:
+        default = msgspec.structs.replace(settings.default, **dict.fromkeys(chosen, True))
         settings = msgspec.structs.replace(settings, default=default)
     settings, lack = without_links(settings)
     notice = notice or lack
@@ -95,7 +102,7 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     from micronova.cli.service_user import sudo_user
     from micronova.cli.supervisor import run_as_service, runs_network_agent, runs_qemu
     from micronova.http.sockets import listen
-    from micronova.telemetry.logs import set_up_logging
+    from micronova.telemetry.logs import limited_log, set_up_logging
 
     set_up_logging(settings)
     sock = listen(settings.api.listen, settings.api.port)  # first: a port in use should cost nothing else
@@ -107,7 +114,11 @@ def _run(settings: Settings, place: StateDirectory, notice: str) -> None:
     def main(settings: Settings, roles: Sequence[str], agent: "AgentLink | None") -> None:
         from micronova.cli.run import run_until_stopped
 
-        run_until_stopped(lambda stopped: _up(settings, roles, agent, place, sock, notice, pid, person, stopped))
+        async def work(stopped: asyncio.Event) -> None:
+            async with limited_log(log_file(place), settings.default.log_file_max_size):
+                await _up(settings, roles, agent, place, sock, notice, pid, person, stopped)
+
+        run_until_stopped(work)
 
     run_as_service(settings, place, roles, main, needs_root=runs_qemu(settings))
     if os.getpid() == pid:  # else this is the child, and root's process has more to stop
@@ -190,16 +201,24 @@ def _greet(url: str, directory: Path, clouds: Path, notice: str, settings: Setti
     sys.stdout.flush()
 
 
+def log_file(place: StateDirectory) -> Path:
+    """Return the log of a detached cloud."""
+    return place.path / "micronova.log"
+
+
 def _detach(place: StateDirectory, arguments: list[str]) -> None:
     """Start the same command without --detach in the background, and wait until it answers."""
     place.create()
     command = own_command(*(a for a in arguments if a != "--detach"))
-    logfile = place.path / "micronova.log"
-    try:  # DIR may belong to the service user already
+    logfile = log_file(place)
+    try:  # DIR may belong to the service user already, who then owns the log and can keep it below a size
+        if not os.path.lexists(logfile):
+            place.write(logfile.name, b"")
         stream = open(logfile, "ab", opener=lambda _, flags: open_trusted(logfile, flags))  # noqa: SIM115
     except OSError as error:
         raise MicronovaError(f"Cannot write {logfile}: {error.strerror}.") from None
-    # The cloud and its agents get the descriptor that only appends: they cannot read or shorten the log by it.
+    # The cloud and its agents get the descriptor that only appends: they cannot read or shorten the log by it. The
+    # cloud owns the file and opens it once more to shorten it; the agents are another user.
     with stream, open(f"/proc/self/fd/{stream.fileno()}", "rb") as logged:
         begin = stream.tell()
         child = subprocess.Popen(
@@ -214,8 +233,9 @@ def _detach(place: StateDirectory, arguments: list[str]) -> None:
                 break
         else:
             child.wait()
-            logged.seek(begin)
-            raise _reason(logged.read())
+            end = logged.seek(0, os.SEEK_END)
+            logged.seek(max(begin if begin <= end else 0, end - MOST_READ))  # the cloud may have shortened it
+            raise _reason(logged.read(MOST_READ))
     click.echo("".join(greeting[:-1]) + f"`micronova down --dir {place.path}` stops it; its log is {logfile}.")
 
 

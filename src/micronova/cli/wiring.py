@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 from micronova.cli.agent import HOST_ROLES, SERVICES, AgentLink, control_name
 from micronova.cli.clients import Clients
 from micronova.cli.connections import open_and_ask, start_bus, when_available
-from micronova.cli.names import COMPUTE_ROLES, ROLES, START_ORDER
+from micronova.cli.names import COMPUTE_ROLES, EMBEDDED_ROLES, ROLES, START_ORDER
 from micronova.cli.state import Keys, OwnerLock, StateDirectory, default_directory
 from micronova.cli.telemetry import make_telemetry
 from micronova.compute.rpcapi import COMPUTE_INTERFACE
@@ -48,6 +48,7 @@ NO_CONTROL_USERS = (
 AGENT_GRACE = 20.0  # seconds beyond compute.shutdown_grace that the agents' process has to stop
 COMPUTE_TOPIC = COMPUTE_INTERFACE.topic
 MIGRATIONS = "micronova.db.migrations"
+WITH_COMPUTE_DATABASE = ("api", "metadata", "conductor", "scheduler")
 
 T = TypeVar("T")
 
@@ -277,7 +278,7 @@ class Process:
 
         With `upgrade`, bring the database to the newest revision; else refuse a database that is at another one.
         """
-        if any(role in self.roles for role in ("api", "metadata", "conductor", "scheduler")):
+        if any(role in self.roles for role in WITH_COMPUTE_DATABASE):
             if upgrade:
                 from micronova.db import schema
                 from micronova.db.tables import metadata
@@ -287,24 +288,54 @@ class Process:
             else:
                 database = await self.open_current_database()
             self.database = database
-            if database.dialect == "postgresql":
-                self.clock = self._database_clock = DatabaseClock(self.clock, database)
-                await self._available(self._database_clock.start)
+        await self._use_clock_of_database()
+        if self.database is not None:
+            self.database = self._watched(self.database)
         if any(role in self.roles for role in (*COMPUTE_ROLES, "console", "network-agent")):
             default = self.settings.default
             if not default.control_users and not default.transport_url.startswith("local:"):
                 log.warning("%s", NO_CONTROL_USERS)
             self.bus = await self.connect_bus()
 
+    async def _use_clock_of_database(self) -> None:
+        """Use the clock of PostgreSQL: roles compare times in rows with those of processes on other machines.
+
+        The services' databases are schemas of one server, so that any of them tells the time.
+        """
+        names = ["compute"] if self.database is not None else [role for role in EMBEDDED_ROLES if role in self.roles]
+        if names and self._on_postgresql:
+            self.clock = self._database_clock = DatabaseClock(self.clock, await self.open_database(names[0]))
+            await self._available(self._database_clock.start)
+
+    @property
+    def _on_postgresql(self) -> bool:
+        return self.settings.database.connection.startswith("postgres")
+
+    def _watched(self, database: Database) -> Database:
+        """Let changes of instances send notifications, if the settings say so."""
+        wanted = self.settings.notifications.notify_on_state_change
+        if wanted == "none" or not self.notifier.enabled:
+            return database
+        from micronova.db.instance_changes import WatchedDatabase
+        from micronova.notifications.notifier import on_change
+
+        period = self.settings.default.instance_usage_audit_period
+        with_task_states = wanted == "vm_and_task_state"
+        watcher = on_change(self.notifier, self.clock, with_task_states=with_task_states, period=period)
+        return WatchedDatabase(database, watcher)
+
     def schema_of(self, name: str) -> str | None:
         """Return the PostgreSQL schema of a service; compute has the default one, SQLite has files instead."""
-        return None if name == "compute" or not self.settings.database.connection.startswith("postgres") else name
+        return None if name == "compute" or not self._on_postgresql else name
 
     async def open_database(self, name: str) -> Database:
         """Open the database of a service: a SQLite file of its own, or a schema of the PostgreSQL database.
 
-        Raise SettingsError if the settings are wrong; if it is away, raise Unavailable, or wait if the process waits.
+        It is opened once and closed with the process. Raise SettingsError if the settings are wrong; if it is away,
+        raise Unavailable, or wait if the process waits.
         """
+        if name in self._databases:
+            return self._databases[name]
         url = self.settings.database.connection or self.directory.database_url(name)
         if url.startswith("sqlite") and self.settings.database.connection and name != "compute":
             url = f"{url}.{name}"

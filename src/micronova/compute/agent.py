@@ -2,15 +2,17 @@
 
 import asyncio
 import functools
+import itertools
 import logging
 import traceback
 from typing import Protocol
 
+from micronova.compute.handlers import HANDLERS, UNDO
 from micronova.compute.host import Host
-from micronova.compute.order_handlers import HANDLERS, UNDO
 from micronova.compute.work import InstanceWork, Outcome, Phase, Work
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, NotSupported, resource_exhausted
+from micronova.objects.host_limits import MOST_REPORTED
 from micronova.objects.orders import (
     Departure,
     GuestAtEpoch,
@@ -18,6 +20,8 @@ from micronova.objects.orders import (
     HeartbeatReply,
     HostBeat,
     HostReply,
+    Progress,
+    ProgressReply,
     RemovedGuest,
     Report,
     ReportReply,
@@ -37,6 +41,9 @@ class Conductor(Protocol):
 
     async def report(self, report: Report, context: Context) -> ReportReply:
         """Report how an order ended; repeat it until a conductor replies."""
+
+    async def progress(self, progress: Progress, context: Context) -> ProgressReply:
+        """Report the task state that an order has reached; repeat it until a conductor replies."""
 
     async def plugged_ports(self, host: str, instance_uuid: str, ports: tuple[str, ...]) -> frozenset[str]:
         """Return those of an instance's ports that the network service has plugged on this host."""
@@ -93,7 +100,7 @@ class HostAgent:
             return
         plugged_ports = functools.partial(self._conductor.plugged_ports, host.name, order.instance.uuid)
         plug_wait = host.plug_events.watch(order.instance.uuid, order.wait_for_plugs, plugged_ports)
-        work = Work(order, context, plug_wait, host.clock.now())
+        work = Work(order, context, plug_wait, host.clock.now(), self._conductor.progress)
         instance_work = self._registry.add(work)
         host.boots.order_accepted(order.instance.uuid)
         work.task = asyncio.get_running_loop().create_task(self._run(work, instance_work))
@@ -114,6 +121,7 @@ class HostAgent:
                 if reply.accepted:
                     # A refused report means that a conductor has the operation now, and may send the order again.
                     self._registry.remember_finished(work)
+                # The conductor asks for it after builds only. It is checked again, because a guest cannot be restored.
                 if reply.destroy and work.order.kind == "build":
                     self._depart(Departure(work.order.instance.uuid, work.order.epoch))
                 undo = UNDO.get(work.order.kind)
@@ -129,7 +137,7 @@ class HostAgent:
         handler = HANDLERS.get(order.kind)
         try:
             if handler is None:
-                raise NotSupported(f"The host {self.host.name} does not know how to {order.kind} a server.")
+                raise NotSupported(f"The server's host does not know how to {order.kind} a server.")
             return await handler(self.host, work)
         except MicronovaError as error:
             return Outcome(outcome="error", error_code=error.code, message=error.message)
@@ -225,11 +233,15 @@ class HostAgent:
         self._send_all_nodes = False
         return HostBeat(
             host=self.host.name,
-            running_orders=self._registry.running_orders(),
-            removed_guests=tuple(RemovedGuest(uuid, epoch) for uuid, epoch in self._removed.items()),
+            # What does not fit is in the next heartbeat. Orders that are not listed come again and are ignored.
+            running_orders=self._registry.running_orders()[:MOST_REPORTED],
+            removed_guests=tuple(
+                RemovedGuest(uuid, epoch) for uuid, epoch in itertools.islice(self._removed.items(), MOST_REPORTED)
+            ),
             nodes=nodes,
-            power_changes=self.host.power_changes(),
-            boots=self.host.boots.verdicts(),
+            power_changes=self.host.power_changes()[:MOST_REPORTED],
+            boots=self.host.boots.verdicts()[:MOST_REPORTED],
+            metrics=None if self.host.cpu_monitor is None else self.host.cpu_monitor.take(),
         )
 
     def beat_failed(self, beat: HostBeat) -> None:
@@ -244,7 +256,9 @@ class HostAgent:
         for removed in beat.removed_guests:
             if self._removed.get(removed.instance_uuid) == removed.epoch:
                 del self._removed[removed.instance_uuid]
-        self.host.power_changes_received(beat.power_changes)
+        again = frozenset(() if reply is None else reply.repeat_power)
+        self.host.power_changes_uncertain(tuple(c for c in beat.power_changes if c.instance_uuid in again))
+        self.host.power_changes_received(tuple(c for c in beat.power_changes if c.instance_uuid not in again))
         self.host.boots.verdicts_received(beat.boots, () if reply is None else reply.repeat_verdicts)
         if reply is None:
             return

@@ -12,62 +12,43 @@ What this order made on the host is undone first. Without an outcome nothing is 
 for the moment, the error code is that of Unavailable: the conductor then waits, and counts no attempt.
 """
 
-import asyncio
 import logging
 import traceback
 
 import msgspec
 
+from micronova.compute.handling import check_signature, guest_plan, is_made, is_newer, reschedule, undo_on_failure
 from micronova.compute.host import Host
-from micronova.compute.work import Outcome, Phase, Work
+from micronova.compute.slots import Slot
+from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state
-from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, Unavailable, resource_exhausted
+from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, resource_exhausted
 from micronova.telemetry.spans import span
-from micronova.virt.driver import GuestPlan
 
 log = logging.getLogger(__name__)
 
 
-def guest_plan(work: Work) -> GuestPlan:
-    """Return what the driver needs of an order."""
-    order = work.order
-    return GuestPlan(
-        instance=order.instance,
-        epoch=order.epoch,
-        plugged=work.plug_wait.wait,
-        network_info=order.network_info,
-        block_devices=order.block_devices,
-        image_ticket=order.image_ticket,
-        admin_password=order.admin_password,
-        injected_files=order.injected_files,
-    )
-
-
 async def build(host: Host, work: Work) -> Outcome | None:
     """Build the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
-    async with host.build_slots:
+    async with host.build_slots.one() as slot:
         found, outcome = await _check_existing(host, work)
         if found:
             return outcome
-        return await _spawn(host, work)
+        return await _spawn(host, work, slot)
 
 
 async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]:
     """Return whether a guest of an earlier agent or attempt settles the order, and how; remove it if it does not."""
-    order = work.order
-    uuid = order.instance.uuid
+    uuid = work.order.instance.uuid
     try:
         guest = await host.driver.info(uuid)
         if guest is None:
             return False, None
-        if guest.epoch > order.epoch:
-            host.work_registry.epochs.note(uuid, guest.epoch)
+        if is_newer(guest, host, work):
             return True, None
-        if guest.epoch == order.epoch and guest.power_state != power_state.NOSTATE:
-            # It was built and the report was lost. It is kept also if it has stopped since: it may hold data.
-            host.guest_present(uuid, guest.epoch, guest.node, guest.power_state)
+        if is_made(guest, host, work):
             return True, Outcome(
-                outcome="done", power_state=guest.power_state, config_drive=_wants_config_drive(host, work)
+                outcome="done", power_state=guest.power_state, config_drive=wants_config_drive(host, work)
             )
         await host.destroy(uuid)
     except Exception as error:  # drivers may raise anything
@@ -81,42 +62,58 @@ async def _check_existing(host: Host, work: Work) -> tuple[bool, Outcome | None]
     return False, None
 
 
-async def _spawn(host: Host, work: Work) -> Outcome:
-    order = work.order
-    uuid = order.instance.uuid
-    begun = False
+async def _spawn(host: Host, work: Work, slot: Slot) -> Outcome:
+    uuid = work.order.instance.uuid
+    begun = left_behind = False
+
+    async def undo() -> None:
+        nonlocal left_behind
+        left_behind = begun and not await _removed(host, uuid)
+
     try:
-        tracker = host.tracker(order.instance.node)
-        with tracker.instance_claim(order):
-            begun = True
-            host.guest_present(uuid, order.epoch, tracker.node)
-            try:
-                with span("spawn", host=host.name, instance=uuid):
-                    plan = guest_plan(work)
-                    plan.instance = msgspec.structs.replace(plan.instance, config_drive=_wants_config_drive(host, work))
-                    await host.driver.spawn(plan)
-            except MicronovaError:
-                raise
-            except Exception as error:
-                log.exception("host %s: instance %s could not be built", host.name, uuid)
-                raise _driver_error(error) from error
-        host.boots.guest_started(uuid)
-        host.power_change_ended(uuid, power_state.RUNNING)
-    except (Exception, asyncio.CancelledError) as error:
-        work.phase = Phase.UNDOING
-        left_behind = begun and not await _undo(host, uuid)
-        if work.cancelled or isinstance(error, asyncio.CancelledError):
-            raise asyncio.CancelledError from error
+        async with undo_on_failure(work, undo):
+            tracker = host.tracker(work.order.instance.node)
+            with tracker.instance_claim(work.order):
+                begun = True
+                host.guest_present(uuid, work.order.epoch, tracker.node)
+                await _make_guest(host, work, slot)
+            host.boots.guest_started(uuid)
+            host.power_change_ended(uuid, power_state.RUNNING)
+    except Exception as error:
         log.info("host %s: instance %s was not built: %s", host.name, uuid, error)
         return _outcome(error, left_behind=left_behind)
-    return Outcome(outcome="done", power_state=power_state.RUNNING, config_drive=_wants_config_drive(host, work))
+    return Outcome(outcome="done", power_state=power_state.RUNNING, config_drive=wants_config_drive(host, work))
 
 
-def _wants_config_drive(host: Host, work: Work) -> bool:
+async def _make_guest(host: Host, work: Work, slot: Slot) -> None:
+    uuid = work.order.instance.uuid
+    check_signature(host, work.order.instance.image)
+    plan = guest_plan(work)
+
+    async def plugged() -> None:
+        # The guest is made. Its owner can keep the network from ever confirming: other builds do not wait for that.
+        slot.leave()
+        await work.plug_wait.wait()
+
+    plan.plugged = plugged
+    plan.instance = msgspec.structs.replace(plan.instance, config_drive=wants_config_drive(host, work))
+    try:
+        with span("spawn", host=host.name, instance=uuid):
+            await host.driver.spawn(plan)
+    except MicronovaError:
+        raise
+    except Exception as error:
+        log.exception("host %s: instance %s could not be built", host.name, uuid)
+        raise _driver_error(error) from error
+
+
+def wants_config_drive(host: Host, work: Work) -> bool:
+    """Return whether a guest gets a config drive: its server asks for it, or the host's settings do."""
     return work.order.instance.config_drive or host.settings.force_config_drive
 
 
-async def _undo(host: Host, uuid: str) -> bool:
+async def _removed(host: Host, uuid: str) -> bool:
+    """Remove what was made of a guest; return whether that has succeeded."""
     try:
         await host.destroy(uuid)
     except Exception:
@@ -134,7 +131,7 @@ def _driver_error(error: Exception) -> MicronovaError:
     return BuildFailed("The hypervisor failed to build the server.", details="".join(traceback.format_exception(error)))
 
 
-def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
+def _outcome(error: Exception, *, left_behind: bool) -> Outcome:
     error = resource_exhausted(error) or error
     if not isinstance(error, MicronovaError):
         log.error("a build failed by an error in Micronova's own code", exc_info=error)
@@ -145,11 +142,5 @@ def _outcome(error: BaseException, *, left_behind: bool) -> Outcome:
             left_behind=left_behind,
         )
     details = error.details.get("details")
-    return Outcome(
-        outcome="abort" if isinstance(error, BuildAborted) else "reschedule",
-        # The only code that decides about a build (`Report.temporary`); the others follow from the outcome.
-        error_code=error.code if isinstance(error, Unavailable) else None,
-        message=error.message,
-        details=details if isinstance(details, str) else None,
-        left_behind=left_behind,
-    )
+    outcome = reschedule(error, details=details if isinstance(details, str) else None, left_behind=left_behind)
+    return msgspec.structs.replace(outcome, outcome="abort") if isinstance(error, BuildAborted) else outcome

@@ -1,22 +1,26 @@
 """What the agent knows of one compute host: its driver, its nodes' resources, its guests and the orders it works on."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
 
 import msgspec
 
+from micronova.compute import cpu_monitor
 from micronova.compute.boot_watch import BootWatch
+from micronova.compute.cpu_monitor import CPUMonitor
+from micronova.compute.image_caching import ImageCaching
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.compute.settings import ComputeAgentSettings
+from micronova.compute.slots import Slots
 from micronova.compute.vif_plugging import PlugEvents
 from micronova.compute.work import WorkRegistry
+from micronova.http.image_uploads import ImageUploads
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
 from micronova.objects.errors import InsufficientResources
+from micronova.objects.image import ImageMeta
 from micronova.objects.orders import GuestAtEpoch, NodeResources, PowerChange, capability_key
-from micronova.virt.driver import CAPABILITIES, POWER_AFTER, Driver, Lifecycle
+from micronova.virt.driver import CAPABILITIES, POWER_AFTER, Driver, HostCPUStats, Lifecycle
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +41,26 @@ class _KnownGuest:
         self.reported = reported
 
 
+def _cpu_monitor(name: str, driver: Driver, settings: ComputeAgentSettings, clock: Clock) -> CPUMonitor | None:
+    if cpu_monitor.NAME not in settings.compute_monitors:
+        return None
+    if not isinstance(driver, HostCPUStats):
+        log.warning("host %s: its driver does not measure processors, so there are no metrics of them", name)
+        return None
+    return CPUMonitor(driver, clock)
+
+
 class Host:
     """The state of one host that the parts of its agent share; its driver reports events to it (`DriverEvents`)."""
 
-    def __init__(self, name: str, driver: Driver, settings: ComputeAgentSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        driver: Driver,
+        settings: ComputeAgentSettings,
+        clock: Clock,
+        uploads: ImageUploads | None = None,
+    ) -> None:
         self.name = name
         self.driver = driver
         self.settings = settings
@@ -48,9 +68,13 @@ class Host:
         self.work_registry = WorkRegistry()
         self.plug_events = PlugEvents(settings, clock)
         self.boots = BootWatch(name, driver, settings, clock, self.work_registry, self._power_of)
-        self.build_slots: AbstractAsyncContextManager[None] = (
-            asyncio.Semaphore(settings.max_concurrent_builds) if settings.max_concurrent_builds > 0 else nullcontext()
-        )
+        self.uploads = uploads or ImageUploads()
+        self.cpu_monitor = _cpu_monitor(name, driver, settings, clock)
+        self.image_caching = ImageCaching(name, driver, clock)
+        self.build_slots = Slots(settings.max_concurrent_builds)
+        # Uploads last as long as the image service wants: one project does not make all others wait for its own.
+        most = settings.max_concurrent_snapshots
+        self.snapshot_slots = Slots(most, per_project=max(1, most - 1))
         self._capabilities: dict[str, str] = {}  # what the driver can do, as every node reports it
         self._trackers: dict[str, ResourceTracker] = {}
         self._guests: dict[str, _KnownGuest] = {}
@@ -96,12 +120,14 @@ class Host:
                 self._guests[guest.uuid] = _KnownGuest(guest.epoch, guest.node, guest.power_state, reported)
                 if guest.power_state != reported:
                     self._unreported.add(guest.uuid)
+        if self.cpu_monitor is not None and nodes:
+            await self.cpu_monitor.measure(nodes[0])
 
     def tracker(self, node: str | None) -> ResourceTracker:
         """Return the resource tracker of a node, or of the first node; raise InsufficientResources if there is none."""
         tracker = next(iter(self._trackers.values()), None) if node is None else self._trackers.get(node)
         if tracker is None:
-            raise InsufficientResources(f"The host {self.name} has no node {node or 'at all'}.")
+            raise InsufficientResources("The host does not have the node.", details=f"{self.name}: {node or 'none'}")
         return tracker
 
     async def destroy(self, uuid: str) -> None:
@@ -124,6 +150,14 @@ class Host:
             else:
                 self.guest_gone(uuid)
                 return
+
+    def shutdown_timeout(self, image: ImageMeta | None) -> float:
+        """Return the seconds that a guest has to shut down: as its image says, or else the settings."""
+        wanted = None if image is None else image.properties.get("os_shutdown_timeout")
+        try:
+            return self.settings.shutdown_timeout if wanted is None else max(0.0, float(wanted))
+        except (TypeError, ValueError):
+            return self.settings.shutdown_timeout
 
     # --- guests ---
 

@@ -5,8 +5,9 @@ import functools
 import itertools
 import logging
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from random import Random
+from typing import TypeVar
 
 from micronova.compute.agent import Conductor, HostAgent
 from micronova.compute.boot_watch import check_interval
@@ -14,6 +15,8 @@ from micronova.compute.consoles import find_console
 from micronova.compute.host import Host
 from micronova.compute.rpcapi import (
     COMPUTE_INTERFACE,
+    CacheImageReply,
+    CacheImageRequest,
     ConsoleOutput,
     ConsoleOutputRequest,
     ConsoleRequest,
@@ -22,20 +25,31 @@ from micronova.compute.rpcapi import (
     GuestList,
     HostUptimeText,
     InstanceEvent,
+    LiveMigrationRequest,
     Nothing,
 )
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.waiting import wait_for_all
 from micronova.console.relay import ConsoleRelay
+from micronova.http.image_uploads import ImageUploads
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import NotSupported, StaleHeartbeat
+from micronova.objects.errors import NotSupported, OperationFailed, StaleHeartbeat
 from micronova.objects.orders import Heartbeat, HostBeat, WorkOrder
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
-from micronova.virt.driver import ConsoleLog, Diagnostics, Driver, FaultInjection, HostUptime
+from micronova.virt.driver import (
+    ConsoleLog,
+    Diagnostics,
+    Driver,
+    DriverFailed,
+    FaultInjection,
+    HostUptime,
+    LiveMigrate,
+)
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +62,18 @@ CHANGES_TOGETHER = 0.1
 UNDO_TIME = 5.0
 """Seconds that cancelled work has to undo itself when the agent stops."""
 LAST_BEAT_TIMEOUT = 2.0
+T = TypeVar("T")
+
+
+async def _answer(asked: Awaitable[T]) -> T:
+    """Return what the driver answers.
+
+    The API does not know the errors of drivers: a failure of the hypervisor becomes one whose message users see.
+    """
+    try:
+        return await asked
+    except DriverFailed as error:
+        raise OperationFailed(error.message) from error
 
 
 class HostManager:
@@ -71,20 +97,29 @@ class HostManager:
         """Read a guest's console log."""
         driver = self._host.driver
         if not isinstance(driver, ConsoleLog):
-            raise NotSupported(f"The host {self._host.name} keeps no console logs.")
-        return ConsoleOutput(await driver.get_console_output(request.instance_uuid, request.length))
+            raise NotSupported("The server's host keeps no console logs.")
+        return ConsoleOutput(await _answer(driver.get_console_output(request.instance_uuid, request.length)))
 
     async def get_console(self, context: Context, request: ConsoleRequest) -> ConsoleEndpoint:
         """Return the address of a guest's screen or serial port."""
         host = self._host
-        return await find_console(host.name, host.driver, self._relay, request.instance_uuid, request.protocol)
+        found = find_console(host.name, host.driver, self._relay, request.instance_uuid, request.protocol)
+        return await _answer(found)
 
     async def get_diagnostics(self, context: Context, request: DiagnosticsRequest) -> GuestDiagnostics:
         """Return the diagnostics of a guest."""
         driver = self._host.driver
         if not isinstance(driver, Diagnostics):
-            raise NotSupported(f"The host {self._host.name} does not measure its guests.")
-        return await driver.get_diagnostics(request.instance_uuid)
+            raise NotSupported("The server's host does not measure its guests.")
+        return await _answer(driver.get_diagnostics(request.instance_uuid))
+
+    async def force_complete_live_migration(self, context: Context, request: LiveMigrationRequest) -> Nothing:
+        """Let a live migration end soon; the order that carries it out goes on."""
+        driver = self._host.driver
+        if not isinstance(driver, LiveMigrate):
+            raise NotSupported(f"The host {self._host.name} cannot send running guests.")
+        await driver.force_complete_live_migration(request.instance_uuid)
+        return Nothing()
 
     async def list_guests(self, context: Context, request: Nothing) -> GuestList:
         """List the guests of the hypervisor."""
@@ -96,6 +131,10 @@ class HostManager:
         if not isinstance(driver, HostUptime):
             raise NotSupported(f"The host {self._host.name} does not know its uptime.")
         return HostUptimeText(await driver.get_host_uptime())
+
+    async def cache_image(self, context: Context, request: CacheImageRequest) -> CacheImageReply:
+        """Fetch an image to the host's cache."""
+        return CacheImageReply(await self._host.image_caching.cache(request.image, request.url))
 
     async def fault_rules(self, context: Context, request: FaultRules) -> FaultRules:
         """Replace or list the fault rules of a simulated host."""
@@ -119,6 +158,7 @@ class ComputeManager:
         clock: Clock,
         random: Random,
         relay_socket: socket.socket | None = None,
+        uploads: ImageUploads | None = None,
     ) -> None:
         """`relay_socket` is a Unix socket by which the console proxy of this machine reaches the consoles."""
         self._settings = settings
@@ -128,7 +168,8 @@ class ComputeManager:
         self._conductor = conductor
         self._relay = ConsoleRelay(settings.console_relay_listen, clock, random, relay_socket)
         self._agents = {
-            name: HostAgent(Host(name, driver, settings, clock), self._conductor) for name, driver in hosts.items()
+            name: HostAgent(Host(name, driver, settings, clock, uploads), self._conductor)
+            for name, driver in hosts.items()
         }
         # Higher than that of an earlier agent on this host; if its clock was ahead, a conductor says so.
         self._number = micros(clock.now())
@@ -148,17 +189,18 @@ class ComputeManager:
             manager = HostManager(agent, self._relay)
             self._servers.append(await self._bus.serve(COMPUTE_INTERFACE, manager, host=name, shared=False))
         self._loops = [
-            asyncio.create_task(self._send_heartbeats(), name="compute-heartbeat"),
-            asyncio.create_task(self._update_resources(), name="compute-resources"),
+            keep_running(self._send_heartbeats, name="compute-heartbeat", clock=self._clock),
+            keep_running(self._update_resources, name="compute-resources", clock=self._clock),
         ]
         if self._settings.boot_timeout > 0:
-            self._loops.append(asyncio.create_task(self._watch_boots(), name="compute-boots"))
+            self._loops.append(keep_running(self._watch_boots, name="compute-boots", clock=self._clock))
 
     async def stop(self) -> None:
         """Refuse orders, let work finish within the grace time, undo the rest, and release the leases."""
         agents = self._agents.values()
         for agent in agents:
             agent.refuse_orders()
+            agent.host.image_caching.cancel()
         # Heartbeats and events continue meanwhile: unfinished work needs both.
         await self._wait(self._settings.shutdown_grace)
         for agent in agents:

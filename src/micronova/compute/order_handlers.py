@@ -1,33 +1,37 @@
-"""One handler for each kind of order on an existing guest; `compute/build.py` has the one that builds a guest.
+"""Handlers of orders on a guest that exists; `compute/handlers.py` lists all.
 
 A handler may run twice for an order: after a crash of the agent the conductor sends the order again. A reboot that
 was done but not reported is then repeated; no record could prevent that.
 """
 
 import dataclasses
-from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Final
 
-from micronova.compute.build import build, guest_plan
+from micronova.compute.handling import (
+    capable_driver,
+    check_signature,
+    guest_of,
+    guest_plan,
+    guest_to_switch,
+    is_newer,
+    switched,
+)
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
-from micronova.objects import power_state
-from micronova.objects.errors import InstanceNotFound, Invalid, NotSupported
+from micronova.objects import power_state, states
+from micronova.objects.errors import Conflict, Invalid, NotSupported
+from micronova.objects.image import CANNOT_UPLOAD
 from micronova.objects.network import VIF
-from micronova.objects.orders import Guest
-from micronova.virt.driver import HotPlug, Pause, Suspend
-
-Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
-"""Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
+from micronova.virt.driver import AdminPassword, CrashDump, HotPlug, Pause, Rescue, Snapshot, Suspend
 
 
 async def delete(host: Host, work: Work) -> Outcome | None:
-    """Remove the guest and everything that was made for it."""
+    """Remove the guest and everything that was made for it.
+
+    The server is deleted, is offloaded when it is shelved, or stays on the host that a resize is reverted to.
+    """
     uuid = work.order.instance.uuid
-    guest = await host.driver.info(uuid)
-    if guest is not None and guest.epoch > work.order.epoch:
-        host.work_registry.epochs.note(uuid, guest.epoch)
+    if is_newer(await host.driver.info(uuid), host, work):
         return None
     await host.destroy(uuid)
     return Outcome(outcome="done", power_state=power_state.NOSTATE)
@@ -35,69 +39,120 @@ async def delete(host: Host, work: Work) -> Outcome | None:
 
 async def stop(host: Host, work: Work) -> Outcome:
     """Shut the guest down; image and settings limit the time that the guest has for it."""
-    guest = await _guest_to_switch(host, work)
+    guest = await guest_to_switch(host, work)
     if guest.power_state != power_state.SHUTDOWN:
-        await host.driver.power_off(guest.uuid, _shutdown_timeout(host, work))
-    return _switched(host, guest, power_state.SHUTDOWN)
+        await host.driver.power_off(guest.uuid, host.shutdown_timeout(work.order.instance.image))
+    return switched(host, guest.uuid, power_state.SHUTDOWN)
 
 
 async def start(host: Host, work: Work) -> Outcome:
     """Start the guest."""
-    guest = await _guest_to_switch(host, work)
+    guest = await guest_to_switch(host, work)
     if guest.power_state != power_state.RUNNING:
         # After a boot of the host all its guests start: not more at once than are built.
-        together = host.build_slots if work.order.parameters.get("cause") == "host_boot" else nullcontext()
+        together = host.build_slots.one() if work.order.parameters.get("cause") == "host_boot" else nullcontext()
         async with together:
             await host.driver.power_on(guest_plan(work))
     host.boots.guest_started(guest.uuid)
-    return _switched(host, guest, power_state.RUNNING)
+    return switched(host, guest.uuid, power_state.RUNNING)
+
+
+async def soft_delete(host: Host, work: Work) -> Outcome:
+    """Switch the guest off at once; a server that cannot have a guest any more has none."""
+    guest = await host.driver.info(work.order.instance.uuid)
+    if guest is None:
+        return Outcome(outcome="done", power_state=power_state.NOSTATE)
+    host.power_change_begins(guest.uuid)
+    if guest.power_state != power_state.SHUTDOWN:
+        await host.driver.power_off(guest.uuid, 0)
+    return switched(host, guest.uuid, power_state.SHUTDOWN)
 
 
 async def reboot(host: Host, work: Work) -> Outcome:
     """Restart the guest."""
-    guest = await _guest_to_switch(host, work)
+    guest = await guest_to_switch(host, work)
     hard = work.order.parameters.get("type", "HARD").upper() == "HARD"
     await host.driver.reboot(guest_plan(work), "HARD" if hard else "SOFT")
     host.boots.guest_started(guest.uuid)
-    return _switched(host, guest, power_state.RUNNING)
+    return switched(host, guest.uuid, power_state.RUNNING)
 
 
 async def pause(host: Host, work: Work) -> Outcome:
     """Pause the guest."""
-    driver = _pause_driver(host)
-    guest = await _guest_to_switch(host, work)
+    driver = capable_driver(host, Pause, "pause guests")
+    guest = await guest_to_switch(host, work)
     await driver.pause(guest.uuid)
-    return _switched(host, guest, power_state.PAUSED)
+    return switched(host, guest.uuid, power_state.PAUSED)
 
 
 async def unpause(host: Host, work: Work) -> Outcome:
     """Unpause the guest."""
-    driver = _pause_driver(host)
-    guest = await _guest_to_switch(host, work)
+    driver = capable_driver(host, Pause, "pause guests")
+    guest = await guest_to_switch(host, work)
     await driver.unpause(guest.uuid)
-    return _switched(host, guest, power_state.RUNNING)
+    return switched(host, guest.uuid, power_state.RUNNING)
 
 
 async def suspend(host: Host, work: Work) -> Outcome:
     """Suspend the guest: its memory is saved to disk."""
-    driver = _suspend_driver(host)
-    guest = await _guest_to_switch(host, work)
+    driver = capable_driver(host, Suspend, "suspend guests")
+    guest = await guest_to_switch(host, work)
     await driver.suspend(guest.uuid)
-    return _switched(host, guest, power_state.SUSPENDED)
+    return switched(host, guest.uuid, power_state.SUSPENDED)
 
 
 async def resume(host: Host, work: Work) -> Outcome:
     """Resume the guest from its saved memory."""
-    driver = _suspend_driver(host)
-    guest = await _guest_to_switch(host, work)
+    driver = capable_driver(host, Suspend, "suspend guests")
+    guest = await guest_to_switch(host, work)
     await driver.resume(guest_plan(work))
-    return _switched(host, guest, power_state.RUNNING)
+    return switched(host, guest.uuid, power_state.RUNNING)
+
+
+async def rescue(host: Host, work: Work) -> Outcome:
+    """Boot the guest from the rescue image."""
+    driver = capable_driver(host, Rescue, "rescue guests")
+    check_signature(host, work.order.rescue_image)
+    guest = await guest_to_switch(host, work)
+    timeout = host.shutdown_timeout(work.order.instance.image)
+    # It downloads and converts an image, as a build does.
+    async with host.build_slots.one() as slot:
+        await driver.rescue(guest_plan(work), timeout, stopping=slot.leave)
+    host.boots.guest_started(guest.uuid)
+    return switched(host, guest.uuid, power_state.RUNNING)
+
+
+async def unrescue(host: Host, work: Work) -> Outcome:
+    """Boot the guest from its own disks again."""
+    driver = capable_driver(host, Rescue, "rescue guests")
+    guest = await guest_to_switch(host, work)
+    await driver.unrescue(guest_plan(work))
+    host.boots.guest_started(guest.uuid)
+    return switched(host, guest.uuid, power_state.RUNNING)
+
+
+async def change_password(host: Host, work: Work) -> Outcome:
+    """Set the password of the guest's administrator."""
+    driver = capable_driver(host, AdminPassword, "set passwords in guests")
+    guest = await guest_of(host, work)
+    if guest.power_state != power_state.RUNNING:
+        raise Conflict("The guest does not run.")
+    await driver.set_admin_password(guest_plan(work), work.order.admin_password or "")
+    return Outcome(outcome="done")
+
+
+async def trigger_crash_dump(host: Host, work: Work) -> Outcome:
+    """Send the guest a non-maskable interrupt."""
+    driver = capable_driver(host, CrashDump, "make guests dump their memory")
+    guest = await guest_of(host, work)
+    await driver.trigger_crash_dump(guest.uuid)
+    return Outcome(outcome="done")
 
 
 async def attach_interface(host: Host, work: Work) -> Outcome:
     """Plug an interface into the guest."""
-    driver = _hot_plug_driver(host)
-    guest = await _guest(host, work)
+    driver = capable_driver(host, HotPlug, "plug interfaces into guests that exist already")
+    guest = await guest_of(host, work)
     plan = guest_plan(work)
     if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
         # Nothing is plugged before the guest starts, so the network has nothing to confirm.
@@ -108,48 +163,58 @@ async def attach_interface(host: Host, work: Work) -> Outcome:
 
 async def detach_interface(host: Host, work: Work) -> Outcome:
     """Unplug an interface of the guest."""
-    driver = _hot_plug_driver(host)
-    guest = await _guest(host, work)
+    driver = capable_driver(host, HotPlug, "plug interfaces into guests that exist already")
+    guest = await guest_of(host, work)
     await driver.detach_interface(guest.uuid, _vif(work))
     return Outcome(outcome="done")
 
 
-HANDLERS: Final[dict[str, Handler]] = {
-    "build": build,
-    "delete": delete,
-    "stop": stop,
-    "start": start,
-    "reboot": reboot,
-    "pause": pause,
-    "unpause": unpause,
-    "suspend": suspend,
-    "resume": resume,
-    "attach_interface": attach_interface,
-    "detach_interface": detach_interface,
-}
-"""By the kind of the order."""
+async def create_image(host: Host, work: Work) -> Outcome:
+    """Copy the guest's root disk and upload the copy.
 
-UNDO: Final[dict[str, Handler]] = {"attach_interface": detach_interface}
-"""By the kind of the order: undoes work whose report came too late, so that the conductor refused it."""
+    At most default.max_concurrent_snapshots run at once, because copies keep disk and network busy; one fewer of one
+    project.
+    """
+    driver = capable_driver(host, Snapshot, "make images of guests")
+    async with host.snapshot_slots.one(work.order.instance.project_id):
+        await guest_of(host, work)
+        await _upload(host, work, driver, states.IMAGE_PENDING_UPLOAD, states.IMAGE_UPLOADING)
+    return Outcome(outcome="done")
+
+
+async def shelve(host: Host, work: Work) -> Outcome:
+    """Switch the guest off, copy its root disk and upload the copy; the guest stays."""
+    driver = capable_driver(host, Snapshot, "make images of guests")
+    guest = await guest_of(host, work)
+    # Its image says how long a guest may take to shut down: no image of another guest waits for that.
+    if guest.power_state != power_state.SHUTDOWN:
+        host.power_change_begins(guest.uuid)
+        running = guest.power_state == power_state.RUNNING
+        timeout = host.shutdown_timeout(work.order.instance.image) if running else 0
+        await host.driver.power_off(guest.uuid, timeout)
+    work.power_state = power_state.SHUTDOWN  # also if an earlier attempt has switched it off
+    async with host.snapshot_slots.one(work.order.instance.project_id):
+        waits, uploads = states.ACTIONS["shelve"].then
+        await _upload(host, work, driver, waits, uploads)
+    return switched(host, guest.uuid, power_state.SHUTDOWN)
+
+
+async def _upload(host: Host, work: Work, driver: Snapshot, waits: str, uploads: str) -> None:
+    """Copy the guest's root disk and upload the copy; these are the task states before and during the upload."""
+    await work.progress(waits)
+    copy = await driver.snapshot(guest_plan(work))
+    try:
+        upload_url = (await work.progress(uploads)).upload_url
+        if upload_url is None:
+            raise NotSupported(CANNOT_UPLOAD)
+        url = f"{upload_url}&disk_format={copy.disk_format}&container_format=bare"
+        await host.uploads.put(url, copy.chunks(), copy.size)
+    finally:
+        await copy.close()
 
 
 async def _return_at_once() -> None:
     pass
-
-
-async def _guest_to_switch(host: Host, work: Work) -> Guest:
-    """Return the guest, and note that its power state is about to change."""
-    guest = await _guest(host, work)
-    host.power_change_begins(guest.uuid)
-    return guest
-
-
-async def _guest(host: Host, work: Work) -> Guest:
-    uuid = work.order.instance.uuid
-    guest = await host.driver.info(uuid)
-    if guest is None:
-        raise InstanceNotFound(f"The host {host.name} has no guest of the server {uuid}.")
-    return guest
 
 
 def _vif(work: Work) -> VIF:
@@ -159,35 +224,3 @@ def _vif(work: Work) -> VIF:
         if vif.port_id == port:
             return vif
     raise Invalid(f"The order {order.operation_id} does not describe the port {port} that it is about.")
-
-
-def _pause_driver(host: Host) -> Pause:
-    if not isinstance(host.driver, Pause):
-        raise NotSupported(f"The host {host.name} cannot pause guests.")
-    return host.driver
-
-
-def _suspend_driver(host: Host) -> Suspend:
-    if not isinstance(host.driver, Suspend):
-        raise NotSupported(f"The host {host.name} cannot suspend guests.")
-    return host.driver
-
-
-def _hot_plug_driver(host: Host) -> HotPlug:
-    if not isinstance(host.driver, HotPlug):
-        raise NotSupported(f"The host {host.name} cannot plug interfaces into guests that exist already.")
-    return host.driver
-
-
-def _switched(host: Host, guest: Guest, power: int) -> Outcome:
-    host.power_change_ended(guest.uuid, power)
-    return Outcome(outcome="done", power_state=power)
-
-
-def _shutdown_timeout(host: Host, work: Work) -> float:
-    image = work.order.instance.image
-    wanted = None if image is None else image.properties.get("os_shutdown_timeout")
-    try:
-        return host.settings.shutdown_timeout if wanted is None else max(0.0, float(wanted))
-    except (TypeError, ValueError):
-        return host.settings.shutdown_timeout

@@ -1,6 +1,6 @@
 """The messages that a compute host accepts, and the client that sends them."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -8,6 +8,8 @@ from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.objects.context import Context
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import MicronovaError
+from micronova.objects.host_limits import MOST_GUESTS, Name
+from micronova.objects.image import ImageMeta
 from micronova.objects.orders import Guest, WorkOrder
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
@@ -16,6 +18,7 @@ from micronova.rpc.errors import register
 register(MicronovaError)  # an error that a host raises arrives at the caller as the same error
 
 CALL_TIMEOUT = 30.0
+LONGEST_CONSOLE_OUTPUT = 1 << 20  # drivers return a quarter of it
 
 
 class InstanceEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,10 +43,16 @@ class DiagnosticsRequest(msgspec.Struct, frozen=True):
     instance_uuid: str
 
 
+class LiveMigrationRequest(msgspec.Struct, frozen=True):
+    """The instance whose live migration is meant."""
+
+    instance_uuid: str
+
+
 class ConsoleOutput(msgspec.Struct, frozen=True):
     """A console log."""
 
-    output: str
+    output: Annotated[str, msgspec.Meta(max_length=LONGEST_CONSOLE_OUTPUT)]
 
 
 class ConsoleRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,13 +69,13 @@ class Nothing(msgspec.Struct, frozen=True):
 class GuestList(msgspec.Struct, frozen=True):
     """The guests that a hypervisor has."""
 
-    guests: tuple[Guest, ...]
+    guests: Annotated[tuple[Guest, ...], msgspec.Meta(max_length=MOST_GUESTS)]
 
 
 class HostUptimeText(msgspec.Struct, frozen=True):
     """The uptime of a host, in the form of uptime(1)."""
 
-    uptime: str
+    uptime: Name
 
 
 class FaultRules(msgspec.Struct, frozen=True):
@@ -75,7 +84,25 @@ class FaultRules(msgspec.Struct, frozen=True):
     rules: list[dict[str, Any]] | None = None
 
 
-COMPUTE_INTERFACE = Interface("compute", version="2.0")
+CacheStatus = Literal["cached", "existing", "caching", "unsupported", "skipped", "error"]
+"""What became of an image on a host: it was fetched, was there already, or is being fetched. The last three are the
+conductor's words: the host cannot, is down, or has failed."""
+
+
+class CacheImageRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An image, and where it can be downloaded for a short time."""
+
+    image: ImageMeta
+    url: str | None = None
+
+
+class CacheImageReply(msgspec.Struct, frozen=True):
+    """What became of the image."""
+
+    status: CacheStatus
+
+
+COMPUTE_INTERFACE = Interface("compute", version="2.2")
 
 EXECUTE_ORDER = COMPUTE_INTERFACE.method("execute_order", WorkOrder, since="2.0")
 EXTERNAL_INSTANCE_EVENT = COMPUTE_INTERFACE.method("external_instance_event", InstanceEvent, since="2.0")
@@ -84,6 +111,10 @@ GET_CONSOLE = COMPUTE_INTERFACE.method("get_console", ConsoleRequest, ConsoleEnd
 GET_DIAGNOSTICS = COMPUTE_INTERFACE.method("get_diagnostics", DiagnosticsRequest, GuestDiagnostics, since="2.0")
 LIST_GUESTS = COMPUTE_INTERFACE.method("list_guests", Nothing, GuestList, since="2.0")
 GET_HOST_UPTIME = COMPUTE_INTERFACE.method("get_host_uptime", Nothing, HostUptimeText, since="2.0")
+FORCE_COMPLETE_LIVE_MIGRATION = COMPUTE_INTERFACE.method(
+    "force_complete_live_migration", LiveMigrationRequest, Nothing, since="2.1"
+)
+CACHE_IMAGE = COMPUTE_INTERFACE.method("cache_image", CacheImageRequest, CacheImageReply, since="2.2")
 FAULT_RULES = COMPUTE_INTERFACE.method("fault_rules", FaultRules, FaultRules, since="2.0")
 
 
@@ -94,7 +125,7 @@ class ComputeAPI:
         self._bus = bus
 
     async def send_order(self, context: Context, order: WorkOrder) -> None:
-        """Cast an order to its host; its kind says what the host does (`compute/order_handlers.py`)."""
+        """Cast an order to its host; its kind says what the host does (`compute/handlers.py`)."""
         await self._bus.cast(COMPUTE_INTERFACE.target(order.host), EXECUTE_ORDER, order, context=context)
 
     async def delete_queue(self, host: str) -> None:
@@ -127,6 +158,16 @@ class ComputeAPI:
             COMPUTE_INTERFACE.target(host), GET_DIAGNOSTICS, request, context=context, timeout=CALL_TIMEOUT
         )
 
+    async def force_complete_live_migration(self, context: Context, host: str, uuid: str) -> None:
+        """Let the live migration of a guest from this host end soon."""
+        await self._bus.call(
+            COMPUTE_INTERFACE.target(host),
+            FORCE_COMPLETE_LIVE_MIGRATION,
+            LiveMigrationRequest(uuid),
+            context=context,
+            timeout=CALL_TIMEOUT,
+        )
+
     async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
         """List the guests of the host's hypervisor."""
         answer = await self._bus.call(
@@ -140,6 +181,14 @@ class ComputeAPI:
             COMPUTE_INTERFACE.target(host), GET_HOST_UPTIME, Nothing(), context=context, timeout=CALL_TIMEOUT
         )
         return answer.uptime
+
+    async def cache_image(self, context: Context, host: str, image: ImageMeta, url: str | None) -> CacheStatus:
+        """Let a host fetch an image to its cache; while it does, the answer is "caching"."""
+        request = CacheImageRequest(image=image, url=url)
+        answer = await self._bus.call(
+            COMPUTE_INTERFACE.target(host), CACHE_IMAGE, request, context=context, timeout=CALL_TIMEOUT
+        )
+        return answer.status
 
     async def fault_rules(
         self, context: Context, host: str, rules: list[dict[str, Any]] | None = None

@@ -7,6 +7,7 @@ class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The agent's settings, the same for all hosts of a process; times are in seconds. `conf/` has the defaults."""
 
     max_concurrent_builds: int  # per host; 0: no limit
+    max_concurrent_snapshots: int  # per host; 0: no limit
     report_interval: float
     resource_interval: float
     boot_timeout: float  # 0: boots are not watched
@@ -22,6 +23,7 @@ class ComputeAgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     cpu_allocation_ratio: float
     ram_allocation_ratio: float
     disk_allocation_ratio: float
+    compute_monitors: tuple[str, ...]
     console_relay_listen: str  # ADDRESS:PORT for console proxies on other machines
 
     def reserved(self) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from micronova.objects.clock import Clock
 
 
-async def wait_for_all(clock: Clock, futures: Iterable[asyncio.Future[None]], seconds: float) -> None:
+async def wait_for_all(clock: Clock, futures: Iterable[asyncio.Future[Any]], seconds: float) -> None:
     """Return when all futures are done or the seconds have passed; cancel none of them."""
     pending = {future for future in futures if not future.done()}
     if not pending or seconds <= 0:

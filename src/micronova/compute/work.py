@@ -3,15 +3,19 @@
 import asyncio
 import enum
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from micronova.compute.epochs import Epochs
 from micronova.compute.vif_plugging import PlugWait
 from micronova.objects.context import Context
-from micronova.objects.orders import OrderOutcome, Report, RunningOrder, WorkOrder
+from micronova.objects.errors import Stale
+from micronova.objects.orders import OrderOutcome, Progress, ProgressReply, Report, RunningOrder, WorkOrder
 
 FINISHED_REMEMBERED = 4_096
+
+SendProgress = Callable[[Progress, Context], Awaitable[ProgressReply]]
 
 
 class Phase(enum.Enum):
@@ -32,21 +36,63 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     details: str | None = None
     left_behind: bool = False
     config_drive: bool = False
+    migrate_data: bytes = b""
 
 
 class Work:
     """One order that is being carried out."""
 
-    __slots__ = ("cancelled", "context", "order", "phase", "plug_wait", "started_at", "task")
+    __slots__ = (
+        "_send_progress",
+        "cancelled",
+        "context",
+        "order",
+        "phase",
+        "plug_wait",
+        "power_state",
+        "started_at",
+        "task",
+        "unchanged",
+    )
 
-    def __init__(self, order: WorkOrder, context: Context, plug_wait: PlugWait, started_at: float) -> None:
+    def __init__(
+        self,
+        order: WorkOrder,
+        context: Context,
+        plug_wait: PlugWait,
+        started_at: float,
+        send_progress: SendProgress,
+    ) -> None:
         self.order = order
         self.context = context
         self.plug_wait = plug_wait
         self.started_at = started_at
+        self._send_progress = send_progress
         self.phase = Phase.WORKING
         self.cancelled = False
+        self.unchanged = False  # it failed before it changed the guest
+        self.power_state: int | None = None  # of the guest, if the order changes it and fails afterwards
         self.task: asyncio.Task[None] | None = None
+
+    async def progress(self, task_state: str) -> ProgressReply:
+        """Tell a conductor that the work has reached `task_state`, which users then see; return the reply.
+
+        Raise Stale if the operation is no longer this host's.
+        """
+        order = self.order
+        reply = await self._send_progress(
+            Progress(
+                operation_id=order.operation_id,
+                epoch=order.epoch,
+                instance_uuid=order.instance.uuid,
+                host=order.host,
+                task_state=task_state,
+            ),
+            self.context,
+        )
+        if not reply.accepted:
+            raise Stale(f"Operation {order.operation_id} no longer belongs to host {order.host}.")
+        return reply
 
     def cancel(self) -> None:
         """Stop and undo the work. An undo that runs already is not interrupted: it would leave a half-removed guest."""
@@ -64,12 +110,14 @@ class Work:
             instance_uuid=order.instance.uuid,
             host=order.host,
             outcome=outcome.outcome,
-            power_state=outcome.power_state,
+            power_state=self.power_state if outcome.power_state is None else outcome.power_state,
             error_code=outcome.error_code,
             message=outcome.message,
             details=outcome.details,
             left_behind=outcome.left_behind,
             config_drive=outcome.config_drive,
+            unchanged=self.unchanged,
+            migrate_data=outcome.migrate_data,
             started_at=self.started_at,
             finished_at=finished_at,
         )

@@ -1,47 +1,40 @@
 """The audit: compares what should be with what is, and lists every leak and contradiction.
 
 It reads the database (operations, instances, allocations, quota usage), asks every living host what its hypervisor
-really holds, asks a conductor for how long it has worked undisturbed, and asks the network service for the ports of
-servers and for what its agents cannot do. Whatever has a running operation is left alone: there the two sides may
-differ for a moment.
+really holds, asks a conductor for how long it has worked undisturbed, asks the network service for the ports of
+servers and for what its agents cannot do, and asks the image service for images that could not be made, and for those
+of servers that have no other disk. Whatever
+has a running operation is left alone: there the two sides may differ for a moment.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
-from micronova.db import allocation_audit, quotas, services
+from micronova.db import allocation_audit, quotas, server_migrations
 from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, deleted_instances, departures, instances, operations
-from micronova.objects import states
+from micronova.db.tables import allocations, deleted_instances, departures, instances, migrations, operations
+from micronova.objects import migration as migration_states
+from micronova.objects import shelved, states
 from micronova.objects.clock import Clock, micros
-from micronova.objects.context import Context
+from micronova.objects.operations import IMAGE_KINDS
 from micronova.objects.orders import Guest
-from micronova.objects.service_names import COMPUTE
 
 log = logging.getLogger(__name__)
 
-HOSTS_AT_ONCE = 100
-"""Hosts that are asked for their guests at the same time."""
-HOSTS_PER_STEP = 500
-"""Hosts after which the progress is told."""
 CONDUCTOR_TIMEOUT = 10.0
 """Seconds in which a conductor has to answer."""
 
-Progress = Callable[[int, int], None]
-"""Is told how many of the hosts have answered."""
-
-
-def no_progress(done: int, hosts: int) -> None:
-    """Do nothing."""
+MOST_IMAGES = 1000
+"""Images that the image service is asked for."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +55,13 @@ class Ports(Protocol):
         """Return host, alive and configurations of each of our network agents."""
 
 
+class Images(Protocol):
+    """The part of the image client that the audit uses."""
+
+    async def status_of_made(self, image_id: str) -> str | None:
+        """Return the status of an image that was made of a server; None if there is none."""
+
+
 async def audit(
     database: Database,
     compute: ComputeAPI,
@@ -70,18 +70,22 @@ async def audit(
     *,
     service_down_time: float,
     ports: Ports | None = None,
-    progress: Progress = no_progress,
+    images: Images | None = None,
+    progress: ReportProgress = no_progress,
 ) -> list[Finding]:
     """Return all findings; the list is empty if nothing is wrong."""
     begun = clock.now()
-    alive = await _hosts_up(database, clock, service_down_time)
-    answers = await _guests_of_all(compute, alive, progress)
+    alive = await hosts_up(database, clock, service_down_time)
+    answers = await guests_of_all(compute, alive, progress)
     listed = await ports.list_server_ports() if ports is not None else []
     agents = await ports.list_network_agents() if ports is not None else []
     # Hypervisors and ports are read before the database, which then knows what was built meanwhile.
     undisturbed, no_answer = await _undisturbed(conductor)
     findings, servers = await database.snapshot(_inside, begun, undisturbed)
     findings += no_answer
+    if images is not None:
+        findings += await _unfilled(images, await database.read(_failed_images))
+        findings += await _wrong_shelved_images(images, database)
     busy, known = servers.busy, servers.known
     for host, guests in answers.items():
         if isinstance(guests, str):
@@ -103,45 +107,71 @@ async def audit(
     return findings
 
 
+def _failed_images(conn: sa.Connection) -> dict[str, str]:
+    """Return the images that the newest failed operations had to make, with their servers; both have one id."""
+    failed = sa.and_(operations.c.kind.in_(IMAGE_KINDS), operations.c.result.in_(("error", "cancelled")))
+    found = sa.select(operations.c.id, operations.c.instance_uuid).where(failed)
+    rows = conn.execute(found.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES))
+    return {row.id: row.instance_uuid for row in rows}
+
+
+async def _unfilled(images: Images, failed: Mapping[str, str]) -> list[Finding]:
+    """Return those of the images that are left without data; one that was complete when its server went may stay."""
+    return [
+        Finding(kind="image", subject=id, message=f"The image of server {server} is left without data.")
+        for id, server in failed.items()
+        if await images.status_of_made(id) not in (None, "active")
+    ]
+
+
+class _Shelved(msgspec.Struct, frozen=True):
+    """Images of shelved servers that no operation works on."""
+
+    needed: dict[str, str | None]  # server without a host -> the image of its disk
+    needless: dict[str, str]  # image of a shelve that has ended -> its server, which does not have it any more
+
+
+def _shelved_images(conn: sa.Connection) -> _Shelved:
+    busy = sa.select(operations.c.instance_uuid).where(operations.c.finished_at.is_(None))
+    image = instances.c.system_metadata[shelved.SHELVED_IMAGE].as_string()
+    offloaded = instances.c.vm_state == states.SHELVED_OFFLOADED
+    needed = sa.select(instances.c.uuid, image.label("image")).where(offloaded, instances.c.uuid.not_in(busy))
+    made = sa.select(operations.c.id, operations.c.instance_uuid).outerjoin(
+        instances, sa.and_(instances.c.uuid == operations.c.instance_uuid, image == operations.c.id)
+    )
+    needless = made.where(
+        operations.c.kind == "shelve", instances.c.uuid.is_(None), operations.c.instance_uuid.not_in(busy)
+    )
+    newest = needless.order_by(operations.c.finished_at.desc()).limit(MOST_IMAGES)
+    return _Shelved(
+        {row.uuid: row.image for row in conn.execute(needed.order_by(instances.c.uuid).limit(MOST_IMAGES))},
+        {row.id: row.instance_uuid for row in conn.execute(newest)},
+    )
+
+
+async def _wrong_shelved_images(images: Images, database: Database) -> list[Finding]:
+    """Return servers whose disk is lost with their image, and images of shelves that nobody needs any more."""
+    known = await database.read(_shelved_images)
+    status = {id: await images.status_of_made(id) for id in {*known.needed.values(), *known.needless} if id}
+    still = await database.read(_shelved_images)  # others may have been unshelved since
+    findings = [
+        Finding(kind="image", subject=server, message=f"The image {image} of the shelved server's disk is gone.")
+        for server, image in known.needed.items()
+        if still.needed.get(server) == image and (image is None or status[image] != "active")
+    ]
+    return findings + [
+        Finding(kind="image", subject=id, message=f"The image of server {server}, which is not shelved, is left.")
+        for id, server in known.needless.items()
+        if id in still.needless and status[id] is not None
+    ]
+
+
 async def _undisturbed(conductor: ProbeAPI) -> tuple[float, list[Finding]]:
     """Return for how many seconds a conductor has worked without an outage; 0 and a finding if none answers."""
     try:
         return (await conductor.ping(CONDUCTOR_TIMEOUT)).undisturbed, []
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         return 0.0, [Finding(kind="conductor", subject="all", message=f"No conductor answers: {error}")]
-
-
-async def _hosts_up(database: Database, clock: Clock, down_time: float) -> list[str]:
-    found = await database.read(services.list_, binary=COMPUTE)
-    now = micros(clock.now())
-    return [row.host for row in found if services.is_up(row, now, down_time)]
-
-
-async def _guests_of_all(
-    compute: ComputeAPI, hosts: Sequence[str], progress: Progress
-) -> dict[str, tuple[Guest, ...] | str]:
-    """Return the guests of each host, or why it does not answer."""
-    answers: dict[str, tuple[Guest, ...] | str] = dict.fromkeys(hosts, ())
-    waiting = iter(hosts)
-    done = 0
-
-    async def ask() -> None:
-        nonlocal done
-        for host in waiting:
-            answers[host] = await _guests_of(compute, host)
-            done += 1
-            if done % HOSTS_PER_STEP == 0 or done == len(hosts):
-                progress(done, len(hosts))
-
-    await asyncio.gather(*(ask() for _ in range(HOSTS_AT_ONCE)))
-    return answers
-
-
-async def _guests_of(compute: ComputeAPI, host: str) -> tuple[Guest, ...] | str:
-    try:
-        return await compute.list_guests(Context(request_id="req-audit"), host)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-        return str(error)
 
 
 class _Servers:
@@ -157,6 +187,7 @@ class _Servers:
         self.leaving: set[tuple[str, str]] = {
             (row.host, row.instance_uuid) for row in conn.execute(departures.select())
         }
+        self.kept: dict[str, set[str]] = {}  # host -> servers that left it, whose guests it keeps for a revert
 
 
 def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list[Finding], _Servers]:
@@ -214,6 +245,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         if drift.where not in busy
     ]
     findings += _misplaced(conn, busy)
+    findings += _unfinished_moves(conn, servers)
     for usage in quotas.drift(conn):
         findings.append(
             Finding(
@@ -258,8 +290,11 @@ def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
 
 
 def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[allocation_audit.Drift]:
-    """Release what a consumer holds that is no instance; return what it held."""
+    """Release what a consumer holds that is no instance and no open migration; return what it held."""
     if conn.execute(sa.select(instances.c.uuid).where(instances.c.uuid == consumer_uuid)).first() is not None:
+        return []
+    migration = server_migrations.get(conn, consumer_uuid)
+    if migration is not None and migration["status"] in migration_states.OPEN:
         return []
     held = allocation_rows.get_many(conn, [consumer_uuid]).get(consumer_uuid, [])
     allocation_rows.release(conn, consumer_uuid, now=now)
@@ -291,13 +326,41 @@ def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     return findings
 
 
+def _unfinished_moves(conn: sa.Connection, servers: _Servers) -> list[Finding]:
+    """Return open migrations that nobody continues; note the guests that sources keep until the confirmation."""
+    findings = []
+    held: dict[str, set[str]] = {}
+    consumers = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
+    for consumer, node in conn.execute(consumers.join(migrations, migrations.c.uuid == allocations.c.consumer_uuid)):
+        held.setdefault(consumer, set()).add(node)
+    for migration in server_migrations.list_open(conn):
+        uuid = migration["instance_uuid"]
+        if uuid in servers.busy:
+            continue
+        if migration["status"] != migration_states.FINISHED or uuid not in servers.known:
+            message = f"The migration of server {uuid} is {migration['status']} and no operation works on it."
+            findings.append(Finding(kind="migration", subject=migration["uuid"], message=message))
+            continue
+        if held.get(migration["uuid"], set()) != {migration["source_node_uuid"]}:
+            message = f"The migration of server {uuid} does not hold the resources of its source."
+            findings.append(Finding(kind="allocation", subject=migration["uuid"], message=message))
+        if migration["source_compute"] != migration["dest_compute"]:
+            servers.kept.setdefault(migration["source_compute"], set()).add(uuid)
+    return findings
+
+
 def _compare_guests(host: str, guests: tuple[Guest, ...], servers: _Servers) -> list[Finding]:
     recorded, busy = servers.by_host.get(host, {}), servers.busy
+    kept = servers.kept.get(host, set())
     held = {guest.uuid for guest in guests}
     findings = [
         Finding(kind="guest", subject=guest.uuid, message=f"{host} has a guest of a server that is not there.")
         for guest in guests
-        if guest.uuid not in recorded and guest.uuid not in busy and (host, guest.uuid) not in servers.leaving
+        if guest.uuid not in {*recorded, *kept} and guest.uuid not in busy and (host, guest.uuid) not in servers.leaving
+    ]
+    findings += [
+        Finding(kind="guest", subject=uuid, message=f"{host} has lost the guest to which a resize can be reverted.")
+        for uuid in sorted(kept - held - busy)
     ]
     for uuid, vm_state in recorded.items():
         if uuid not in held and uuid not in busy and vm_state in states.NEEDS_GUEST:

@@ -9,10 +9,9 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.host_kind import fault_of
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.instance import InstanceChanges, InstanceRow, fault_of
 from micronova.objects.orders import BootVerdict, HostBeat
 
 NOT_BOOTED: Final = "GuestNotBooted"
@@ -27,6 +26,9 @@ def apply(conn: sa.Connection, beats: Iterable[HostBeat], now: int) -> dict[str,
     )
     if not told:
         return {}
+    # Whole rows of the hosts' own servers only: a host can name any.
+    hosts = {row.uuid: row.host for row in instances.states_of(conn, {verdict.instance_uuid for _, verdict in told})}
+    told = [(host, verdict) for host, verdict in told if hosts.get(verdict.instance_uuid) == host]
     rows = instances.get_many(conn, [verdict.instance_uuid for _, verdict in told])
     again: dict[str, tuple[str, ...]] = {}
     for host, verdict in told:

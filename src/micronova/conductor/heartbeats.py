@@ -7,13 +7,14 @@ heartbeat.
 The heartbeats that arrive within `WINDOW` share one transaction, whose number of statements does not depend on the
 number of hosts. The first one after a pause does not wait. The transaction leaves out heartbeats that are older than
 what their hosts sent since. A sender whose heartbeat was refused for another reason shares no transaction for
-`REFUSED_ALONE`, and its heartbeats wait behind those of the others. A heartbeat for whose reply nobody waits any more
-is not applied.
+`REFUSED_ALONE`, and its heartbeats wait behind those of the others. So does a heartbeat that names very many guests or
+orders. A heartbeat for whose reply nobody waits any more is not applied.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -22,14 +23,17 @@ import sqlalchemy as sa
 from micronova.conductor import boots, power_changes
 from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import HostKind
+from micronova.conductor.operations.host_kind import HostKind, known_kind
 from micronova.conductor.operations.orders import size_of
-from micronova.db import instances, nodes, services
+from micronova.db import departures as departure_rows
+from micronova.db import instances, nodes, server_migrations, services
 from micronova.db import operations as operation_rows
+from micronova.notifications import resources
 from micronova.objects.clock import micros
+from micronova.objects.context import Context
 from micronova.objects.errors import Invalid, OperationFailed, StaleHeartbeat, Unavailable
 from micronova.objects.operations import OperationRow
-from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostReply, WorkOrder
+from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostBeat, HostMetrics, HostReply, WorkOrder
 from micronova.objects.service_names import COMPUTE
 
 log = logging.getLogger(__name__)
@@ -37,7 +41,7 @@ log = logging.getLogger(__name__)
 JUST_SENT = 1_000_000  # microseconds: an order that was sent less than this ago is not sent again
 WINDOW = 0.1  # seconds between two transactions
 MOST_HOSTS = 500  # of one transaction; a single heartbeat may have more
-MOST_POWER_CHANGES = 2000  # that one transaction is told, unless they are of one heartbeat
+MOST_ENTRIES = 2000  # of the lists of heartbeats in one transaction; a heartbeat with more shares no transaction
 REFUSED_ALONE = 60.0  # seconds for which the heartbeats of a sender share no transaction after one was refused
 MOST_REFUSED = 1000  # senders of refused heartbeats that a conductor remembers
 MOST_ORDERS = 8 << 20  # bytes of orders in one reply; the next reply has the others
@@ -53,7 +57,7 @@ A host with a broker user of its own has one key. Agents that share a broker use
 class _Waiting:
     """A heartbeat whose sender waits for the reply."""
 
-    __slots__ = ("beat", "callers", "hosts", "key", "number", "power_changes", "reply")
+    __slots__ = ("beat", "callers", "entries", "hosts", "key", "number", "reply")
 
     def __init__(self, sender: str, beat: Heartbeat) -> None:
         self.beat = beat
@@ -62,7 +66,10 @@ class _Waiting:
         if not beat.hosts or len(self.hosts) < len(beat.hosts):
             raise Invalid("A heartbeat names at least one host, and each host once.")
         self.key: _Key = (sender, tuple(sorted(self.hosts)))
-        self.power_changes = sum(len(each.power_changes) for each in beat.hosts)
+        self.entries = sum(
+            len(each.power_changes) + len(each.running_orders) + len(each.removed_guests) + len(each.boots)
+            for each in beat.hosts
+        )
         self.callers = 0  # several if the message was delivered several times
         self.reply: asyncio.Future[HeartbeatReply] = asyncio.get_running_loop().create_future()
 
@@ -80,6 +87,8 @@ class _Applied(NamedTuple):
     continued: Sequence[Operation] = ()  # operations that this conductor continues without hosts that are stopping
     back: Mapping[str, float] = {}  # the hosts that are back, with the seconds for which they counted as down
     notifications: Sequence[power_changes.PowerChangeNotifications] = ()
+    registered: Sequence[services.ServiceRow] = ()  # of hosts that were not known before
+    metrics: Sequence[tuple[str, HostMetrics]] = ()  # of nodes that the hosts have
 
 
 class Heartbeats:
@@ -149,10 +158,10 @@ class Heartbeats:
                     await self._engine.clock.sleep(pause)
                 self._applied_at = self._engine.clock.monotonic()
                 self._forget_refusals()
-                apart = [key for key in self._waiting if key in self._refused]
+                apart = [key for key, waiting in self._waiting.items() if self._is_apart(waiting)]
                 if batch := self._next_batch():
                     await self._take(batch)
-                # The others wait for those that were refused at most until their next transaction is due.
+                # The others wait for these at most until their next transaction is due.
                 for key in apart:
                     if key in self._waiting:  # its sender has not given up
                         await self._take([self._waiting.pop(key)])
@@ -165,25 +174,31 @@ class Heartbeats:
         self._begun_at = self._engine.clock.monotonic()
         try:
             await self._apply_together(batch)
+        except Exception:  # of what follows the transaction: the heartbeats that wait are the next ones
+            log.exception("%d heartbeats were applied, but not answered", len(batch))
         finally:
             self._begun_at = None
             for waiting in batch:
                 waiting.fail(Unavailable("The heartbeat could not be applied."))
 
+    def _is_apart(self, waiting: _Waiting) -> bool:
+        """Return whether a heartbeat waits behind the others and shares no transaction."""
+        return waiting.key in self._refused or waiting.entries > MOST_ENTRIES
+
     def _next_batch(self) -> list[_Waiting]:
         """Take heartbeats that can share a transaction."""
         batch: list[_Waiting] = []
         names: set[str] = set()
-        changes = 0
+        entries = 0
         for key, waiting in list(self._waiting.items()):
-            if key in self._refused:
+            if self._is_apart(waiting):
                 continue
             if batch and (len(names) + len(waiting.hosts) > MOST_HOSTS or not names.isdisjoint(waiting.hosts)):
                 continue
-            if batch and changes + waiting.power_changes > MOST_POWER_CHANGES:
+            if batch and entries + waiting.entries > MOST_ENTRIES:
                 continue
             names |= waiting.hosts
-            changes += waiting.power_changes
+            entries += waiting.entries
             batch.append(self._waiting.pop(key))
         return batch
 
@@ -216,12 +231,19 @@ class Heartbeats:
                 await self._apply_together(batch[:half])
                 await self._apply_together(batch[half:])
                 return
-            self._refuse(batch[0], error)
+            if isinstance(error, StaleHeartbeat):  # another conductor has applied a newer one at the same moment
+                batch[0].fail(error)
+            else:
+                self._refuse(batch[0], error)
             return
         _log_hosts_that_are_back(applied.back)
         for context, notifications in applied.notifications:
             for name, row in notifications:
                 self._dependencies.notifier.instance(name, row, context=context)
+        for service in applied.registered:
+            self._dependencies.notifier.announce(Context(), partial(resources.service, "create", service))
+        for host, metrics in applied.metrics:
+            self._dependencies.notifier.announce(Context(), partial(resources.metrics, host, metrics))
         for operation in applied.continued:
             self._engine.committed(operation.kind, operation.step)
             self._engine.run([operation])
@@ -254,13 +276,19 @@ class Heartbeats:
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
         told = ((each.host, change) for each in beats for change in each.power_changes)
-        power = power_changes.differing(conn, told)
+        power = power_changes.compare(conn, told)
         owned: dict[str, list[OperationRow]] = {name: [] for name in names}
         owners = {operation_rows.host_owner(name): name for name in names}
         for row in operation_rows.owned(conn, owners):
             owned[owners[row["owner"] or ""]].append(row)
-        _lock(conn, beats, owned, power)
-        notifications = power_changes.record(conn, power, now)
+        departures: dict[str, list[Departure]] = {name: [] for name in names}
+        for departure in departure_rows.of_hosts(conn, names):
+            departures[departure["host"]].append(Departure(departure["instance_uuid"], departure["epoch"]))
+        # Only of departures that are recorded: a host can name any number of guests.
+        removed = {each.host: _removed(each, departures[each.host]) for each in beats}
+        left = {gone.instance_uuid for each in removed.values() for gone in each}
+        _lock(conn, beats, owned, {*power.differing, *left})
+        recorded = power_changes.record(conn, power, now)
         repeat_verdicts = boots.apply(conn, beats, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
@@ -272,18 +300,27 @@ class Heartbeats:
             until,
             undisturbed=self._engine.undisturbed(),
         )
-        operation_rows.delete_departures(
-            conn, [(each.host, gone.instance_uuid, gone.epoch) for each in beats for gone in each.removed_guests]
+        departure_rows.delete(
+            conn, [(host, gone.instance_uuid, gone.epoch) for host, each in removed.items() for gone in each]
         )
-        departures: dict[str, list[Departure]] = {name: [] for name in names}
-        for departure in operation_rows.departures_of(conn, names):
-            departures[departure["host"]].append(Departure(departure["instance_uuid"], departure["epoch"]))
+        departures = {host: [each for each in departures[host] if each not in removed[host]] for host in names}
+        server_migrations.complete_evacuations(
+            conn, [(host, gone.instance_uuid) for host, each in removed.items() for gone in each], now
+        )
         void = self._void(conn, beats, owned)
         again = self._orders_again(conn, running, owned)
         replies = [
             HostReply(host=each.host)
             if each.stopping
-            else _reply(each, owned[each.host], again, departures[each.host], void, repeat_verdicts.get(each.host, ()))
+            else _reply(
+                each,
+                owned[each.host],
+                again,
+                departures[each.host],
+                void,
+                repeat_verdicts=repeat_verdicts.get(each.host, ()),
+                repeat_power=recorded.repeat.get(each.host, ()),
+            )
             for each in beats
         ]
         continued = self._continue_without(conn, [row for each in beats if each.stopping for row in owned[each.host]])
@@ -292,7 +329,7 @@ class Heartbeats:
         down_since = now - micros(self._dependencies.service_down_time)
         silent = services.silent(conn, COMPUTE, [each.host for each in running], down_since)
         back = {host: (down_since - seen) / 1e6 for host, seen in silent.items()}
-        services.compute_heartbeats(conn, {name: numbers[name] for name in names}, now)
+        new = services.compute_heartbeats(conn, {name: numbers[name] for name in names}, now)
         # A host that is stopping counts as down at once.
         stopping = [each.host for each in beats if each.stopping]
         services.heartbeat(conn, COMPUTE, stopping, down_since - 1)
@@ -302,7 +339,9 @@ class Heartbeats:
             [msgspec.structs.replace(reply, resend_nodes=True) if reply.host in asked else reply for reply in replies],
             continued,
             back,
-            notifications,
+            recorded.notifications,
+            [*services.on_hosts(conn, COMPUTE, new).values()] if new else (),
+            _metrics(conn, beats),
         )
 
     def _void(
@@ -331,7 +370,12 @@ class Heartbeats:
         missing = []
         for beat in beats:
             reported = {each.operation_id: each.epoch for each in beat.running_orders}
-            missing += [Operation.of(row) for row in owned[beat.host] if reported.get(row["id"]) != row["epoch"]]
+            # Newer conductors send the orders that only they can make.
+            missing += [
+                Operation.of(row)
+                for row in owned[beat.host]
+                if reported.get(row["id"]) != row["epoch"] and known_kind(self._kinds, row) is not None
+            ]
         if not missing:
             return {}
         found = instances.get_many(conn, [operation.instance_uuid for operation in missing])
@@ -353,8 +397,7 @@ class Heartbeats:
         """Take the operations of stopping hosts that can continue elsewhere; the hosts get the others again later."""
         taken = []
         for row in owned:
-            kind = self._kinds.get(row["kind"])
-            if kind is not None and row["version"] <= kind.version:
+            if (kind := known_kind(self._kinds, row)) is not None:
                 result = kind.host_stops(conn, Operation.of(row))
                 if result is not None:
                     taken.append(result.operation)
@@ -381,10 +424,11 @@ def _reply(
     again: dict[str, WorkOrder],
     departures: list[Departure],
     void: set[tuple[str, int]],
+    *,
     repeat_verdicts: tuple[str, ...],
+    repeat_power: tuple[str, ...],
 ) -> HostReply:
     operations = {row["id"] for row in owned}
-    acknowledged = {(gone.instance_uuid, gone.epoch) for gone in beat.removed_guests}
     return HostReply(
         host=beat.host,
         orders=tuple(again[row["id"]] for row in owned if row["id"] in again),
@@ -393,9 +437,16 @@ def _reply(
             for each in beat.running_orders
             if each.operation_id not in operations and (each.operation_id, each.epoch) in void
         ),
-        departures=tuple(each for each in departures if (each.instance_uuid, each.epoch) not in acknowledged),
+        departures=tuple(departures),
         repeat_verdicts=repeat_verdicts,
+        repeat_power=repeat_power,
     )
+
+
+def _removed(beat: HostBeat, departures: Iterable[Departure]) -> frozenset[Departure]:
+    """Return the departures whose guests a host has removed."""
+    told = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
+    return frozenset(each for each in departures if each.epoch <= told.get(each.instance_uuid, -1))
 
 
 def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:
@@ -416,16 +467,28 @@ def _lock(
     conn: sa.Connection,
     beats: Sequence[HostBeat],
     owned: Mapping[str, Sequence[OperationRow]],
-    power: Mapping[str, int],
+    named: Iterable[str],
 ) -> None:
     """Lock the instances and the operations that heartbeats change."""
-    uuids = set(power)
+    uuids = set(named)
     for beat in beats:
         uuids |= {verdict.instance_uuid for verdict in beat.boots}
-        uuids |= {gone.instance_uuid for gone in beat.removed_guests}
         if beat.stopping:
             uuids |= {row["instance_uuid"] for row in owned[beat.host]}
     if uuids:
         instances.lock_many(conn, uuids)
     if ids := [row["id"] for each in owned.values() for row in each]:
         operation_rows.lock_many(conn, ids)
+
+
+def _metrics(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[tuple[str, HostMetrics]]:
+    """Return what hosts have measured on nodes of their own, with the recorded addresses of these."""
+    measured = [(each.host, each.metrics) for each in beats if each.metrics is not None]
+    if not measured:
+        return []
+    known = nodes.addresses(conn, [host for host, _ in measured])
+    return [
+        (host, msgspec.structs.replace(metrics, host_ip=known[host, metrics.node] or ""))
+        for host, metrics in measured
+        if (host, metrics.node) in known
+    ]

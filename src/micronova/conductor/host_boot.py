@@ -6,24 +6,23 @@ stopped, or that an operation changes, is left as it is.
 """
 
 import logging
-import uuid
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.own_requests import accept_own, own_ids
 from micronova.db import instances
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
-from micronova.objects.clock import micros
-from micronova.objects.context import Context
+from micronova.objects.instance import InstanceChanges
 from micronova.objects.operations import PowerPayload
 from micronova.objects.orders import GuestAtEpoch, GuestsOff
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = uuid.UUID("0c7a2f0e-5d0b-4c38-9a51-8f1c1f8a7d10")
-"""Of the ids of these operations and requests. They follow from the instance and its epoch: recording an operation
-again, because the answer to a commit was lost, finds it."""
+NAMESPACE = UUID("0c7a2f0e-5d0b-4c38-9a51-8f1c1f8a7d10")
+"""Of the ids of these operations and requests, which follow from the instance and its epoch."""
 START = "start"
 
 
@@ -44,35 +43,18 @@ async def start_guests_after_host_boot(dependencies: Dependencies, found: Guests
 
 def _begin(conn: sa.Connection, dependencies: Dependencies, host: str, guest: GuestAtEpoch) -> str | None:
     """Record the operation; return its id, or None if the server should not run."""
-    now = dependencies.engine.now()
     row = instances.lock(conn, guest.instance_uuid)
     if row is None or row["host"] != host or row["epoch"] < guest.epoch:
         return None
-    before = _ids(row["uuid"], row["epoch"])
+    before = own_ids(NAMESPACE, row["uuid"], row["epoch"])
     if operation_rows.get(conn, before[0]) is not None and row["task_state"] == states.POWERING_ON:
         return before[0]
     if (row["vm_state"], row["power_state"], row["task_state"]) != (states.ACTIVE, power_state.RUNNING, None):
         return None
-    operation, request = _ids(row["uuid"], row["epoch"] + 1)
-    operation_rows.accept_action(
-        conn,
-        row,
-        {
-            "vm_state": states.STOPPED,  # until it runs: a start that fails leaves it so
-            "power_state": power_state.SHUTDOWN,
-            "task_state": states.ACTIONS[START].task_state,
-        },
-        id=operation,
-        kind=START,
-        context=Context(request_id=request),
-        payload=PowerPayload(action=START, parameters={"cause": "host_boot"}),
-        now=now,
-        deadline=now + micros(dependencies.action_timeout),
-    )
-    return operation
-
-
-def _ids(instance: str, epoch: int) -> tuple[str, str]:
-    """Return the ids of the operation and of its request."""
-    operation = uuid.uuid5(NAMESPACE, f"operation {instance} {epoch}")
-    return str(operation), f"req-{uuid.uuid5(NAMESPACE, f'request {instance} {epoch}')}"
+    changes: InstanceChanges = {
+        "vm_state": states.STOPPED,  # until it runs: a start that fails leaves it so
+        "power_state": power_state.SHUTDOWN,
+        "task_state": states.ACTIONS[START].task_state,
+    }
+    payload = PowerPayload(action=START, parameters={"cause": "host_boot"})
+    return accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind=START, payload=payload)[0]

@@ -1,12 +1,19 @@
-"""Periodic jobs of the whole cloud, each done by one conductor at a time: mending counters, purging old rows."""
+"""Periodic jobs of the whole cloud, each done by one conductor at a time.
+
+Two of them are here: mending counters, and purging old rows. `cli/roles/conductor.py` adds those that the settings turn
+on.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from micronova.conductor import audit
-from micronova.db import periodic_jobs, retention
+from micronova.db import periodic_jobs, retention, task_logs
 from micronova.db.engine import Database
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 
 log = logging.getLogger(__name__)
@@ -17,27 +24,49 @@ PURGE_BATCHES = 100
 """Batches of one purge: what remains is left to the next one, so that the database has time for other work."""
 PURGE_PAUSE = 0.05
 """Seconds between two batches."""
+LONGEST_ERROR = 255
+"""Characters of the error of a failed run that are kept."""
+
+
+class PeriodicJob(NamedTuple):
+    """A job of the whole cloud."""
+
+    name: str
+    run: Callable[[], Awaitable[None]]
+    interval: float  # seconds between two runs
 
 
 class Jobs:
     """Claims jobs that are due, and does them."""
 
     def __init__(
-        self, database: Database, clock: Clock, *, owner: str, keep_finished: float, keep_deleted: float
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        owner: str,
+        keep_finished: float,
+        keep_deleted: float,
+        more: Sequence[PeriodicJob] = (),
     ) -> None:
-        """`keep_finished` and `keep_deleted` are seconds; 0 keeps deleted servers for ever."""
+        """`keep_finished` and `keep_deleted` are seconds; 0 keeps deleted servers for ever. `more` are further jobs."""
         self._database = database
         self._clock = clock
         self._owner = owner
         self._keep_finished = keep_finished
         self._keep_deleted = keep_deleted
+        self._more = more
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """Start to look for jobs."""
+        jobs = (
+            PeriodicJob("mend", self.mend, MEND_INTERVAL),
+            PeriodicJob("purge", self.purge, PURGE_INTERVAL),
+            *self._more,
+        )
         self._loops = [
-            asyncio.create_task(self._forever("mend", self.mend, MEND_INTERVAL), name="conductor-mend"),
-            asyncio.create_task(self._forever("purge", self.purge, PURGE_INTERVAL), name="conductor-purge"),
+            keep_running(partial(self._forever, job), name=f"conductor-{job.name}", clock=self._clock) for job in jobs
         ]
 
     async def stop(self) -> None:
@@ -46,15 +75,27 @@ class Jobs:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
 
-    async def _forever(self, name: str, job: Callable[[], Awaitable[None]], interval: float) -> None:
+    async def _forever(self, job: PeriodicJob) -> None:
         while True:
-            await self._clock.sleep(interval)
+            await self._clock.sleep(job.interval)
             try:
                 now = micros(self._clock.now())
-                if await self._database.write(periodic_jobs.claim, name, self._owner, now, micros(interval)):
-                    await job()
+                if await self._database.write(periodic_jobs.claim, job.name, self._owner, now, micros(job.interval)):
+                    await self._run(job)
             except Exception as error:
-                log.warning("the periodic job %s failed and is repeated: %s", name, error)
+                log.warning("the periodic job %s failed and is repeated: %s", job.name, error)
+
+    async def _run(self, job: PeriodicJob) -> None:
+        """Do a job, and record when it ended and why it failed, for `micronova status`."""
+        try:
+            await job.run()
+        except Exception as error:
+            await self._ended(job.name, f"{type(error).__name__}: {error}"[:LONGEST_ERROR])
+            raise
+        await self._ended(job.name, "")
+
+    async def _ended(self, name: str, error: str) -> None:
+        await self._database.write(periodic_jobs.note_end, name, self._owner, micros(self._clock.now()), error)
 
     async def mend(self) -> None:
         """Correct counters that drifted."""
@@ -67,6 +108,7 @@ class Jobs:
         await self._purge(retention.purge_operations, micros(now - self._keep_finished))
         if self._keep_deleted > 0:
             await self._purge(retention.purge_servers, micros(now - self._keep_deleted))
+            await self._purge(task_logs.purge, micros(now - self._keep_deleted))
 
     async def _purge(self, purge: Callable[..., int], before: int) -> None:
         for _ in range(PURGE_BATCHES):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from functools import partial
 
 from micronova.conductor.consoles import Consoles
 from micronova.conductor.heartbeat_interval import interval_of, longest_interval, too_often
@@ -9,19 +10,34 @@ from micronova.conductor.heartbeats import Heartbeats
 from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
+from micronova.conductor.image_caching import ImageCaching
 from micronova.conductor.jobs import Jobs
+from micronova.conductor.operations.admin_password import ChangePassword
+from micronova.conductor.operations.bind_ports import BindPorts
 from micronova.conductor.operations.build import Build
+from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.delete import Delete
 from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.discard_image import DiscardImage
 from micronova.conductor.operations.engine import Engine
-from micronova.conductor.operations.host_kind import Continue, HostKind, apply_report
+from micronova.conductor.operations.evacuate import Evacuate
+from micronova.conductor.operations.host_kind import Continue, HostKind, apply_progress, apply_report, reported_error
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
+from micronova.conductor.operations.move import MOVE_KINDS, Move
+from micronova.conductor.operations.offloading import ShelveOffload
 from micronova.conductor.operations.power import POWER_KINDS, Power
+from micronova.conductor.operations.rebuild import Rebuild
+from micronova.conductor.operations.rescue import Rescue
+from micronova.conductor.operations.resized import ConfirmResize, RevertResize
+from micronova.conductor.operations.shelve import Shelve, Unshelve
+from micronova.conductor.operations.soft_delete import Restore, SoftDelete
+from micronova.conductor.operations.unshelve import UnshelveOffloaded
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,
     KEYS,
     TASKS,
+    CacheImages,
     Operations,
     Ping,
     PluggedPorts,
@@ -30,6 +46,8 @@ from micronova.conductor.rpcapi import (
     ProbeAPI,
 )
 from micronova.db import instances, services
+from micronova.notifications import registration, resources
+from micronova.objects.background import keep_running
 from micronova.objects.context import Context
 from micronova.objects.errors import Unavailable
 from micronova.objects.orders import (
@@ -37,6 +55,8 @@ from micronova.objects.orders import (
     GuestsToStart,
     Heartbeat,
     HeartbeatReply,
+    Progress,
+    ProgressReply,
     Report,
     ReportReply,
 )
@@ -65,9 +85,11 @@ class ConductorManager:
         report_interval: float,
         ratios: dict[str, float],
         max_attempts: int,
+        shelved_offload_time: int,
         host_users: HostUsers,
         host_keys: HostKeyIssuer,
         jobs: Jobs,
+        image_caching: ImageCaching,
     ) -> None:
         self._bus = bus
         self._dependencies = dependencies
@@ -79,14 +101,32 @@ class ConductorManager:
         self._host_users = host_users
         self._host_keys = host_keys
         self._jobs = jobs
+        self._image_caching = image_caching
         self._servers: list[Server] = []
         self._loops: list[asyncio.Task[None]] = []
+        scheduler = SchedulerAPI(bus)
         kinds: tuple[HostKind, ...] = (
-            Build(dependencies, SchedulerAPI(bus), max_attempts),
+            Build(dependencies, scheduler, max_attempts),
+            Rebuild(dependencies, scheduler),
             Delete(dependencies),
             *(Power(dependencies, kind) for kind in POWER_KINDS),
+            Rescue(dependencies),
+            ChangePassword(dependencies),
+            SoftDelete(dependencies),
+            Restore(dependencies),
             AttachInterface(dependencies),
             DetachInterface(dependencies),
+            *(CreateImage(dependencies, kind) for kind in ("create_image", "create_backup")),
+            *(Move(dependencies, kind, scheduler, max_attempts) for kind in MOVE_KINDS),
+            ConfirmResize(dependencies),
+            RevertResize(dependencies),
+            BindPorts(dependencies),
+            Evacuate(dependencies, scheduler, max_attempts),
+            Shelve(dependencies, offloads=shelved_offload_time == 0),
+            ShelveOffload(dependencies),
+            Unshelve(dependencies),
+            UnshelveOffloaded(dependencies, scheduler, max_attempts),
+            DiscardImage(dependencies),
         )
         self._kinds = {kind.name: kind for kind in kinds}
         self.engine.set_kinds(self._kinds)
@@ -106,8 +146,8 @@ class ConductorManager:
             await self._bus.serve(KEYS, self._host_keys, prefetch=HOST_MESSAGES),
         ]
         self._loops = [
-            asyncio.create_task(self._beat_forever(), name="conductor-heartbeat"),
-            asyncio.create_task(self._consoles.purge_forever(), name="conductor-consoles"),
+            keep_running(self._beat_forever, name="conductor-heartbeat", clock=self.engine.clock),
+            keep_running(self._consoles.purge_forever, name="conductor-consoles", clock=self.engine.clock),
         ]
         self._jobs.start()
 
@@ -116,6 +156,7 @@ class ConductorManager:
         for loop in self._loops:
             loop.cancel()
         await self._jobs.stop()
+        await self._image_caching.stop()
         for server in self._servers:
             await server.stop()
         await self._heartbeats.stop()
@@ -125,7 +166,10 @@ class ConductorManager:
         while True:
             try:
                 now = self.engine.now()
-                await self.engine.database.write(services.heartbeat, CONDUCTOR, [self._host], now)
+                if await self.engine.database.write(services.heartbeat, CONDUCTOR, [self._host], now):
+                    await registration.announce(
+                        self.engine.database, self._dependencies.notifier, CONDUCTOR, self._host
+                    )
                 await self._host_users.refresh()
                 await self._count_fleet()
                 await self._probe.ping(PING_TIMEOUT)
@@ -161,6 +205,10 @@ class ConductorManager:
         """Run these operations: builds, deletes or actions."""
         await self.engine.lease_and_run(params.ids)
 
+    async def cache_images(self, context: Context, params: CacheImages) -> None:
+        """Let the hosts of an aggregate fetch images."""
+        self._image_caching.begin(context, params.aggregate, params.images)
+
     # --- messages from hosts ---------------------------------------------------------------------------------
 
     async def ping(self, context: Context, params: Ping) -> Pong:
@@ -175,7 +223,12 @@ class ConductorManager:
         if found is None:
             return ReportReply(accepted=False)
         kind, operation, result = found
+        if params.outcome != "done" and not params.temporary and (isinstance(result, Continue) or result.accepted):
+            error, server = reported_error(params), params.instance_uuid
+            failed = partial(resources.host_failed, params.host, operation.kind, server, error)
+            self._dependencies.notifier.announce(operation.context, failed)
         kind.announce(operation, result)
+        await kind.start_follow_ups(result)
         if isinstance(result, Continue):
             self.engine.committed(kind.name, result.operation.step)
             self.engine.run([result.operation])
@@ -184,6 +237,16 @@ class ConductorManager:
             for _, row, _ in result.notifications:
                 self._dependencies.hooks.post("build_instance", row, operation.context, row)
         return ReportReply(accepted=result.accepted, destroy=result.destroy)
+
+    async def progress(self, context: Context, params: Progress) -> ProgressReply:
+        """Show the task state that a host has reached; refuse it if the operation is not the host's any more."""
+        self._host_users.check(context, params.host)
+        with self._host_users.one_message_of(params.host):
+            found = await self.engine.write_for_host(apply_progress, self._kinds, params, self.engine.now())
+        if found is None:
+            return ProgressReply(accepted=False)
+        kind, operation = found
+        return ProgressReply(accepted=True, upload_url=kind.upload_url_for(operation, params))
 
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         """Apply the heartbeat of one or more hosts."""

@@ -8,17 +8,16 @@ leads out of ERROR.
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID, uuid5
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.host_kind import fault_of
 from micronova.conductor.operations.power import action_event_of, notification_of
 from micronova.db import instance_actions, instances
 from micronova.objects import power_state, states
 from micronova.objects.context import Context
-from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.orders import PowerChange
 
 log = logging.getLogger(__name__)
@@ -42,35 +41,88 @@ PowerChangeNotifications = tuple[Context, list[tuple[str, InstanceRow]]]
 """The notifications of a change: the context, and the names with the server."""
 
 
-def differing(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> dict[str, int]:
-    """Return the instances whose guests, by host, have other power states than they, and these states.
+class Differing(NamedTuple):
+    """A power state that an instance does not have, and the instance's epoch when that was found."""
 
-    One query however many there are: the first heartbeat of a host names all its guests.
+    host: str
+    change: PowerChange
+    epoch: int
+
+
+class Compared(NamedTuple):
+    """Power states that instances do not have: those that count, and by host those to report again."""
+
+    differing: dict[str, Differing]
+    repeat: dict[str, tuple[str, ...]]  # instances that an operation changes: what counts is what it leaves
+
+
+class Recorded(NamedTuple):
+    """The notifications to send, and by host the instances whose change is to be reported again."""
+
+    notifications: list[PowerChangeNotifications]
+    repeat: dict[str, tuple[str, ...]]
+
+
+def compare(conn: sa.Connection, changes: Iterable[tuple[str, PowerChange]]) -> Compared:
+    """Find the instances whose guests, by host, have other power states than they.
+
+    One query however many there are: the first heartbeat of a host names all its guests. It locks nothing, because
+    most power states are those that the instances have.
     """
     # By host too: a host that names the guest of another one must not hide what that one says.
     told = {(host, change.instance_uuid): change for host, change in changes}
-    found: dict[str, int] = {}
+    found = Compared({}, {})
     if not told:
         return found
     for row in instances.states_of(conn, {uuid for _, uuid in told}):
         change = None if row.host is None else told.get((row.host, row.uuid))
-        if change is None or row.epoch < change.epoch or row.power_state == change.power_state:
+        if change is None or row.host is None or not _differs(change, row.epoch, row.power_state):
             continue
-        if row.task_state is not None and row.task_state not in states.CHANGES_INTERFACES:
-            continue
-        found[row.uuid] = change.power_state
+        if _is_free(row.task_state):
+            found.differing[row.uuid] = Differing(row.host, change, row.epoch)
+        else:
+            found.repeat[row.host] = (*found.repeat.get(row.host, ()), row.uuid)
     return found
 
 
-def record(conn: sa.Connection, power: Mapping[str, int], now: int) -> list[PowerChangeNotifications]:
-    """Record the new power states of guests, which no operation caused; return the notifications to send.
+def _differs(change: PowerChange, epoch: int, power: int) -> bool:
+    return epoch >= change.epoch and power != change.power_state
 
-    The instances are locked. Instances that change in the same way share their statements, so that the number of
-    statements does not grow with the number of instances.
+
+def _is_free(task: str | None) -> bool:
+    """Return whether no operation sets the power state of an instance with this task state."""
+    return task is None or task in states.KEEPS_POWER_STATE
+
+
+def record(conn: sa.Connection, compared: Compared, now: int) -> Recorded:
+    """Record the new power states of guests, which no operation caused.
+
+    The instances are locked by now. An action that was accepted before that has changed them since they were compared,
+    so they are compared again. If one has even ended since, nobody can tell whether the guest had its power state
+    before or after it: the host reports it once more. It does so, too, as long as an operation goes on: one that fails,
+    or that a request ends, may leave a guest in another power state and say nothing of it.
+
+    Instances that change in the same way share their statements, so that the number of statements does not grow with
+    the number of instances.
     """
-    if not power:
-        return []
-    rows = instances.get_many(conn, power)
+    power: dict[str, int] = {}
+    found, repeat = compared.differing, dict(compared.repeat)
+    rows = instances.get_many(conn, found) if found else {}
+    for uuid, row in list(rows.items()):
+        host, change, epoch = found[uuid]
+        if row["host"] != host or not _differs(change, row["epoch"], row["power_state"]):
+            del rows[uuid]
+        elif not _is_free(row["task_state"]) or (row["epoch"] != epoch and row["task_state"] is None):
+            del rows[uuid]
+            repeat[host] = (*repeat.get(host, ()), uuid)
+        else:
+            power[uuid] = change.power_state
+    return Recorded(_record(conn, rows, power, now), repeat)
+
+
+def _record(
+    conn: sa.Connection, rows: Mapping[str, InstanceRow], power: Mapping[str, int], now: int
+) -> list[PowerChangeNotifications]:
     alike: dict[tuple[int, str, bool], list[str]] = {}  # by power state, new vm state, and whether the fault changes
     requests: dict[str, dict[str, str]] = {}  # by new vm state
     notifications: list[PowerChangeNotifications] = []

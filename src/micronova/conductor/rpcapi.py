@@ -2,6 +2,7 @@
 
 import logging
 from random import Random
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -9,26 +10,40 @@ from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleGrant
 from micronova.objects.context import Context
 from micronova.objects.host_keys import HostKeys
+from micronova.objects.host_limits import MOST_QUESTIONS, Name
+from micronova.objects.image import ImageMeta
 from micronova.objects.orders import (
     GuestAtEpoch,
     GuestsOff,
     GuestsToStart,
     Heartbeat,
     HeartbeatReply,
+    Progress,
+    ProgressReply,
     Report,
     ReportReply,
 )
 from micronova.rpc.bus import Bus
-from micronova.rpc.contract import Interface
+from micronova.rpc.contract import Interface, Method
 from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
+
+M = TypeVar("M", Report, Progress)
+R = TypeVar("R")
 
 
 class Operations(msgspec.Struct, frozen=True):
     """Operations that were just recorded; a conductor runs them now instead of at its next sweep."""
 
     ids: tuple[str, ...]
+
+
+class CacheImages(msgspec.Struct, frozen=True, kw_only=True):
+    """Images that the hosts of an aggregate are to fetch."""
+
+    aggregate: int  # its number
+    images: tuple[ImageMeta, ...]
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -63,15 +78,15 @@ class ConsoleCheckReply(msgspec.Struct, frozen=True):
 class HostKeysRequest(msgspec.Struct, frozen=True):
     """The host that asks for its keys."""
 
-    host: str
+    host: Name
 
 
 class PluggedPortsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The ports of an instance whose status the host of the instance wants to know."""
 
-    host: str
-    instance_uuid: str
-    ports: tuple[str, ...]
+    host: Name
+    instance_uuid: Name
+    ports: Annotated[tuple[Name, ...], msgspec.Meta(max_length=MOST_QUESTIONS)]
 
 
 class PluggedPorts(msgspec.Struct, frozen=True):
@@ -80,15 +95,17 @@ class PluggedPorts(msgspec.Struct, frozen=True):
     ports: tuple[str, ...]
 
 
-TASKS = Interface("conductor", namespace="compute_task", version="1.0")
+TASKS = Interface("conductor", namespace="compute_task", version="1.1")
 RUN_OPERATIONS = TASKS.method("run_operations", Operations)
+CACHE_IMAGES = TASKS.method("cache_images", CacheImages, since="1.1")
 
-HOSTS = Interface("conductor", namespace="host", version="2.1", from_hosts=True)
+HOSTS = Interface("conductor", namespace="host", version="2.2", from_hosts=True)
 REPORT = HOSTS.method("report", Report, ReportReply, since="2.0")
 HEARTBEAT = HOSTS.method("heartbeat", Heartbeat, HeartbeatReply, since="2.0")
 PING = HOSTS.method("ping", Ping, Pong, since="2.0")
 PLUGGED_PORTS = HOSTS.method("plugged_ports", PluggedPortsRequest, PluggedPorts, since="2.1")
 START_GUESTS_AFTER_HOST_BOOT = HOSTS.method("start_guests_after_host_boot", GuestsOff, GuestsToStart, since="2.1")
+PROGRESS = HOSTS.method("progress", Progress, ProgressReply, since="2.2")
 
 CONSOLE = Interface("conductor", namespace="console", version="1.0")
 AUTHORIZE_CONSOLE = CONSOLE.method("authorize_console", ConsoleAuthRequest, ConsoleGrant)
@@ -157,6 +174,12 @@ class ConductorAPI:
                 error,
             )
 
+    async def cache_images(self, context: Context, aggregate: int, images: tuple[ImageMeta, ...]) -> None:
+        """Let the hosts of an aggregate fetch images; raise BusUnavailable if the bus does not take the message."""
+        await self._bus.cast(
+            TASKS.target(), CACHE_IMAGES, CacheImages(aggregate=aggregate, images=images), context=context
+        )
+
 
 class ProbeAPI:
     """Sends pings through the queue of the heartbeats: an answer proves that heartbeats arrive."""
@@ -179,15 +202,23 @@ class HostConductorAPI:
 
     async def report(self, report: Report, context: Context) -> ReportReply:
         """Send the result of an order until a conductor has answered."""
+        return await self._until_answered(REPORT, report, context)
+
+    async def progress(self, progress: Progress, context: Context) -> ProgressReply:
+        """Send the progress of an order until a conductor has answered."""
+        return await self._until_answered(PROGRESS, progress, context)
+
+    async def _until_answered(self, method: Method[M, R], message: M, context: Context) -> R:
         pause = FIRST_PAUSE
         while True:
             try:
-                return await self._bus.call(HOSTS.target(), REPORT, report, context=context, timeout=HOST_TIMEOUT)
-            except Exception as error:  # a report must not be lost, whatever the error
+                return await self._bus.call(HOSTS.target(), method, message, context=context, timeout=HOST_TIMEOUT)
+            except Exception as error:  # it must not be lost, whatever the error
                 log.warning(
-                    "host %s: no conductor answered the report on instance %s, which is repeated: %s",
-                    report.host,
-                    report.instance_uuid,
+                    "host %s: no conductor answered the %s on instance %s, which is repeated: %s",
+                    message.host,
+                    method.name,
+                    message.instance_uuid,
                     error,
                 )
             # Jitter, so that not all hosts report at once when the conductor is back.

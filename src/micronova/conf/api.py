@@ -74,6 +74,13 @@ class APISettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_request_body_size: Annotated[
         int, Meta(ge=1024, description="Largest request body in bytes; uploads of images are not limited by it.")
     ] = 114688
+    enable_instance_password: Annotated[
+        bool,
+        Meta(
+            description="Whether the answers to create and rescue have the password of the server's administrator, "
+            "which guests read from their config drive. Switch it off if images ignore it."
+        ),
+    ] = True
     policy_file: Annotated[
         str | None, Meta(description="Path of a policy.yaml with the rules that differ from the defaults.")
     ] = None

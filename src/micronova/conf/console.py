@@ -37,6 +37,13 @@ class SpiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "of the API."
         ),
     ] = ""
+    spice_direct_proxy_base_url: Annotated[
+        str,
+        Meta(
+            description="URL of a SPICE proxy of your own, to which links of the type spice-direct lead. As an "
+            "admin it asks the API where the console of a token is. Empty: there are no such links."
+        ),
+    ] = ""
 
 
 class SerialConsoleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -57,6 +57,19 @@ class ConductorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     concurrency: Annotated[int, Meta(ge=1, description="Operations that one conductor runs at the same time.")] = 64
 
 
+class ImageCacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fetching images to hosts ahead of time."""
+
+    precache_concurrency: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Hosts that fetch images ahead of time (POST /os-aggregates/ID/images) at once, for each "
+            "conductor. More of them end sooner, and burden the image service more.",
+        ),
+    ] = 1
+
+
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The scheduler."""
 
@@ -88,6 +101,8 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
         "ImagePropertiesFilter",
         "ServerGroupAntiAffinityFilter",
         "ServerGroupAffinityFilter",
+        "SameHostFilter",
+        "DifferentHostFilter",
     )
     host_subset_size: Annotated[
         int,
@@ -135,6 +150,14 @@ class NotificationsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_un
             description="Kinds of notifications that are sent: unversioned, versioned, both or none.",
         ),
     ] = "both"
+    notify_on_state_change: Annotated[
+        str,
+        Meta(
+            pattern="^(none|vm_state|vm_and_task_state)$",
+            description="Whether every change of a server sends instance.update, and which changes of states it shows: "
+            "none (nothing is sent), vm_state, vm_and_task_state. Each change then costs some reads of the database.",
+        ),
+    ] = "none"
     versioned_notifications_topics: Annotated[
         tuple[str, ...], Meta(description="Topics of versioned notifications.")
     ] = ("versioned_notifications",)

@@ -1,6 +1,6 @@
 """Settings that Nova has in its section DEFAULT."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -42,8 +42,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
-            description="64 hex digits that encrypt the secrets of waiting operations. All api and conductor "
-            "processes need the same; empty: from state_path.",
+            description="64 hex digits that encrypt the secrets of waiting operations, and the credentials that users "
+            "keep in the embedded identity service, which cannot be read with another key. All api, conductor and "
+            "identity processes need the same; empty: from state_path.",
         ),
     ] = ""
     transport_url: Annotated[
@@ -125,6 +126,25 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             ge=0, description="Builds that run at the same time on one host; 0: no limit. Lower it if the disk is slow."
         ),
     ] = 10
+    max_concurrent_snapshots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Images of servers that one host makes and uploads at the same time, one fewer of one project; "
+            "0: no limit. Lower it if the disk or the network is slow.",
+        ),
+    ] = 5
+    compute_monitors: Annotated[
+        tuple[Literal["cpu.virt_driver"], ...],
+        Meta(
+            description="Monitors that measure hosts for the notification `metrics.update`, each time resources are "
+            "reported; cpu.virt_driver measures the processors. Set it if a consumer of notifications wants them."
+        ),
+    ] = ()
+    non_inheritable_image_properties: Annotated[
+        tuple[str, ...],
+        Meta(description="Properties of images that images of servers do not get from the server's image."),
+    ] = ("cache_in_nova", "bittorrent")
     default_availability_zone: Annotated[
         str, Meta(description="Availability zone of hosts whose aggregates name none.")
     ] = "nova"
@@ -164,12 +184,99 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "Empty: yes in a cloud of micronova up, else no."
         ),
     ] = None
+    rescue_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds after which a server that is still rescued is unrescued; 0: never. "
+            "Set it for conductors.",
+        ),
+    ] = 0.0
+    allow_resize_to_same_host: Annotated[
+        bool | None,
+        Meta(
+            description="Whether a resize may keep a server on its host. Set it where hosts cannot send servers to "
+            "each other. The API reads it. Empty: yes in a cloud of micronova up, else no."
+        ),
+    ] = None
+    resize_confirm_window: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds after which a resize that its owner neither confirmed nor reverted is confirmed. "
+            "0: never.",
+        ),
+    ] = 0.0
+    instance_usage_audit: Annotated[
+        bool,
+        Meta(
+            description="Whether conductors send instance.exists for every server of each audit period that has ended, "
+            "for metering and billing. It needs a broker."
+        ),
+    ] = False
+    instance_usage_audit_period: Annotated[
+        str,
+        Meta(
+            pattern=r"^(hour(@[1-5]?[0-9])?|day(@(1?[0-9]|2[0-3]))?|month(@(1?[0-9]|2[0-8]))?|year(@([0-9]|1[0-2]))?)$",
+            description="Audit period: hour, day, month or year (UTC), with @ and a number if it begins later: hour@30 "
+            "at half past, day@18 at 18:00, month@15 on the 15th, year@4 in April.",
+        ),
+    ] = "month"
     instance_build_timeout: Annotated[
         float,
         Meta(
             gt=0,
             description="Seconds after which an operation that has not ended fails. "
             "A build then puts its server in ERROR; most actions leave its state as it was.",
+        ),
+    ] = 3600.0
+    reclaim_instance_interval: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Seconds for which a deleted server is kept, switched off, and can be restored; 0: it is "
+            "deleted at once. The API and the conductors read it.",
+        ),
+    ] = 0.0
+    heal_instance_info_cache_interval: Annotated[
+        float,
+        Meta(
+            ge=-1,
+            description="Seconds between two runs that read the interfaces of servers, at least 100 at a time, anew "
+            "from the network service; 0 or less: never. Set it for conductors if that service does not tell by events "
+            "what changes.",
+        ),
+    ] = -1.0
+    running_deleted_instance_action: Annotated[
+        str,
+        Meta(
+            pattern="^(reap|log|noop)$",
+            description="What conductors do with guests of servers that are deleted: reap (they are removed), log, or "
+            "noop.",
+        ),
+    ] = "reap"
+    running_deleted_instance_poll_interval: Annotated[
+        float,
+        Meta(ge=0, description="Seconds between two looks for guests of servers that are deleted; 0: never."),
+    ] = 1800.0
+    running_deleted_instance_timeout: Annotated[
+        float,
+        Meta(ge=0, description="Seconds after its deletion from which on a server's guest counts as left over."),
+    ] = 0.0
+    shelved_offload_time: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            description="Seconds after which a shelved server leaves its host: it keeps its image, addresses and "
+            "quota. 0: at once; -1: only when an admin asks for it. Set it for conductors.",
+        ),
+    ] = 0
+    shelved_poll_interval: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Seconds between two looks for servers that have been shelved for longer than "
+            "shelved_offload_time, if that is above 0. Set it for conductors.",
         ),
     ] = 3600.0
     log_level: Annotated[

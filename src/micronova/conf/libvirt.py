@@ -49,6 +49,13 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     images_type: Annotated[
         ImagesType, Meta(description="Format of root disks: qcow2 is an overlay on the cached image, raw a copy of it.")
     ] = "qcow2"
+    rescue_image_id: Annotated[
+        str,
+        Meta(
+            description="Id of the image that servers are rescued with if the request names none; empty: each server's "
+            "own image. The API reads it, so it is set there."
+        ),
+    ] = ""
     disk_cachemode: Annotated[
         str,
         Meta(

@@ -72,8 +72,50 @@ class GlanceSettings(OtherService, frozen=True, kw_only=True, forbid_unknown_fie
         str,
         Meta(
             pattern="^([0-9a-f]{64})?$",
-            description="64 hex digits that an embedded image service shares with conductors in "
-            "other processes, to sign image tickets.",
+            description="64 hex digits that the embedded image service, the API and the conductors share if they are "
+            "separate processes. Conductors sign the tickets by which hosts download and upload images. Empty: from "
+            "state_path, if the image service runs in the same process; otherwise no tickets are issued.",
+        ),
+    ] = ""
+    verify_glance_signatures: Annotated[
+        bool,
+        Meta(
+            description="Whether hosts verify the signatures of all images that they download. Servers cannot be made "
+            "from images without one then. False: only those of servers with trusted certificates are verified."
+        ),
+    ] = False
+    enable_certificate_validation: Annotated[
+        bool,
+        Meta(
+            description="Whether the certificate of a signature has to be trusted, with verify_glance_signatures. "
+            "False: it has to be only if a server names trusted certificates."
+        ),
+    ] = False
+    default_trusted_certificate_ids: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Ids of the certificates that servers trust whose creators name none, with "
+            "enable_certificate_validation."
+        ),
+    ] = ()
+    certificate_directory: Annotated[
+        str,
+        Meta(
+            description="Directory with certificates of signed images, in PEM or DER. The file ID.pem is the "
+            "certificate with the id ID, for every user. The API and the embedded image service read it. Empty: "
+            "certificates in state_path, if it exists."
+        ),
+    ] = ""
+
+
+class BarbicanSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The key manager, which has certificates of signed images."""
+
+    barbican_endpoint: Annotated[
+        str,
+        Meta(
+            description="URL of a Barbican, without /v1; empty: the internal or public endpoint of the type "
+            "key-manager in the catalog of a Keystone (identity.auth_url), if there is one."
         ),
     ] = ""
 

@@ -28,6 +28,7 @@ from micronova.conf.control import (
     ConductorSettings,
     DatabaseSettings,
     FilterSchedulerSettings,
+    ImageCacheSettings,
     NotificationsSettings,
     SchedulerSettings,
     TelemetrySettings,
@@ -37,6 +38,7 @@ from micronova.conf.default import DefaultSettings
 from micronova.conf.hosts import ComputeSettings, FakeSettings, NetworkAgentSettings
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.conf.services import (
+    BarbicanSettings,
     GlanceSettings,
     IdentitySettings,
     ImageFormatSettings,
@@ -65,8 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quota: QuotaSettings = QuotaSettings()
     identity: IdentitySettings = IdentitySettings()
     glance: GlanceSettings = GlanceSettings()
+    barbican: BarbicanSettings = BarbicanSettings()
     image: ImageSettings = ImageSettings()
     image_format: ImageFormatSettings = ImageFormatSettings()
+    image_cache: ImageCacheSettings = ImageCacheSettings()
     neutron: NeutronSettings = NeutronSettings()
     network_agent: NetworkAgentSettings = NetworkAgentSettings()
     nova: NovaSettings = NovaSettings()

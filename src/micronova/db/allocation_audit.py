@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.db.tables import allocations, compute_nodes, instances, inventories, server_group_hosts
+from micronova.db.tables import allocations, compute_nodes, instances, inventories, migrations, server_group_hosts
+from micronova.objects import migration as migration_states
 
-_a, _i, _g, _n = allocations.c, inventories.c, server_group_hosts.c, compute_nodes.c
+_a, _i, _g, _n, _m = allocations.c, inventories.c, server_group_hosts.c, compute_nodes.c, migrations.c
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(conn: sa.Connection) -> list[Drift]:
-    """List every counter that is wrong and every allocation whose consumer is no instance."""
+    """List every counter that is wrong and every allocation whose consumer is no instance and no open migration."""
     return [*_usage(conn), *_groups(conn), *_orphans(conn)]
 
 
@@ -66,16 +67,23 @@ def _usage(conn: sa.Connection, node_uuid: str | None = None) -> list[Drift]:
 
 
 def _groups(conn: sa.Connection) -> list[Drift]:
+    # A server that moves has a place on both hosts.
+    consumers = sa.union_all(
+        sa.select(instances.c.server_group_id, instances.c.uuid.label("consumer")),
+        sa.select(instances.c.server_group_id, _m.uuid.label("consumer"))
+        .join(migrations, _m.instance_uuid == instances.c.uuid)
+        .where(_m.status.in_(migration_states.OPEN)),
+    ).subquery()
     members = (
         sa.select(
-            instances.c.server_group_id,
+            consumers.c.server_group_id,
             _n.host,
             sa.func.count(sa.distinct(_a.consumer_uuid)).label("members"),
         )
-        .join(allocations, _a.consumer_uuid == instances.c.uuid)
+        .join(allocations, _a.consumer_uuid == consumers.c.consumer)
         .join(compute_nodes, _n.uuid == _a.node_uuid)
-        .where(instances.c.server_group_id.is_not(None))
-        .group_by(instances.c.server_group_id, _n.host)
+        .where(consumers.c.server_group_id.is_not(None))
+        .group_by(consumers.c.server_group_id, _n.host)
     )
     actual: dict[tuple[Any, Any], int] = {(group, host): count for group, host, count in conn.execute(members)}
     recorded = {
@@ -95,7 +103,8 @@ def _orphans(conn: sa.Connection) -> list[Drift]:
     query = (
         sa.select(_a.consumer_uuid, _a.node_uuid, sa.func.count())
         .outerjoin(instances, instances.c.uuid == _a.consumer_uuid)
-        .where(instances.c.uuid.is_(None))
+        .outerjoin(migrations, sa.and_(_m.uuid == _a.consumer_uuid, _m.status.in_(migration_states.OPEN)))
+        .where(instances.c.uuid.is_(None), _m.uuid.is_(None))
         .group_by(_a.consumer_uuid, _a.node_uuid)
     )
     return [

@@ -12,7 +12,7 @@ import functools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -26,7 +26,9 @@ from micronova.db.tables import (
     instances,
     server_group_hosts,
     server_groups,
+    services,
 )
+from micronova.objects import service_names
 from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
 
 Resources = dict[str, int]
@@ -44,10 +46,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
     avoid_hosts: tuple[str, ...] = ()  # …unless they are on one of these hosts
+    moving: str | None = None  # the migration that holds what the instance leaves: its place in the group is the same
+    forced: bool = False  # an admin named the host: it may be disabled
 
     @classmethod
     def of(
-        cls, instance_uuid: str, selected: Selection, spec: RequestSpec, epoch: int | None, *, keep_held: bool = False
+        cls,
+        instance_uuid: str,
+        selected: Selection,
+        spec: RequestSpec,
+        epoch: int | None,
+        *,
+        keep_held: bool = False,
+        moving: str | None = None,
     ) -> "Claim":
         """Return the claim of an instance on the node that was selected for it."""
         return cls(
@@ -59,15 +70,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
             epoch=epoch,
             keep_held=keep_held,
             avoid_hosts=spec.ignore_hosts,
+            moving=moving,
+            forced=spec.forced,
         )
 
 
 class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a node cannot take a batch: too little of a resource class is left, or the group forbids it."""
+    """Why a node cannot take a batch: its host is disabled, too little is left, or the group forbids it."""
 
     node_uuid: str
     host: str
-    reason: str  # "capacity" | "group"
+    reason: Literal["disabled", "capacity", "group"]
     resource_class: str = ""
 
 
@@ -104,7 +117,13 @@ _HELD = (
     .outerjoin(compute_nodes, compute_nodes.c.uuid == _a.node_uuid)
     .where(one_of(_a.consumer_uuid, "uuids"))
 )
+_CLOSED = sa.select(services.c.host).where(
+    services.c.binary == service_names.COMPUTE,
+    one_of(services.c.host, "hosts"),
+    sa.or_(services.c.disabled, services.c.forced_down),
+)
 _INSERT = allocations.insert()
+_RENAME = allocations.update().where(_a.consumer_uuid == bindparam("b_old")).values(consumer_uuid=bindparam("b_new"))
 _DELETE = allocations.delete().where(one_of(_a.consumer_uuid, "uuids"))
 _DELETE_RETURNING = (
     allocations.delete()
@@ -159,9 +178,15 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     if not changed:
         return ClaimResult()
     hosts = {each.node_uuid: each.host for each in changed}
+    closed = _closed(conn, {each.host for each in changed if not each.forced})
+    if closed:
+        nodes = [(node, host) for node, host in hosts.items() if host in closed]
+        return ClaimResult(
+            failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="disabled") for node, host in nodes)
+        )
     amounts, members = _changes(changed, before, fence)
     groups = {each.group.id: each.group for each in changed if each.group is not None}
-    refused = _refused_by_groups(conn, members, groups)
+    refused = _refused_by_groups(conn, members, groups, _places_left(conn, changed))
     if refused:
         nodes = [(node, host) for node, host in hosts.items() if host in refused]
         return ClaimResult(
@@ -193,6 +218,11 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     for group, counts in members.items():
         _count(conn, group, counts)
     return ClaimResult()
+
+
+def _closed(conn: sa.Connection, hosts: Collection[str]) -> set[str]:
+    """Return the hosts that an admin has disabled or forced down. The scheduler may not have read that yet."""
+    return set(conn.execute(_CLOSED, {"hosts": sorted(hosts)}).scalars()) if hosts else set()
 
 
 def _changes(
@@ -241,6 +271,28 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
     _apply(conn, amounts, now)
 
 
+def hand_over(conn: sa.Connection, consumer_uuid: str, *, holder: str) -> None:
+    """Let a migration hold what an instance holds, so that the instance can claim another place."""
+    conn.execute(_RENAME, {"b_old": consumer_uuid, "b_new": holder})
+
+
+def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int, group_uuid: str | None) -> None:
+    """Give an instance back what a migration holds, in the place of what the instance has claimed since.
+
+    If the migration holds nothing, it was given back before.
+    """
+    if conn.execute(_HELD, {"uuids": [holder]}).first() is None:
+        return
+    release(conn, consumer_uuid, now=now, group_uuid=group_uuid)
+    conn.execute(_RENAME, {"b_old": holder, "b_new": consumer_uuid})
+
+
+def places_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:
+    """Return on which hosts consumers hold resources, and how many of them."""
+    held = get_many(conn, consumer_uuids).values()
+    return Counter(each.host for allocated in held for each in allocated if each.host is not None)
+
+
 def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, list[Allocation]]:
     """Return what consumers hold; those that hold nothing are left out."""
     found: dict[str, dict[str, Allocation]] = {}
@@ -255,6 +307,12 @@ def get_many(conn: sa.Connection, consumer_uuids: Collection[str]) -> dict[str, 
 def group_hosts(conn: sa.Connection, group_uuid: str) -> dict[str, int]:
     """Return where the members of a server group are: host -> members."""
     return {row.host: row.members for row in conn.execute(_MEMBERS, {"uuid": group_uuid})}
+
+
+def _places_left(conn: sa.Connection, claims: Sequence[Claim]) -> Counter[str]:
+    """Return the hosts that moving instances leave."""
+    moving = [each.moving for each in claims if each.moving is not None]
+    return places_of(conn, moving) if moving else Counter()
 
 
 def _kept(each: Claim, before: Mapping[str, list[Allocation]]) -> str | None:
@@ -272,9 +330,12 @@ def _is_held(each: Claim, before: Mapping[str, list[Allocation]]) -> bool:
 
 
 def _refused_by_groups(
-    conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec]
+    conn: sa.Connection, changes: Mapping[str, Counter[str]], groups: Mapping[str, GroupSpec], left: Counter[str]
 ) -> set[str]:
-    """Lock the groups and return the hosts that their policies close to further members."""
+    """Lock the groups and return the hosts that their policies close to further members.
+
+    `left` are the places that members leave and still hold: they count for other members, and not for themselves.
+    """
     refused: set[str] = set()
     for uuid in sorted(changes):
         conn.execute(_LOCK_GROUP, {"uuid": uuid})  # one change of a group at a time
@@ -282,7 +343,7 @@ def _refused_by_groups(
         group = groups.get(uuid)
         if group is None or not joined or group.policy not in ("affinity", "anti-affinity"):
             continue
-        members = Counter(group_hosts(conn, uuid))
+        members = Counter(group_hosts(conn, uuid)) - left
         if group.policy == "anti-affinity":
             refused |= {h for h in joined if members[h] + changes[uuid][h] > group.max_server_per_host}
             continue

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class DatabaseClock:
         """Measure, and go on measuring until `stop`."""
         for _ in range(SAMPLES):
             await self.measure()
-        self._task = asyncio.create_task(self._run(), name="database-clock")
+        self._task = keep_running(self._run, name="database-clock", clock=self._inner)
 
     async def stop(self) -> None:
         """Stop measuring."""

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from micronova.db.tables import console_tokens, instances
 
 _DELETING = "deleting"
+_DIRECT = "-direct"  # follows the protocol of tokens for a proxy of the operator's own
 
 
 def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
@@ -24,7 +25,7 @@ def insert(conn: sa.Connection, row: dict[str, Any]) -> None:
 
 
 def find(conn: sa.Connection, digest: str, now: int) -> Any:
-    """Return a valid token with its server's name; None if the server has left the host of the token."""
+    """Return a valid token with its server's name and `is_direct`; None if the server has left the token's host."""
     query = (
         sa.select(console_tokens, instances.c.display_name, instances.c.uuid, instances.c.project_id)
         .join(instances, instances.c.uuid == console_tokens.c.instance_uuid)
@@ -35,7 +36,10 @@ def find(conn: sa.Connection, digest: str, now: int) -> Any:
             sa.func.coalesce(instances.c.task_state, "") != _DELETING,
         )
     )
-    return conn.execute(query).mappings().first()
+    row = conn.execute(query).mappings().first()
+    if row is None:
+        return None
+    return {**row, "protocol": row["protocol"].removesuffix(_DIRECT), "is_direct": row["protocol"].endswith(_DIRECT)}
 
 
 def is_on(conn: sa.Connection, uuid: str, host: str) -> bool:

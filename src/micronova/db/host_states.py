@@ -5,7 +5,7 @@ not read again what it knows: first it reads how many rows changed in each short
 times, and then the rows of the slots in which this differs from what it has read before.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
-from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, inventories, services
+from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, instances, inventories, services
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
 
@@ -56,6 +56,9 @@ _STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
 _PAGE = _STATES.where(_n.uuid > bindparam("after")).order_by(_n.uuid).limit(bindparam("limit"))
 _AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.capacity, _i.used, _i.changed_at)
 _AMOUNTS_OF = _AMOUNTS.where(one_of(_i.node_uuid, "uuids"))
+_SERVERS = sa.select(instances.c.uuid, instances.c.host).where(
+    instances.c.project_id == bindparam("project_id"), one_of(instances.c.uuid, "uuids"), instances.c.host.is_not(None)
+)
 _SERVICES = sa.select(_s.host, _s.disabled, _s.forced_down, _s.last_seen_at).where(_s.binary == COMPUTE)
 # A service that has just registered is read with its node, which registers afterwards.
 _SERVICES_SINCE = _SERVICES.where(_s.updated_at > bindparam("since"))
@@ -181,3 +184,12 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
             )
         )
     return states
+
+
+def places_of_servers(
+    conn: sa.Connection, project_id: str, named: Mapping[str, Sequence[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the hosts of servers of a project, for each list of them."""
+    uuids = sorted({uuid for each in named.values() for uuid in each})
+    hosts = {row.uuid: row.host for row in conn.execute(_SERVERS, {"project_id": project_id, "uuids": uuids})}
+    return {name: tuple(sorted({hosts[uuid] for uuid in each if uuid in hosts})) for name, each in named.items()}

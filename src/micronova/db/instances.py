@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
-from micronova.db import services
+from micronova.db import instance_changes, services
 from micronova.db.listed import one_of
 from micronova.db.query import Query
 from micronova.db.tables import (
@@ -24,8 +24,11 @@ from micronova.db.tables import (
     server_groups,
     server_passwords,
 )
-from micronova.objects import power_state, states
+from micronova.objects import power_state, shelved, states
+from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import InstanceNotFound
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.scheduling import RequestSpec
 
@@ -72,6 +75,16 @@ _WITH_SERVICE = (
 _GET_WITH_SERVICE = Query(_WITH_SERVICE)
 _GET_OF_PROJECT_WITH_SERVICE = Query(_WITH_SERVICE.where(instances.c.project_id == bindparam("project_id")))
 _GET_DELETED = sa.select(deleted_instances).where(deleted_instances.c.uuid == bindparam("uuid"))
+_DELETED_BEFORE = sa.select(deleted_instances.c.uuid, deleted_instances.c.epoch).where(
+    one_of(deleted_instances.c.uuid, "uuids"), deleted_instances.c.deleted_at < bindparam("before")
+)
+_AT_REST_AFTER = (
+    sa.select(instances)
+    .where(instances.c.uuid > bindparam("after"), instances.c.task_state.is_(None), instances.c.host.is_not(None))
+    .order_by(instances.c.uuid)
+    .limit(bindparam("most"))
+)
+_GET_MANY_DELETED = sa.select(deleted_instances).where(one_of(deleted_instances.c.uuid, "uuids"))
 _GET_MANY = sa.select(instances).where(one_of(instances.c.uuid, "uuids"))
 _LOCK_MANY = (
     sa.select(instances.c.uuid).where(one_of(instances.c.uuid, "uuids")).order_by(instances.c.uuid).with_for_update()
@@ -88,6 +101,35 @@ _STATES = (
     .where(one_of(instances.c.uuid, "uuids"))
     .order_by(instances.c.uuid)
 )
+# The state is a literal, so that the database uses the index of rescued servers.
+_RESCUED_BEFORE = (
+    sa.select(instances.c.uuid)
+    .where(sa.text("instances.vm_state = 'rescued'"), instances.c.launched_at < bindparam("before"))
+    .where(instances.c.task_state.is_(None))
+    .order_by(instances.c.launched_at)
+    .limit(bindparam("most"))
+)
+_SHELVED_BEFORE = (
+    sa.select(instances.c.uuid)
+    .where(
+        sa.text("instances.vm_state = 'shelved'"),
+        instances.c.task_state.is_(None),
+        instances.c.system_metadata[shelved.SHELVED_AT].as_string() < bindparam("before"),
+        instances.c.uuid > bindparam("after"),
+    )
+    .order_by(instances.c.uuid)
+    .limit(bindparam("most"))
+)
+_SOFT_DELETED_BEFORE = (
+    sa.select(instances.c.uuid)
+    .where(
+        instances.c.deleted_at < bindparam("before"),
+        instances.c.vm_state == states.SOFT_DELETED,
+        instances.c.task_state.is_(None),
+    )
+    .order_by(instances.c.deleted_at)
+    .limit(bindparam("most"))
+)
 _SPECS = sa.select(request_specs).where(one_of(request_specs.c.instance_uuid, "uuids"))
 _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).where(
     one_of(block_devices.c.instance_uuid, "uuids")
@@ -95,6 +137,9 @@ _DEVICES = sa.select(block_devices.c.instance_uuid, block_devices.c.device).wher
 _DELETE = instances.delete().where(instances.c.uuid == bindparam("b_uuid"))
 _UPDATE_SPEC = (
     request_specs.update().where(request_specs.c.instance_uuid == bindparam("b_uuid")).values(spec=bindparam("b_spec"))
+)
+_UPDATE_DEVICE = (
+    block_devices.update().where(block_devices.c.uuid == bindparam("b_uuid")).values(device=bindparam("b_device"))
 )
 _DELETE_SPEC = request_specs.delete().where(request_specs.c.instance_uuid == bindparam("b_uuid"))
 _DELETE_DEVICES = block_devices.delete().where(block_devices.c.instance_uuid == bindparam("b_uuid"))
@@ -113,6 +158,7 @@ def insert(
     conn.execute(_INSERT_SPECS, cast(Sequence[dict[str, Any]], specs))
     if devices:
         conn.execute(_INSERT_DEVICES, cast(Sequence[dict[str, Any]], devices))
+    instance_changes.note_rows(conn, rows)
 
 
 def get(conn: sa.Connection, uuid: str, project_id: str | None = None) -> InstanceRow | None:
@@ -152,6 +198,24 @@ def get_deleted(conn: sa.Connection, uuid: str) -> InstanceRow | None:
     return cast(InstanceRow | None, conn.execute(_GET_DELETED, {"uuid": uuid}).mappings().first())
 
 
+def deleted_before(conn: sa.Connection, uuids: Iterable[str], before: int) -> dict[str, int]:
+    """Return those of the instances that were deleted before, with their last epochs."""
+    found = conn.execute(_DELETED_BEFORE, {"uuids": list(uuids), "before": before})
+    return {row.uuid: row.epoch for row in found}
+
+
+def at_rest_after(conn: sa.Connection, after: str, most: int) -> list[InstanceRow]:
+    """Return the next instances, in the order of their ids, that have a host and on which nothing is being done."""
+    found = conn.execute(_AT_REST_AFTER, {"after": after, "most": most}).mappings()
+    return cast(list[InstanceRow], list(found))
+
+
+def get_many_deleted(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, InstanceRow]:
+    """Return those of the instances that are deleted, by uuid."""
+    found = conn.execute(_GET_MANY_DELETED, {"uuids": list(uuids)}).mappings()
+    return {row["uuid"]: cast(InstanceRow, row) for row in found}
+
+
 def get_many(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, InstanceRow]:
     """Return those of the instances that exist, by uuid."""
     found = conn.execute(_GET_MANY, {"uuids": list(uuids)}).mappings()
@@ -163,10 +227,36 @@ def states_of(conn: sa.Connection, uuids: Iterable[str]) -> Sequence[StatesRow]:
     return cast(Sequence[StatesRow], conn.execute(_STATES, {"uuids": list(uuids)}).all())
 
 
+def rescued_before(conn: sa.Connection, before: int, most: int) -> list[str]:
+    """Return the ids of servers whose rescue began before this time, the oldest first."""
+    return list(conn.execute(_RESCUED_BEFORE, {"before": before, "most": most}).scalars())
+
+
+def shelved_before(conn: sa.Connection, before: int, most: int, *, after: str) -> list[str]:
+    """Return servers that were shelved before this time (microseconds) and are still on their hosts, in order.
+
+    Their ids come after the id `after`.
+    """
+    values = {"before": shelved.instant(before), "most": most, "after": after}
+    return list(conn.execute(_SHELVED_BEFORE, values).scalars())
+
+
 def specs(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, SpecRow]:
     """Return the request specs of instances, by uuid."""
     found = conn.execute(_SPECS, {"uuids": list(uuids)}).mappings()
     return {row["instance_uuid"]: cast(SpecRow, row) for row in found}
+
+
+def request_of(row: SpecRow) -> RequestSpec:
+    """Return the request spec of a row."""
+    return msgspec.msgpack.decode(row["spec"], type=RequestSpec)
+
+
+def _change_spec(conn: sa.Connection, uuid: str, **fields: Any) -> None:
+    """Change fields of an instance's request spec, if there is one."""
+    if (row := specs(conn, [uuid]).get(uuid)) is not None:
+        spec = msgspec.structs.replace(request_of(row), **fields)
+        conn.execute(_UPDATE_SPEC, {"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
 
 
 def may_have_ports(conn: sa.Connection, row: InstanceRow) -> bool:
@@ -177,12 +267,12 @@ def may_have_ports(conn: sa.Connection, row: InstanceRow) -> bool:
     return spec is None or spec["networks"] != "none"
 
 
-def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+def devices(conn: sa.Connection, uuids: Iterable[str]) -> dict[str, tuple[BlockDevice, ...]]:
     """Return the block devices of instances, by uuid."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: dict[str, list[BlockDevice]] = {}
     for uuid, device in conn.execute(_DEVICES, {"uuids": list(uuids)}):
-        found.setdefault(uuid, []).append(device)
-    return found
+        found.setdefault(uuid, []).append(msgspec.convert(device, BlockDevice))
+    return {uuid: tuple(each) for uuid, each in found.items()}
 
 
 def update(
@@ -197,7 +287,11 @@ def update(
     parameters = {"b_uuid": uuid, "updated_at": now, **values}
     if epoch is not None:
         parameters["b_epoch"] = epoch
-    return conn.execute(_update(tuple(values), epoch is not None), parameters).rowcount == 1
+    before = instance_changes.before(conn, [uuid])
+    changed = conn.execute(_update(tuple(values), epoch is not None), parameters).rowcount == 1
+    if changed and before is not None:
+        instance_changes.note(conn, before)
+    return changed
 
 
 @functools.cache
@@ -215,15 +309,43 @@ def pin_to_zone(conn: sa.Connection, uuid: str, now: int, values: InstanceChange
     """
     if not update(conn, uuid, now, {**values, "pinned_availability_zone": zone}):
         return False
-    if (row := specs(conn, [uuid]).get(uuid)) is not None:
-        spec = msgspec.structs.replace(msgspec.msgpack.decode(row["spec"], type=RequestSpec), availability_zone=zone)
-        conn.execute(_UPDATE_SPEC, {"b_uuid": uuid, "b_spec": msgspec.msgpack.encode(spec)})
+    _change_spec(conn, uuid, availability_zone=zone)
     return True
+
+
+def change_image(conn: sa.Connection, uuid: str, image: ImageMeta | None) -> None:
+    """Change the image in an instance's request spec and in its root disk; its row has another copy."""
+    _change_spec(conn, uuid, image=image)
+    for device in devices(conn, [uuid]).get(uuid, ()):
+        if device.boot_index == 0 and device.source_type == "image":
+            change_device(conn, msgspec.structs.replace(device, image_id=None if image is None else image.id))
+
+
+def set_flavor(conn: sa.Connection, uuid: str, flavor: Flavor) -> None:
+    """Change the flavor in an instance's request spec, which the scheduler uses for later moves."""
+    _change_spec(conn, uuid, flavor=flavor)
+
+
+def replace_devices(conn: sa.Connection, uuid: str, wanted: Sequence[BlockDevice]) -> None:
+    """Replace the block devices of an instance."""
+    conn.execute(_DELETE_DEVICES, {"b_uuid": uuid})
+    if wanted:
+        rows = [{"uuid": each.uuid, "instance_uuid": uuid, "device": msgspec.to_builtins(each)} for each in wanted]
+        conn.execute(_INSERT_DEVICES, rows)
+
+
+def change_device(conn: sa.Connection, device: BlockDevice) -> None:
+    """Replace a block device of an instance, whose row is locked."""
+    conn.execute(_UPDATE_DEVICE, {"b_uuid": device.uuid, "b_device": msgspec.to_builtins(device)})
 
 
 def update_many(conn: sa.Connection, uuids: Iterable[str], now: int, values: InstanceChanges) -> None:
     """Change instances, whose rows are locked, in the same way."""
-    conn.execute(_update_of_many(tuple(values)), {"b_uuids": list(uuids), "updated_at": now, **values})
+    names = list(uuids)
+    before = instance_changes.before(conn, names)
+    conn.execute(_update_of_many(tuple(values)), {"b_uuids": names, "updated_at": now, **values})
+    if before is not None:
+        instance_changes.note(conn, before)
 
 
 @functools.cache
@@ -234,22 +356,27 @@ def _update_of_many(columns: tuple[str, ...]) -> sa.Update:
 
 def move_to_deleted(conn: sa.Connection, row: InstanceRow, now: int) -> None:
     """Move an instance, whose row is locked, to the deleted ones."""
-    conn.execute(
-        deleted_instances.insert(),
-        {
-            **row,
-            "vm_state": states.DELETED,
-            "task_state": None,
-            "deleted_at": now,
-            "terminated_at": row["terminated_at"] or now,
-            "updated_at": now,
-            "power_state": power_state.NOSTATE,
-            "user_data": None,
-            "network_info": [],
-        },
-    )
+    gone = {
+        **row,
+        "vm_state": states.DELETED,
+        "task_state": None,
+        "deleted_at": now,
+        "terminated_at": row["terminated_at"] or now,
+        "updated_at": now,
+        "power_state": power_state.NOSTATE,
+        "user_data": None,
+        "network_info": [],
+    }
+    conn.execute(deleted_instances.insert(), gone)
+    known = instance_changes.StatesBefore(row["vm_state"], row["task_state"], row["display_name"])
+    instance_changes.note_rows(conn, [cast(InstanceRow, gone)], known)
     for statement in (_DELETE, _DELETE_SPEC, _DELETE_DEVICES, _DELETE_TOKENS, _DELETE_PASSWORD):
         conn.execute(statement, {"b_uuid": row["uuid"]})
+
+
+def soft_deleted_before(conn: sa.Connection, before: int, most: int) -> list[str]:
+    """Return instances that are soft-deleted since a time before this one, the longest ones first."""
+    return list(conn.execute(_SOFT_DELETED_BEFORE, {"before": before, "most": most}).scalars())
 
 
 def count_in_group(conn: sa.Connection, group: str) -> int:

@@ -8,7 +8,7 @@ the plan again. It would make a plan for each execution otherwise: one for a sho
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,6 +58,23 @@ def pairs(parameter: str, dialect: str) -> sa.TableValuedAlias:
     if dialect == "sqlite":
         return sa.func.json_each(told).table_valued("key", "value")
     return sa.func.jsonb_each_text(sa.cast(told, postgresql.JSONB)).table_valued("key", "value")
+
+
+def triples(parameter: str, dialect: str) -> sa.Select[str, str, int]:
+    """Return triples of two strings and a number as a query; the parameter is `as_triples(…)`."""
+    told = sa.bindparam(parameter, type_=sa.Text())
+    if dialect == "sqlite":
+        each: Any = sa.func.json_each(told).table_valued("value").c.value
+        parts = [sa.func.json_extract(each, f"$[{number}]") for number in range(3)]
+    else:
+        each = sa.func.jsonb_array_elements(sa.cast(told, postgresql.JSONB)).column_valued()
+        parts = [each.op("->>")(sa.literal_column(str(number))) for number in range(3)]
+    return sa.select(parts[0], parts[1], sa.cast(parts[2], sa.Integer))
+
+
+def as_triples(told: Iterable[tuple[str, str, int]]) -> str:
+    """Return triples as the parameter of `triples`."""
+    return json.dumps(list(told))
 
 
 def as_pairs(mapping: Mapping[str, str | int]) -> str:

@@ -1,5 +1,6 @@
 """Compute nodes: what each hypervisor is and has. Their inventories are what claims are taken from."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,6 +11,7 @@ from micronova.db.locking import numbered
 from micronova.db.tables import allocations, compute_nodes, instances, inventories, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
+from micronova.objects.host_limits import MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
 
@@ -128,6 +130,11 @@ def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
         first = conn.execute(sa.select(sa.func.coalesce(sa.func.max(_n.id), 0))).scalar_one() + 1
         found = conn.execute(sa.select(_n.host, _n.hypervisor_hostname).where(_n.host.in_(hosts)))
         taken = {(row.host, row.hypervisor_hostname) for row in found}
+        for host, number in Counter(
+            host for host, _ in (*taken, *((row["host"], "") for row in missing.values()))
+        ).items():
+            if number > MOST_NODES:
+                raise Conflict(f"Host {host} has {number} nodes: it may have {MOST_NODES}.")
         for row in missing.values():
             if (row["host"], row["hypervisor_hostname"]) in taken:
                 name = row["hypervisor_hostname"]
@@ -300,6 +307,15 @@ _HOSTS_WITH_NODES = sa.select(_n.host).where(one_of(_n.host, "hosts"))
 def hosts_with_nodes(conn: sa.Connection, hosts: Sequence[str]) -> set[str]:
     """Return those of the hosts whose nodes are known."""
     return set(conn.execute(_HOSTS_WITH_NODES, {"hosts": list(hosts)}).scalars())
+
+
+_ADDRESSES = sa.select(_n.host, _n.hypervisor_hostname, _n.host_ip).where(one_of(_n.host, "hosts"))
+
+
+def addresses(conn: sa.Connection, hosts: Sequence[str]) -> dict[tuple[str, str], str | None]:
+    """Return the addresses of the nodes of hosts, by host and node."""
+    found = conn.execute(_ADDRESSES, {"hosts": list(hosts)})
+    return {(row.host, row.hypervisor_hostname): row.host_ip for row in found}
 
 
 def lacks(conn: sa.Connection, node_uuid: str | None, capability: str) -> bool:

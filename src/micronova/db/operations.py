@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import sqlalchemy as sa
@@ -12,13 +12,15 @@ from micronova.db import instance_actions
 from micronova.db.instances import update as update_instance
 from micronova.db.listed import one_of
 from micronova.db.locking import in_order
-from micronova.db.tables import departures, instances, operations
+from micronova.db.tables import instances, operations
 from micronova.objects.context import Context
 from micronova.objects.explanation import Explanation
 from micronova.objects.instance import InstanceChanges, InstanceRow
-from micronova.objects.operations import VERSIONS, OperationRow, Result, Step
+from micronova.objects.operations import IMAGE_KINDS, NEVER_CANCELLED, VERSIONS, OperationRow, Result, Step
 
 _HOST = "host:"
+NO_DEADLINE = 253_402_300_799_000_000
+"""Of work that is repeated until it succeeds: the end of the year 9999."""
 
 
 class Lease(NamedTuple):
@@ -87,12 +89,34 @@ _GET_MANY = sa.select(operations).where(one_of(operations.c.id, "ids"))
 _LOCK = _GET.with_for_update()
 _OWNED = sa.select(operations).where(_OPEN, one_of(operations.c.owner, "owners"))
 _OF_INSTANCE = operations.c.instance_uuid == bindparam("b_instance")
-_NOT_OF_A_CONDUCTOR = sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%"))
+_MAKES_IMAGE = operations.c.kind.in_(IMAGE_KINDS)
+_NOT_OF_A_CONDUCTOR = sa.and_(
+    sa.or_(operations.c.owner.is_(None), operations.c.owner.like(_HOST + "%")),
+    operations.c.kind.not_in(NEVER_CANCELLED),
+)
 _CANCEL = (
     operations.update()
-    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR), _OPEN, _NOT_OF_A_CONDUCTOR)
+    .where(
+        in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR, sa.not_(_MAKES_IMAGE)),
+        _OPEN,
+        _NOT_OF_A_CONDUCTOR,
+    )
     .values(finished_at=bindparam("now"), result="cancelled", secrets=None)
     .returning(operations.c.context)
+)
+_TAKE_FROM_OWNER = (
+    operations.update()
+    .where(
+        in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NOT_OF_A_CONDUCTOR, _MAKES_IMAGE), _OPEN, _NOT_OF_A_CONDUCTOR
+    )
+    .values(owner=None, lease_until=0)
+    .returning(operations.c.id)
+)
+_NEVER_LEASED = sa.and_(operations.c.id == bindparam("b_id"), _OPEN, operations.c.leases == 0)
+_START_DEFERRED = (
+    operations.update()
+    .where(_NEVER_LEASED)
+    .values(step=bindparam("b_step"), payload=bindparam("b_payload"), lease_until=0)
 )
 _FINISH = (
     operations.update()
@@ -111,6 +135,7 @@ _STEP = (
         payload=bindparam("b_payload"),
     )
 )
+_STEP_WITHOUT_DEADLINE = _STEP.values(deadline=NO_DEADLINE)
 _RELEASE_LEASES = operations.update().where(in_order(operations.c.id, _OPEN, _OWN), _OPEN, _OWN).values(lease_until=0)
 _NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_HOST + "%"))
 _WAKE = (
@@ -303,39 +328,89 @@ def accept_action(
     payload: msgspec.Struct | None,
     now: int,
     deadline: int,
-) -> None:
+    instance_action: str | None = None,
+    deferred_until: int = 0,
+    step: Step = "new",
+    secrets: bytes | None = None,
+) -> list[str]:
     """Record an action on an instance, whose row is locked: the changes at the next epoch, the instance action, and the
-    operation with this id; earlier operations are cancelled.
+    operation with this id; earlier operations are cancelled. Return those that a conductor has to end.
+
+    The instance action has the name of the kind, unless `instance_action` names it. No conductor takes the operation
+    before `deferred_until`, or until `start_deferred` is called.
     """
     uuid, epoch = row["uuid"], row["epoch"] + 1
     update_instance(conn, uuid, now, {**changes, "epoch": epoch})
-    cancel_open(conn, uuid, now)
-    instance_actions.start(conn, uuid, context.request_id, kind, context.user_id, context.project_id, now)
+    to_end = cancel_open(conn, uuid, now)
+    name = instance_action or kind
+    instance_actions.start(conn, uuid, context.request_id, name, context.user_id, context.project_id, now)
     operation = new_row(
         id=id,
         kind=kind,
         instance_uuid=uuid,
         batch_id=uuid,
-        step="new",
+        step=step,
         epoch=epoch,
         now=now,
         deadline=deadline,
+        context=context,
+        payload=payload,
+        secrets=secrets,
+    )
+    operation["lease_until"] = deferred_until
+    insert(conn, [operation])
+    return to_end
+
+
+def follow_up(
+    conn: sa.Connection,
+    row: InstanceRow,
+    kind: str,
+    *,
+    id: str,
+    epoch: int,
+    now: int,
+    context: Context,
+    payload: msgspec.Struct | None = None,
+) -> None:
+    """Record an operation that follows from another change of an instance; it has no deadline and no instance action.
+
+    `kind` is one of NEVER_CANCELLED.
+    """
+    operation = new_row(
+        id=id,
+        kind=kind,
+        instance_uuid=row["uuid"],
+        batch_id=row["uuid"],
+        step="new",
+        epoch=epoch,
+        now=now,
+        deadline=NO_DEADLINE,
         context=context,
         payload=payload,
     )
     insert(conn, [operation])
 
 
-def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> None:
+def start_deferred(conn: sa.Connection, id: str, step: Step, payload: msgspec.Struct) -> bool:
+    """Let conductors take an operation that was deferred, at this step; return False if one has taken it already."""
+    values = {"b_id": id, "b_step": step, "b_payload": msgspec.msgpack.encode(payload)}
+    return conn.execute(_START_DEFERRED, values).rowcount == 1
+
+
+def cancel_open(conn: sa.Connection, instance_uuid: str, now: int) -> list[str]:
     """Cancel the open operations of an instance and end their instance actions.
 
-    Except those that a conductor owns: it may be allocating ports, so it cancels them itself when it sees the
-    new epoch.
+    Operations that a conductor owns stay open: the conductor may be allocating ports, and cancels them when it sees the
+    new epoch. So do those that no request overtakes. Operations that make an image lose their owner and stay open, so
+    that a conductor deletes the image. Return the ids of the latter.
     """
+    to_end = list(conn.execute(_TAKE_FROM_OWNER, {"b_instance": instance_uuid}).scalars())
     cancelled = conn.execute(_CANCEL, {"b_instance": instance_uuid, "now": now}).scalars().all()
     for context in cancelled:
         request_id = msgspec.msgpack.decode(context, type=Context).request_id
         instance_actions.cancel(conn, instance_uuid, request_id, now)
+    return to_end
 
 
 def finish(
@@ -358,10 +433,14 @@ def step(
     until: int,
     new_owner: str | None = None,
     new_epoch: int | None = None,
+    endless: bool = False,
 ) -> bool:
-    """Persist the next step of an operation; return False if it has another lease."""
+    """Persist the next step of an operation; return False if it has another lease.
+
+    From a step that is `endless` on, the operation has no deadline: it is repeated until it succeeds.
+    """
     done = conn.execute(
-        _STEP,
+        _STEP_WITHOUT_DEADLINE if endless else _STEP,
         {
             **_held(id, lease),
             "b_step": step,
@@ -382,46 +461,6 @@ def release_leases(conn: sa.Connection, owner: str) -> None:
 def wake(conn: sa.Connection, instance_uuid: str) -> list[str]:
     """Release the leases of an instance's operations that wait for another one; return their ids."""
     return list(conn.execute(_WAKE, {"b_instance": instance_uuid}).scalars())
-
-
-def record_departure(conn: sa.Connection, host: str, instance_uuid: str, epoch: int, now: int) -> None:
-    """Record that an instance left a host, which then destroys its guest of up to this epoch."""
-    conn.execute(departures.delete().where(departures.c.host == host, departures.c.instance_uuid == instance_uuid))
-    conn.execute(departures.insert(), {"host": host, "instance_uuid": instance_uuid, "epoch": epoch, "created_at": now})
-
-
-_DEPARTURES_OF = sa.select(departures).where(one_of(departures.c.host, "hosts"))
-_DELETE_DEPARTURE = departures.delete().where(
-    departures.c.host == bindparam("b_host"),
-    departures.c.instance_uuid == bindparam("b_instance"),
-    departures.c.epoch <= bindparam("b_epoch"),
-)
-
-
-class DepartureRow(TypedDict):
-    """A row of `departures`."""
-
-    host: str
-    instance_uuid: str
-    epoch: int
-    created_at: int
-
-
-def departures_of(conn: sa.Connection, hosts: Iterable[str]) -> list[DepartureRow]:
-    """Return the guests that hosts still have to destroy."""
-    return cast(list[DepartureRow], list(conn.execute(_DEPARTURES_OF, {"hosts": list(hosts)}).mappings()))
-
-
-def delete_departures_of_host(conn: sa.Connection, host: str) -> None:
-    """Delete the records of departures from a host that is gone."""
-    conn.execute(departures.delete().where(departures.c.host == host))
-
-
-def delete_departures(conn: sa.Connection, gone: Sequence[tuple[str, str, int]]) -> None:
-    """Delete the records of departures (host, instance, epoch): the hosts have destroyed the guests."""
-    if gone:
-        values = [{"b_host": host, "b_instance": uuid, "b_epoch": epoch} for host, uuid, epoch in sorted(gone)]
-        conn.execute(_DELETE_DEPARTURE, values)
 
 
 _EXPLAIN = (

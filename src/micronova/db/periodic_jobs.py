@@ -1,5 +1,8 @@
 """Periodic jobs of the whole cloud: each is done by the conductor that claims it."""
 
+from collections.abc import Sequence
+from typing import Protocol, cast
+
 import sqlalchemy as sa
 
 from micronova.db.tables import periodic_jobs
@@ -11,8 +14,24 @@ _CLAIM = (
     .where(
         _j.name == sa.bindparam("b_name"), sa.or_(_j.next_at <= sa.bindparam("now"), _j.next_at > sa.bindparam("far"))
     )
-    .values(owner=sa.bindparam("b_owner"), next_at=sa.bindparam("next"))
+    .values(owner=sa.bindparam("b_owner"), next_at=sa.bindparam("next"), began_at=sa.bindparam("now"), ended_at=None)
 )
+_NOTE_END = (
+    periodic_jobs.update()
+    .where(_j.name == sa.bindparam("b_name"), _j.owner == sa.bindparam("b_owner"))
+    .values(ended_at=sa.bindparam("now"), error=sa.bindparam("b_error"))
+)
+
+
+class PeriodicJobRow(Protocol):
+    """A row of `periodic_jobs`, as a cursor returns it. Times are microseconds since 1970 (UTC)."""
+
+    name: str
+    owner: str
+    next_at: int
+    began_at: int | None  # of the last run
+    ended_at: int | None  # none while it runs, or if its conductor died
+    error: str | None  # of the last run that ended; empty if it succeeded
 
 
 def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -> bool:
@@ -21,4 +40,15 @@ def claim(conn: sa.Connection, name: str, owner: str, now: int, interval: int) -
     values = {"b_name": name, "b_owner": owner, "now": now, "far": now + interval, "next": now + interval}
     if conn.execute(_CLAIM, values).rowcount == 1:
         return True
-    return insert_if_absent(conn, periodic_jobs, {"name": name, "owner": owner, "next_at": now + interval})
+    row = {"name": name, "owner": owner, "next_at": now + interval, "began_at": now}
+    return insert_if_absent(conn, periodic_jobs, row)
+
+
+def note_end(conn: sa.Connection, name: str, owner: str, now: int, error: str) -> None:
+    """Record the end of a run and its error, if any, unless another conductor has claimed the job meanwhile."""
+    conn.execute(_NOTE_END, {"b_name": name, "b_owner": owner, "now": now, "b_error": error})
+
+
+def list_(conn: sa.Connection) -> Sequence[PeriodicJobRow]:
+    """Return all jobs that were ever claimed."""
+    return cast(Sequence[PeriodicJobRow], conn.execute(sa.select(periodic_jobs).order_by(_j.name)).all())

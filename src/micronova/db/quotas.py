@@ -8,6 +8,7 @@ clients still set; only then is there a usage row for the pair of both.
 Resources have the names of the API. A resource without a limit is not limited.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +18,16 @@ import sqlalchemy as sa
 from micronova.db.tables import (
     instances,
     key_pairs,
+    migrations,
     quota_class_limits,
     quota_limits,
     quota_usages,
     server_groups,
 )
 from micronova.db.upsert import PerDialect
+from micronova.objects import migration as migration_states
 from micronova.objects.errors import QuotaExceeded
+from micronova.objects.instance import InstanceRow
 
 COUNTED = ("cores", "instances", "key_pairs", "ram", "server_groups")  # the resources that have usage
 
@@ -164,6 +168,18 @@ def release(conn: sa.Connection, project_id: str, amounts: Mapping[str, int], us
     ]
     if rows:
         conn.execute(_RELEASE, rows)
+
+
+def release_server(conn: sa.Connection, row: InstanceRow) -> None:
+    """Release what a server counts against the quota."""
+    flavor = row["flavor"]
+    release(conn, row["project_id"], of_server(flavor["vcpus"], flavor["ram"]), row["user_id"])
+
+
+def charge_server(conn: sa.Connection, row: InstanceRow, limits: Mapping[str, int]) -> None:
+    """Charge what a server counts against the quota; raise QuotaExceeded if it does not fit."""
+    flavor = row["flavor"]
+    charge(conn, row["project_id"], of_server(flavor["vcpus"], flavor["ram"]), limits, row["user_id"])
 
 
 def _exceeded(
@@ -322,12 +338,14 @@ def _actual(
         counted.update({(project, user, resource): n for resource, n in amounts.items() if n})
 
     i, g = instances.c, server_groups.c
-    servers = sa.select(i.project_id, *_SUMS).group_by(i.project_id)
+    servers = sa.select(i.project_id, *_SUMS).where(_CHARGED).group_by(i.project_id)
     groups = sa.select(g.project_id, sa.func.count().label("n")).group_by(g.project_id)
     if project_id is not None:
         servers, groups = servers.where(i.project_id == project_id), groups.where(g.project_id == project_id)
+    moves = _held_by_moves(conn)
     for row in conn.execute(servers):
-        add(row.project_id, "", {"instances": row.instances, "cores": row.cores, "ram": row.ram})
+        used = {"instances": row.instances, "cores": row.cores, "ram": row.ram}
+        add(row.project_id, "", _with_moves(used, moves.get((row.project_id, ""), {})))
     for row in conn.execute(groups):
         add(row.project_id, "", {"server_groups": row.n})
     if not project_id:
@@ -341,10 +359,27 @@ def _actual(
 
 def _actual_of_user(conn: sa.Connection, project_id: str, user_id: str) -> dict[str, int]:
     i, g = instances.c, server_groups.c
-    row = conn.execute(sa.select(*_SUMS).where(i.project_id == project_id, i.user_id == user_id)).one()
+    of_user = (i.project_id == project_id, i.user_id == user_id)
+    row = conn.execute(sa.select(*_SUMS).where(_CHARGED, *of_user)).one()
     groups = sa.select(sa.func.count()).select_from(server_groups)
     n = conn.execute(groups.where(g.project_id == project_id, g.user_id == user_id)).scalar_one()
-    return {"instances": row.instances, "cores": row.cores, "ram": row.ram, "server_groups": n}
+    used = {"instances": row.instances, "cores": row.cores, "ram": row.ram, "server_groups": n}
+    return _with_moves(used, _held_by_moves(conn).get((project_id, user_id), {}))
+
+
+def _with_moves(used: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    return {resource: amount + more.get(resource, 0) for resource, amount in used.items()}
+
+
+def _held_by_moves(conn: sa.Connection) -> dict[tuple[str, str], Counter[str]]:
+    """Return what open migrations are charged with beyond the servers' flavors, by project, and project and user."""
+    held: dict[tuple[str, str], Counter[str]] = {}
+    for row in conn.execute(_MOVES):
+        for user in ("", row.user_id):
+            counted = held.setdefault((row.project_id, user), Counter())
+            for resource, key in (("cores", "vcpus"), ("ram", "ram")):
+                counted[resource] += max(row.old_flavor[key], row.new_flavor[key]) - row.flavor[key]
+    return held
 
 
 def _limit(table: sa.Table) -> PerDialect:
@@ -367,4 +402,11 @@ def _sum(key: str) -> sa.Label[int]:
     return sa.func.coalesce(sa.func.sum(instances.c.flavor[key].as_integer()), 0).label(name)
 
 
+_CHARGED = instances.c.deleted_at.is_(None)  # servers that are soft-deleted are not charged
+_m = migrations.c
+_MOVES = (
+    sa.select(instances.c.project_id, instances.c.user_id, instances.c.flavor, _m.old_flavor, _m.new_flavor)
+    .join(instances, instances.c.uuid == _m.instance_uuid)
+    .where(_m.status.in_([each for each in migration_states.OPEN if each != migration_states.REVERTING]))
+)
 _SUMS = (sa.func.count(instances.c.uuid).label("instances"), _sum("vcpus"), _sum("ram"))

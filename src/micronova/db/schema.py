@@ -54,12 +54,17 @@ def exclusively(conn: sa.Connection) -> None:
 
 
 def head(migrations: str) -> str:
-    """Return the newest revision of a package of migrations: the last by name."""
-    versions = importlib.resources.files(migrations) / "versions"
-    names = sorted(entry.name for entry in versions.iterdir() if re.match(r"\d{4}_\w+\.py$", entry.name))
-    if not names:
+    """Return the newest revision of a package of migrations."""
+    found = revisions(migrations)
+    if not found:
         raise MicronovaError(f"{migrations} has no revisions.")
-    return names[-1][:4]
+    return found[-1]
+
+
+def revisions(migrations: str) -> list[str]:
+    """Return all revisions of a package of migrations, in the order of their names."""
+    versions = importlib.resources.files(migrations) / "versions"
+    return sorted(entry.name[:4] for entry in versions.iterdir() if re.match(r"\d{4}_\w+\.py$", entry.name))
 
 
 def current(conn: sa.Connection) -> str | None:

@@ -11,7 +11,7 @@ from micronova.objects.orders import InjectedFile
 
 
 class Secrets(msgspec.Struct, frozen=True, kw_only=True):
-    """The secrets of a build."""
+    """The secrets of an operation: of a build, a rescue or a change of the password."""
 
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()

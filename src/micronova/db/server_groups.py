@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from micronova.db import quotas
 from micronova.db.tables import instances, server_group_hosts, server_groups
+from micronova.objects import states
 from micronova.objects.errors import NotFound
 
 _g = server_groups.c
@@ -50,10 +51,12 @@ def list_(
 
 
 def members(conn: sa.Connection, groups: Iterable[str]) -> dict[str, list[str]]:
-    """Return the servers of each group, the oldest first."""
+    """Return the servers of each group, the oldest first, without those that are soft-deleted."""
     found: dict[str, list[str]] = {group: [] for group in groups}
     i = instances.c
-    query = sa.select(i.server_group_id, i.uuid).where(i.server_group_id.in_(list(found)))
+    query = sa.select(i.server_group_id, i.uuid).where(
+        i.server_group_id.in_(list(found)), i.vm_state != states.SOFT_DELETED
+    )
     for row in conn.execute(query.order_by(i.created_at, i.uuid)):
         found[row.server_group_id].append(row.uuid)
     return found

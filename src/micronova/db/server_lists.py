@@ -14,7 +14,9 @@ from micronova.objects import states
 from micronova.objects.errors import Invalid
 
 Row = Mapping[Any, Any]
-ALL = tuple(column.name for column in instances.c)
+# Not as a parameter: a plan that PostgreSQL keeps has to know that most servers are in another state.
+_SOFT_DELETED = sa.literal_column(f"'{states.SOFT_DELETED}'", sa.String)
+ALL = tuple(column.name for column in instances.c if column.name != "deleted_at")
 
 SORT_KEYS = {
     "created_at": "created_at",
@@ -53,9 +55,9 @@ class Filters:
     """The conditions of a list; None is no condition."""
 
     project_id: str | None = None
-    deleted: bool | None = (
-        None  # only deleted ones, or none; None: also deleted ones if changes-since or changes-before is given
-    )
+    deleted: bool | None = None
+    """Only deleted ones, also softly, or none; None: also deleted ones if changes-since or changes-before is given."""
+    soft_deleted: bool | None = None  # with existing ones also soft-deleted ones; with deleted ones not those
     changes_since: int | None = None
     changes_before: int | None = None
     statuses: list[str] = field(default_factory=list)
@@ -79,9 +81,11 @@ def list_(
     conn: sa.Connection, filters: Filters, columns: Sequence[str] = ALL, *, with_services: bool = False
 ) -> list[Row]:
     """Return these columns of one page of servers; with `with_services` also the columns `services.STATE_OF_HOST`."""
-    changes = filters.changes_since is not None or filters.changes_before is not None
-    both = changes and filters.deleted is None
-    tables = [deleted_instances] if filters.deleted else [instances, deleted_instances] if both else [instances]
+    with_soft_deleted = filters.deleted and filters.soft_deleted is not False
+    if _is_of_changes(filters) or with_soft_deleted:
+        tables = [instances, deleted_instances]
+    else:
+        tables = [deleted_instances] if filters.deleted else [instances]
     if len(tables) == 1:
         return _page(conn, tables[0], filters, columns, with_services)
     # Two tables: take a page of each and merge them; either may hold the next servers in order.
@@ -91,6 +95,12 @@ def list_(
     for column, descending in reversed(_order(filters)):
         rows.sort(key=_sort_key(column), reverse=descending)
     return rows[: filters.limit]
+
+
+def _is_of_changes(filters: Filters) -> bool:
+    """Return whether the list has all servers that changed in some time, deleted or not."""
+    changes = filters.changes_since is not None or filters.changes_before is not None
+    return changes and filters.deleted is None
 
 
 def _sort_key(column: str) -> Callable[[Row], tuple[bool, Any]]:
@@ -103,10 +113,16 @@ def _page(
     order = _order(filters)
     after = None if filters.marker is None else _position(conn, filters)
     keys = [SortKey(table.c[column], descending) for column, descending in order]
-    query = sa.select(*(table.c[name] for name in columns)).where(*_conditions(table, filters))
+    read = list(dict.fromkeys([*columns, "host", *(column for column, _ in order)])) if with_services else columns
+    query = sa.select(*(table.c[name] for name in read)).where(*_conditions(table, filters))
+    query = keyset.page(query, keys, after, filters.limit)
     if with_services:
-        query = query.add_columns(*services.STATE_OF_HOST).select_from(services.with_services(table))
-    result = conn.execute(keyset.page(query, keys, after, filters.limit))
+        # PostgreSQL may read all that match and sort them: only the hosts of the page are looked up.
+        page = query.subquery("page")
+        joined = services.with_services(page)
+        query = sa.select(*(page.c[name] for name in columns), *services.STATE_OF_HOST).select_from(joined)
+        query = keyset.page(query, [SortKey(page.c[column], descending) for column, descending in order])
+    result = conn.execute(query)
     names = list(result.keys())
     return [dict(zip(names, row, strict=True)) for row in result]
 
@@ -135,6 +151,10 @@ def _position(conn: sa.Connection, filters: Filters) -> Sequence[Any]:
 def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool]]:
     c = table.c
     found: list[sa.ColumnElement[bool]] = []
+    if table is instances and filters.deleted:
+        found += [c.deleted_at.is_not(None), c.vm_state == _SOFT_DELETED]
+    elif table is instances and not filters.soft_deleted and not _is_of_changes(filters):
+        found.append(c.vm_state != _SOFT_DELETED)
     if filters.project_id is not None:
         found.append(c.project_id == filters.project_id)
     if filters.changes_since is not None:
@@ -145,10 +165,14 @@ def _conditions(table: sa.Table, filters: Filters) -> list[sa.ColumnElement[bool
         found.append(_with_status(table, filters.statuses))
     for column, value in filters.equal.items():
         found.append(c[column].in_(value) if isinstance(value, list) else c[column] == value)
+    patterns = dict(filters.patterns)
     if filters.name is not None:
-        found.append(_matches(c.display_name, filters.name, "name"))
-    for column, pattern in filters.patterns.items():
-        found.append(_matches(c[column], pattern, column))
+        patterns["display_name"] = filters.name
+    for column, pattern in patterns.items():
+        matches = _matches(c[column], pattern, "name" if column == "display_name" else column)
+        # PostgreSQL guesses that few servers match a pattern, and would read and sort all servers of the project. It
+        # makes no such guess about a function: it reads them in order until the page is full.
+        found.append(matches if filters.project_id is None else sa.func.coalesce(matches, sa.false()))
     found += [
         _matches(sa.cast(c.network_info, sa.Text), _in_json(text), "ip")
         for text in (filters.ip, filters.ip6)

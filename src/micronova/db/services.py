@@ -86,8 +86,8 @@ STATE_OF_HOST = (
 _ON_HOSTS = sa.select(services).where(_OF_HOSTS).order_by(_s.id)
 
 
-def with_services(servers: sa.Table) -> sa.Join:
-    """Return a table of servers with the compute services on their hosts."""
+def with_services(servers: sa.FromClause) -> sa.Join:
+    """Return servers with the compute services on their hosts."""
     compute = sa.literal_column(f"'{COMPUTE}'", sa.String)  # no parameter: each statement has the same
     return servers.outerjoin(services, sa.and_(_s.host == servers.c.host, _s.binary == compute))
 
@@ -109,15 +109,15 @@ def newer_heartbeats(conn: sa.Connection, numbers: Mapping[str, int]) -> dict[st
     return {row.host: row.heartbeat_number for row in conn.execute(_NEWER[conn.dialect.name], values)}
 
 
-def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int, version: int = 1) -> None:
+def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int, version: int = 1) -> set[str]:
     """Record the heartbeats of compute hosts, by host and number; raise StaleHeartbeat if one has a newer one already.
 
-    The heartbeat that was applied last may be applied again: a message may be delivered twice.
+    The heartbeat that was applied last may be applied again: a message may be delivered twice. Return the new hosts.
     """
     of_hosts: dict[str, Any] = {"b_binary": COMPUTE, "b_hosts": sorted(numbers)}
     values = {**of_hosts, "now": now, "b_version": version, "told": as_pairs(numbers)}
     if conn.execute(_SEEN_IN_ORDER[conn.dialect.name], values).rowcount >= len(numbers):
-        return
+        return set()
     known = {row.host: row.heartbeat_number for row in conn.execute(_NUMBERS, of_hosts)}
     for host, newest in known.items():
         if newest > numbers[host]:
@@ -125,6 +125,7 @@ def compute_heartbeats(conn: sa.Connection, numbers: Mapping[str, int], now: int
     new = _register(conn, COMPUTE, sorted(numbers.keys() - known.keys()), now, version)
     if new:
         compute_heartbeats(conn, {host: numbers[host] for host in new}, now, version)
+    return new
 
 
 def _register(conn: sa.Connection, binary: str, hosts: Sequence[str], now: int, version: int) -> set[str]:
@@ -239,6 +240,14 @@ def host_is_up(conn: sa.Connection, host: str, now: int, down_time: float) -> bo
     """Return whether a compute host is up; one that never registered is not."""
     up = sa.select(_s.uuid).where(_s.host == host, _s.binary == COMPUTE, is_up_at(now, down_time))
     return conn.execute(up).first() is not None
+
+
+def host_may_return(conn: sa.Connection, host: str, now: int, down_time: float) -> bool:
+    """Return whether a compute host is up, or has been down for less than `down_time` seconds.
+
+    Agents that are restarted, all of them perhaps, are silent for some seconds.
+    """
+    return host_is_up(conn, host, now, 2 * down_time)
 
 
 def any_up(conn: sa.Connection, binary: str, now: int, down_time: float, *, besides: Sequence[str] = ()) -> bool:

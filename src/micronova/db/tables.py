@@ -55,6 +55,7 @@ def _instance_columns() -> list[Column]:  # type: ignore[type-arg]
         Column("hints", sa.JSON, nullable=False, default=dict),
         Column("server_group_id", String(36)),
         Column("trusted_certs", sa.JSON),
+        Column("system_metadata", sa.JSON),  # who created it, for its images; NULL: it is older than this column
         Column("fault", sa.JSON),  # {code, message, details, created}
         Column("created_at", Time, nullable=False),
         Column("updated_at", Time, nullable=False),
@@ -67,6 +68,7 @@ instances = sa.Table(
     "instances",
     metadata,
     *_instance_columns(),
+    Column("deleted_at", Time),  # since when it is soft-deleted
     Index("instances_by_project", "project_id", "created_at", "uuid"),
     Index("instances_by_created", "created_at", "uuid"),
     Index("instances_by_host", "host"),
@@ -77,6 +79,24 @@ instances = sa.Table(
         "server_group_id",
         sqlite_where=sa.text("server_group_id IS NOT NULL"),
         postgresql_where=sa.text("server_group_id IS NOT NULL"),
+    ),
+    Index(
+        "instances_rescued",
+        "launched_at",
+        sqlite_where=sa.text("vm_state = 'rescued'"),
+        postgresql_where=sa.text("vm_state = 'rescued'"),
+    ),
+    Index(
+        "instances_shelved",
+        "uuid",
+        sqlite_where=sa.text("vm_state = 'shelved'"),
+        postgresql_where=sa.text("vm_state = 'shelved'"),
+    ),
+    Index(
+        "instances_soft_deleted",
+        "deleted_at",
+        sqlite_where=sa.text("deleted_at IS NOT NULL"),
+        postgresql_where=sa.text("deleted_at IS NOT NULL"),
     ),
 )
 
@@ -126,7 +146,7 @@ console_tokens = sa.Table(
     Column("token_digest", String(64), primary_key=True),
     Column("instance_uuid", String(36), nullable=False),
     Column("host", String(255), nullable=False),  # a token is not valid when the instance has left this host
-    Column("protocol", String(16), nullable=False),  # vnc | spice | serial
+    Column("protocol", String(16), nullable=False),  # vnc | spice | spice-direct | serial
     Column("created_at", Time, nullable=False),
     Column("expires_at", Time, nullable=False),
     Index("console_tokens_by_instance", "instance_uuid"),
@@ -183,6 +203,25 @@ periodic_jobs = sa.Table(
     Column("name", String(64), primary_key=True),
     Column("owner", String(255), nullable=False),
     Column("next_at", Time, nullable=False),
+    Column("began_at", Time),  # the last run
+    Column("ended_at", Time),
+    Column("error", Text),  # of the last run that ended; empty: none
+)
+
+# What is done once in a period for each host: the audit of usage.
+task_logs = sa.Table(
+    "task_logs",
+    metadata,
+    Column("task_name", String(64), primary_key=True),
+    Column("period_beginning", Time, primary_key=True, autoincrement=False),
+    Column("period_ending", Time, primary_key=True, autoincrement=False),
+    Column("host", String(255), primary_key=True),
+    Column("state", String(16), nullable=False),  # RUNNING | DONE
+    Column("task_items", Integer, nullable=False),
+    Column("errors", Integer, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("updated_at", Time, nullable=False),
+    Index("task_logs_by_period", "period_ending"),
 )
 
 # Records that an instance left a host: the only reason for which an agent destroys a guest without an order.
@@ -193,6 +232,36 @@ departures = sa.Table(
     Column("instance_uuid", String(36), primary_key=True),
     Column("epoch", Integer, nullable=False),  # the host destroys guests of this instance up to this epoch
     Column("created_at", Time, nullable=False),
+)
+
+# Moves of servers. While one is open, its uuid is the consumer that holds the resources of the source.
+migrations = sa.Table(
+    "migrations",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),  # shown by the API
+    Column("uuid", String(36), nullable=False, unique=True),
+    Column("instance_uuid", String(36), nullable=False),
+    Column("migration_type", String(16), nullable=False),
+    Column("status", String(32), nullable=False),
+    Column("source_compute", String(255), nullable=False),
+    Column("source_node", String(255)),
+    Column("source_node_uuid", String(36)),
+    Column("source_zone", String(255)),
+    Column("dest_compute", String(255)),
+    Column("dest_node", String(255)),
+    Column("dest_host", String(255)),
+    Column("old_flavor", sa.JSON, nullable=False),
+    Column("new_flavor", sa.JSON, nullable=False),
+    Column("old_vm_state", String(32), nullable=False),
+    Column("user_id", String(64), nullable=False),
+    Column("project_id", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    Column("created_at", Time, nullable=False),
+    Column("updated_at", Time),
+    Index("migrations_by_instance", "instance_uuid"),
+    Index("migrations_by_status", "status", "updated_at"),
+    Index("migrations_by_created", "created_at", "id"),
+    Index("migrations_by_project", "project_id", "created_at", "id"),
 )
 
 instance_actions = sa.Table(

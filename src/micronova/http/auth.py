@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from micronova.http.tokens import PREFIX, Claims, TokenVerifier, UnknownKey
+from micronova.http.access_rules import AccessRules
+from micronova.http.tokens import Claims, TokenVerifier, UnknownKey, is_signed
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
 
@@ -52,6 +53,7 @@ def apply_claims(context: RequestContext, claims: Claims, token: str) -> Request
         roles=tuple(name for _, name in claims.roles),
         token=token,
         expires_at=claims.expires_at,
+        access_rules=claims.access_rules,
     )
 
 
@@ -59,14 +61,14 @@ class SignedTokens:
     """Tokens of the embedded identity service, verified by their signature without a request."""
 
     def __init__(self, verifier: TokenVerifier, now: Callable[[], float]) -> None:
-        self._verifier = verifier
-        self._now = now
+        self.verifier = verifier
+        self.now = now
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
         """Verify the signature, the expiry and that the token was not revoked."""
         if not token:
             raise Unauthorized(MISSING)
-        return apply_claims(context, self._verifier.verify(token, self._now()), token)
+        return apply_claims(context, self.verifier.verify(token, self.now()), token)
 
 
 class TokenValidation(Protocol):
@@ -114,7 +116,7 @@ class EitherTokens:
 
     async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
         """Choose the way by the token's prefix; ask about signed tokens of keys that are not known here."""
-        if token and token.startswith(PREFIX):
+        if token and is_signed(token):
             try:
                 return await self._signed.authenticate(token, context)
             except UnknownKey:
@@ -141,4 +143,13 @@ def _from_keystone(token: dict[str, Any], text: str) -> RequestContext:
         roles=tuple(role["name"] for role in token.get("roles", ())),
         token=text,
         expires_at=datetime.fromisoformat(expires).timestamp() if expires else 0.0,
+        access_rules=_rules(token),
     )
+
+
+def _rules(token: dict[str, Any]) -> AccessRules | None:
+    """Return the access rules of a token; a rule that is not complete allows nothing."""
+    rules = (token.get("application_credential") or {}).get("access_rules")
+    if rules is None:
+        return None
+    return tuple((str(rule.get("service")), str(rule.get("method")), str(rule.get("path"))) for rule in rules)

@@ -7,7 +7,7 @@ one, and every use of an embedded service shows that it is compatible.
 import asyncio
 import json
 import urllib.parse
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +33,9 @@ UNIX = "http+unix://"
 
 ASGIApp = Callable[[dict[str, Any], Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
+RequestBody = bytes | AsyncGenerator[bytes, None] | None
+"""The body of a request: whole, in parts, or none."""
+
 
 def unix_url(path: Path) -> str:
     """Return the URL of what listens on a Unix socket."""
@@ -45,6 +48,22 @@ def split_unix_url(url: str) -> tuple[str | None, str]:
         return None, url
     quoted, slash, rest = url.removeprefix(UNIX).partition("/")
     return urllib.parse.unquote(quoted), f"http://localhost{slash}{rest}"
+
+
+def host_connector(url: str, service: str) -> tuple[Any, str]:
+    """Return the connector with which a host reaches a URL of its order, and the URL to send; None: aiohttp's own.
+
+    `service` is the URL of the image service. If `url` names a Unix socket, it must be that of `service`; else
+    LookupError is raised.
+    """
+    socket, address = split_unix_url(url)
+    if socket is None:
+        return None, address
+    if not url.startswith(f"{service}/"):
+        raise LookupError("this host does not know its image service")
+    import aiohttp
+
+    return aiohttp.UnixConnector(socket), address
 
 
 class Answer(msgspec.Struct):
@@ -76,11 +95,15 @@ class ASGITransport:
         self._app = app
         self._host = host
 
-    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Run the application for one request."""
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: RequestBody) -> Answer:
+        """Run the application for one request.
+
+        The headers say the length of a body that comes in parts. If the body raises an error, the application sees a
+        client that has gone.
+        """
         path, _, query = url.partition("?")
         raw = [(b"host", self._host.encode())] + [(k.lower().encode(), v.encode()) for k, v in headers.items()]
-        if body is not None:
+        if isinstance(body, bytes):
             raw.append((b"content-length", str(len(body)).encode()))
         scope = {
             "type": "http",
@@ -96,17 +119,26 @@ class ASGITransport:
             "client": ("in-process", 0),
             "server": (self._host, 0),
         }
+        parts = body if isinstance(body, AsyncGenerator) else None
         sent = False
         status = 0
         answered: dict[str, str] = {}
-        parts: list[bytes] = []
+        answer: list[bytes] = []
 
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
                 return {"type": "http.disconnect"}
-            sent = True
-            return {"type": "http.request", "body": body or b"", "more_body": False}
+            if parts is None:
+                sent = True
+                return {"type": "http.request", "body": body or b"", "more_body": False}
+            try:
+                part = await anext(parts, None)
+            except Exception:  # noqa: BLE001 - the caller, whose body it is, knows of it
+                sent = True
+                return {"type": "http.disconnect"}
+            sent = part is None
+            return {"type": "http.request", "body": part or b"", "more_body": not sent}
 
         async def send(event: dict[str, Any]) -> None:
             nonlocal status
@@ -114,10 +146,10 @@ class ASGITransport:
                 status = event["status"]
                 answered.update((k.decode().lower(), v.decode()) for k, v in event.get("headers", ()))
             elif event["type"] == "http.response.body":
-                parts.append(event.get("body", b""))
+                answer.append(event.get("body", b""))
 
         await self._app(scope, receive, send)
-        return Answer(status, answered, b"".join(parts))
+        return Answer(status, answered, b"".join(answer))
 
     async def close(self) -> None:
         """Do nothing: there are no connections."""
@@ -257,11 +289,27 @@ class ServiceClient:
 
         `token` is a user's token; without it the service user's is used. The statuses in `ok` are no errors.
         """
+        answer = await self._send(method, path, body, token, headers)
+        if answer.status not in ok:
+            raise_for(answer, method, path)
+        return answer.json()
+
+    async def content(self, path: str, *, accept: str, token: str | None = None) -> bytes:
+        """Return the content of what is not JSON."""
+        answer = await self._send("GET", path, None, token, {"accept": accept})
+        raise_for(answer, "GET", path)
+        return answer.body
+
+    async def _send(
+        self, method: str, path: str, body: Any, token: str | None, headers: Mapping[str, str] | None
+    ) -> Answer:
         data = None if body is None else msgspec.json.encode(body)
+        proof: dict[str, str] = {}
         for attempt in (1, 2):
             sent = {
                 "accept": "application/json",
                 "x-auth-token": await self._token() if token is None else token,
+                **proof,
                 **_trace(),
                 **(headers or {}),
             }
@@ -271,11 +319,13 @@ class ServiceClient:
             if answer.status == 401 and token is None and attempt == 1 and self._renew is not None:
                 self._renew()  # the service user's token has expired or was revoked: get a new one, once
                 continue
+            if answer.status == 401 and token and attempt == 1:
+                # The user's token may have access rules. They are about what the user asks for, not about what we ask
+                # for in the user's name.
+                proof = {"x-service-token": await self._token()}
+                continue
             break
-        if answer.status in ok:
-            return answer.json()
-        raise_for(answer, method, path)
-        return answer.json()
+        return answer
 
 
 def _trace() -> dict[str, str]:

@@ -66,7 +66,7 @@ def message_of(error: BaseException) -> str:
 
 FaultBody = Callable[[int, str, BaseException], dict[str, Any]]
 
-_COMPUTE_KEYS = {
+COMPUTE_KEYS = {
     400: "badRequest",
     401: "unauthorized",
     403: "forbidden",
@@ -79,11 +79,12 @@ _COMPUTE_KEYS = {
     501: "notImplemented",
     503: "serviceUnavailable",
 }
+COMPUTE_FAULT = "computeFault"  # the key of all others
 
 
 def compute_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:
     """Return the body that compute clients parse: one key that names the fault."""
-    return {_COMPUTE_KEYS.get(status, "computeFault"): {"code": status, "message": message}}
+    return {COMPUTE_KEYS.get(status, COMPUTE_FAULT): {"code": status, "message": message}}
 
 
 def identity_fault(status: int, message: str, error: BaseException) -> dict[str, Any]:

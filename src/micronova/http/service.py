@@ -10,14 +10,14 @@ import logging
 import secrets
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import falcon
 import falcon.asgi
 import msgspec
 
-from micronova.http import validation
+from micronova.http import access_rules, validation
 from micronova.http.faults import FaultBody, message_of, status_of
 from micronova.http.request import Request, Response
 from micronova.http.versions import Range, Versions
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[..., Awaitable[Any]]
 
+SERVICE_ROLE: Final = "service"  # of the users that services of the cloud have
 AUTHENTICATED: Final = ""  # instead of a policy rule: everybody with a valid token
 
 
@@ -59,8 +60,14 @@ class Route:
     checks_policy: bool = False  # the handler authorises, after it has loaded what the request is about
     raw_body: bool = False  # the handler reads the stream itself (uploads)
     takes_ticket: bool = False  # a signed ?ticket= may replace the token; the handler verifies it
+    about_own_token: bool = False  # open to a token with access rules, if X-Subject-Token is that token
     for_hosts: bool = False  # a compute host's ticket may replace the token; the handler calls `authorize_host`
     name: str = ""  # a stable name for metrics and documents; "" = method and path
+    # The answer's body, for the OpenAPI document (api/openapi.py says how it is written); None: there is none.
+    answer: Any = field(default=None, compare=False)
+    also: Mapping[int, Any] = field(default_factory=dict, compare=False)  # further statuses of success, with bodies
+    errors: tuple[int, ...] = ()  # statuses of errors besides the usual ones
+    has_location: bool = False  # an answer with 201 or 202 has the header Location
 
     @property
     def label(self) -> str:
@@ -119,6 +126,7 @@ class Service:
         observer: Observer | None = None,
         request_id_headers: Sequence[str] = ("x-openstack-request-id",),
         vendor_type: str | None = None,  # another name of application/json, in requests and answers
+        ignores_slash: bool = True,  # a path with a slash at its end means the same as without
     ) -> None:
         self.name = name
         self.routes = list(routes)
@@ -136,7 +144,7 @@ class Service:
         self.vendor_type = vendor_type
         self.app = falcon.asgi.App(media_type="application/json")
         # To Nova a path with a slash at its end is another path, which it does not have.
-        self.app.req_options.strip_url_path_trailing_slash = versions is None
+        self.app.req_options.strip_url_path_trailing_slash = ignores_slash and versions is None
         self.app.resp_options.default_media_type = "application/json"
         self.app.add_error_handler(Exception, self._unrouted)
         self.app.add_error_handler(falcon.HTTPError, self._unrouted)
@@ -171,6 +179,7 @@ class Service:
                 request.context = (
                     msgspec.structs.replace(caller, is_admin=True) if self.policy.is_admin(caller) else caller
                 )
+                await self._check_access_rules(routes, request, http)
                 self._check_project(request, http)
                 if request.context.host and not all(route.for_hosts for route in routes):
                     raise Forbidden("A host's ticket is not valid for this request.")
@@ -196,6 +205,26 @@ class Service:
             answer.set_header(versions.legacy_header, text)
             vary += f", {versions.legacy_header}"
         answer.set_header("vary", vary)
+
+    async def _check_access_rules(self, routes: "Sequence[Route]", request: Request, http: falcon.asgi.Request) -> None:
+        """Raise Unauthorized if the token has access rules, and none of them allows the request.
+
+        What a service asks for while it handles a user's request does not have to be allowed: such requests carry the
+        token of a service user, too.
+        """
+        caller = request.context
+        if caller.access_rules is None:
+            return
+        path = http.scope.get("micronova.path", http.path)
+        if access_rules.allow(caller.access_rules, self.name, self.mount, http.method, path):
+            return
+        if routes and routes[0].about_own_token and http.get_header("x-subject-token") == caller.token:
+            return
+        if token := http.get_header("x-service-token"):
+            service = await self.authenticator.authenticate(token, RequestContext(request_id=caller.request_id))
+            if SERVICE_ROLE in service.roles and service.access_rules is None:
+                return
+        raise Unauthorized("The access rules of the application credential do not allow this request.")
 
     def _check_project(self, request: Request, http: falcon.asgi.Request) -> None:
         named = http.scope.get("micronova.project")
@@ -308,6 +337,8 @@ class Service:
             answer.set_header("connection", "close")  # the client may still be sending the body
         if isinstance(error, Unauthorized):
             answer.set_header("www-authenticate", f'Keystone uri="{self.identity_url(request.falcon)}"')
+        if isinstance(error, TooLarge) and "retry_after" in error.details:
+            answer.set_header("retry-after", str(error.details["retry_after"]))
         self._write_fault(answer, status, error)
 
     def _write_fault(self, answer: falcon.asgi.Response, status: int, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Signed tickets: permission to fetch one thing for a short time, without a token.
+"""Signed tickets: permission to download or upload one thing for a short time, without a token.
 
 One service issues a ticket and another verifies it with the same key; the bearer has no key. A ticket is valid for
 one subject (an image, for example) until its expiry time. Its form is `EXPIRY.SIGNATURE`.
@@ -13,6 +13,16 @@ from micronova.objects.errors import Unauthorized
 
 _FORM = re.compile(r"([1-9][0-9]{0,11})\.([A-Za-z0-9_-]{43})", re.ASCII)
 _LEAST_KEY = 16
+
+
+def upload_subject(image_id: str, host: str) -> str:
+    """Return the subject of a ticket to upload an image from a host; that of a ticket to download it is its id."""
+    return f"upload\n{image_id}\n{host}"
+
+
+def manage_subject(image_id: str) -> str:
+    """Return the subject of a ticket with which a conductor shows and deletes an image that it has had made."""
+    return f"manage\n{image_id}"
 
 
 class Tickets:

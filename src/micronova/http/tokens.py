@@ -4,6 +4,9 @@ A token is `mn1.` + base64url(claims in MessagePack + Ed25519 signature). It is 
 claims name the key that signed it, so that keys can be exchanged: a new key is known to all verifiers before it signs,
 and an old one is accepted until the tokens that it signed have expired.
 
+A token with access rules begins with `mn2.`, which its signature covers. Services of 0.2 and older, which do not know
+access rules, so refuse it.
+
 Revocations are kept in memory: audit ids of single tokens, and for a user or project a time up to which all its tokens
 are void. Whoever revokes a token feeds them.
 """
@@ -18,9 +21,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from micronova.http.access_rules import AccessRules
 from micronova.objects.errors import Unauthorized
 
 PREFIX = "mn1."
+PREFIX_WITH_RULES = "mn2."  # of tokens with access rules
+LONGEST = 8192  # characters of a token
 _SIGNATURE = 64
 
 
@@ -43,6 +49,12 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     application_credential_id: str | None = None
     restricted: bool = False  # by an application credential that may not create others
     key_id: str = ""  # of the key that signed the token; "" in tokens of 0.2 and older
+    trust_id: str | None = None
+    trust_user_id: str | None = None  # the other party of the trust: the trustee if the token is the trustor's
+    trust_user_domain_id: str | None = None
+    impersonation: bool = False  # the token is the trustor's, and the trustee uses it
+    access_rules: AccessRules | None = None  # of the application credential; None: it has none, and may do everything
+    trust_agents: tuple[tuple[str, str], ...] = ()  # of a trust made from others: their parties, and their domains
 
 
 class TokenKey(msgspec.Struct, frozen=True):
@@ -100,7 +112,7 @@ class Revocations:
     def revoke_all(self, subject: str, until: float, expires_at: float) -> None:
         """Revoke every token of a subject that was issued up to a time; `expires_at` is when the last of them expires.
 
-        Subjects: `user:ID`, `project:ID`, `credential:ID`, `domain:ID` (of its users and for its projects),
+        Subjects: `user:ID`, `project:ID`, `credential:ID`, `trust:ID`, `domain:ID` (of its users and for its projects),
         `grant:USER:SCOPE` (a user's tokens for one project, one domain or `system`).
         """
         known = self._marks.get(subject, (0.0, 0.0))
@@ -121,7 +133,7 @@ class Revocations:
         if not self._marks:
             return False
         scope = claims.project_id or claims.domain_id or ("system" if claims.system else "")
-        subjects = (
+        subjects: tuple[str, ...] = (
             f"user:{claims.user_id}",
             f"project:{claims.project_id}",
             f"credential:{claims.application_credential_id}",
@@ -129,6 +141,15 @@ class Revocations:
             f"domain:{claims.user_domain_id}",
             f"domain:{claims.project_domain_id or claims.domain_id}",
         )
+        if claims.trust_id is not None:  # void if either party loses what the trust is made of
+            subjects += (
+                f"trust:{claims.trust_id}",
+                f"user:{claims.trust_user_id}",
+                f"grant:{claims.trust_user_id}:{scope}",
+                f"domain:{claims.trust_user_domain_id}",
+            )
+            for user_id, domain_id in claims.trust_agents:
+                subjects += (f"user:{user_id}", f"grant:{user_id}:{scope}", f"domain:{domain_id}")
         return any(claims.issued_at <= self._marks.get(subject, (0.0, 0.0))[0] for subject in subjects)
 
     def forget_expired(self, now: float) -> None:
@@ -164,20 +185,22 @@ class TokenVerifier:
         return claims
 
     def _decode(self, token: str) -> Claims:
-        if not token.startswith(PREFIX) or len(token) > 8192:
+        if not is_signed(token) or len(token) > LONGEST:
             raise Unauthorized("The token is not valid.")
-        text = token[len(PREFIX) :]
+        prefix, text = token[: len(PREFIX)], token[len(PREFIX) :]
         try:
             data = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
             payload, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
             claims = msgspec.msgpack.decode(payload, type=Claims)
+            if prefix != _prefix(claims):
+                raise ValueError
         except (binascii.Error, ValueError, msgspec.MsgspecError):
             raise Unauthorized("The token is not valid.") from None
         if claims.key_id and claims.key_id not in self._keys:
             raise UnknownKey("The token is signed by a key that is not known, or not any more; ask for a new one.")
         for key in [self._keys[claims.key_id]] if claims.key_id else self._keys.values():
             try:
-                key.verify(signature, payload)
+                key.verify(signature, _signed(claims, payload))
             except InvalidSignature:
                 continue
             return claims
@@ -202,4 +225,19 @@ class TokenSigner:
         signing = [key for key in self._keys if key[0] <= claims.issued_at] or self._keys[:1]
         _, id, private = signing[-1]
         payload = msgspec.msgpack.encode(msgspec.structs.replace(claims, key_id=id))
-        return PREFIX + base64.urlsafe_b64encode(payload + private.sign(payload)).decode().rstrip("=")
+        signature = private.sign(_signed(claims, payload))
+        return _prefix(claims) + base64.urlsafe_b64encode(payload + signature).decode().rstrip("=")
+
+
+def is_signed(token: str) -> bool:
+    """Return whether a token is one that the embedded identity service signs."""
+    return token.startswith((PREFIX, PREFIX_WITH_RULES))
+
+
+def _prefix(claims: Claims) -> str:
+    return PREFIX if claims.access_rules is None else PREFIX_WITH_RULES
+
+
+def _signed(claims: Claims, payload: bytes) -> bytes:
+    """Return what the signature is of: with access rules, of the prefix, too."""
+    return payload if claims.access_rules is None else PREFIX_WITH_RULES.encode() + payload

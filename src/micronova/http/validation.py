@@ -13,8 +13,8 @@ from micronova.http.versions import Range, Ranges
 from micronova.objects.errors import Invalid
 
 # A struct may have a class attribute `versions = {"field": since(52), …}`, with names as clients send them: the field
-# is accepted only at these microversions. A query's struct may have a class attribute `once = since(53)`: at these
-# microversions a parameter that is given twice is refused.
+# is accepted only at these microversions. A query's struct may have a class attribute `once = since(53)`, or one such
+# range for each of some parameters: at these microversions a parameter that is given twice is refused.
 
 # An escaped U+0000, which no database stores. An escaped backslash before u0000 is another text.
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
@@ -43,7 +43,7 @@ def body(raw: bytes, kind: Any, minor: int, ignore_unknown: bool = False) -> Any
 def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) -> Any:
     """Check a query string against a struct; a list field takes every value, any other the last one."""
     fields = _query_fields(kind)
-    once: Range | None = getattr(kind, "once", None)
+    once: Range | Mapping[str, Range] | None = getattr(kind, "once", None)
     found: dict[str, Any] = {}
     for name, given in values.items():
         repeated = fields.get(name)
@@ -54,7 +54,8 @@ def query(values: Mapping[str, list[str]], kind: Any, strict: bool, minor: int) 
                     f"known query parameters: {', '.join(sorted(fields))}."
                 )
             continue
-        if len(given) > 1 and once is not None and minor in once:
+        singular = once.get(name) if isinstance(once, Mapping) else once
+        if len(given) > 1 and singular is not None and minor in singular:
             raise Invalid(f"Invalid input for query parameter {name}: it must be given only once.")
         found[name] = given if repeated else given[-1]
     try:
@@ -84,7 +85,7 @@ def check_versions(value: Any, minor: int, path: str = "", ignore: bool = False)
     declared: Mapping[str, Range | Ranges] = getattr(value, "versions", {})
     for attribute, wire in _fields(type(value)):
         item = getattr(value, attribute)
-        if wire in declared and minor not in declared[wire] and item is not msgspec.UNSET and item is not None:
+        if wire in declared and minor not in declared[wire] and _is_given(value, attribute):
             if not ignore:
                 where = f" in '{path}'" if path else ""
                 raise Invalid(
@@ -107,6 +108,17 @@ def _explain(error: msgspec.ValidationError, noun: str = "field/attribute") -> s
 @cache
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
+
+
+def _is_given(value: msgspec.Struct, attribute: str) -> bool:
+    """Return whether a request has a field. A null that is the default may have been left out."""
+    item = getattr(value, attribute)
+    return item is not msgspec.UNSET and (item is not None or attribute not in _null_by_default(type(value)))
+
+
+@cache
+def _null_by_default(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(each.name for each in msgspec.structs.fields(kind) if each.default is None)
 
 
 @cache

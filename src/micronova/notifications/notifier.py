@@ -1,16 +1,19 @@
-"""Sends notifications about servers in Nova's formats, for consumers that use oslo.messaging.
+"""Sends notifications in Nova's formats, for consumers that use oslo.messaging.
 
 `make_notifier` returns the notifier of a process. Its methods return at once and do not raise. A notification is
 encoded later, and only if its exchange exists at the broker, which means that there are consumers.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from micronova.conf.settings import Settings
-from micronova.notifications import unversioned, versioned
+from micronova.db.instance_changes import InstanceChange
+from micronova.notifications import unversioned, usage, versioned
 from micronova.notifications.envelope import Message, messages
+from micronova.notifications.resources import Announcement
 from micronova.objects import power_state, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
@@ -22,17 +25,59 @@ if TYPE_CHECKING:
     from micronova.objects.scheduling import SelectDestinations
 
 
-class Notifier(Protocol):
-    """What a role needs to send notifications about instances."""
+_OF_CONDUCTOR = frozenset({"rebuild.scheduled"})
+"""Notifications that the conductor sends in its own name about a server that has a host."""
+_VERSIONED_NAMES = {"rebuild.scheduled": "rebuild_scheduled"}
+"""Notifications that have another name in the versioned format."""
 
-    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
-        """Send `instance.EVENT` about an instance, without waiting."""
+
+class Announcer(Protocol):
+    """What a role needs to send notifications about other things than instances."""
+
+    enabled: bool  # else nothing that only a notification needs has to be read
+
+    def announce(self, context: Context, make: Callable[[], Announcement]) -> None:
+        """Send a notification, without waiting; it is made later, and only if there are consumers."""
+
+    async def wait_for_room(self) -> None:
+        """Wait until the queue of notifications has room, so that many of them do not drop the oldest."""
+
+
+class Notifier(Announcer, Protocol):
+    """What a role needs to send notifications about instances as well."""
+
+    def instance(
+        self,
+        event: str,
+        row: InstanceRow,
+        *,
+        context: Context,
+        fault: Fault | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send `instance.EVENT` about an instance, without waiting; `details` are fields that only this event has."""
 
 
 class NoNotifications:
     """Discards all notifications."""
 
-    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
+    enabled = False
+
+    def announce(self, context: Context, make: Callable[[], Announcement]) -> None:
+        """Drop it."""
+
+    async def wait_for_room(self) -> None:
+        """Return at once."""
+
+    def instance(
+        self,
+        event: str,
+        row: InstanceRow,
+        *,
+        context: Context,
+        fault: Fault | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         """Drop it."""
 
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
@@ -51,6 +96,8 @@ class NoNotifications:
 
 class BusNotifier(NoNotifications):
     """Sends notifications in each format that has topics."""
+
+    enabled = True
 
     def __init__(
         self,
@@ -77,9 +124,26 @@ class BusNotifier(NoNotifications):
         """Publish what waits, for a short time, and stop."""
         await self.publisher.stop()
 
-    def instance(self, event: str, row: InstanceRow, *, context: Context, fault: Fault | None = None) -> None:
+    def instance(
+        self,
+        event: str,
+        row: InstanceRow,
+        *,
+        context: Context,
+        fault: Fault | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         """Send `instance.EVENT` about an instance (`create.start`, for example), without waiting."""
-        self.publisher.put(partial(self._instance, event, row, context, fault, micros(self._clock.now())))
+        now = micros(self._clock.now())
+        self.publisher.put(partial(self._instance, event, row, context, fault, now, details or {}))
+
+    async def wait_for_room(self) -> None:
+        """Wait until the queue has room."""
+        await self.publisher.wait_for_room()
+
+    def announce(self, context: Context, make: Callable[[], Announcement]) -> None:
+        """Send a notification, without waiting."""
+        self.publisher.put(partial(self._announce, context, make, micros(self._clock.now())))
 
     def scheduler(self, context: Context, event: str, request: "SelectDestinations") -> None:
         """Send the notification that the scheduler begins or ends a decision, without waiting."""
@@ -90,7 +154,15 @@ class BusNotifier(NoNotifications):
         publisher = self.publisher
         return {"sent": publisher.sent, "dropped": publisher.dropped, "unheard": publisher.unheard}
 
-    def _instance(self, event: str, row: InstanceRow, context: Context, fault: Fault | None, now: int) -> list[Message]:
+    def _instance(
+        self,
+        event: str,
+        row: InstanceRow,
+        context: Context,
+        fault: Fault | None,
+        now: int,
+        details: Mapping[str, Any],
+    ) -> list[Message]:
         if event == "delete.end":
             row = {
                 **row,
@@ -102,14 +174,15 @@ class BusNotifier(NoNotifications):
                 "deleted_at": now,
             }
         # The conductor sends it in the name of the compute service: a host's broker user may not publish notifications.
-        source, host = ("compute", row["host"]) if row["host"] else ("conductor", self._host)
+        of_host = row["host"] is not None and event not in _OF_CONDUCTOR
+        source, host = ("compute", row["host"]) if of_host else ("conductor", self._host)
         failed = event.endswith(".error")
         found: list[Message] = []
         if self._unversioned:
             found += messages(
                 self._unversioned,
-                f"compute.instance.{event}",
-                unversioned.instance_payload(event, row, fault),
+                f"compute.instance.{unversioned.event_name(event)}",
+                unversioned.instance_payload(event, row, fault, details),
                 publisher=f"{source}.{host}",
                 context=context,
                 now=now,
@@ -119,13 +192,41 @@ class BusNotifier(NoNotifications):
         if self._versioned:
             found += messages(
                 self._versioned,
-                f"instance.{event}",
-                versioned.instance_payload(event.partition(".")[0], row, context, fault),
+                f"instance.{_VERSIONED_NAMES.get(event, event)}",
+                versioned.instance_payload(event.partition(".")[0], row, context, fault, details),
                 publisher=f"nova-{source}:{host}",
                 context=context,
                 now=now,
                 random=self._random,
                 failed=failed,
+            )
+        return found
+
+    def _announce(self, context: Context, make: Callable[[], Announcement], now: int) -> list[Message]:
+        made = make()
+        found: list[Message] = []
+        if self._unversioned and made.old_event:
+            publisher = made.old_publisher
+            found += messages(
+                self._unversioned,
+                made.old_event,
+                made.old_payload,
+                publisher=publisher if "." in publisher else f"{publisher}.{made.host or self._host}",
+                context=context,
+                now=now,
+                random=self._random,
+                failed=made.failed,
+            )
+        if self._versioned:
+            found += messages(
+                self._versioned,
+                made.event,
+                made.payload,
+                publisher=f"{made.source}:{made.host or self._host}",
+                context=context,
+                now=now,
+                random=self._random,
+                failed=made.failed,
             )
         return found
 
@@ -153,6 +254,23 @@ class BusNotifier(NoNotifications):
                 random=self._random,
             )
         return found
+
+
+def on_change(
+    notifier: NoNotifications, clock: Clock, *, with_task_states: bool, period: str
+) -> Callable[[InstanceChange], None]:
+    """Return the watcher of a database that sends instance.update of each change, in the present audit period."""
+
+    def watch(change: InstanceChange) -> None:
+        states = change.before
+        if states.vm_state == change.row["vm_state"] and not with_task_states:
+            states = states._replace(task_state=change.row["task_state"])  # as if it had not changed
+        now = micros(clock.now())
+        present = usage.Period(usage.last_completed(period, now).end, now)
+        before = usage.Before(*states)
+        notifier.announce(change.context, partial(usage.update, before, change.row, change.context, present))
+
+    return watch
 
 
 def make_notifier(settings: Settings, *, host: str, clock: Clock, random: Random) -> NoNotifications:

@@ -18,6 +18,7 @@ from random import Random
 from pamqp import commands
 
 from micronova.notifications.envelope import Message
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
 from micronova.rpc.amqp import frames
 from micronova.rpc.amqp.channel import Channel, ChannelClosed, Refused, Unroutable
@@ -31,6 +32,7 @@ Notification = Callable[[], Sequence[Message]]
 """Encodes a notification when it is called: one message for each format and topic."""
 
 QUEUE_LIMIT = 2_000
+ROOM_CHECK_SECONDS = 0.1
 BATCH = 100
 EXCHANGE_CHECK_SECONDS = 1.0
 """How long to wait before looking again for an exchange that did not exist."""
@@ -72,7 +74,7 @@ class Publisher:
 
     async def start(self) -> None:
         """Start the task; the broker need not be reachable."""
-        self._task = asyncio.create_task(self._run(), name="notifications")
+        self._task = keep_running(self._run, name="notifications", clock=self._clock)
 
     async def stop(self) -> None:
         """Publish what waits, for at most two seconds, then disconnect."""
@@ -82,8 +84,7 @@ class Publisher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._idle.wait()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks(self._task)
         self._task = None
         if self._connection is not None:
             await self._connection.close()
@@ -97,6 +98,11 @@ class Publisher:
         self._waiting.append(notification)
         self._idle.clear()
         self._not_empty.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until less than half of the queue is in use."""
+        while len(self._waiting) >= QUEUE_LIMIT // 2:
+            await self._clock.sleep(ROOM_CHECK_SECONDS)
 
     def _overflow(self) -> None:
         if self._no_listeners:

@@ -1,5 +1,6 @@
 """Payloads of unversioned ("legacy") notifications: the flat dictionaries that Ceilometer's meters are made from."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,9 +10,32 @@ from micronova.notifications.versioned import flavor_data
 from micronova.objects.instance import Fault, ImageData, InstanceRow, VIFData
 from micronova.objects.scheduling import RequestSpec
 
+_NAMES = {
+    "resize_prep": "resize.prep",
+    "resize_confirm": "resize.confirm",
+    "resize_revert": "resize.revert",
+    "resize_finish": "finish_resize",
+    "rebuild_scheduled": "rebuild.scheduled",
+    "live_migration_pre": "live_migration.pre",
+    "live_migration_post": "live_migration._post",
+    "live_migration_post_dest": "live_migration.post.dest",
+    "live_migration_rollback": "live_migration._rollback",
+    "live_migration_abort": "live.migration.abort",
+    "live_migration_force_complete": "live.migration.force.complete",
+}
+"""Actions whose names differ from those of versioned notifications."""
 
-def instance_payload(event: str, row: InstanceRow, fault: Fault | None) -> dict[str, Any]:
-    """Return the payload of `compute.instance.EVENT`."""
+
+def event_name(event: str) -> str:
+    """Return the name of an event, such as `finish_resize.end` for `resize_finish.end`."""
+    action, dot, phase = event.partition(".")
+    return f"{_NAMES.get(action, action)}{dot}{phase}"
+
+
+def instance_payload(
+    event: str, row: InstanceRow, fault: Fault | None, details: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the payload of `compute.instance.EVENT`; `details` are what only this event has."""
     flavor = row["flavor"]
     image = row["image"]
     properties = image["properties"] if image is not None else {}
@@ -52,11 +76,13 @@ def instance_payload(event: str, row: InstanceRow, fault: Fault | None) -> dict[
         "image_meta": _image_meta(image, row["image_ref"]),
         "metadata": row["metadata"],
     }
-    if event == "create.start":
+    if event in ("create.start", "rebuild.start", "rebuild.scheduled"):
         payload["image_name"] = image["name"] if image is not None else None
     elif event == "create.end":
         payload["fixed_ips"] = _fixed_ips(row["network_info"])
         payload["message"] = "Success"
+    elif event.startswith("rescue."):
+        payload["rescue_image_name"] = (details or {}).get("rescue_image_name", "")
     if fault is not None:
         payload |= {"message": fault["message"], "exception": fault["message"], "code": fault["code"]}
     return payload

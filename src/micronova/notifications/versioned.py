@@ -17,7 +17,8 @@ from micronova.objects.instance import Fault, InstanceRow
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 
 
-def _object(name: str, version: str, data: dict[str, Any]) -> dict[str, Any]:
+def as_object(name: str, version: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return data as the object of Nova's with this name and version."""
     return {
         "nova_object.name": name,
         "nova_object.namespace": "nova",
@@ -26,8 +27,23 @@ def _object(name: str, version: str, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def instance_payload(action: str, row: InstanceRow, context: Context, fault: Fault | None) -> dict[str, Any]:
-    """Return the payload of an action on a server; that of its creation has more fields."""
+_ACTION_PAYLOADS = {
+    "rescue": ("InstanceActionRescuePayload", "1.4"),
+    "rebuild": ("InstanceActionRebuildPayload", "1.10"),
+    "snapshot": ("InstanceActionSnapshotPayload", "1.10"),
+    "resize_prep": ("InstanceActionResizePrepPayload", "1.4"),
+}
+"""The payloads of actions that have fields of their own; the others are of InstanceActionPayload."""
+_ONLY_UNVERSIONED = {"rescue_image_name"}
+
+
+def instance_payload(
+    action: str, row: InstanceRow, context: Context, fault: Fault | None, details: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the payload of an action on a server, with the fields that only this action has.
+
+    That of its creation has more fields.
+    """
     properties = row["image"]["properties"] if row["image"] is not None else {}
     data: dict[str, Any] = {
         "uuid": row["uuid"],
@@ -57,7 +73,7 @@ def instance_payload(action: str, row: InstanceRow, context: Context, fault: Fau
         "task_state": row["task_state"],
         "progress": row["progress"],
         "ip_addresses": [
-            _object(
+            as_object(
                 "IpPayload",
                 "1.0",
                 {
@@ -82,15 +98,21 @@ def instance_payload(action: str, row: InstanceRow, context: Context, fault: Fau
         "action_initiator_user": context.user_id or None,
         "action_initiator_project": context.project_id or None,
         "shares": None,
-        "fault": None if fault is None else _exception(fault),
+        "fault": None if fault is None else exception(fault),
     }
+    if action == "rebuild":
+        data["trusted_image_certificates"] = row["trusted_certs"]
     if action != "create":
-        return _object("InstanceActionPayload", "1.9", data)
+        name, version = _ACTION_PAYLOADS.get(action, ("InstanceActionPayload", "1.9"))
+        own = {field: value for field, value in (details or {}).items() if field not in _ONLY_UNVERSIONED}
+        if "new_flavor" in own:
+            own["new_flavor"] = _flavor(own["new_flavor"])
+        return as_object(name, version, {**data, **own})
     data["keypairs"] = [_keypair(row)] if row["key_name"] else []
     data["tags"] = row["tags"]
     data["trusted_image_certificates"] = row["trusted_certs"]
     data["instance_name"] = f"instance-{row['uuid'][:8]}"
-    return _object("InstanceCreatePayload", "1.13", data)
+    return as_object("InstanceCreatePayload", "1.13", data)
 
 
 def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[str, Any]:
@@ -98,13 +120,13 @@ def request_spec_payload(spec: RequestSpec, instances: tuple[str, ...]) -> dict[
     destination = None
     if spec.requested_host is not None:
         place = {"host": spec.requested_host, "node": spec.requested_node, "cell": None, "aggregates": None}
-        destination = _object("DestinationPayload", "1.0", place)
+        destination = as_object("DestinationPayload", "1.0", place)
     retry = None
     if spec.ignore_hosts:
         tried = {"num_attempts": len(spec.ignore_hosts) + 1, "hosts": spec.ignore_hosts}
-        retry = _object("SchedulerRetriesPayload", "1.0", tried)
+        retry = as_object("SchedulerRetriesPayload", "1.0", tried)
     image = None if spec.image is None else _image(spec.image)
-    return _object(
+    return as_object(
         "RequestSpecPayload",
         "1.1",
         {
@@ -149,16 +171,17 @@ def flavor_data(flavor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flavor(flavor: Mapping[str, Any]) -> dict[str, Any]:
-    return _object("FlavorPayload", "1.4", {**flavor_data(flavor), "projects": None})
+    return as_object("FlavorPayload", "1.4", {**flavor_data(flavor), "projects": None})
 
 
 def _keypair(row: InstanceRow) -> dict[str, Any]:
     facts = {"user_id": row["user_id"], "name": row["key_name"], "public_key": row["key_data"]}
-    return _object("KeypairPayload", "1.0", {**facts, "fingerprint": None, "type": "ssh"})
+    return as_object("KeypairPayload", "1.0", {**facts, "fingerprint": None, "type": "ssh"})
 
 
-def _exception(fault: Fault) -> dict[str, Any]:
-    return _object(
+def exception(fault: Fault) -> dict[str, Any]:
+    """Return a fault as a payload."""
+    return as_object(
         "ExceptionPayload",
         "1.1",
         {
@@ -190,9 +213,9 @@ def _image(image: ImageMeta) -> dict[str, Any]:
         "direct_url": None,
         "min_ram": image.min_ram,
         "min_disk": image.min_disk,
-        "properties": _object("ImageMetaPropsPayload", "1.20", image.properties),
+        "properties": as_object("ImageMetaPropsPayload", "1.20", image.properties),
     }
-    return _object("ImageMetaPayload", "1.0", data)
+    return as_object("ImageMetaPayload", "1.0", data)
 
 
 def _group(group: GroupSpec) -> dict[str, Any]:
@@ -207,4 +230,4 @@ def _group(group: GroupSpec) -> dict[str, Any]:
         "policy": group.policy,
         "rules": {"max_server_per_host": str(group.max_server_per_host)},
     }
-    return _object("ServerGroupPayload", "1.1", data)
+    return as_object("ServerGroupPayload", "1.1", data)

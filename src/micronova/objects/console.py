@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from micronova.objects.errors import Unavailable
+from micronova.objects.host_limits import Name
 
 RELAY_SECRET = re.compile("[0-9a-f]{64}")
 """The form of the secret that a relay accepts."""
@@ -18,10 +19,10 @@ ConsoleProtocol = Literal["vnc", "spice", "serial"]
 class ConsoleEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The address of a console: a Unix socket, or a host and a port."""
 
-    path: str = ""
-    host: str = ""
+    path: Name = ""
+    host: Name = ""
     port: int = 0
-    secret: str = ""  # a relay expects it first
+    secret: Name = ""  # a relay expects it first
 
 
 class ConsoleGrant(msgspec.Struct, frozen=True, kw_only=True):

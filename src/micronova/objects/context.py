@@ -37,11 +37,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     remote_address: str = ""
     host: str = ""  # of a compute host that authenticated by its ticket; such a caller has no user and no roles
     traceparent: str = ""
-
-    @property
-    def is_authenticated(self) -> bool:
-        """Whether the request came with a valid token."""
-        return bool(self.user_id)
+    # The only requests that the token is good for (type of service, method, path); None: it is good for all.
+    access_rules: tuple[tuple[str, str, str], ...] | None = None
 
     def for_bus(self) -> Context:
         """Return the part that messages carry."""

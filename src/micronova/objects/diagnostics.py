@@ -1,6 +1,10 @@
 """Diagnostics of a guest, as its hypervisor measures them."""
 
+from typing import Annotated
+
 import msgspec
+
+from micronova.objects.host_limits import MOST_DEVICES, Name
 
 
 class CpuDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,7 +18,7 @@ class CpuDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 class NicDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     """An interface, as the guest sees it."""
 
-    mac_address: str
+    mac_address: Name
     rx_octets: int | None = None
     rx_packets: int | None = None
     rx_errors: int | None = None
@@ -30,7 +34,7 @@ class NicDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
 class DiskDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     """A disk."""
 
-    device: str = ""
+    device: Name = ""
     read_bytes: int | None = None
     read_requests: int | None = None
     write_bytes: int | None = None
@@ -45,16 +49,19 @@ class MemoryDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     used: int | None = None
 
 
+_DEVICES = msgspec.Meta(max_length=MOST_DEVICES)
+
+
 class GuestDiagnostics(msgspec.Struct, frozen=True, kw_only=True):
     """Diagnostics of a guest, with the names of the API since 2.48."""
 
-    state: str  # pending | running | paused | shutdown | crashed | suspended
-    driver: str
-    hypervisor: str | None = None
-    hypervisor_os: str | None = None
+    state: Name  # pending | running | paused | shutdown | crashed | suspended
+    driver: Name
+    hypervisor: Name | None = None
+    hypervisor_os: Name | None = None
     uptime: int | None = None  # seconds
     num_cpus: int = 0
-    cpu_details: tuple[CpuDiagnostics, ...] = ()
-    nic_details: tuple[NicDiagnostics, ...] = ()
-    disk_details: tuple[DiskDiagnostics, ...] = ()
+    cpu_details: Annotated[tuple[CpuDiagnostics, ...], _DEVICES] = ()
+    nic_details: Annotated[tuple[NicDiagnostics, ...], _DEVICES] = ()
+    disk_details: Annotated[tuple[DiskDiagnostics, ...], _DEVICES] = ()
     memory_details: MemoryDiagnostics = MemoryDiagnostics()

@@ -114,7 +114,7 @@ class PreconditionFailed(MicronovaError):
 
 
 class TooLarge(MicronovaError):
-    """The request exceeds a size limit (413)."""
+    """The request exceeds a size limit (413). `details["retry_after"]`: seconds until it may not, if that passes."""
 
     code = "too_large"
 
@@ -147,12 +147,14 @@ class OperationFailed(MicronovaError):
 
 
 class NoValidHost(MicronovaError):
-    """No host satisfies the request. `details["reasons"]` lists for admins how many hosts each filter removed.
-
-    With `details["hosts_may_return"]` a host would, if it answered: it has been silent for a short time only.
-    """
+    """No host satisfies the request. `explanation.refusal` reads how many hosts each filter removed, for admins."""
 
     code = "no_valid_host"
+
+    @property
+    def hosts_may_return(self) -> bool:
+        """Whether a host would satisfy it, if it answered: it has been silent for a short time only."""
+        return bool(self.details.get("hosts_may_return"))
 
 
 class InsufficientResources(MicronovaError):

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import msgspec
 
+from micronova.objects.errors import NoValidHost
+
 COMPUTE_FILTER: Final = "ComputeFilter"  # the filter that removes hosts that are disabled or down
 
 
@@ -43,3 +45,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def reasons(self) -> list[dict[str, Any]]:
         """Return the filters as plain data, for the details of an error."""
         return [msgspec.structs.asdict(step) for step in self.filters]
+
+
+def refusal(error: NoValidHost) -> Explanation | None:
+    """Return why the scheduler found no host; None if the error says only that no host succeeded."""
+    if "reasons" not in error.details:
+        return None
+    filters = msgspec.convert(error.details["reasons"], tuple[FilterStep, ...])
+    return Explanation(hosts=error.details.get("hosts", 0), filters=filters)

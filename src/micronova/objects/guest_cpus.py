@@ -94,23 +94,23 @@ def cpu_topology(properties: GuestProperties, vcpus: int) -> tuple[int, int, int
         )
 
     flavor_most, image_most = read("cpu_max_")
-    flavor_wish, image_wish = read("cpu_")
+    flavor_requested, image_requested = read("cpu_")
     for part, flavor, image in zip(_PARTS, flavor_most, image_most, strict=True):
         if flavor and image > flavor:
             raise Invalid(f"The image's hw_cpu_max_{part} is {image}; the flavor allows {flavor}.")
     most = [image or flavor or vcpus for flavor, image in zip(flavor_most, image_most, strict=True)]
     limited = [image or flavor for flavor, image in zip(flavor_most, image_most, strict=True)]
-    for part, image, limit in zip(_PARTS, image_wish, limited, strict=True):
+    for part, image, limit in zip(_PARTS, image_requested, limited, strict=True):
         if limit and image > limit:
             raise Invalid(f"The image's hw_cpu_{part} is {image}; at most {limit} are allowed.")
-    wish = image_wish
-    if not any(image_wish):
+    requested = image_requested
+    if not any(image_requested):
         # A flavor whose own limits or the image's exclude its preference has none.
-        exceeds = any(limit and wanted > limit for wanted, limit in zip(flavor_wish, limited, strict=True))
-        wish = [0, 0, 0] if exceeds else flavor_wish
+        exceeds = any(limit and wanted > limit for wanted, limit in zip(flavor_requested, limited, strict=True))
+        requested = [0, 0, 0] if exceeds else flavor_requested
 
     def rank(found: tuple[int, int, int]) -> tuple[int, int, int]:
-        matches = sum(wanted == given for wanted, given in zip(wish, found, strict=True))
+        matches = sum(wanted == given for wanted, given in zip(requested, found, strict=True))
         return matches, found[0] * found[1], found[0]
 
     possible = [

@@ -10,7 +10,8 @@ from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 
-TRUE_WORDS = frozenset({"1", "true", "yes", "on", "t", "y"})
+TRUE_WORDS: Final = frozenset({"1", "true", "yes", "on", "t", "y"})
+"""What counts as true in lower case, in properties of images and in the API's flags."""
 _FALSE = frozenset({"0", "false", "no", "off", "f", "n", ""})
 
 _BUSES: Final = ("fdc", "ide", "sata", "scsi", "usb", "virtio", "xen", "lxc", "uml")
@@ -185,6 +186,11 @@ def serial_ports(properties: GuestProperties) -> int:
 def wants_queues(properties: GuestProperties, vcpus: int) -> bool:
     """Return whether interfaces get several queues; a guest with one CPU has no use for them."""
     return vcpus > 1 and bool(properties.agreed_flag("vif_multiqueue_enabled"))
+
+
+def disk_config_of(auto_disk_config: object) -> str:
+    """Return the disk config that an image asks for by its property auto_disk_config."""
+    return "AUTO" if str(auto_disk_config).strip().lower() in TRUE_WORDS else "MANUAL"
 
 
 def check_image_properties(properties: Mapping[str, Any]) -> None:

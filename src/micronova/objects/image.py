@@ -8,6 +8,22 @@ LONGEST_PROPERTY: Final = 255
 """Characters of a property's value that compute keeps, as Nova does; nothing that it reads is longer."""
 MOST_PROPERTY_BYTES: Final = 65_536
 """Of the names and values of the properties that compute keeps of an image."""
+SNAPSHOT: Final = "snapshot"
+BACKUP: Final = "backup"
+"""The property `image_type` of images that were made of servers."""
+CANNOT_UPLOAD: Final = (
+    "Images of servers cannot be made: hosts upload only to the embedded image service, with glance.ticket_key set."
+)
+"""Why `createImage` and `createBackup` are refused."""
+
+
+class ImageSignature(msgspec.Struct, frozen=True, kw_only=True):
+    """With what a host verifies an image's data. The certificate of the key has been checked before."""
+
+    signature: bytes
+    hash_method: str  # SHA-256…
+    key_type: str  # RSA-PSS…
+    public_key: bytes  # SubjectPublicKeyInfo, in DER
 
 
 class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +42,7 @@ class ImageMeta(msgspec.Struct, frozen=True, kw_only=True):
     os_hash_value: str | None = None
     owner: str | None = None
     properties: dict[str, Any] = {}
+    signature: ImageSignature | None = None  # if the data has to be verified before it is used
 
     @property
     def property_bytes(self) -> int:

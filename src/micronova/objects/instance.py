@@ -6,6 +6,8 @@ what is in it. A test compares them with the columns of `micronova.db.tables`.
 
 from typing import Any, NotRequired, TypedDict, cast
 
+from micronova.objects.errors import MicronovaError
+
 
 class FlavorData(TypedDict):
     """The flavor that an instance was booted with: `objects.flavor.Flavor` as plain data."""
@@ -40,6 +42,7 @@ class ImageData(TypedDict):
     os_hash_value: str | None
     owner: str | None
     properties: dict[str, Any]
+    signature: NotRequired[dict[str, Any] | None]  # rows of older versions have none
 
 
 class FixedIPData(TypedDict):
@@ -121,12 +124,13 @@ class InstanceRow(TypedDict):
     hints: dict[str, list[str]]
     server_group_id: str | None
     trusted_certs: list[str] | None
+    system_metadata: dict[str, str] | None  # properties that its images get, and what `objects.shelved` keeps there
     fault: Fault | None
     created_at: int
     updated_at: int
     launched_at: int | None
     terminated_at: int | None
-    deleted_at: NotRequired[int]  # only in `deleted_instances`
+    deleted_at: int | None  # of a server that is soft-deleted or deleted; such servers are not charged to the quota
 
 
 class InstanceChanges(TypedDict, total=False):
@@ -145,6 +149,13 @@ class InstanceChanges(TypedDict, total=False):
     node_uuid: str | None
     availability_zone: str | None
     pinned_availability_zone: str | None
+    image_ref: str | None
+    image: ImageData | None
+    key_name: str | None
+    key_data: str | None
+    user_data: str | None
+    flavor_id: str
+    flavor: FlavorData
     access_ip_v4: str | None
     access_ip_v6: str | None
     disk_config: str
@@ -155,11 +166,29 @@ class InstanceChanges(TypedDict, total=False):
     tags: list[str]
     network_info: list[VIFData]
     security_groups: list[str]
+    trusted_certs: list[str] | None
+    system_metadata: dict[str, str] | None
     fault: Fault | None
     launched_at: int | None
     terminated_at: int | None
+    deleted_at: int | None
 
 
 def changed(row: InstanceRow, changes: InstanceChanges) -> InstanceRow:
     """Return an instance with some columns changed."""
     return cast(InstanceRow, {**row, **changes})
+
+
+def fault_of(error: BaseException | str, now: int, code: int = 500) -> Fault:
+    """Return the fault that users see on the server. The text of an unexpected error is for admins only."""
+    if isinstance(error, MicronovaError):
+        details = "; ".join(f"{key}: {value}" for key, value in error.details.items())
+        return {"code": code, "message": error.message[:255], "details": details[:4000], "created": now}
+    if isinstance(error, str):
+        return {"code": code, "message": error[:255], "details": "", "created": now}
+    return {
+        "code": code,
+        "message": "An unexpected error happened; the log has the reason under the request id of this action.",
+        "details": f"{type(error).__name__}: {error}"[:1000],
+        "created": now,
+    }

@@ -5,6 +5,8 @@ from typing import Any, Final, Literal, TypedDict
 
 import msgspec
 
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import ImageData
 from micronova.objects.network import PlannedPort
 from micronova.objects.scheduling import Selection
 
@@ -18,14 +20,47 @@ VERSIONS: Final[Mapping[str, int]] = {
     "unpause": 1,
     "suspend": 1,
     "resume": 1,
+    "rescue": 1,
+    "unrescue": 1,
+    "change_password": 1,
+    "trigger_crash_dump": 1,
+    "rebuild": 1,
+    "soft_delete": 1,
+    "restore": 1,
     "attach_interface": 1,
     "detach_interface": 1,
+    "create_image": 1,
+    "create_backup": 1,
+    "resize": 1,
+    "migrate": 1,
+    "confirm_resize": 1,
+    "revert_resize": 1,
+    "bind_ports": 1,
+    "evacuate": 1,
+    "live_migrate": 1,
+    "shelve": 1,
+    "shelve_offload": 1,
+    "unshelve": 1,
+    "unshelve_offloaded": 1,
+    "discard_image": 1,
 }
 """The version of each kind: new operations have it, and conductors lease operations up to it. It is raised when the
 payload or the meaning of a step changes."""
 
 
-Step = Literal["new", "schedule", "dispatched", "cleanup", "done"]
+IMAGE_KINDS: Final = ("create_image", "create_backup", "shelve")
+"""Kinds that make an image, which has the id of the operation. What stops one early has to delete the image."""
+
+NEVER_CANCELLED: Final = ("bind_ports", "discard_image")
+"""Kinds that no later request overtakes: what they do is right whatever the server becomes."""
+
+IMAGE_CREATION_TIME: Final = 60.0
+"""Seconds in which the API creates the image of an operation that it has recorded; later no such image appears."""
+
+Step = Literal[
+    "new", "schedule", "dispatched", "rotate", "cleanup", "done",
+    "prep", "migrate", "bind", "finish", "unbind", "undo", "offload",
+]  # fmt: skip
 """Where the work on an operation continues; each kind says in its module what its steps do."""
 
 Result = Literal["success", "error", "cancelled"]
@@ -73,11 +108,35 @@ class Payload(msgspec.Struct, kw_only=True):
     last_error: str = ""  # why the last attempt on a host did not succeed
 
 
-class BuildPayload(Payload, kw_only=True):
+def with_last_error(payload: bytes, reason: str) -> bytes:
+    """Return an encoded payload of any kind with another `last_error`; its other fields stay as they are."""
+    return msgspec.msgpack.encode({**msgspec.msgpack.decode(payload), "last_error": reason})
+
+
+class PlacedPayload(Payload, kw_only=True):
+    """The payload of a kind that the scheduler places."""
+
+    tried: list[str] = []  # the hosts where it failed, and the one that has it; the scheduler chooses others
+    lacking: list[str] = []  # hosts that lacked something for the moment: others are preferred, if there are any
+    alternates: list[Selection] = []
+
+    def put_off(self, host: str, reason: str) -> None:
+        """Note that a host lacked something for the moment: it was not an attempt, and others are preferred."""
+        self.tried = [each for each in self.tried if each != host]
+        self.lacking = sorted({*self.lacking, host})
+        self.last_error = reason
+
+
+class RequestedPayload(PlacedPayload, kw_only=True):
+    """The payload of a kind for which a user may request a host."""
+
+    requested_host: str | None = None  # no other host is tried
+    forced: bool = False  # the requested host is not checked by filters
+
+
+class BuildPayload(PlacedPayload, kw_only=True):
     """The payload of a build; there is one for each server of a request."""
 
-    tried: list[str] = []  # the hosts where it failed, and the one that builds it; the scheduler chooses others
-    alternates: list[Selection] = []
     wait_for_plugs: list[str] = []
     dispatches: list[BuildTimes] = []  # one for each dispatch, also to hosts that were lost
 
@@ -98,6 +157,28 @@ class PowerPayload(Payload, kw_only=True):
     parameters: dict[str, str] = {}
 
 
+class RescuePayload(PowerPayload, kw_only=True):
+    """A rescue: the image that the guest boots from meanwhile."""
+
+    image: ImageMeta
+
+
+class PasswordPayload(PowerPayload, kw_only=True):
+    """A new password, which is among the operation's secrets, and why it was not set."""
+
+    error_code: str | None = None
+    error: str = ""
+
+
+class RebuildPayload(Payload, kw_only=True):
+    """What a rebuild replaces, and what the server becomes."""
+
+    previous_image_ref: str | None
+    previous_image: ImageData | None  # put back if the guest is as it was when the rebuild fails
+    unchanged: bool = False  # the host has said so, and has not got the order again since
+    stopped: bool  # the server was stopped: its new guest is not started
+
+
 class InterfacePayload(Payload, kw_only=True):
     """The interface to attach or detach, and the result."""
 
@@ -106,3 +187,60 @@ class InterfacePayload(Payload, kw_only=True):
     wait_for_plugs: list[str] = []
     error_code: str | None = None  # why an attachment is being undone
     error: str = ""
+
+
+class ImagePayload(Payload, kw_only=True):
+    """What becomes of the image of a server, and of earlier ones. The image has the operation's id."""
+
+    answered: bool = False  # the image service has told the API that the image exists, or that it refused it
+    excess: list[str] = []  # of a backup: older ones to delete when it is complete
+    kept: bool = True  # False: the image itself is one of those
+    error: str = ""  # why the image is being deleted
+
+
+class ChosenPayload(RequestedPayload, kw_only=True):
+    """The payload of a kind for which the scheduler chooses a host for a server that exists already."""
+
+    chosen: Selection | None = None  # the host of this attempt
+    error: str = ""  # why the work is being undone
+
+
+class MigrationPayload(ChosenPayload, kw_only=True):
+    """The payload of a kind that moves a server to a host that the scheduler chooses."""
+
+    migration: str  # its uuid
+
+
+class MovePayload(MigrationPayload, kw_only=True):
+    """The payload of a resize, of a cold and of a live migration."""
+
+    excluded: list[str] = []  # hosts that the scheduler must not choose: the server's own, if that is not allowed
+    disk_config: str | None = None  # AUTO or MANUAL, if the request says so
+    migrate_data: bytes = b""  # what the source has sent for the destination
+    arrived: bool = False  # the destination may have made the guest, which is being undone
+
+
+class ResizedPayload(Payload, kw_only=True):
+    """The payload of the confirmation and of the revert of a resize."""
+
+    migration: str  # its uuid
+
+
+class EvacuatePayload(MigrationPayload, kw_only=True):
+    """The payload of an evacuation."""
+
+    stops: bool = False  # the server is stopped when it is built
+
+
+class UnshelvePayload(ChosenPayload, kw_only=True):
+    """The payload of the unshelving of a server that has no host."""
+
+    image: ImageMeta | None = None  # the image of its disk, as the first attempt has found it
+    wait_for_plugs: list[str] = []
+    lost: bool = False  # the image is gone, and with it what was on the server's disk
+
+
+class DiscardPayload(Payload, kw_only=True):
+    """The image of a server that is shelved no more."""
+
+    image_id: str

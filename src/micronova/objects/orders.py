@@ -1,16 +1,30 @@
 """Work orders: what a conductor sends to a compute host, and what the host reports back.
 
-An order is complete: to carry it out, a host needs neither the database nor other OpenStack services. Orders and
-reports carry the instance's epoch; one with an old epoch is refused.
+An order has all data that a host needs, so a host never reads the database. It calls only the image service, by a
+signed URL. Orders and reports carry the instance's epoch; one with an old epoch is refused.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from micronova.objects.block_device import ROOT_DEVICE, BlockDevice
 from micronova.objects.errors import Unavailable
 from micronova.objects.flavor import Flavor
+from micronova.objects.host_limits import (
+    LARGEST_MIGRATE_DATA,
+    LONGEST_DESCRIPTION,
+    LONGEST_DETAILS,
+    LONGEST_MESSAGE,
+    MOST_HOSTS,
+    MOST_NODES,
+    MOST_PROPERTIES,
+    MOST_QUESTIONS,
+    MOST_REPORTED,
+    Name,
+    check_size,
+    cut_texts,
+)
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 
@@ -46,6 +60,22 @@ class InjectedFile(msgspec.Struct, frozen=True):
     contents: bytes
 
 
+class MoveOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What an order of a move says besides the instance, whose flavor is the one that the host gives it."""
+
+    source: str  # hosts; a resize may keep the server on its own
+    destination: str
+    old_flavor: Flavor  # that the guest has on the source
+    power_on: bool = True  # whether the guest runs afterwards
+    arrived: bool = True  # of an order to the source: the destination may have made the guest
+    migrate_data: bytes = b""  # of the source, for the destination; only drivers read it
+
+    @property
+    def stays(self) -> bool:
+        """Whether source and destination are the same host."""
+        return self.source == self.destination
+
+
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of work for a host: build, delete, stop, start, reboot…"""
 
@@ -61,11 +91,15 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
-    image_ticket: str | None = None  # a signed, short-lived address of the image
+    # From which the image, or the rescue image, can be downloaded for a short time. On the bus it is `image_ticket`,
+    # which older versions read.
+    image_url: str | None = msgspec.field(default=None, name="image_ticket")
+    rescue_image: ImageMeta | None = None  # of the kind rescue
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
     wait_for_plugs: tuple[str, ...] = ()  # port ids whose network-vif-plugged is awaited before the guest runs
     parameters: dict[str, str] = {}  # of the kind, e.g. {"type": "HARD"} of a reboot
+    move: MoveOrder | None = None
 
 
 OrderOutcome = Literal["done", "reschedule", "abort", "error"]
@@ -76,19 +110,25 @@ report says if the host only lacks something for the moment: see `Report.tempora
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How an order ended."""
 
-    operation_id: str
+    operation_id: Name
     epoch: int
-    instance_uuid: str
-    host: str
+    instance_uuid: Name
+    host: Name
     outcome: OrderOutcome
     power_state: int | None = None
-    error_code: str | None = None  # of a build only that of Unavailable: see `Report.temporary`
+    error_code: Name | None = None  # of a build only that of Unavailable: see `Report.temporary`
     message: str | None = None
     details: str | None = None
     left_behind: bool = False  # the host could not undo its work: the conductor records a departure
     config_drive: bool = False  # the guest that was built has a config drive
+    unchanged: bool = False  # a rebuild failed before it changed the guest
+    # Of a guest that moves: what the destination needs to make it.
+    migrate_data: Annotated[bytes, msgspec.Meta(max_length=LARGEST_MIGRATE_DATA)] = b""
     started_at: float = 0.0
     finished_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        cut_texts(self, message=LONGEST_MESSAGE, details=LONGEST_DETAILS)
 
     @property
     def temporary(self) -> bool:
@@ -97,6 +137,25 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         The error code says so and not an outcome of its own: a conductor of an older version would refuse the report.
         """
         return self.outcome in ("reschedule", "error") and self.error_code == Unavailable.code
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A host that carries out an order has reached a further task state; the next part of its work has not begun."""
+
+    operation_id: Name
+    epoch: int
+    instance_uuid: Name
+    host: Name
+    task_state: Name
+
+
+class ProgressReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to a progress."""
+
+    accepted: bool  # False: the operation is no longer this host's, which drops the order
+    # To which an image can be uploaded, if that follows, for a short time. On the bus it is `image_ticket`, which older
+    # versions read.
+    upload_url: str | None = msgspec.field(default=None, name="image_ticket")
 
 
 class ReportReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,12 +170,15 @@ def capability_key(capability: str) -> str:
     return f"supports_{capability}"
 
 
+_PROPERTIES = msgspec.Meta(max_length=MOST_PROPERTIES)
+
+
 class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     """The resources of a node, in total and in use."""
 
-    node: str
-    node_uuid: str
-    hypervisor_type: str
+    node: Name
+    node_uuid: Name
+    hypervisor_type: Name
     hypervisor_version: int
     vcpus: int
     memory_mb: int
@@ -127,22 +189,26 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     disk_available_gb: int | None = None
     running_vms: int = 0
     current_workload: int = 0
-    host_ip: str = "127.0.0.1"
+    host_ip: Name = "127.0.0.1"
     cpu_info: dict[str, object] = {}
-    supported: tuple[tuple[str, str, str], ...] = ()
-    capabilities: dict[str, str] = {}
-    reserved: dict[str, int] = {}  # resource class -> what is reserved for the host itself
-    allocation_ratios: dict[str, float] = {}  # resource class -> the host's setting; absent: the conductor's setting
+    supported: Annotated[tuple[tuple[Name, Name, Name], ...], _PROPERTIES] = ()
+    capabilities: Annotated[dict[Name, Name], _PROPERTIES] = {}
+    reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
+    # Resource class -> the host's setting; absent: the conductor's setting.
+    allocation_ratios: Annotated[dict[Name, float], _PROPERTIES] = {}
+
+    def __post_init__(self) -> None:
+        check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):
     """A guest on a hypervisor; `epoch` is the one it was built at."""
 
-    uuid: str
-    node: str
+    uuid: Name
+    node: Name
     epoch: int
     power_state: int  # 0 until its spawn is complete
-    name: str = ""
+    name: Name = ""
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
@@ -151,7 +217,7 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
 class RunningOrder(msgspec.Struct, frozen=True):
     """An order that a host is carrying out."""
 
-    operation_id: str
+    operation_id: Name
     epoch: int
 
 
@@ -165,14 +231,14 @@ class Departure(msgspec.Struct, frozen=True):
 class RemovedGuest(msgspec.Struct, frozen=True):
     """The guest of an instance that left the host is removed."""
 
-    instance_uuid: str
+    instance_uuid: Name
     epoch: int  # of the departure
 
 
 class PowerChange(msgspec.Struct, frozen=True):
     """A power state that no order caused: the guest stopped, crashed, or was switched by an operator on the host."""
 
-    instance_uuid: str
+    instance_uuid: Name
     epoch: int  # at which the guest was built
     power_state: int
 
@@ -180,15 +246,15 @@ class PowerChange(msgspec.Struct, frozen=True):
 class GuestAtEpoch(msgspec.Struct, frozen=True):
     """A guest, and the epoch at which it was built."""
 
-    instance_uuid: str
+    instance_uuid: Name
     epoch: int
 
 
 class GuestsOff(msgspec.Struct, frozen=True, kw_only=True):
     """The guests that an agent found switched off when it started."""
 
-    host: str
-    guests: tuple[GuestAtEpoch, ...]
+    host: Name
+    guests: Annotated[tuple[GuestAtEpoch, ...], msgspec.Meta(max_length=MOST_QUESTIONS)]
 
 
 class GuestsToStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,30 +266,47 @@ class GuestsToStart(msgspec.Struct, frozen=True, kw_only=True):
 class BootVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a host found out about a guest that was started: that it does not boot, or that it does after all."""
 
-    instance_uuid: str
+    instance_uuid: Name
     epoch: int  # the newest epoch of the instance that the host has seen
     fault: str = ""  # why it counts as not booted, for the server's owner; empty: it has booted
     found: bool = False  # the agent found the guest when it started: the instance may be at a newer epoch
+
+    def __post_init__(self) -> None:
+        cut_texts(self, fault=LONGEST_MESSAGE)
+
+
+class HostMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What the monitors of a host have measured, by Nova's names of metrics."""
+
+    node: Name
+    host_ip: Name
+    source: Name
+    taken_at: int  # microseconds since 1970
+    values: Annotated[dict[Name, int], _PROPERTIES]
 
 
 class HostBeat(msgspec.Struct, frozen=True, kw_only=True):
     """One host's part of a heartbeat."""
 
-    host: str
-    running_orders: tuple[RunningOrder, ...] = ()
-    removed_guests: tuple[RemovedGuest, ...] = ()  # since the last reply
-    nodes: tuple[NodeResources, ...] = ()  # at the start, and afterwards those that changed
-    power_changes: tuple[
-        PowerChange, ...
-    ] = ()  # all guests in the first heartbeat, afterwards changes that no order caused
+    host: Name
+    running_orders: Annotated[tuple[RunningOrder, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
+    removed_guests: Annotated[
+        tuple[RemovedGuest, ...], msgspec.Meta(max_length=MOST_REPORTED)
+    ] = ()  # since the last reply
+    # At the start all, and afterwards those that changed.
+    nodes: Annotated[tuple[NodeResources, ...], msgspec.Meta(max_length=MOST_NODES)] = ()
+    # All guests in the first heartbeats, afterwards changes that no order caused.
+    power_changes: Annotated[tuple[PowerChange, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
     stopping: bool = False  # the last heartbeat: the host releases its leases
-    boots: tuple[BootVerdict, ...] = ()  # guests that do not boot, or do after all; a normal boot is not reported
+    # Guests that do not boot, or do after all; a normal boot is not reported.
+    boots: Annotated[tuple[BootVerdict, ...], msgspec.Meta(max_length=MOST_REPORTED)] = ()
+    metrics: HostMetrics | None = None  # if monitors are enabled and have measured since the last heartbeat
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """What an agent process sends every few seconds for all its hosts, and at once for one with a power change."""
 
-    hosts: tuple[HostBeat, ...]
+    hosts: Annotated[tuple[HostBeat, ...], msgspec.Meta(max_length=MOST_HOSTS)]
     # It grows with each message of a host, also if the agent is restarted: of two that arrive in another order than
     # they were sent, the older one is refused.
     number: int = 0
@@ -238,6 +321,7 @@ class HostReply(msgspec.Struct, frozen=True, kw_only=True):
     departures: tuple[Departure, ...] = ()  # guests to remove
     resend_nodes: bool = False  # the database has no nodes of this host
     repeat_verdicts: tuple[str, ...] = ()  # instances whose verdict came during an operation: report it again
+    repeat_power: tuple[str, ...] = ()  # instances whose power change came during an operation: report it again
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 
@@ -29,6 +30,7 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     requested_node: str | None = None
     hints: dict[str, list[str]] = {}
     group: GroupSpec | None = None
+    hinted_hosts: dict[str, tuple[str, ...]] = {}  # by hint that names servers: where these are; the scheduler reads it
     ignore_hosts: tuple[str, ...] = ()
 
     @property
@@ -44,6 +46,15 @@ class SelectDestinations(msgspec.Struct, frozen=True, kw_only=True):
     instance_uuids: tuple[str, ...]
     epochs: dict[str, int] = {}
     """By instance. A claim for an instance that is deleted or at another epoch is refused (Stale)."""
+    moving: dict[str, str] = {}
+    """By instance, the migration that holds what the instance has on the host that it leaves."""
+
+
+class CheckImage(msgspec.Struct, frozen=True, kw_only=True):
+    """The question whether the node of a server can run the image of a request, which is not the server's own."""
+
+    spec: RequestSpec
+    node_uuid: str
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +72,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     instance_uuid: str
     selected: Selection
     alternates: tuple[Selection, ...] = ()
+
+
+class Selected(msgspec.Struct, frozen=True, kw_only=True):
+    """The placements of all instances of a request, and how they were chosen."""
+
+    placements: tuple[Placement, ...]
+    explanation: Explanation
 
 
 class HostState(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Loading plugins: what other packages offer as entry points. A faulty plugin is reported and skipped."""
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -16,14 +16,25 @@ def load(group: str, make: Callable[[Any], T], names: Container[str] | None = No
     `names` limits this to some entry points. Several may have the same name.
     """
     found = []
-    for entry in metadata.entry_points(group=group):
+    for entry in installed(group):
         if names is not None and entry.name not in names:
             continue
         try:
             found.append((entry.name, make(entry.load())))
         except Exception:  # code of others may raise anything while it is imported or called
-            log.exception("the plugin %s (%s) of the group %s failed and is skipped", entry.name, entry.value, group)
+            log.exception("the plugin %s (%s) of the group %s failed and is skipped", title(entry), entry.value, group)
     return found
+
+
+def installed(group: str) -> Iterable[metadata.EntryPoint]:
+    """Return the entry points of a group."""
+    return metadata.entry_points(group=group)
+
+
+def title(entry: metadata.EntryPoint) -> str:
+    """Return the name of an entry point with its package, as operators should read it."""
+    package = entry.dist
+    return f"{entry.name} of {package.name} {package.version}" if package else entry.name
 
 
 def registered(group: str) -> set[str]:

@@ -160,13 +160,17 @@ class Enforcer:
         return self._evaluate(rule, context, subject)
 
     def _whole(self, context: RequestContext, target: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the target as it is; without one, the caller's own project, user and domain."""
+        """Return the target as it is; without one, the caller's own project, user and domain.
+
+        A target without a project or domain is not the caller's, even if the caller has none either.
+        """
         if target is None:
             own = {name: context.project_id for name, is_own in zip(_PROJECTS, _OWN, strict=True) if is_own}
             target = {**own, "project_id": context.project_id, "user_id": context.user_id}
             target = {**target, "domain_id": context.domain_id}
         project = target.get("project_id", target.get("tenant_id"))
-        return {**target, "project_id": project, "tenant_id": project}
+        project, domain = project or "no project", target.get("domain_id") or "no domain"
+        return {**target, "project_id": project, "tenant_id": project, "domain_id": domain}
 
     def _evaluate(self, rule: str, context: RequestContext, subject: Mapping[str, Any]) -> bool:
         credentials = {
@@ -196,6 +200,7 @@ _EXTRA = frozenset(
         "owner_is_caller",
         "router:external",
         "shared",
+        "target_tenant",
         "visibility",
     }
 )

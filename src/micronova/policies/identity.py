@@ -159,6 +159,40 @@ CREDENTIALS = [
     ),
 ]
 
+ACCESS_RULES = [
+    _CloudRule("identity:get_access_rule", "rule:system_reader or rule:owner", "Show an access rule."),
+    _CloudRule("identity:list_access_rules", "rule:system_reader or rule:owner", "List access rules."),
+    _CloudRule(
+        "identity:delete_access_rule",
+        "(role:admin and system_scope:all) or rule:owner",
+        "Delete an access rule.",
+    ),
+]
+
+SECRETS = [
+    _Rule("identity:get_credential", f"{_READER} or rule:owner", "Show a credential."),
+    _Rule("identity:list_credentials", f"{_READER} or rule:owner", "List credentials; users see their own."),
+    _Rule("identity:create_credential", f"{_ADMIN} or rule:owner", "Create a credential."),
+    _Rule("identity:update_credential", f"{_ADMIN} or rule:owner", "Change a credential."),
+    _Rule("identity:delete_credential", f"{_ADMIN} or rule:owner", "Delete a credential."),
+    _Rule("identity:ec2_get_credential", f"{_READER} or rule:owner", "Show an EC2 credential."),
+    _Rule("identity:ec2_list_credentials", f"{_READER} or rule:owner", "List EC2 credentials."),
+    _Rule("identity:ec2_create_credential", f"{_ADMIN} or rule:owner", "Create an EC2 credential."),
+    _Rule("identity:ec2_delete_credential", f"{_ADMIN} or rule:owner", "Delete an EC2 credential."),
+    _Rule("identity:ec2tokens_validate", f"{_ADMIN} or rule:service_role", "Get a token for an EC2 signature."),
+]
+
+TRUSTS = [
+    Rule("identity:create_trust", "rule:owner", "Create a trust, as its trustor."),
+    _Rule("identity:list_trusts", _READER, "List all trusts."),
+    _Rule("identity:list_trusts_for_trustor", f"{_READER} or rule:owner", "List the trusts that a user gives."),
+    _Rule("identity:list_trusts_for_trustee", f"{_READER} or rule:owner", "List the trusts that a user was given."),
+    _Rule("identity:get_trust", f"{_READER} or rule:owner", "Show a trust, as a party of it."),
+    _Rule("identity:delete_trust", f"{_ADMIN} or rule:owner", "Delete a trust, as its trustor."),
+    _Rule("identity:list_roles_for_trust", f"{_READER} or rule:owner", "List the roles of a trust."),
+    _Rule("identity:get_role_for_trust", f"{_READER} or rule:owner", "Show a role of a trust."),
+]
+
 CATALOG = [
     _Rule("identity:get_region", _ANYBODY, "Show a region."),
     _Rule("identity:list_regions", _ANYBODY, "List regions."),
@@ -185,10 +219,23 @@ CATALOG = [
 
 LIMITS = [
     _Rule("identity:get_limit_model", _ANYBODY, "Show how limits are enforced."),
-    _Rule("identity:list_limits", _ANYBODY, "List limits of projects."),
+    _Rule(
+        "identity:get_limit",
+        f"{_READER} or domain_id:%(domain_id)s or rule:project_member",
+        "Show a limit of a project or domain, with a token for it or for its domain.",
+    ),
+    _Rule("identity:list_limits", _ANYBODY, "List limits: those of the token's project or domain, or all."),
+    _CloudRule("identity:create_limits", _ADMIN, "Create limits of projects and domains."),
+    _CloudRule("identity:update_limit", _ADMIN, "Change a limit of a project or domain."),
+    _CloudRule("identity:delete_limit", _ADMIN, "Delete a limit of a project or domain."),
+    _Rule("identity:get_registered_limit", _ANYBODY, "Show a default limit."),
     _Rule("identity:list_registered_limits", _ANYBODY, "List default limits."),
+    _CloudRule("identity:create_registered_limits", _ADMIN, "Create default limits."),
+    _CloudRule("identity:update_registered_limit", _ADMIN, "Change a default limit."),
+    _CloudRule("identity:delete_registered_limit", _ADMIN, "Delete a default limit."),
 ]
 
 RULES = [
-    *BASE, *TOKENS, *DOMAINS, *PROJECTS, *USERS, *GROUPS, *ROLES, *GRANTS, *CREDENTIALS, *CATALOG, *LIMITS,
+    *BASE, *TOKENS, *DOMAINS, *PROJECTS, *USERS, *GROUPS, *ROLES, *GRANTS, *CREDENTIALS, *ACCESS_RULES, *SECRETS,
+    *TRUSTS, *CATALOG, *LIMITS,
 ]  # fmt: skip

@@ -1,8 +1,9 @@
 """The policy rules of the network service: Neutron's names and its defaults for scoped roles, as data.
 
 Some defaults differ from Neutron's. Creating a port on a shared network needs the role member, not only reader. Admins
-may set binding:profile. Callers that may see a shared QoS policy may also list its rules. The role `service` suffices
-for compute's user, so it may also read security groups and floating IPs, and create the topology of a project.
+may set binding:profile. An RBAC policy makes a network external only if the caller may do so by an update. Callers
+that may see a shared QoS policy may also list its rules. The role `service` suffices for compute's user, so it may also
+read security groups and floating IPs, and create the topology of a project.
 """
 
 import re
@@ -73,6 +74,7 @@ _CHECKS: dict[str, str] = {
     "external": "field:networks:router:external=True",
     "external_network": "field:subnets:router:external=True",
     "shared_subnetpools": "field:subnetpools:shared=True",
+    "shared_address_scopes": "field:address_scopes:shared=True",
     "shared_security_group": "field:security_groups:shared=True",
     "shared_qos_policy": "field:policies:shared=True",
     "ext_parent_owner": "project_id:%(ext_parent:project_id)s",
@@ -132,6 +134,13 @@ _CHECKS: dict[str, str] = {
     "update_subnetpool:tags": MEMBER,
     "delete_subnetpool": MEMBER,
     "delete_subnetpool:tags": MEMBER,
+    # address scopes
+    "create_address_scope": MEMBER,
+    "create_address_scope:shared": ADMIN,
+    "get_address_scope": f"{READER} or rule:shared_address_scopes",
+    "update_address_scope": MEMBER,
+    "update_address_scope:shared": ADMIN,
+    "delete_address_scope": MEMBER,
     # ports
     "create_port": f"{NETWORK_MEMBER} or (role:member and rule:shared)",
     "create_port:device_id": MEMBER_OR_SERVICE,
@@ -185,6 +194,9 @@ _CHECKS: dict[str, str] = {
     "create_security_group_rule": GROUP_MEMBER,
     "get_security_group_rule": f"{GROUP_READER} or {SERVICE}",
     "delete_security_group_rule": GROUP_MEMBER,
+    "create_default_security_group_rule": ADMIN,
+    "get_default_security_group_rule": "role:reader",
+    "delete_default_security_group_rule": ADMIN,
     # routers
     "create_router": MEMBER,
     "create_router:distributed": ADMIN,
@@ -212,6 +224,30 @@ _CHECKS: dict[str, str] = {
     "remove_router_interface": MEMBER,
     "add_extraroutes": MEMBER,
     "remove_extraroutes": MEMBER,
+    "add_external_gateways": MEMBER,
+    "add_external_gateways:external_gateways": MEMBER,
+    "add_external_gateways:external_gateways:network_id": MEMBER,
+    "add_external_gateways:external_gateways:enable_snat": ADMIN,
+    "add_external_gateways:external_gateways:external_fixed_ips": ADMIN,
+    "update_external_gateways": MEMBER,
+    "update_external_gateways:external_gateways": MEMBER,
+    "update_external_gateways:external_gateways:network_id": MEMBER,
+    "update_external_gateways:external_gateways:enable_snat": ADMIN,
+    "update_external_gateways:external_gateways:external_fixed_ips": ADMIN,
+    "remove_external_gateways": MEMBER,
+    "remove_external_gateways:external_gateways": MEMBER,
+    # trunks
+    "create_trunk": MEMBER,
+    "create_trunk:tags": MEMBER,
+    "get_trunk": READER,
+    "get_trunk:tags": READER,
+    "update_trunk": MEMBER,
+    "update_trunk:tags": MEMBER,
+    "delete_trunk": MEMBER,
+    "delete_trunk:tags": MEMBER,
+    "get_subports": READER,
+    "add_subports": MEMBER,
+    "remove_subports": MEMBER,
     # floating IPs
     "create_floatingip": MEMBER,
     "create_floatingip:floating_ip_address": MANAGER,
@@ -236,6 +272,22 @@ _CHECKS: dict[str, str] = {
     "get_policy_bandwidth_limit_rule": LIMIT_READER,
     "update_policy_bandwidth_limit_rule": LIMIT_MANAGER,
     "delete_policy_bandwidth_limit_rule": LIMIT_MANAGER,
+    "create_policy_dscp_marking_rule": LIMIT_MANAGER,
+    "get_policy_dscp_marking_rule": LIMIT_READER,
+    "update_policy_dscp_marking_rule": LIMIT_MANAGER,
+    "delete_policy_dscp_marking_rule": LIMIT_MANAGER,
+    "create_policy_minimum_bandwidth_rule": LIMIT_MANAGER,
+    "get_policy_minimum_bandwidth_rule": LIMIT_READER,
+    "update_policy_minimum_bandwidth_rule": LIMIT_MANAGER,
+    "delete_policy_minimum_bandwidth_rule": LIMIT_MANAGER,
+    # RBAC policies
+    "restrict_wildcard": f"(not field:rbac_policy:target_tenant=*) or {ADMIN}",
+    "create_rbac_policy": MEMBER,
+    "create_rbac_policy:target_tenant": f"({ADMIN}) or rule:restrict_wildcard",
+    "get_rbac_policy": READER,
+    "update_rbac_policy": MEMBER,
+    "update_rbac_policy:target_tenant": f"({ADMIN}) or rule:restrict_wildcard",
+    "delete_rbac_policy": MEMBER,
     # the rest
     "get_quota": MANAGER,
     "update_quota": ADMIN,

@@ -42,6 +42,9 @@ def check(verb: v.Verb, prefix: str) -> None:
     match verb:
         case v.EnsureVeth() | v.AdoptTap():
             _unicast(verb.mac)
+        case v.EnsureTrunk():
+            _distinct([verb.tap, *(each.tap for each in verb.subports)])
+            _distinct(str(each.vlan) for each in verb.subports)
         case v.SetAddresses():
             for each in verb.addresses:
                 _usable(interface(each).ip)
@@ -59,6 +62,7 @@ def check(verb: v.Verb, prefix: str) -> None:
             for each in (*given, *filter(None, [verb.source])):
                 if _usable(address(each)).version != 4:
                     raise Refused("Only IPv4 addresses are translated.")
+            _distinct(each.device for each in verb.scopes)
             if verb.gateway is None and (verb.floating or verb.source):
                 raise Refused("A router without a gateway translates nothing.")
         case v.StartDnsmasq():

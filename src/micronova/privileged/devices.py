@@ -47,7 +47,7 @@ def delete_namespace(namespace: str) -> None:
         return
     with inside(namespace):
         for name in links():
-            if name.startswith(("brq", "tap", "vth", "dev", "ifb")):
+            if name.startswith(("brq", "tap", "vth", "dev", "ifb", "vlp")):
                 run(["ip", "link", "delete", name], quiet=True)
     run(["ip", "netns", "delete", namespace])
 
@@ -197,14 +197,18 @@ def set_bandwidth(verb: v.SetBandwidth, namespace: str) -> None:
                 run(["ip", "link", "add", ifb, "type", "ifb"])
             run(["tc", "qdisc", "replace", "dev", ifb, "root", *_bucket(verb.send, verb.send_burst)])
             run(["ip", "link", "set", ifb, "up"])
-            run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
-            run(["tc", "qdisc", "add", "dev", verb.tap, "ingress"])
-            everything = ["parent", "ffff:", "protocol", "all", "u32", "match", "u32", "0", "0"]
+            run(["tc", "qdisc", "add", "dev", verb.tap, "ingress"], quiet=True)
+            run(["tc", "filter", "delete", "dev", verb.tap, *_REDIRECTION], quiet=True)
+            everything = ["protocol", "all", "u32", "match", "u32", "0", "0"]
             redirect = ["action", "mirred", "egress", "redirect", "dev", ifb]
-            run(["tc", "filter", "add", "dev", verb.tap, *everything, *redirect])
+            run(["tc", "filter", "add", "dev", verb.tap, *_REDIRECTION, *everything, *redirect])
         elif ifb_link is not None:
-            run(["tc", "qdisc", "delete", "dev", verb.tap, "ingress"], quiet=True)
+            run(["tc", "filter", "delete", "dev", verb.tap, *_REDIRECTION], quiet=True)
             run(["ip", "link", "delete", ifb])
+
+
+# The filter that redirects what a guest sends; the program of a trunk (`vlans.py`) comes before it.
+_REDIRECTION = ("parent", "ffff:", "pref", "49152")
 
 
 def _bucket(rate: int, burst: int) -> list[str]:
@@ -213,7 +217,7 @@ def _bucket(rate: int, burst: int) -> list[str]:
     return ["tbf", "rate", f"{rate}kbit", "burst", str(held), "latency", "100ms"]
 
 
-def load(namespace: str, ruleset: str) -> None:
+def load_ruleset(namespace: str, ruleset: str) -> None:
     """Load an nftables rule set in one transaction."""
     with inside(namespace):
         run(["nft", "-f", "-"], ruleset)
@@ -233,9 +237,10 @@ def inventory(prefix: str) -> tuple[list[str], dict[str, v.Link]]:
                     bridge=link.get("master", ""),
                     up="UP" in link.get("flags", ()),
                     limited=link.get("qdisc") == "tbf" or f"ifb{name[3:]}" in listed,
+                    trunk=link.get("ifalias") == "trunk",
                 )
                 for name, link in listed.items()
-                if name.startswith(("brq", "tap", "vth", "ifb"))
+                if name.startswith(("brq", "tap", "vth", "ifb", "vlp"))
             }
         except Failed:
             found = {}

@@ -1,51 +1,118 @@
 """The firewall of a cloud: its rule set is loaded in one transaction, without the rules of ports that nft refuses."""
 
+import time
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from micronova.privileged import rulesets
 from micronova.privileged import verbs as v
-from micronova.privileged.devices import load
-from micronova.privileged.kernel import Failed, inside, run
+from micronova.privileged.devices import load_ruleset
+from micronova.privileged.kernel import Failed, TimedOut, fresh_namespace, run
+
+SEARCH_SECONDS = 40.0
+"""Seconds after which the search for ports with faulty rules ends with what it has found.
+
+The search and the rule set before and after it have to end before the client stops waiting (`client.ANSWER_SECONDS`).
+"""
 
 
-def load_firewall(verb: v.LoadFirewall, namespace: str) -> dict[str, str]:
-    """Load the firewall; return the taps that stay closed because their rules cannot be loaded, with the reason.
+class _Refused(NamedTuple):
+    port: v.Guarded
+    groups: tuple[v.Group, ...]  # that its rules name
+    reason: str
 
-    Raise Failed if no port is the cause: the former rule set stays.
+
+class Firewall:
+    """Loads the rule set of a cloud, and remembers the ports whose rules nft refuses.
+
+    Otherwise each change of another port would cause the same search, which takes several times as long as to load
+    the rule set.
     """
-    try:
-        load(namespace, rulesets.firewall(verb))
-        return {}
-    except Failed as error:
-        with inside(namespace):
-            closed = dict(_faulty(verb, verb.guarded))
-        if not closed:
-            raise error
-    load(namespace, rulesets.firewall(_without(verb, closed)))
-    return closed
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+        self._refused: dict[str, _Refused] = {}  # by tap
+
+    def load(self, verb: v.LoadFirewall) -> dict[str, str]:
+        """Load the firewall; return the taps that stay closed because their rules cannot be loaded, with the reason.
+
+        Raise Failed if no port is the cause, or if the search for them takes too long: the former rule set stays. The
+        next attempt continues with what was found.
+        """
+        self._forget_changed(verb)
+        try:
+            load_ruleset(self._namespace, rulesets.firewall(_without(verb, self._refused)))
+        except TimedOut:
+            raise
+        except Failed:
+            if not self._search(verb):
+                raise
+            load_ruleset(self._namespace, rulesets.firewall(_without(verb, self._refused)))
+        return {tap: refused.reason for tap, refused in self._refused.items()}
+
+    def _forget_changed(self, verb: v.LoadFirewall) -> None:
+        """Forget the ports whose rules are other ones now."""
+        self._refused = {
+            port.tap: known
+            for port in verb.guarded
+            if (known := self._refused.get(port.tap)) is not None
+            and (known.port, known.groups) == (port, _groups_of(verb, [port]))
+        }
+
+    def _search(self, verb: v.LoadFirewall) -> bool:
+        """Note the ports whose rules nft refuses; return whether there are any that were not known."""
+        known = len(self._refused)
+        deadline = time.monotonic() + SEARCH_SECONDS
+
+        def search(ports: Sequence[v.Guarded], *, refused: bool) -> bool:
+            """Search a part of the ports, of which the rules are `refused` together or may be."""
+            found = len(self._refused) - known
+            if found and time.monotonic() > deadline:
+                raise Failed(
+                    f"The rules of {found} ports were found to be faulty within {SEARCH_SECONDS:g} s; the search goes "
+                    "on with the next attempt. Until it ends, the former rules stay."
+                )
+            if not refused or len(ports) == 1:
+                reason = _reason(verb, ports)
+                if reason is None:
+                    return False
+                if len(ports) == 1:
+                    self._refused[ports[0].tap] = _Refused(ports[0], _groups_of(verb, ports), reason)
+                    return True
+            middle = len(ports) // 2
+            first = search(ports[:middle], refused=False)
+            return search(ports[middle:], refused=not first) or first
+
+        # In a namespace without rules, which nft would have to replace in the check, too.
+        with fresh_namespace():
+            if (reason := _reason(verb, ())) is not None:
+                raise Failed(reason)  # it is not a port's fault
+            suspects = [port for port in verb.guarded if port.tap not in self._refused]
+            return bool(suspects) and search(suspects, refused=True)
 
 
-def _faulty(verb: v.LoadFirewall, ports: Sequence[v.Guarded]) -> list[tuple[str, str]]:
-    """Return the ports whose rules nft refuses; few of many are found with few attempts."""
-    others = {port.tap for port in verb.guarded} - {port.tap for port in ports}
+def _reason(verb: v.LoadFirewall, ports: Sequence[v.Guarded]) -> str | None:
+    """Return why nft refuses a firewall with only these ports; None if it accepts it."""
     try:
-        run(["nft", "--check", "-f", "-"], rulesets.firewall(_without(verb, others)))
-        return []
+        alone = msgspec.structs.replace(verb, guarded=tuple(ports), groups=_groups_of(verb, ports))
+        run(["nft", "--check", "-f", "-"], rulesets.firewall(alone))
+        return None
+    except TimedOut:
+        raise
     except Failed as error:
-        if not ports:
-            raise  # it is not a port's fault
-        if len(ports) == 1:
-            _faulty(verb, ())
-            return [(ports[0].tap, str(error))]
-    middle = len(ports) // 2
-    return [*_faulty(verb, ports[:middle]), *_faulty(verb, ports[middle:])]
+        return str(error)
+
+
+def _groups_of(verb: v.LoadFirewall, ports: Collection[v.Guarded]) -> tuple[v.Group, ...]:
+    named = {rule.remote_group for port in ports for rule in port.rules}
+    return tuple(group for group in verb.groups if group.id in named)
 
 
 def _without(verb: v.LoadFirewall, closed: Collection[str]) -> v.LoadFirewall:
     """Return a firewall in which some ports are closed."""
+    if not closed:
+        return verb
     guarded = tuple(v.Guarded(tap=port.tap, zone=port.zone) if port.tap in closed else port for port in verb.guarded)
-    named = {rule.remote_group for port in guarded for rule in port.rules}
-    groups = tuple(group for group in verb.groups if group.id in named)
-    return msgspec.structs.replace(verb, guarded=guarded, groups=groups)
+    return msgspec.structs.replace(verb, guarded=guarded, groups=_groups_of(verb, guarded))

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.privileged import adoption, devices, dnsmasq, firewall, firewall_check, rulesets, sockets, wire
+from micronova.privileged import adoption, devices, dnsmasq, firewall, firewall_check, rulesets, sockets, vlans, wire
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check
 from micronova.privileged.kernel import Failed
@@ -49,19 +49,21 @@ class Helper:
         self.directory = directory
         self._guests = guests
         self._lock = threading.Lock()
+        rules = firewall.Firewall(prefix)
         self._verbs: dict[type[v.Verb], Callable[[Any], Answer | None]] = {
             v.EnsureNamespace: lambda verb: devices.ensure_namespace(verb, prefix),
             v.DeleteNamespace: self._delete_namespace,
             v.EnsureBridge: lambda verb: devices.ensure_bridge(verb, prefix),
             v.EnsureTap: lambda verb: (v.Reply(present=devices.ensure_tap(verb, prefix)), None),
             v.AdoptTap: self._adopt_tap,
+            v.EnsureTrunk: lambda verb: (v.Reply(present=vlans.ensure_trunk(verb, prefix)), None),
             v.EnsureVeth: lambda verb: devices.ensure_veth(verb, prefix),
             v.DeleteLink: lambda verb: devices.delete_link(verb.device, prefix),
             v.SetAddresses: lambda verb: devices.set_addresses(verb),
             v.SetRoutes: lambda verb: devices.set_routes(verb),
-            v.LoadFirewall: lambda verb: (v.Reply(closed=firewall.load_firewall(verb, prefix)), None),
+            v.LoadFirewall: lambda verb: (v.Reply(closed=rules.load(verb)), None),
             v.CheckFirewall: lambda verb: firewall_check.check_firewall(),
-            v.LoadRouter: lambda verb: devices.load(verb.namespace, rulesets.router(verb)),
+            v.LoadRouter: lambda verb: devices.load_ruleset(verb.namespace, rulesets.router(verb)),
             v.StartDnsmasq: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),
             v.StartAdvertiser: lambda verb: (v.Reply(pid=dnsmasq.start(verb, directory)), None),
             v.StopDnsmasq: lambda verb: dnsmasq.stop(verb.namespace, directory),

@@ -23,6 +23,10 @@ class Failed(Exception):
     """The kernel or a program failed."""
 
 
+class TimedOut(Failed):
+    """A program did not end in time: that says nothing about what it was asked for."""
+
+
 def run(command: Sequence[str], text: str | None = None, *, quiet: bool = False) -> str:
     """Run a program and return its output; `quiet` ignores its failure."""
     try:
@@ -40,7 +44,7 @@ def run(command: Sequence[str], text: str | None = None, *, quiet: bool = False)
     except FileNotFoundError:
         raise Failed(f"{command[0]} is missing: install {PACKAGES.get(command[0], command[0])}.") from None
     except subprocess.TimeoutExpired:
-        raise Failed(f"{command[0]} did not end within {_TIMEOUT:g} s.") from None
+        raise TimedOut(f"{command[0]} did not end within {_TIMEOUT:g} s.") from None
     if done.returncode != 0 and not quiet:
         output = (done.stderr or done.stdout).strip()
         raise Failed(f"{' '.join(command[:6])}: {output[:500]}")

@@ -1,4 +1,4 @@
-"""Names of namespaces and devices, derived from the ids of the cloud and of the network, router or port.
+"""Names of namespaces and devices, derived from the ids of the cloud and of the network, router or port; numbers, too.
 
 Each cloud has a namespace (`mn-1a2b3c4d`) with its bridges and the taps of its guests, one namespace per network
 (`…-n-…`, where DHCP and metadata are served) and one per router (`…-r-…`). So two clouds with the same addresses run
@@ -6,6 +6,8 @@ side by side, and everything of a cloud is found by its prefix.
 """
 
 import uuid
+import zlib
+from collections.abc import Iterable
 
 METADATA_ADDRESS = "169.254.169.254"
 
@@ -43,3 +45,17 @@ def outer_name(port_id: str) -> str:
 def inner_name(port_id: str) -> str:
     """Return the name of a veth pair's end inside the namespace."""
     return f"dev{port_id[:11]}"
+
+
+def numbers_of(names: Iterable[str], most: int) -> dict[str, int]:
+    """Return a number from 1 to `most` per name.
+
+    It is derived from the name, so that neither a restart nor other names change it, unless two names have the same.
+    """
+    taken: dict[int, str] = {}
+    for name in sorted(names):
+        number = zlib.crc32(name.encode()) % most + 1
+        while number in taken:
+            number = number % most + 1
+        taken[number] = name
+    return {name: number for number, name in taken.items()}

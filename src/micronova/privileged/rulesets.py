@@ -16,11 +16,11 @@ so removing a rule ends the connections that it allowed. At a stateless port the
 replies too. Its packets are tracked nevertheless, because the other port may be stateful.
 """
 
-import zlib
 from collections.abc import Iterable, Sequence
 
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import ICMP, Network, network
+from micronova.privileged.names import numbers_of
 
 TABLE = "micronova"
 LIMITS = "micronova_limits"
@@ -35,12 +35,16 @@ def firewall(verb: v.LoadFirewall) -> str:
     ports = list(enumerate(verb.guarded, 1))
     zones = {port.tap: port.zone for port in verb.guarded} | {each.device: each.zone for each in verb.plain}
     taps = [device for device in zones if device.startswith("tap")]
-    marks = marks_of(taps)
+    marks = numbers_of(taps, v.MAX_TAPS)  # of 16 bits
     guarded = {port.tap: marks[port.tap] for port in verb.guarded}
+    marked = {port.tap: port.dscp for port in verb.guarded} | {each.device: each.dscp for each in verb.plain}
     bridge = [
         *(line for number, port in ports for line in _sources(number, port)),
         *(line for number, port in ports for line in _antispoof(number, port)),
-        *(f"chain from{mark} {{ meta mark set meta mark or {mark:#x}; }}" for mark in marks.values()),
+        *(
+            f"chain from{mark} {{ {_dscp(marked.get(tap))}meta mark set meta mark or {mark:#x}; }}"
+            for tap, mark in marks.items()
+        ),
         # br_netfilter does not show frames with a VLAN tag to the inet family, and a guest accepts those with tag 0.
         *(
             f"chain to{mark} {{ {_FILTERED if tap in guarded else ''} meta mark set meta mark or {mark << 16:#x}; }}"
@@ -100,15 +104,9 @@ def firewall(verb: v.LoadFirewall) -> str:
     return _replace("bridge", bridge) + _replace("inet", inet) + _limits(verb.connections)
 
 
-def marks_of(taps: Iterable[str]) -> dict[str, int]:
-    """Return a number of 16 bits per tap, derived from its name so that a change of other ports does not change it."""
-    taken: dict[int, str] = {}
-    for tap in sorted(taps):
-        mark = zlib.crc32(tap.encode()) % v.MAX_TAPS + 1
-        while mark in taken:
-            mark = mark % v.MAX_TAPS + 1
-        taken[mark] = tap
-    return {tap: mark for mark, tap in taken.items()}
+def _dscp(value: int | None) -> str:
+    """Return the statements that write the DSCP field of IP packets."""
+    return "" if value is None else f"ip dscp set {value}; ip6 dscp set {value}; "
 
 
 def _limits(connections: int) -> str:
@@ -141,13 +139,15 @@ def _limits(connections: int) -> str:
 
 def router(verb: v.LoadRouter) -> str:
     """Return the rule set of a router: floating IPs, and source NAT for other addresses."""
-    lines = []
+    lines = _scopes({each.device: each.four for each in verb.scopes}, verb.gateway if verb.source else None)
     if verb.gateway is not None:
         gate = f'"{verb.gateway}"'
+        beside = _in_scope_of_gateway(verb)
         lines += [
             "chain inside {",
             "type filter hook prerouting priority -150; policy accept;",
             f"iifname != {gate} meta mark set 1;",  # it comes from inside; the last chain needs to know
+            *([f"iifname {beside} meta mark set 2;"] if beside else []),  # and is not translated at the gateway
             "}",
             "chain to_fixed {",
             "type nat hook prerouting priority -100; policy accept;",
@@ -156,7 +156,7 @@ def router(verb: v.LoadRouter) -> str:
             "chain to_floating {",
             "type nat hook postrouting priority 100; policy accept;",
             # A guest may connect to a floating IP of the same router: the reply must pass the router, too.
-            f"oifname != {gate} meta mark 1 ct status dnat masquerade;",
+            f"oifname != {gate} meta mark {{ 1, 2 }} ct status dnat masquerade;",
             *([f"oifname {gate} " + _map("snat to ip saddr", {p.fixed: p.floating for p in verb.floating})]
               if verb.floating else []),
             *([f"oifname {gate} meta mark 1 snat to {verb.source};"] if verb.source else []),
@@ -167,12 +167,48 @@ def router(verb: v.LoadRouter) -> str:
                 "chain guard {",
                 "type filter hook forward priority 0; policy accept;",
                 f"iifname {gate} ct state new ct status dnat accept;",
+                *([f"iifname {gate} oifname {beside} accept;"] if beside else []),
                 f"iifname {gate} ct state new drop;",
                 "}",
             ]
     # A router's advertiser is a dnsmasq, which would answer DHCP requests.
     no_dhcpv6 = ["chain no_dhcpv6 {", "type filter hook input priority 0; policy accept;", "udp dport 547 drop;", "}"]
-    return _replace("ip", lines) + _replace("ip6", no_dhcpv6)
+    six = _scopes({each.device: each.six for each in verb.scopes})
+    return _replace("ip", lines) + _replace("ip6", [*no_dhcpv6, *six])
+
+
+def _in_scope_of_gateway(verb: v.LoadRouter) -> str:
+    """Return the set of the devices that are in the IPv4 scope of the gateway, if it has one."""
+    four = {each.device: each.four for each in verb.scopes}
+    scope = four.get(verb.gateway or "", 0)
+    found = [device for device, number in four.items() if scope and number == scope and device != verb.gateway]
+    return f"{{ {', '.join(map(_quoted, found))} }}" if found else ""
+
+
+def _scopes(numbers: dict[str, int], translated: str | None = None) -> list[str]:
+    """Return the chains that drop what would pass between scopes; what leaves by the device `translated` is not."""
+    devices: dict[int, list[str]] = {}
+    for device, number in numbers.items():
+        devices.setdefault(number, []).append(_quoted(device))
+    if len(devices) < 2:
+        return []
+    lines = []
+    for number, held in devices.items():
+        lines += [f"chain scope{number} {{", f"oifname {{ {', '.join(held)} }} accept;", "drop;", "}"]
+    return [
+        *lines,
+        "chain scopes {",
+        "type filter hook forward priority 5; policy accept;",
+        "ct direction reply accept;",  # of a connection that may be
+        "ct status dnat accept;",
+        *([f"oifname {_quoted(translated)} accept;"] if translated else []),
+        _dispatch("iifname", {_quoted(device): f"jump scope{number}" for device, number in numbers.items()}),
+        "}",
+    ]
+
+
+def _quoted(device: str) -> str:
+    return f'"{device}"'
 
 
 def server() -> str:

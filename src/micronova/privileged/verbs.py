@@ -17,7 +17,7 @@ Bridge = Annotated[str, Meta(pattern=rf"\Abrq{_ID}\Z")]
 Tap = Annotated[str, Meta(pattern=rf"\Atap{_ID}\Z")]
 Outer = Annotated[str, Meta(pattern=rf"\Avth{_ID}\Z")]
 Inner = Annotated[str, Meta(pattern=rf"\Adev{_ID}\Z")]
-Device = Annotated[str, Meta(pattern=rf"\A(brq|tap|vth|dev|ifb){_ID}\Z")]
+Device = Annotated[str, Meta(pattern=rf"\A(brq|tap|vth|dev|ifb|vlp){_ID}\Z")]
 Uuid = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")]
 Mac = Annotated[str, Meta(pattern=r"\A[0-9a-f]{2}(:[0-9a-f]{2}){5}\Z")]
 Address = Annotated[str, Meta(min_length=2, max_length=45, pattern=r"\A[0-9a-fA-F.:]+\Z")]  # `checks` parses it
@@ -30,7 +30,9 @@ OptionValue = Annotated[str, Meta(max_length=255, pattern=r"\A[A-Za-z0-9 ._:/@+=
 Mtu = Annotated[int, Meta(ge=68, le=65521)]
 Number16 = Annotated[int, Meta(ge=0, le=65535)]
 Number8 = Annotated[int, Meta(ge=0, le=255)]
-Zone = Annotated[int, Meta(ge=1, le=65535)]
+MAX_ZONE = 65535
+Zone = Annotated[int, Meta(ge=1, le=MAX_ZONE)]  # of connection tracking
+Dscp = Annotated[int, Meta(ge=0, le=63)]  # a differentiated services code point
 MAX_TAPS = 0xFFFE  # of a firewall; numbers of 16 bits, 0 and the last are reserved
 MAX_KILOBITS = 100_000_000
 Kilobits = Annotated[int, Meta(ge=0, le=MAX_KILOBITS)]
@@ -99,6 +101,25 @@ class AdoptTap(Verb, frozen=True, kw_only=True, tag="adopt_tap"):
     tap: Tap
     mac: Mac  # of the guest's interface
     guest: Uuid
+
+
+class Subport(Part, frozen=True, kw_only=True):
+    """A port of a guest in a VLAN of another port; a veth pair stands for its tap."""
+
+    tap: Tap
+    vlan: Annotated[int, Meta(ge=1, le=4094)]
+    mtu: Mtu = 1500
+
+
+class EnsureTrunk(Verb, frozen=True, kw_only=True, tag="ensure_trunk"):
+    """A guest's tap carries these subports and no others; the reply says whether the tap exists.
+
+    A subport's tap is then there, and `ensure_tap` plugs it into the bridge of its network.
+    """
+
+    identity = ("tap",)
+    tap: Tap
+    subports: Annotated[tuple[Subport, ...], Meta(max_length=4094)] = ()
 
 
 class EnsureVeth(Verb, frozen=True, kw_only=True, tag="ensure_veth"):
@@ -170,6 +191,7 @@ class Guarded(Part, frozen=True, kw_only=True):
     tap: Tap
     zone: Zone
     stateful: bool = True  # replies pass because of their connection; otherwise the rules decide about every packet
+    dscp: Dscp | None = None  # the mark of what it sends; None: as the guest sets it
     pairs: tuple[Pair, ...] = ()
     rules: tuple[FilterRule, ...] = ()
 
@@ -179,6 +201,7 @@ class Plain(Part, frozen=True, kw_only=True):
 
     device: Device
     zone: Zone
+    dscp: Dscp | None = None  # the mark of what it sends, if it is a tap
 
 
 class Group(Part, frozen=True, kw_only=True):
@@ -211,14 +234,30 @@ class Floating(Part, frozen=True, kw_only=True):
     fixed: Address
 
 
+ScopeNumber = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class Scoped(Part, frozen=True, kw_only=True):
+    """The address scopes of a router's device: numbers, by address family; 0 is none."""
+
+    device: Inner
+    four: ScopeNumber = 0
+    six: ScopeNumber = 0
+
+
 class LoadRouter(Verb, frozen=True, kw_only=True, tag="load_router"):
-    """A router has exactly these address translations; they are replaced in one transaction."""
+    """A router has exactly these address translations and address scopes; they are replaced in one transaction.
+
+    Only what is translated passes between devices of different scopes. Between the gateway and devices of its scope
+    nothing is translated but floating IPs.
+    """
 
     identity = ("namespace",)
     namespace: Namespace
     gateway: Inner | None = None
     source: Address | None = None  # the source address of connections through the gateway; None: no source NAT
     floating: tuple[Floating, ...] = ()
+    scopes: tuple[Scoped, ...] = ()  # of all devices; none if no device has one
 
 
 class DhcpRoute(Part, frozen=True, kw_only=True):
@@ -342,9 +381,9 @@ class Cleanup(Verb, frozen=True, kw_only=True, tag="cleanup"):
 
 
 AnyVerb = (
-    EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | AdoptTap | EnsureVeth | DeleteLink | SetAddresses
-    | SetRoutes | LoadFirewall | CheckFirewall | LoadRouter | StartDnsmasq | StartAdvertiser | StopDnsmasq
-    | SetBandwidth | Inventory | Ping | WatchLinks | ListenMetadata | Connect | Cleanup
+    EnsureNamespace | DeleteNamespace | EnsureBridge | EnsureTap | AdoptTap | EnsureTrunk | EnsureVeth | DeleteLink
+    | SetAddresses | SetRoutes | LoadFirewall | CheckFirewall | LoadRouter | StartDnsmasq | StartAdvertiser
+    | StopDnsmasq | SetBandwidth | Inventory | Ping | WatchLinks | ListenMetadata | Connect | Cleanup
 )  # fmt: skip
 
 
@@ -355,6 +394,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     bridge: str = ""  # into which it is plugged
     up: bool = False
     limited: bool = False  # it has a bandwidth limit
+    trunk: bool = False  # it carries subports
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

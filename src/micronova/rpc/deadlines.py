@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from itertools import count
 
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Deadlines:
         if self._watcher is not None:
             self._watcher.cancel()
         self._until = until
-        self._watcher = asyncio.get_running_loop().create_task(self._run(), name="rpc-deadlines")
+        self._watcher = keep_running(self._run, name="rpc-deadlines", clock=self._clock)
 
     async def _run(self) -> None:
         heap = self._heap

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from micronova.objects.errors import MicronovaError, Unavailable
+from micronova.objects.host_limits import LONGEST_DETAILS, Name, cut_text
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class RemoteError(Exception):
         self.details = details or {}
 
 
+MOST_DETAILS = 256 * 1024
+"""Bytes of the details of an error. The longest ones say why a scheduler found no host."""
 UNEXPECTED = "unexpected"
 """The code of an exception that has none of its own; details["exception"] names its class."""
 
@@ -91,9 +94,15 @@ UNEXPECTED = "unexpected"
 class ErrorBody(msgspec.Struct, omit_defaults=True):
     """An error in a reply."""
 
-    code: str
+    code: Name
     message: str = ""
     details: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        """Shorten what is too long: a host answers calls as well, and its answer is logged."""
+        self.message = cut_text(self.message, LONGEST_DETAILS)
+        if self.details and len(msgspec.msgpack.encode(self.details)) > MOST_DETAILS:
+            self.details = {}
 
 
 E = TypeVar("E", bound=type[Exception])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -155,6 +155,18 @@ class LocalDelivery:
         self._queue.put_back(self)
 
 
+def take_in_turn(taker: Taker, queues: Sequence[Queue]) -> None:
+    """Take waiting messages from the queues in turn, as many as the taker may have."""
+    while taker.can_take:
+        took = False
+        for queue in queues:
+            if queue.waiting and taker.can_take:
+                taker.take(queue.waiting.popleft())
+                took = True
+        if not took:
+            return
+
+
 class LocalServer(Server):
     """A server that takes messages from queues in memory."""
 
@@ -174,14 +186,7 @@ class LocalServer(Server):
 
     def take_waiting(self) -> None:
         """Take messages from the queues in turn, as many as may be handled at once."""
-        while self.can_take:
-            took = False
-            for queue in self._queues:
-                if queue.waiting and self.can_take:
-                    self.take(queue.waiting.popleft())
-                    took = True
-            if not took:
-                return
+        take_in_turn(self, self._queues)
 
     _next = take_waiting
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Generic, Protocol, TypeVar
 
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock
 from micronova.rpc.base import BaseBus, fail
 from micronova.rpc.bus import BrokerState
@@ -143,13 +144,11 @@ class ReconnectingBus(BaseBus, Generic[C]):
     async def start(self) -> None:
         """Connect; raise BusRefused if the settings are wrong, else BusUnavailable if that fails."""
         try:
-            connection = await self._connect()
+            await self._connect()
         except ConnectionLost as error:
             kind = BusRefused if isinstance(error, WrongSettings) else BusUnavailable
             raise kind(f"cannot use {self._peer}: {error}") from error
-        self._reconnecting = asyncio.get_running_loop().create_task(
-            self._stay_connected(connection), name="rpc-reconnect"
-        )
+        self._reconnecting = keep_running(self._stay_connected, name="rpc-reconnect", clock=self._clock)
 
     async def stop(self) -> None:
         """Stop the servers, fail pending calls, disconnect."""
@@ -203,30 +202,33 @@ class ReconnectingBus(BaseBus, Generic[C]):
             timer.cancel()
             self._waiters.discard(waiter)
 
-    async def _stay_connected(self, connection: C) -> None:
+    async def _stay_connected(self) -> None:
         while True:
-            reason = await asyncio.shield(connection.closed)
-            log.warning("the connection to %s is lost: %s; the bus tries to connect again", self._peer, reason)
-            self._connection = None
-            self._fail_all(f"the connection to {self._peer} was lost: {reason}")
-            connection = await self._reconnect()
+            if self._connection is not None:
+                reason = await asyncio.shield(self._connection.closed)
+                log.warning("the connection to %s is lost: %s; the bus tries to connect again", self._peer, reason)
+                self._connection = None
+                self._fail_all(f"the connection to {self._peer} was lost: {reason}")
+            await self._reconnect()
             log.warning("the connection to %s is back", self._peer)
 
-    async def _reconnect(self) -> C:
+    async def _reconnect(self) -> None:
         delay = FIRST_DELAY
         said = ""
         while True:
             # Jitter: the clients of a restarted broker must not all connect at the same moment.
             await self._clock.sleep(delay * self._random.uniform(0.5, 1.0))
             try:
-                return await self._connect()
-            except (ConnectionLost, BusUnavailable) as error:
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("%s still cannot be used: %s", self._peer, said)
+                await self._connect()
+                return
+            except Exception as error:  # whatever it is, a process without a bus must not stay so
+                expected = isinstance(error, ConnectionLost | BusUnavailable)
+                if repr(error) != said:
+                    said = repr(error)
+                    log.warning("%s still cannot be used: %s", self._peer, error, exc_info=not expected)
             delay = min(delay * 2, self._longest_delay)
 
-    async def _connect(self) -> C:
+    async def _connect(self) -> None:
         connection = await self._open()
         try:
             for server in list(self._servers):
@@ -238,7 +240,6 @@ class ReconnectingBus(BaseBus, Generic[C]):
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(connection)
-        return connection
 
     def _broker_state(self) -> BrokerState:
         connected = self._connection is not None and self._connection.is_open

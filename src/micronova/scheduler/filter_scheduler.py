@@ -13,7 +13,7 @@ import numpy as np
 
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
-from micronova.objects.scheduling import Placement, RequestSpec
+from micronova.objects.scheduling import Placement, RequestSpec, Selected
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
@@ -23,13 +23,6 @@ from micronova.scheduler.weights.base import HostWeigher
 log = logging.getLogger(__name__)
 
 NOT_ENOUGH = "No valid host was found. There are not enough hosts available."
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The placements of a request and how they were chosen."""
-
-    placements: tuple[Placement, ...]
-    explanation: Explanation
 
 
 class FilterScheduler:
@@ -62,7 +55,7 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         spread: int = 1,
-    ) -> Decision:
+    ) -> Selected:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
@@ -101,7 +94,7 @@ class FilterScheduler:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, concerned, row, spec, resources)
         placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
-        return Decision(
+        return Selected(
             placements=placements,
             explanation=Explanation(hosts=len(hosts), filters=tuple(steps), winners=tuple(winners), forced=spec.forced),
         )
@@ -126,6 +119,20 @@ class FilterScheduler:
             if row is not None and placement.instance_uuid not in (held or {}):
                 table.release(row, resources)
         return True
+
+    def check_image(self, table: HostTable, spec: RequestSpec, node_uuid: str, *, now: float) -> Explanation:
+        """Return how the filters that judge images decide about one node; raise NoValidHost if one refuses it.
+
+        A server on that node keeps what it holds: other filters would count it as a second one.
+        """
+        table.now = now
+        row = table.index(node_uuid)
+        hosts = table.view(np.array([] if row is None else [row], np.intp))
+        mask, steps, _ = self._filter(hosts, spec, {}, [each for each in self.filters if each.judges_images])
+        explanation = Explanation(hosts=len(hosts), filters=tuple(steps))
+        if row is None or (mask is not None and not mask.all()):
+            raise NoValidHost(NOT_ENOUGH, hosts=len(hosts), placed=0, reasons=explanation.reasons())
+        return explanation
 
     def _filter(
         self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]

@@ -6,29 +6,33 @@ wrong, and decides again.
 """
 
 import asyncio
-import contextlib
 import logging
 import random as random_module
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
 
 import msgspec
+import sqlalchemy as sa
 
 from micronova.conf.control import FilterSchedulerSettings
-from micronova.db import allocations, services
+from micronova.db import allocations, host_states, services
 from micronova.db.allocations import Claim, ClaimResult
 from micronova.db.engine import Database
 from micronova.objects import service_names
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
-from micronova.objects.scheduling import RequestSpec, SelectDestinations
+from micronova.objects.explanation import Explanation
+from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
 from micronova.scheduler.feed import HostFeed
-from micronova.scheduler.filter_scheduler import Decision, FilterScheduler
+from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
+from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
-from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE, Selected
+from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.registry import load_weighers
 
 log = logging.getLogger(__name__)
@@ -50,6 +54,10 @@ def not_timed(seconds: float) -> None:
     """Do nothing."""
 
 
+async def not_told() -> None:
+    """Do nothing."""
+
+
 class SchedulerManager:
     """The scheduler role."""
 
@@ -62,6 +70,7 @@ class SchedulerManager:
         random: random_module.Random,
         notify: Notify = no_notifications,
         timed: Timed = not_timed,
+        registered: Callable[[], Awaitable[None]] = not_told,
         *,
         host: str,
         report_interval: float,
@@ -75,6 +84,7 @@ class SchedulerManager:
         self._clock = clock
         self._notify = notify
         self._timed = timed
+        self._registered = registered
         self._refresh_interval = refresh_interval
         self._host = host
         self._report_interval = report_interval
@@ -109,8 +119,8 @@ class SchedulerManager:
         """Read all hosts, then serve requests."""
         await self._feed.reload_all()
         self._loops = [
-            asyncio.create_task(self._feed.run(), name="scheduler-feed"),
-            asyncio.create_task(self._beat_forever(), name="scheduler-heartbeat"),
+            keep_running(self._feed.run, name="scheduler-feed", clock=self._clock),
+            keep_running(self._beat_forever, name="scheduler-heartbeat", clock=self._clock),
         ]
         self._server = await self._bus.serve(SCHEDULER_INTERFACE, self)
 
@@ -118,20 +128,21 @@ class SchedulerManager:
         """Finish the running requests, then stop."""
         if self._server is not None:
             await self._server.stop()
-        for loop in self._loops:
-            loop.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await loop
+        await end_tasks(*self._loops)
 
     async def _beat_forever(self) -> None:
         """Send heartbeats, by which operators see that this scheduler is up; nothing else uses them."""
         while True:
             try:
-                await self._database.write(
-                    services.heartbeat, service_names.SCHEDULER, [self._host], micros(self._clock.now())
-                )
+                now = micros(self._clock.now())
+                if await self._database.write(services.heartbeat, service_names.SCHEDULER, [self._host], now):
+                    await self._registered()
             except Exception as error:
-                log.warning("the scheduler's heartbeat was not written: %s", error)
+                log.warning(
+                    "the scheduler's heartbeat was not written, the next attempt follows in %g s: %s",
+                    self._report_interval,
+                    error,
+                )
             await self._clock.sleep(self._report_interval)
 
     async def select_destinations(self, context: Context, request: SelectDestinations) -> Selected:
@@ -139,11 +150,20 @@ class SchedulerManager:
         self._notify(context, "scheduler.select_destinations.start", request)
         decision = await self._place(request)
         self._notify(context, "scheduler.select_destinations.end", request)
-        return Selected(placements=decision.placements, explanation=decision.explanation)
+        return decision
 
-    async def _place(self, request: SelectDestinations) -> Decision:
+    async def check_image(self, context: Context, request: CheckImage) -> Explanation:
+        """Return how the filters judge an image on the node of a server, or raise NoValidHost; nothing is claimed."""
         await self._feed.refresh(self._refresh_interval)
-        spec = await self._with_group(request.spec)
+        try:
+            return self._scheduler.check_image(self._feed.table, request.spec, request.node_uuid, now=self._clock.now())
+        except NoValidHost:
+            await self._feed.refresh_fully()
+        return self._scheduler.check_image(self._feed.table, request.spec, request.node_uuid, now=self._clock.now())
+
+    async def _place(self, request: SelectDestinations) -> Selected:
+        await self._feed.refresh(self._refresh_interval)
+        spec = await self._with_places(request)
         held: dict[str, str] = {}  # instance -> the node where it holds its resources already
         on_deleted_nodes: set[str] = set()  # instances that hold resources on a node that was deleted
         for race in range(RACES):
@@ -151,7 +171,7 @@ class SchedulerManager:
                 decision = self._decide(spec, request, held, spread=min(2**race, WIDEST_SPREAD))
             except NoValidHost:
                 await self._feed.refresh_fully()
-                spec = await self._with_group(request.spec)
+                spec = await self._with_places(request)
                 held |= await self._held_already(spec, request)
                 decision = self._decide_finally(spec, request, held)
             result = await self._claim(spec, request, decision, on_deleted_nodes)
@@ -168,11 +188,11 @@ class SchedulerManager:
                     held[uuid] = node
                 else:
                     on_deleted_nodes.add(uuid)
-            spec = await self._with_group(request.spec)
+            spec = await self._with_places(request)
             log.debug("the claim was lost, the scheduler decides again: %s", result)
         raise Unavailable(f"The scheduler lost {RACES} races for hosts in a row. Try again.")
 
-    def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Decision:
+    def _decide(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str], *, spread: int) -> Selected:
         begun = self._clock.monotonic()
         try:
             return self._scheduler.select(
@@ -199,11 +219,11 @@ class SchedulerManager:
                 held[uuid] = first.node_uuid
         return held
 
-    def _decide_finally(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str]) -> Decision:
+    def _decide_finally(self, spec: RequestSpec, request: SelectDestinations, held: dict[str, str]) -> Selected:
         """Decide; if there is no valid host, say whether one may return.
 
-        Agents that are restarted, all of them perhaps, are silent for some seconds. So a host that is down may return
-        within `service_down_time`; a host that announced its stop is down at once.
+        The rule is that of `db.services.host_may_return`: a host that is down may return within `service_down_time`. A
+        host that announced its stop is down at once.
         """
         try:
             return self._decide(spec, request, held, spread=1)
@@ -211,11 +231,12 @@ class SchedulerManager:
             earlier = self._clock.now() - self._service_down_time
             if self._scheduler.would_fit(self._feed.table, spec, request.instance_uuids, now=earlier, held=held):
                 error.details["hosts_may_return"] = True
-            log.info("no valid host for %d instances: %s", len(request.instance_uuids), error.details)
+            uuids = request.instance_uuids
+            log.info("no valid host for %d instances (the first: %s): %s", len(uuids), uuids[0], error.details)
             raise
 
     async def _claim(
-        self, spec: RequestSpec, request: SelectDestinations, decision: Decision, on_deleted_nodes: set[str]
+        self, spec: RequestSpec, request: SelectDestinations, decision: Selected, on_deleted_nodes: set[str]
     ) -> ClaimResult:
         # An instance with a requested host does not keep what it holds elsewhere.
         has_destination = any((spec.force_host, spec.force_node, spec.requested_host, spec.requested_node))
@@ -226,6 +247,7 @@ class SchedulerManager:
                 spec,
                 request.epochs.get(placement.instance_uuid),
                 keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
+                moving=request.moving.get(placement.instance_uuid),
             )
             for placement in decision.placements
         ]
@@ -236,14 +258,30 @@ class SchedulerManager:
             self._feed.mark_outdated([claim.node_uuid for claim in claims])
             raise
 
-    async def _correct_table(self, decision: Decision, result: ClaimResult) -> None:
+    async def _correct_table(self, decision: Selected, result: ClaimResult) -> None:
         """Read the nodes of a claim that failed; this also undoes what the table counts on them."""
         nodes = {placement.selected.node_uuid for placement in decision.placements}
         await self._feed.reload_nodes(nodes | set(result.held.values()))
 
-    async def _with_group(self, spec: RequestSpec) -> RequestSpec:
-        """Return the spec with the hosts of the server group's present members."""
+    async def _with_places(self, request: SelectDestinations) -> RequestSpec:
+        """Return the spec with the hosts of the servers that it is about.
+
+        These are the server group's present members without those that move, and the servers that hints name.
+        """
+        spec = request.spec
+        named = {hint: spec.hints[hint] for hint in NAMING_SERVERS if spec.hints.get(hint)}
+        if named:
+            hinted = await self._database.read(host_states.places_of_servers, spec.project_id, named)
+            spec = msgspec.structs.replace(spec, hinted_hosts=hinted)
         if spec.group is None:
             return spec
-        hosts = await self._database.read(allocations.group_hosts, spec.group.id)
+        hosts = await self._database.read(_members, spec.group.id, list(request.moving.values()))
         return msgspec.structs.replace(spec, group=msgspec.structs.replace(spec.group, hosts=hosts))
+
+
+def _members(conn: sa.Connection, group_uuid: str, moving: list[str]) -> dict[str, int]:
+    """Return host -> members of a group; the places that migrations hold are left out."""
+    hosts = allocations.group_hosts(conn, group_uuid)
+    if not moving:
+        return hosts
+    return dict(Counter(hosts) - allocations.places_of(conn, moving))

@@ -2,12 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError
 from micronova.objects.explanation import Explanation
-from micronova.objects.scheduling import Placement, RequestSpec, SelectDestinations
+from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
 from micronova.rpc.bus import Bus
 from micronova.rpc.contract import Interface
 from micronova.rpc.errors import register
@@ -17,15 +15,9 @@ register(MicronovaError)  # NoValidHost reaches the caller as NoValidHost
 CALL_TIMEOUT = 60.0
 
 
-class Selected(msgspec.Struct, frozen=True, kw_only=True):
-    """The placements of all instances, with their resources claimed, and how they were chosen."""
-
-    placements: tuple[Placement, ...]
-    explanation: Explanation
-
-
-SCHEDULER_INTERFACE = Interface("scheduler", version="1.0")
+SCHEDULER_INTERFACE = Interface("scheduler", version="1.1")
 SELECT_DESTINATIONS = SCHEDULER_INTERFACE.method("select_destinations", SelectDestinations, Selected)
+CHECK_IMAGE = SCHEDULER_INTERFACE.method("check_image", CheckImage, Explanation, since="1.1")
 
 
 class SchedulerAPI:
@@ -41,13 +33,25 @@ class SchedulerAPI:
         instance_uuids: Sequence[str],
         *,
         epochs: Mapping[str, int] | None = None,
+        moving: Mapping[str, str] | None = None,
         timeout: float = CALL_TIMEOUT,
     ) -> Selected:
         """Choose hosts for all instances and claim their resources; raise NoValidHost.
 
         It can be repeated: instances keep what they hold, unless it is on one of `spec.ignore_hosts`.
         """
-        request = SelectDestinations(spec=spec, instance_uuids=tuple(instance_uuids), epochs=dict(epochs or {}))
+        request = SelectDestinations(
+            spec=spec, instance_uuids=tuple(instance_uuids), epochs=dict(epochs or {}), moving=dict(moving or {})
+        )
         return await self._bus.call(
             SCHEDULER_INTERFACE.target(), SELECT_DESTINATIONS, request, context=context, timeout=timeout
+        )
+
+    async def check_image(
+        self, context: Context, spec: RequestSpec, node_uuid: str, *, timeout: float = CALL_TIMEOUT
+    ) -> Explanation:
+        """Return how the filters judge an image on the node of a server; raise NoValidHost if one refuses it."""
+        request = CheckImage(spec=spec, node_uuid=node_uuid)
+        return await self._bus.call(
+            SCHEDULER_INTERFACE.target(), CHECK_IMAGE, request, context=context, timeout=timeout
         )

@@ -4,56 +4,62 @@ A request is accepted when its transaction is committed. Only then a message tel
 lost.
 """
 
-import random
 from collections.abc import Callable
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.rpcapi import ConductorAPI
-from micronova.db import instance_actions, instances, nodes
+from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
-from micronova.db.engine import Database
-from micronova.notifications.notifier import Notifier
+from micronova.db.secrets import Secrets
+from micronova.objects import migration as migration_states
 from micronova.objects import states
-from micronova.objects.clock import Clock, micros
-from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, NotSupported
+from micronova.objects.clock import micros
+from micronova.objects.context import Context, RequestContext
+from micronova.objects.errors import Conflict, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
-from micronova.objects.operations import PowerPayload
+from micronova.objects.operations import OperationRow, PowerPayload
+from micronova.servers.dependencies import Dependencies
 
-NO_DEADLINE = 253_402_300_799_000_000  # of a delete: the end of the year 9999
+FIRST_POLL = 0.02
+LONGEST_POLL = 0.5  # seconds between looks at an operation; the pause grows from FIRST_POLL to this
+GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
 
 
 class ServerActions:
     """Accepts the actions that the table of states allows."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        clock: Clock,
-        random: random.Random,
-        conductor: ConductorAPI,
-        notifier: Notifier,
-        timeout: float,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._random = random
-        self._conductor = conductor
-        self._notifier = notifier
-        self._timeout = timeout
+    def __init__(self, dependencies: Dependencies, *, reclaim_interval: float) -> None:
+        """`reclaim_interval` is how many seconds a deleted server can be restored; 0: it is deleted at once."""
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._conductor = dependencies.conductor
+        self._notifier = dependencies.notifier
+        self._secrets = dependencies.secrets
+        self._timeout = dependencies.action_timeout
+        self._quota_defaults = dependencies.quota_defaults
+        self._service_down_time = dependencies.service_down_time
+        self._reclaim_interval = reclaim_interval
 
     # --- operations ------------------------------------------------------------------------------------------
 
-    async def delete(self, context: RequestContext, row: InstanceRow) -> None:
-        """Accept a delete. It is repeated until it succeeds."""
+    async def delete(self, context: RequestContext, row: InstanceRow, *, force: bool = False) -> None:
+        """Accept a delete, which is repeated until it succeeds.
+
+        Where deletion is deferred, the server can be restored for a time, unless `force` is given.
+        """
         check_lock(context, row)
-        operation = await self._database.write(self._begin_delete, context, row["uuid"])
-        if operation is not None:
-            await self._conductor.run_operations(context.for_bus(), (operation,))
+        operations = await self._database.write(self._begin_delete, context, row["uuid"], force)
+        if operations:
+            await self._conductor.run_operations(context.for_bus(), operations)
+
+    async def restore(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept the request to restore a server that is soft-deleted."""
+        check_lock(context, row)
+        operations = await self._database.write(self._begin_restore, context, row["uuid"])
+        await self._conductor.run_operations(context.for_bus(), operations)
 
     async def power(
         self,
@@ -77,25 +83,100 @@ class ServerActions:
         check: Callable[[InstanceRow], None] | None = None,
         *,
         respects_lock: bool = True,
+        instance_action: str | None = None,
+        secrets: Secrets | None = None,
+        timeout: float | None = None,
     ) -> str:
         """Accept an action if the server's state and its lock allow it; return the id of its operation.
 
         `check` is called with the server, whose row is locked, and raises if the action must be refused for another
-        reason. Without `respects_lock` a server that a user has locked accepts the action as well.
+        reason. Without `respects_lock` a server that a user has locked accepts the action as well. `record` explains
+        the others.
         """
         if respects_lock:
             check_lock(context, row)
-        operation = await self._database.write(self._begin, context, row["uuid"], kind, action, payload, check)
-        await self._conductor.run_operations(context.for_bus(), (operation,))
-        return operation
+        operations = await self._database.write(
+            self.record,
+            context,
+            row["uuid"],
+            kind,
+            action,
+            payload,
+            check,
+            instance_action=instance_action,
+            secrets=secrets,
+            timeout=timeout,
+        )
+        await self._conductor.run_operations(context.for_bus(), operations)
+        return operations[0]
 
-    def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str) -> str | None:
+    async def ended(self, operation: str, late: str) -> OperationRow | None:
+        """Wait until an operation has ended; return it, or None if it was purged.
+
+        Raise Unavailable with the text `late` if it has not ended long after its deadline.
+        """
+        pause = FIRST_POLL
+        while True:
+            found = await self._database.read(operation_rows.get, operation)
+            if found is None or found["finished_at"] is not None:
+                return found
+            if self._clock.now() > found["deadline"] / 1e6 + GRACE:
+                raise Unavailable(late)
+            await self._clock.sleep(pause)
+            pause = min(LONGEST_POLL, pause * 1.5)
+
+    def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, force: bool) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
-            return None  # it is being deleted already
-        return self._accept(conn, context, row, "delete", states.DELETING, None, deadline=NO_DEADLINE)
+            return ()  # it is being deleted already
+        if self._reclaim_interval > 0 and not force:
+            if row["task_state"] == states.SOFT_DELETING or row["vm_state"] == states.SOFT_DELETED:
+                return ()
+            if self._can_be_kept(conn, row):
+                return self._begin_soft_delete(conn, context, row)
+        operations = self._accept(
+            conn, context, row, "delete", {"task_state": states.DELETING}, None, deadline=operation_rows.NO_DEADLINE
+        )
+        # Of two places, the order to delete goes to the server's own.
+        now, epoch = micros(self._clock.now()), row["epoch"] + 1
+        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.FAILED)
+        return operations
 
-    def _begin(
+    def _can_be_kept(self, conn: sa.Connection, row: InstanceRow) -> bool:
+        """Return whether a server can be soft-deleted: it has run, and its host can switch its guest off."""
+        if row["launched_at"] is None or row["host"] is None or row["task_state"] == states.SHELVING_OFFLOADING:
+            return False
+        return services.host_is_up(conn, row["host"], micros(self._clock.now()), self._service_down_time)
+
+    def _begin_soft_delete(self, conn: sa.Connection, context: RequestContext, row: InstanceRow) -> tuple[str, ...]:
+        changes: InstanceChanges = {
+            "task_state": states.SOFT_DELETING,
+            "deleted_at": micros(self._clock.now()),
+            "progress": 0,
+        }
+        deadline = operation_rows.NO_DEADLINE
+        operations = self._accept(
+            conn, context, row, "soft_delete", changes, None, deadline=deadline, instance_action="delete"
+        )
+        operations += self._end_move(conn, context.for_bus(), row, migration_states.FAILED)
+        if row["deleted_at"] is None:
+            quotas.release_server(conn, row)
+        return operations
+
+    def _begin_restore(self, conn: sa.Connection, context: RequestContext, id: str) -> tuple[str, ...]:
+        row = instances.lock_existing(conn, id)
+        action = states.ACTIONS["restore"]
+        check_state("restore", action, row)
+        changes: InstanceChanges = {"task_state": action.task_state, "deleted_at": None}
+        deadline = micros(self._clock.now() + self._timeout)
+        payload = PowerPayload(action="restore")
+        operations = self._accept(conn, context, row, "restore", changes, payload, deadline=deadline)
+        if row["deleted_at"] is not None:  # else it is charged
+            limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
+            quotas.charge_server(conn, row, limits)
+        return operations
+
+    def record(
         self,
         conn: sa.Connection,
         context: RequestContext,
@@ -103,16 +184,40 @@ class ServerActions:
         kind: str,
         action: states.Action,
         payload: msgspec.Struct,
-        check: Callable[[InstanceRow], None] | None,
-    ) -> str:
+        check: Callable[[InstanceRow], None] | None = None,
+        *,
+        instance_action: str | None = None,
+        operation_id: str | None = None,
+        deferred_for: float = 0.0,
+        secrets: Secrets | None = None,
+        timeout: float | None = None,
+    ) -> tuple[str, ...]:
+        """Record an action in the caller's transaction; return the operations to start, first its own.
+
+        `instance_action` is the name of the instance action, if it is not the kind. With `deferred_for`, no conductor
+        takes the operation for so many seconds, or until `start_deferred`. It fails if it has not ended after `timeout`
+        seconds.
+        """
         row = instances.lock_existing(conn, id)
-        check_state(kind, action, row)
-        if action.capability is not None and nodes.lacks(conn, row["node_uuid"], action.capability):
-            raise NotSupported(f"Cannot '{kind}' instance {id}: the hypervisor of its host is not able to.")
+        name = instance_action or kind
+        check_state(name, action, row)
+        check_capability(conn, name, action, row)
         if check is not None:
             check(row)
-        deadline = micros(self._clock.now() + self._timeout)
-        return self._accept(conn, context, row, kind, action.task_state, payload, deadline=deadline)
+        now = self._clock.now()
+        return self._accept(
+            conn,
+            context,
+            row,
+            kind,
+            {"task_state": action.task_state},
+            payload,
+            deadline=micros(now + (timeout or self._timeout)),
+            instance_action=instance_action,
+            operation_id=operation_id,
+            deferred_until=micros(now + deferred_for) if deferred_for else 0,
+            secrets=secrets,
+        )
 
     def _accept(
         self,
@@ -120,25 +225,35 @@ class ServerActions:
         context: RequestContext,
         row: InstanceRow,
         kind: str,
-        task_state: str,
+        changes: InstanceChanges,
         payload: msgspec.Struct | None,
         *,
         deadline: int,
-    ) -> str:
-        """Record the action on the server, whose row is locked; return the id of its operation."""
-        id = new_uuid(self._random)
-        operation_rows.accept_action(
+        instance_action: str | None = None,
+        operation_id: str | None = None,
+        deferred_until: int = 0,
+        secrets: Secrets | None = None,
+    ) -> tuple[str, ...]:
+        """Record the action on the server, whose row is locked.
+
+        Return the id of its operation, and the ids of earlier operations that a conductor has to end.
+        """
+        id = operation_id or new_uuid(self._random)
+        to_end = operation_rows.accept_action(
             conn,
             row,
-            {"task_state": task_state},
+            changes,
             id=id,
             kind=kind,
             context=context.for_bus(),
             payload=payload,
             now=micros(self._clock.now()),
             deadline=deadline,
+            instance_action=instance_action,
+            deferred_until=deferred_until,
+            secrets=None if secrets is None else self._secrets.seal(secrets, id),
         )
-        return id
+        return (id, *to_end)
 
     # --- changes without an operation ------------------------------------------------------------------------
 
@@ -154,9 +269,11 @@ class ServerActions:
         unlocked = changed(row, {"locked_by": None, "locked_reason": None})
         self._notifier.instance("unlock", unlocked, context=context.for_bus())
 
-    async def reset_state(self, row: InstanceRow, vm_state: str) -> None:
-        """Set the state of a server and cancel its operations."""
-        await self._database.write(self._reset_state, row["uuid"], vm_state)
+    async def reset_state(self, context: RequestContext, row: InstanceRow, vm_state: str) -> None:
+        """Set the state of a server and cancel its operations; one that moves stays where it belongs to."""
+        operations = await self._database.write(self._reset_state, context.for_bus(), row["uuid"], vm_state)
+        if operations:
+            await self._conductor.run_operations(context.for_bus(), operations)
 
     def _lock(self, conn: sa.Connection, context: RequestContext, id: str, reason: str | None) -> bool:
         row = instances.lock_existing(conn, id)
@@ -178,15 +295,38 @@ class ServerActions:
             conn, id, context.request_id, name, context.user_id, context.project_id, now, finished=True
         )
 
-    def _reset_state(self, conn: sa.Connection, id: str, vm_state: str) -> None:
+    def _reset_state(self, conn: sa.Connection, context: Context, id: str, vm_state: str) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
         if row["task_state"] == states.DELETING:
             raise Conflict(
                 f"Cannot reset the state of instance {id}: it is being deleted, and a delete cannot be cancelled."
             )
         now = micros(self._clock.now())
-        instances.update(conn, id, now, {"vm_state": vm_state, "task_state": None, "epoch": row["epoch"] + 1})
+        changes: InstanceChanges = {"vm_state": vm_state, "task_state": None, "epoch": row["epoch"] + 1}
+        instances.update(conn, id, now, {**changes, "deleted_at": None})
         operation_rows.cancel_open(conn, id, now)
+        operations = self._end_move(conn, context, row, migration_states.ERROR)
+        if row["task_state"] == states.SHELVING_OFFLOADING and row["network_info"]:  # they may be unbound
+            operations += (self._bind_ports(conn, context, row, row["epoch"] + 1, now),)
+        if row["deleted_at"] is not None:  # it is not soft-deleted any more
+            quotas.charge_server(conn, row, {})
+        return operations
+
+    def _end_move(self, conn: sa.Connection, context: Context, row: InstanceRow, status: str) -> tuple[str, ...]:
+        """End the move of a server, whose row is locked, at the next epoch; it stays where it belongs to.
+
+        Return the operation that binds its ports again, if the move may have bound them elsewhere.
+        """
+        now, epoch = micros(self._clock.now()), row["epoch"] + 1
+        if not server_migrations.abandon(conn, row, now, epoch=epoch, status=status) or not row["network_info"]:
+            return ()
+        return (self._bind_ports(conn, context, row, epoch, now),)
+
+    def _bind_ports(self, conn: sa.Connection, context: Context, row: InstanceRow, epoch: int, now: int) -> str:
+        """Record and return the operation that binds the ports of a server to its host."""
+        id = new_uuid(self._random)
+        operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=epoch, now=now, context=context)
+        return id
 
 
 def check_lock(context: RequestContext, row: InstanceRow) -> None:
@@ -195,11 +335,17 @@ def check_lock(context: RequestContext, row: InstanceRow) -> None:
         raise Conflict(f"Instance {row['uuid']} is locked")
 
 
-def check_state(kind: str, action: states.Action, row: InstanceRow) -> None:
-    """Raise Conflict if the server's state does not allow the action; `kind` is its name in the message."""
+def check_state(name: str, action: states.Action, row: InstanceRow) -> None:
+    """Raise Conflict if the server's state does not allow the action; `name` is its name in the message."""
     reason = states.refusal(action, row["vm_state"], row["task_state"], row["host"] is not None)
     if reason is not None:
-        raise Conflict(f"Cannot '{kind}' instance {row['uuid']} {reason}")
+        raise Conflict(f"Cannot '{name}' instance {row['uuid']} {reason}")
+
+
+def check_capability(conn: sa.Connection, name: str, action: states.Action, row: InstanceRow) -> None:
+    """Raise NotSupported if the driver of the server's host cannot do the action."""
+    if action.capability is not None and nodes.lacks(conn, row["node_uuid"], action.capability):
+        raise NotSupported(f"Cannot '{name}' instance {row['uuid']}: the hypervisor of its host is not able to.")
 
 
 def lock_holder(context: RequestContext, row: InstanceRow) -> str:

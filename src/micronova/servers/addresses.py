@@ -45,12 +45,14 @@ class ServerAddresses:
         """Take an address from a server's port."""
         check_lock(context, row)
         network = self._network(context)
-        port_id = next((port for port, fixed in _fixed(row) if fixed["address"] == address), None)
-        if port_id is None:
+        # An address that the record lacks is found, too: the request that added it may have been interrupted.
+        ports = await network.list_("ports", ("device_id", row["uuid"]))
+        port = next((each for each in ports if address in _addresses(each)), None)
+        if port is not None:
+            wanted = [fixed for fixed in port["fixed_ips"] if fixed["ip_address"] != address]
+            await network.update("ports", port["id"], {"fixed_ips": wanted})
+        elif all(fixed["address"] != address for _, fixed in _fixed(row)):
             raise Invalid(f"Instance {row['uuid']} doesn't have fixed IP '{address}'.")
-        known = (await network.show("ports", port_id))["fixed_ips"]
-        wanted = [fixed for fixed in known if fixed["ip_address"] != address]
-        await network.update("ports", port_id, {"fixed_ips": wanted})
         await self._interfaces.refresh(row["uuid"])
 
     async def add_floating(
@@ -99,6 +101,11 @@ class ServerAddresses:
         if len(found) > 1:
             raise Conflict(f"Multiple floating IPs are found for address {address}.")
         return found[0]
+
+
+def _addresses(port: dict[str, Any]) -> set[str]:
+    """Return the addresses of a port."""
+    return {fixed["ip_address"] for fixed in port["fixed_ips"]}
 
 
 def _fixed(row: InstanceRow) -> Iterator[tuple[str, FixedIPData]]:

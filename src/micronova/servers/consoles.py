@@ -32,8 +32,10 @@ PROTOCOLS: dict[str, str] = {
 }
 """The protocol of each console type of the API."""
 
-SERVED: dict[str, ConsoleProtocol] = {"novnc": "vnc", "spice-html5": "spice", "serial": "serial"}
-"""The console types that this cloud offers."""
+SERVED: dict[str, ConsoleProtocol] = {
+    "novnc": "vnc", "spice-html5": "spice", "spice-direct": "spice", "serial": "serial",
+}  # fmt: skip
+"""The console types that clouds may offer."""
 
 
 class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class LinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     token_ttl: float
     vnc_base_url: str = ""  # empty: the address at which the API was reached
     spice_base_url: str = ""
+    spice_direct_base_url: str = ""  # empty: this cloud has no consoles of the type spice-direct
     serial_base_url: str = ""
 
 
@@ -60,11 +63,17 @@ class ConsoleLinks:
     async def create(self, context: RequestContext, row: InstanceRow, kind: str, root_url: str) -> str:
         """Return a link to a server's console; `root_url` is scheme://host:port of the API as the user reaches it."""
         protocol = SERVED.get(kind)
-        if protocol is None:
-            raise Invalid(f"Unavailable console type {kind}: this cloud has novnc, spice-html5 and serial.")
+        direct = kind == "spice-direct"
+        if protocol is None or (direct and not self._settings.spice_direct_base_url):
+            raise Invalid(f"Unavailable console type {kind}: this cloud has {self._offered()}.")
         if row["task_state"] == states.DELETING:
             raise Conflict(f"Instance {row['uuid']} is being deleted.")
-        await self._guests.console_endpoint(context, row, protocol)  # the host raises an error if there is none
+        found = await self._guests.console_endpoint(context, row, protocol)  # the host refuses if there is none
+        if direct and (not found.port or found.secret):
+            raise Invalid(
+                f"Unavailable console type {kind}: the host of instance {row['uuid']} lets only the cloud's own "
+                "console proxy connect to its consoles."
+            )
         token = str(uuid.UUID(int=self._random.getrandbits(128), version=4))
         now = self._clock.now()
         await self._database.write(
@@ -73,24 +82,29 @@ class ConsoleLinks:
                 "token_digest": token_digest(token),
                 "instance_uuid": row["uuid"],
                 "host": row["host"],
-                "protocol": protocol,
+                "protocol": kind if direct else protocol,
                 "created_at": micros(now),
                 "expires_at": micros(now + self._settings.token_ttl),
             },
         )
         if protocol == "vnc":
             return vnc_url(self._settings.vnc_base_url or f"{root_url}/console/vnc_lite.html", token)
+        if direct:
+            return page_url(self._settings.spice_direct_base_url, token)
         if protocol == "spice":
             return page_url(self._settings.spice_base_url or f"{root_url}/console/spice_auto.html", token)
         return page_url(self._settings.serial_base_url or f"{root_url}/console/serial.html", token)
 
-    async def show(self, context: RequestContext, token: str) -> tuple[str, str, ConsoleEndpoint]:
-        """Return the server, its host and the console of a valid token."""
+    def _offered(self) -> str:
+        return f"novnc, spice-html5{', spice-direct' if self._settings.spice_direct_base_url else ''} and serial"
+
+    async def show(self, context: RequestContext, token: str) -> tuple[str, str, ConsoleEndpoint, bool]:
+        """Return the server, its host and the console of a valid token, and whether its type is spice-direct."""
         row = await self._database.read(self._find, token)
         if row is None:
             raise NotFound("Token not found: there is none, or it has expired.")
         endpoint = await self._guests.console_endpoint(context, row, row["protocol"])
-        return row["uuid"], row["host"], endpoint
+        return row["uuid"], row["host"], endpoint, row["is_direct"]
 
     def _find(self, conn: sa.Connection, token: str) -> Any:
         return console_tokens.find(conn, token_digest(token), micros(self._clock.now()))

@@ -5,16 +5,13 @@ instance actions and operations together. Only then a message tells a conductor,
 """
 
 import asyncio
-import random
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import sqlalchemy as sa
 
-from micronova.clients.image.client import ImageClient
-from micronova.clients.network.client import NetworkClient
-from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db import (
     aggregates,
     flavors,
@@ -27,10 +24,10 @@ from micronova.db import (
     services,
 )
 from micronova.db import operations as operation_rows
-from micronova.db.engine import Database
-from micronova.db.secrets import SecretBox, Secrets
+from micronova.db.secrets import Secrets
+from micronova.notifications import resources
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.clock import Clock, micros
+from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound, QuotaExceeded
 from micronova.objects.flavor import Flavor
@@ -53,7 +50,8 @@ from micronova.servers.create_rules import (
     make_password,
     merge_devices,
 )
-from micronova.servers.unsupported import Unsupported
+from micronova.servers.dependencies import Dependencies
+from micronova.servers.image_refs import named_image
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
 
@@ -78,42 +76,28 @@ class _Accepted:
 class ServerCreator:
     """Accepts requests to create servers."""
 
-    def __init__(
-        self,
-        *,
-        database: Database,
-        clock: Clock,
-        random: random.Random,
-        conductor: ConductorAPI,
-        secrets: SecretBox,
-        hooks: Hooks,
-        quota_defaults: Mapping[str, int],
-        image_client: ImageClient | None,
-        network_client: NetworkClient | None,
-        unsupported: Unsupported,
-        build_timeout: float,
-        default_zone: str,
-        default_schedule_zone: str | None,
-    ) -> None:
-        self._database = database
-        self._clock = clock
-        self._random = random
-        self._conductor = conductor
-        self._secrets = secrets
+    def __init__(self, dependencies: Dependencies, *, hooks: Hooks, default_schedule_zone: str | None) -> None:
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._conductor = dependencies.conductor
+        self._secrets = dependencies.secrets
         self._hooks = hooks
-        self._quota_defaults = quota_defaults
-        self._image_client = image_client
+        self._notifier = dependencies.notifier
+        self._quota_defaults = dependencies.quota_defaults
+        self._image_client = dependencies.image_client
         self._image_cache: dict[tuple[str, str], tuple[float, ImageMeta]] = {}
-        self._network_client = network_client
-        self._unsupported = unsupported
-        self._build_timeout = build_timeout
-        self._default_zone = default_zone
+        self._network_client = dependencies.network_client
+        self._unsupported = dependencies.unsupported
+        self._signatures = dependencies.signatures
+        self._timeout = dependencies.action_timeout
+        self._default_zone = dependencies.default_zone
         self._default_schedule_zone = default_schedule_zone
 
     async def create(self, context: RequestContext, request: CreateRequest) -> Created:
         """Accept a request to create servers; it is durable when this returns."""
         self._hooks.pre("create_instance", context, request)
-        self._unsupported.check_request(request.hints, request.trusted_certs)
+        self._unsupported.check_hints(request.hints)
         flavor, public_key, group = await self._database.read(self._look_up, context, request)
         self._unsupported.check_flavor(flavor)
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
@@ -121,6 +105,13 @@ class ServerCreator:
         if image is not None:
             self._unsupported.check_image(image)
         check_hardware(flavor, image)
+        request.trusted_certs = self._signatures.trusted(request.trusted_certs)
+        if image is not None:
+            image = await self._signatures.signed(
+                image, request.trusted_certs, token=context.token, seen_by=context.token
+            )
+        elif request.trusted_certs:
+            raise Invalid("Image certificate validation is not supported when booting from volume.")
         disk_config = chosen_disk_config(request, image)
         devices = merge_devices(request, flavor, image)
         max_count = allowed_count(request, plan)
@@ -153,10 +144,23 @@ class ServerCreator:
             disk_config=disk_config,
         )
         uuids, operations = await self._database.write(self._record, accepted)
+        if group is not None and self._notifier.enabled:
+            await self._announce_members(context, group.id, uuids)
         await self._conductor.run_operations(context.for_bus(), tuple(operations))
         created = Created(uuids, reservation, password, disk_config)
         self._hooks.post("create_instance", created, context, request)
         return created
+
+    async def _announce_members(self, context: RequestContext, group: str, uuids: Sequence[str]) -> None:
+        def read(conn: sa.Connection) -> tuple[server_groups.ServerGroupRow, list[str]]:
+            return server_groups.get(conn, group), server_groups.members(conn, [group])[group]
+
+        try:
+            row, members = await self._database.read(read)
+        except NotFound:  # it was deleted meanwhile
+            return
+        joined = partial(resources.server_group, "add_member", row, members, uuids)
+        self._notifier.announce(context.for_bus(), joined)
 
     def _look_up(
         self, conn: sa.Connection, context: RequestContext, request: CreateRequest
@@ -214,16 +218,11 @@ class ServerCreator:
     async def _image(self, context: RequestContext, request: CreateRequest) -> ImageMeta | None:
         if request.image_id is None:
             return None
-        if self._image_client is None:
-            return ImageMeta(id=request.image_id)
         key, now = (context.token, request.image_id), self._clock.monotonic()
         seen = self._image_cache.get(key)
         if seen is not None and now - seen[0] < IMAGE_CACHED:
             return seen[1]
-        try:
-            image = await self._image_client.get(request.image_id, context.token)
-        except NotFound:
-            raise Invalid(f"Invalid imageRef provided: image {request.image_id} could not be found.") from None
+        image = await named_image(self._image_client, context, request.image_id)
         if len(self._image_cache) >= 1000:
             self._image_cache.clear()
         self._image_cache[key] = (now, image)
@@ -247,7 +246,7 @@ class ServerCreator:
         now = micros(self._clock.now())
         flavor = spec.flavor
         limits = quotas.limits_for(conn, context.project_id, self._quota_defaults, context.user_id)
-        check_item_limits(request, limits)
+        check_item_limits(request.metadata, request.files, limits)
         # The server group is locked before the quota, as everywhere, so its number of members holds until the commit.
         members = instances.count_in_group(conn, spec.group.id) if spec.group is not None else 0
         count = quotas.charge_up_to(
@@ -305,7 +304,7 @@ class ServerCreator:
             step="schedule",
             epoch=1,
             now=now,
-            deadline=now + micros(self._build_timeout),
+            deadline=now + micros(self._timeout),
             context=accepted.context.for_bus(),
             payload=BuildPayload(),
             secrets=self._secrets.seal(secrets, id),

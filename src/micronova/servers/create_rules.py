@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,13 +14,13 @@ from micronova.objects.errors import Forbidden, Invalid, NotSupported, PortLimit
 from micronova.objects.flavor import Flavor
 from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import (
-    TRUE_WORDS,
     GuestProperties,
     check_image_properties,
+    disk_config_of,
     serial_ports,
     wants_queues,
 )
-from micronova.objects.image import MOST_PROPERTY_BYTES, ImageMeta
+from micronova.objects.image import LONGEST_PROPERTY, MOST_PROPERTY_BYTES, ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import NetworkPlan, RequestedNetworks
 from micronova.objects.orders import InjectedFile
@@ -36,7 +36,7 @@ class CreateRequest:
     image_id: str | None
     description: str | None = None
     networks: RequestedNetworks = None
-    security_groups: list[str] = field(default_factory=lambda: ["default"])
+    security_groups: list[str]
     key_name: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     user_data: str | None = None
@@ -78,7 +78,12 @@ def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest)
         if not any(device.boot_index == 0 for device in request.block_devices):
             raise Invalid("Invalid imageRef provided: a server needs an image or a bootable volume.")
         return
-    if flavor.disk == 0 and not request.allow_zero_disk:
+    check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
+
+
+def check_image_fits(image: ImageMeta, flavor: Flavor, *, allow_zero_disk: bool) -> None:
+    """Refuse an image that cannot be booted, or not with this flavor; policy decides about disks without a limit."""
+    if flavor.disk == 0 and not allow_zero_disk:
         raise Forbidden("Only volume-backed servers are allowed for flavors with zero disk.")
     if image.status != "active":
         raise Invalid(f"Image {image.id} is not active: it is {image.status}.")
@@ -87,6 +92,11 @@ def check_image(image: ImageMeta | None, flavor: Flavor, request: CreateRequest)
             f"Image {image.id} has properties of {image.property_bytes} bytes: a server keeps at most "
             f"{MOST_PROPERTY_BYTES}."
         )
+    check_fits(image, flavor)
+
+
+def check_fits(image: ImageMeta, flavor: Flavor) -> None:
+    """Refuse a flavor that is too small for an image."""
     if flavor.ram < image.min_ram:
         raise Invalid(
             f"Flavor's memory is too small for requested image: it has {flavor.ram} MB, the image needs "
@@ -118,18 +128,30 @@ def check_hardware(flavor: Flavor, image: ImageMeta | None) -> None:
 
 def chosen_disk_config(request: CreateRequest, image: ImageMeta | None) -> str:
     """Return AUTO or MANUAL: what the request asks for, or else the image; raise Invalid if the image forbids AUTO."""
-    allowed = "" if image is None else str(image.properties.get("auto_disk_config") or "").strip().lower()
     if request.disk_config is None:
-        return "AUTO" if allowed in TRUE_WORDS else "MANUAL"
-    if request.disk_config == "AUTO" and allowed == "disabled" and image is not None:
-        raise Invalid(f"Requested image {image.id} has automatic disk resize disabled.")
+        return disk_config_of(_auto_disk_config(image))
+    check_disk_config(request.disk_config, image)
     return request.disk_config
+
+
+def check_disk_config(wanted: str, image: ImageMeta | None) -> None:
+    """Raise Invalid if the image forbids what a request asks for."""
+    if wanted == "AUTO" and image is not None and _auto_disk_config(image) == "disabled":
+        raise Invalid(f"Requested image {image.id} has automatic disk resize disabled.")
+
+
+def _auto_disk_config(image: ImageMeta | None) -> str:
+    return "" if image is None else str(image.properties.get("auto_disk_config") or "").strip().lower()
 
 
 def needs_config_drive(request: CreateRequest, image: ImageMeta | None) -> bool:
     """Return whether a server gets a config drive on every host. Injected files reach a guest only this way."""
-    mandatory = image is not None and image.properties.get("img_config_drive") == "mandatory"
-    return request.config_drive or bool(request.files) or mandatory
+    return request.config_drive or bool(request.files) or image_needs_config_drive(image)
+
+
+def image_needs_config_drive(image: ImageMeta | None) -> bool:
+    """Return whether an image asks for a config drive."""
+    return image is not None and image.properties.get("img_config_drive") == "mandatory"
 
 
 def merge_devices(request: CreateRequest, flavor: Flavor, image: ImageMeta | None) -> list[BlockDevice]:
@@ -176,13 +198,13 @@ def allowed_count(request: CreateRequest, plan: NetworkPlan) -> int:
     return request.max_count
 
 
-def check_item_limits(request: CreateRequest, limits: Mapping[str, int]) -> None:
+def check_item_limits(metadata: Mapping[str, str], files: Sequence[InjectedFile], limits: Mapping[str, int]) -> None:
     """Check the quotas that limit one server: metadata items and injected files."""
     checks = [
-        ("metadata_items", len(request.metadata), "Quota exceeded, too many metadata items: at most {}."),
-        ("injected_files", len(request.files), "Quota exceeded, too many injected files: at most {}."),
+        ("metadata_items", len(metadata), "Quota exceeded, too many metadata items: at most {}."),
+        ("injected_files", len(files), "Quota exceeded, too many injected files: at most {}."),
     ]
-    for item in request.files:
+    for item in files:
         checks.append(
             ("injected_file_content_bytes", len(item.contents), "Quota exceeded, a file has more than {} bytes.")
         )
@@ -252,12 +274,24 @@ def instance_row(
         "hints": request.hints,
         "server_group_id": spec.group.id if spec.group else None,
         "trusted_certs": request.trusted_certs,
+        "system_metadata": _creator(context),
         "fault": None,
         "created_at": now,
         "updated_at": now,
         "launched_at": None,
         "terminated_at": None,
+        "deleted_at": None,
     }
+
+
+def _creator(context: RequestContext) -> dict[str, str]:
+    """Return who creates a server, in the words of Nova's images."""
+    facts = {
+        "owner_user_name": context.user_name,
+        "owner_project_name": context.project_name,
+        "boot_roles": ",".join(context.roles),
+    }
+    return {name: value[:LONGEST_PROPERTY] for name, value in facts.items() if value}
 
 
 def make_password(source: random.Random) -> str:

@@ -43,15 +43,21 @@ class ExternalEvents:
             row = found
         if row["host"] is None:
             return False
-        if event.name == CHANGED:
-            await self._interfaces.refresh(row["uuid"])
-        elif event.name == DELETED and event.tag:
-            await self._interfaces.port_deleted(context, row, event.tag)
+        if not await self._apply(context, row, event):
+            return False
         try:
             await self._compute.external_instance_event(context.for_bus(), row["host"], event)
         except BusUnavailable as error:
             log.warning("event %s for %s is lost: %s", event.name, event.instance_uuid, error)
             return False
+        return True
+
+    async def _apply(self, context: RequestContext, row: InstanceRow, event: InstanceEvent) -> bool:
+        """Record what an event says of a server's interfaces; return False if that is not possible now."""
+        if event.name == CHANGED:
+            return await self._interfaces.refresh(row["uuid"])
+        if event.name == DELETED and event.tag:
+            return await self._interfaces.port_deleted(context, row, event.tag)
         return True
 
     def _note_for_build(self, conn: sa.Connection, uuid: str) -> InstanceRow | None:

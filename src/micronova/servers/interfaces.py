@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from micronova.clients.network.client import NetworkClient
-from micronova.db import instances
-from micronova.db import operations as operation_rows
+from micronova.db import instances, network_info
 from micronova.db.engine import Database
 from micronova.objects import states
 from micronova.objects.clock import Clock, micros
@@ -30,20 +28,16 @@ from micronova.objects.errors import (
     OperationFailed,
     PortLimitExceeded,
     RequestedNotFound,
-    Unavailable,
 )
-from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF, NetworkRequest, PlannedPort
 from micronova.objects.operations import InterfacePayload
-from micronova.servers.actions import ServerActions, check_lock, check_state
+from micronova.servers.actions import FIRST_POLL, LONGEST_POLL, ServerActions, check_lock, check_state
 
 log = logging.getLogger(__name__)
 
-FIRST_POLL = 0.02
-LONGEST_POLL = 0.5  # seconds between looks at an operation; the pause grows from FIRST_POLL to this
 WAIT = 60.0  # seconds that a request waits for another one that changes the same server's interfaces
 EVENT_WAIT = 5.0  # the same, for an event of the network service
-GRACE = 30.0  # seconds after its deadline within which an operation certainly ends
 REFRESH_TRIES = 5
 
 # Errors of a failed attachment that the caller gets as they are; all others become a 500.
@@ -76,7 +70,7 @@ class Interfaces:
         if self._network_client is None:
             return msgspec.convert(row["network_info"], tuple[VIF, ...])
         found = await self._network_client.network_info(row["uuid"])
-        return _in_order(found, row["network_info"])
+        return network_info.in_order(found, row["network_info"])
 
     async def show(self, row: InstanceRow, port_id: str) -> VIF:
         """Return one of a server's interfaces."""
@@ -111,26 +105,35 @@ class Interfaces:
 
     # --- events of the network service -----------------------------------------------------------------------
 
-    async def refresh(self, uuid: str) -> None:
-        """Record a server's interfaces, addresses and security groups as the network service shows them now."""
+    async def refresh(self, uuid: str) -> bool:
+        """Record a server's interfaces, addresses and security groups as the network service shows them now.
+
+        Return False if the server has changed during each attempt, so that nothing is recorded.
+        """
         if self._network_client is None:
-            return
+            return True
         for _ in range(REFRESH_TRIES):
             row = await self._database.read(instances.get, uuid)
             if row is None:
-                return
+                return True
             found = await self._network_client.network_info(uuid)
             security_groups = await self._network_client.security_groups.names_of(uuid)
-            if await self._database.write(self._note, uuid, row["updated_at"], found, security_groups):
-                return
+            now = micros(self._clock.now())
+            seen = row["updated_at"]
+            if await self._database.write(network_info.record, uuid, seen, found, security_groups, now) != "stale":
+                return True
         log.warning(
             "instance %s changed during each of %d reads of its ports: they are not recorded now", uuid, REFRESH_TRIES
         )
+        return False
 
-    async def port_deleted(self, context: RequestContext, row: InstanceRow, port_id: str) -> None:
-        """Detach the interface of a port that was deleted; a lock of the server does not matter."""
+    async def port_deleted(self, context: RequestContext, row: InstanceRow, port_id: str) -> bool:
+        """Detach the interface of a port that was deleted; a lock of the server does not matter.
+
+        Return False if that has to be tried again later, such as after an action on the server.
+        """
         if row["task_state"] == states.DELETING or not _has(row, port_id):
-            return
+            return True
         action = states.ACTIONS["detach_interface"]
         try:
             payload = InterfacePayload(port_id=port_id)
@@ -138,23 +141,11 @@ class Interfaces:
         except NotFound:
             pass  # it was detached before
         except (Conflict, NotSupported) as error:
+            known = await self._database.read(instances.get, row["uuid"])
+            if isinstance(error, Conflict) and known is not None and known["task_state"] is not None:
+                return False
             log.warning("port %s of %s was deleted; its guest keeps a dead interface: %s", port_id, row["uuid"], error)
-            await self.refresh(row["uuid"])
-
-    def _note(
-        self, conn: sa.Connection, uuid: str, seen: int, found: tuple[VIF, ...], security_groups: list[str]
-    ) -> bool:
-        """Record the interfaces; return False if the server has changed since it was read."""
-        row = instances.lock(conn, uuid)
-        if row is None:
-            return True
-        if row["updated_at"] != seen:
-            return False
-        values: InstanceChanges = {"network_info": msgspec.to_builtins(_in_order(found, row["network_info"]))}
-        if row["vm_state"] != states.BUILDING:  # during the build the row has the requested security groups
-            values["security_groups"] = security_groups
-        if changed(row, values) != row:
-            instances.update(conn, uuid, micros(self._clock.now()), values)
+            return await self.refresh(row["uuid"])
         return True
 
     # --- attaching -------------------------------------------------------------------------------------------
@@ -233,17 +224,10 @@ class Interfaces:
 
     async def _attached(self, uuid: str, operation: str) -> str:
         """Wait until an attachment ends; return its port, or raise its error."""
-        pause = FIRST_POLL
-        while True:
-            found = await self._database.read(operation_rows.get, operation)
-            if found is None:
-                raise OperationFailed(f"What became of the interface of instance {uuid} is not known any more.")
-            if found["finished_at"] is not None:
-                break
-            if self._clock.now() > found["deadline"] / 1e6 + GRACE:
-                raise Unavailable(f"The interface is still being attached to instance {uuid}: look at it later.")
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
+        late = f"The interface is still being attached to instance {uuid}: look at it later."
+        found = await self._actions.ended(operation, late)
+        if found is None:
+            raise OperationFailed(f"What became of the interface of instance {uuid} is not known any more.")
         payload = msgspec.msgpack.decode(found["payload"], type=InterfacePayload)
         if found["result"] == "success" and payload.port_id is not None:
             return payload.port_id
@@ -263,9 +247,3 @@ class Interfaces:
 
 def _has(row: InstanceRow, port_id: str) -> bool:
     return any(vif["port_id"] == port_id for vif in row["network_info"])
-
-
-def _in_order(found: tuple[VIF, ...], known: list[Any]) -> tuple[VIF, ...]:
-    """Return interfaces in the order in which the guest has them, new ones last."""
-    places = {vif["port_id"]: place for place, vif in enumerate(known)}
-    return tuple(sorted(found, key=lambda vif: places.get(vif.port_id, len(places))))

@@ -1,4 +1,6 @@
-"""What a request, a flavor or an image may ask for and this cloud does not do: refused at create, never ignored.
+"""What a request, a flavor or an image may ask for and this cloud does not do: refused, never ignored.
+
+Create, resize and rebuild refuse it.
 
 Enabled filters of the scheduler may honour scheduler hints and namespaces of extra specs (`Honoured`). Extra specs
 without a namespace are not refused, because they may belong to a filter or to another program.
@@ -111,18 +113,14 @@ class Unsupported:
     def __init__(self, honoured: Callable[[], Honoured]) -> None:
         self._honoured = honoured  # called when a request first depends on it
 
-    def check_request(self, hints: Mapping[str, Any], trusted_certs: list[str] | None) -> None:
-        """Raise Invalid if the request has hints without a filter, or names trusted certificates."""
+    def check_hints(self, hints: Mapping[str, Any]) -> None:
+        """Raise Invalid if a request has hints without a filter."""
         for hint in sorted(_HINTS.keys() & hints.keys()):
             if hint not in self._honoured().hints:
                 raise Invalid(
                     f"The scheduler hint {hint} is not supported: no enabled filter honours it "
                     f"(in Nova {_HINTS[hint]} does). Remove it from the request."
                 )
-        if trusted_certs:
-            raise Invalid(
-                "trusted_image_certificates are not supported: this cloud does not verify signatures of images."
-            )
 
     def check_flavor(self, flavor: Flavor) -> None:
         """Raise Invalid if the flavor has an extra spec that would have no effect."""

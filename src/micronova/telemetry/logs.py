@@ -1,22 +1,52 @@
 """Logs: text lines or JSON lines, each with the id of the request it belongs to."""
 
+import asyncio
 import contextlib
 import contextvars
-import fcntl
+import io
 import logging
 import os
 import stat
 import sys
+import threading
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Final, TextIO
 
 import msgspec
 
 from micronova.conf.settings import Settings
+from micronova.objects.background import keep_running
+from micronova.objects.clock import SystemClock
 
+log = logging.getLogger(__name__)
+
+LONGEST_MESSAGE: Final = 10_000  # characters of a record
+LONGEST_TRACE: Final = 100_000
 LOOK_EVERY: Final = 256  # records between looks at the size of the log
+LOOK_INTERVAL: Final = 1.0  # seconds between looks at the size of the log
 
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
+
+
+def one_line(text: str) -> str:
+    """Return a text with characters escaped that would begin a new line or command a terminal.
+
+    What hosts, guests and other services say is in messages. None of them may write lines of its own.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _message(record: logging.LogRecord) -> str:
+    return _cut(record.getMessage(), LONGEST_MESSAGE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} characters more)"
 
 
 class TextLines(logging.Formatter):
@@ -26,11 +56,13 @@ class TextLines(logging.Formatter):
         when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
         name = record.name.removeprefix("micronova.")
         request = request_id.get()
-        text = f"{when} {record.levelname:<7} {name}: {record.getMessage()}"
+        text = f"{when} {record.levelname:<7} {name}: {one_line(_message(record))}"
         if request and request not in text:
             text += f" [{request}]"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            trace = _cut(self.formatException(record.exc_info), LONGEST_TRACE)
+            # Indented: a line of an error's text must not look like one of the log.
+            text += "".join(f"\n    {one_line(line)}" for line in trace.splitlines())
         return text
 
 
@@ -42,57 +74,137 @@ class JSONLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
             "request_id": request_id.get() or None,
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = _cut(self.formatException(record.exc_info), LONGEST_TRACE)
         return msgspec.json.encode(line).decode()
 
 
-class BoundedStream(logging.StreamHandler[TextIO]):
-    """Writes to standard error, and keeps its file below a size if it is the log of a detached cloud.
+class LogFile:
+    """The log of a detached cloud, which is kept below a size.
 
-    Such a file is open for appending and reading, and shared with the other processes of the cloud. So it is cut in
-    place; a file that somebody redirects standard error to is not open for reading, and is left alone.
+    The processes of the cloud share the file. Their standard error can only append to it, and is no way to cut it. So
+    the file's owner opens it once more. Other processes write meanwhile, so it is cut in place.
     """
 
-    def __init__(self, stream: TextIO, most: int) -> None:
-        super().__init__(stream)
+    def __init__(self, descriptor: int, most: int) -> None:
+        self._descriptor = descriptor
         self._most = most
+        self._lock = threading.Lock()
+        self._failed = False
+
+    @classmethod
+    def of(cls, stream: int, path: Path, most: int) -> "LogFile | None":
+        """Return the file at `path` if the stream writes to it; None if the stream writes elsewhere.
+
+        Raise OSError if this process may not read and change it. The file is opened by the stream, because the path may
+        lead to another file a moment later.
+        """
+        try:
+            ours = os.path.samestat(os.stat(path), written := os.fstat(stream))
+        except FileNotFoundError:
+            return None
+        if not ours or not stat.S_ISREG(written.st_mode):
+            return None
+        return cls(os.open(f"/proc/self/fd/{stream}", os.O_RDWR | os.O_APPEND | os.O_CLOEXEC), most)
+
+    def shorten(self) -> None:
+        """Keep the second half of the log if it is too large; log an error if that fails, once until it succeeds."""
+        if not self._lock.acquire(blocking=False):
+            return  # another thread does it, or this one logs that it failed
+        try:
+            self._shorten()
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                _not_limited(error)
+        finally:
+            self._lock.release()
+
+    def _shorten(self) -> None:
+        if self._descriptor < 0:
+            return
+        size = os.fstat(self._descriptor).st_size
+        if size <= self._most:
+            return
+        kept = os.pread(self._descriptor, self._most // 2, size - self._most // 2)
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, kept[kept.find(b"\n") + 1 :])
+
+    def close(self) -> None:
+        """Close the file, when no thread cuts it."""
+        with self._lock:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class LogStream(logging.StreamHandler[TextIO]):
+    """Writes to standard error. If that is a file with a size to keep, it looks at the size now and then."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.file: LogFile | None = None
         self._until_look = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; look at the size of the file now and then."""
+        """Write a record."""
         super().emit(record)
         self._until_look -= 1
-        if self._most and self._until_look < 0:
+        if self.file is not None and self._until_look < 0:
             self._until_look = LOOK_EVERY
-            with contextlib.suppress(OSError, ValueError):  # ValueError: the stream has no descriptor
-                shorten(self.stream.fileno(), self._most)
+            self.file.shorten()
 
 
-def shorten(file: int, most: int) -> None:
-    """Keep the second half of a log that is larger than `most` bytes."""
-    ours = os.O_RDWR | os.O_APPEND
-    if fcntl.fcntl(file, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND) != ours:
+@contextlib.asynccontextmanager
+async def limited_log(path: Path, most: int) -> AsyncGenerator[None]:
+    """Keep the log of this cloud below a size, if its standard error is that file.
+
+    Its other processes, such as the agents and libvirtd, write to the file as well. So the size is looked at every
+    second, and not only when this process writes.
+    """
+    stream = next((each for each in logging.getLogger().handlers if isinstance(each, LogStream)), None)
+    file = None
+    if most and stream is not None:
+        try:
+            file = LogFile.of(stream.stream.fileno(), path, most)
+        except io.UnsupportedOperation:
+            pass  # the stream is no file
+        except OSError as error:
+            _not_limited(error)
+    if file is None or stream is None:
+        yield
         return
-    if not stat.S_ISREG(os.fstat(file).st_mode) or os.fstat(file).st_size <= most:
-        return
-    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of several processes, one cuts
+    stream.file = file
+    looking = keep_running(partial(_look_forever, file), name="log-size", clock=SystemClock())
     try:
-        size = os.fstat(file).st_size
-        if size > most:
-            kept = os.pread(file, most // 2, size - most // 2)
-            os.ftruncate(file, 0)
-            os.write(file, kept[kept.find(b"\n") + 1 :])
+        yield
     finally:
-        fcntl.lockf(file, fcntl.LOCK_UN)
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        stream.file = None
+        file.close()
+
+
+async def _look_forever(file: LogFile) -> None:
+    while True:
+        await asyncio.sleep(LOOK_INTERVAL)
+        await asyncio.to_thread(file.shorten)
+
+
+def _not_limited(error: OSError) -> None:
+    log.error(
+        "the log cannot be kept below default.log_file_max_size, and may fill the disk: %s; make it a regular file of "
+        "the user that the cloud runs as",
+        error,
+    )
 
 
 def set_up_logging(settings: Settings) -> None:
     """Send logs to standard error, with the level and the format of the settings."""
-    handler = BoundedStream(sys.stderr, settings.default.log_file_max_size)
+    handler = LogStream(sys.stderr)
     handler.setFormatter(JSONLines() if settings.default.log_format == "json" else TextLines())
     logging.basicConfig(level=settings.default.log_level, handlers=[handler], force=True)
     for noisy in ("uvicorn", "uvicorn.error", "alembic"):

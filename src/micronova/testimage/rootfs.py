@@ -10,11 +10,12 @@ from pathlib import Path
 from micronova.objects.errors import MicronovaError
 from micronova.testimage.cpio import Archive
 
-# In this order: buses and disks, network, config drive, power button, and others; pvpanic tells the host of a panic.
+# In this order: buses and disks, network, config drive, power button, and others: virtio_console has the channel of the
+# guest agent, and pvpanic tells the host of a panic.
 MODULES = (
     *("virtio_pci", "virtio_blk", "virtio_scsi", "sd_mod", "sr_mod", "ata_piix"),
     *("virtio_net", "isofs", "nls_cp437", "nls_ascii", "vfat"),
-    *("button", "evdev", "virtio_rng", "virtio_balloon", "pvpanic_mmio"),
+    *("button", "evdev", "virtio_rng", "virtio_balloon", "virtio_console", "pvpanic_mmio"),
 )
 _LIBRARIES = "lib/x86_64-linux-gnu"
 _LOADER = "lib64/ld-linux-x86-64.so.2"

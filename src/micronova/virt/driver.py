@@ -15,7 +15,7 @@ What every driver promises:
 - The agent never runs two methods on the same guest at once, except `info`, `boot_signs` and the console.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, runtime_checkable
 
@@ -26,6 +26,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import MicronovaError
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, InjectedFile, InstanceSpec, NodeResources
 
@@ -59,7 +60,8 @@ class GuestPlan:
     """Awaited between plugging the interfaces and running the guest; returns when the network has confirmed them."""
     network_info: tuple[VIF, ...] = ()
     block_devices: tuple[BlockDevice, ...] = ()
-    image_ticket: str | None = None
+    image_url: str | None = None  # to download the instance's image; in a rescue the rescue image
+    rescue_image: ImageMeta | None = None
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()
 
@@ -131,6 +133,24 @@ def last_lines(text: str, count: int | None) -> str:
     return "\n".join(text.removesuffix("\n").split("\n")[-count:]) if count else ""
 
 
+class CPUTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processors of a host have done since it was started, in nanoseconds; their frequency in MHz."""
+
+    user: int
+    kernel: int
+    idle: int
+    iowait: int
+    frequency: int
+
+
+@runtime_checkable
+class HostCPUStats(Protocol):
+    """Measures the processors of the host."""
+
+    async def get_host_cpu_stats(self) -> CPUTimes:
+        """Return the times of all processors together."""
+
+
 @runtime_checkable
 class HostUptime(Protocol):
     """Knows the host's uptime."""
@@ -161,6 +181,103 @@ class Suspend(Protocol):
         """Restore the guest's memory and let it run."""
 
 
+class DiskCopy(Protocol):
+    """A complete copy of a guest's root disk (no backing file) on the guest's host, ready to be uploaded."""
+
+    @property
+    def disk_format(self) -> str:
+        """The format of the file: qcow2, raw…"""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the file."""
+
+    def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the file from its start."""
+
+    async def close(self) -> None:
+        """Remove the copy."""
+
+
+@runtime_checkable
+class Snapshot(Protocol):
+    """Copies the root disks of guests, running or not. A running guest continues to run."""
+
+    async def snapshot(self, plan: GuestPlan) -> DiskCopy:
+        """Copy the root disk as it is at one moment.
+
+        A host that was interrupted may be asked again: what is left of an earlier copy is removed first. The file
+        systems of a running guest are quiesced if the image says that the guest has an agent (hw_qemu_guest_agent).
+        Raise Conflict if that fails and the image requires it (os_require_quiesce).
+        """
+
+
+def do_nothing() -> None:
+    """Do nothing."""
+
+
+@runtime_checkable
+class Rescue(Protocol):
+    """Boots guests from another image, so that their own disks can be repaired.
+
+    `power_on` and `reboot` boot a guest from its own disks, as `unrescue` does: no such order comes for a server that
+    is rescued, so the rescue has failed or an administrator has reset the server's state.
+    """
+
+    async def rescue(self, plan: GuestPlan, timeout: float, *, stopping: Callable[[], None] = do_nothing) -> None:
+        """Boot the guest from the plan's rescue image, with its own root disk attached.
+
+        The guest has `timeout` seconds to shut down, and `stopping` is called before it is asked to. A rescue that is
+        repeated at the same epoch leaves a guest that runs from the rescue image alone.
+        """
+
+    async def unrescue(self, plan: GuestPlan) -> None:
+        """Boot the guest from its own disks and remove what the rescue made."""
+
+
+@runtime_checkable
+class AdminPassword(Protocol):
+    """Changes passwords in guests that run."""
+
+    async def set_admin_password(self, plan: GuestPlan, password: str) -> None:
+        """Set the password of the guest's administrator.
+
+        Raise Conflict if the guest does not run, has no agent that can do it, or refuses; raise NotSupported if its
+        agent does not answer. No message and no log line has the password.
+        """
+
+
+@runtime_checkable
+class Rebuild(Protocol):
+    """Rebuilds guests: one with new disks takes the place of the old one."""
+
+    async def rebuild(
+        self,
+        plan: GuestPlan,
+        *,
+        start: bool,
+        timeout: float,
+        removed: Callable[[], Awaitable[None]],
+        stopping: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Remove what exists of the guest but its place on the host, make it anew by the plan, and perhaps start it.
+
+        An old guest that runs is asked to shut down, and stopped after the timeout. This may be repeated, whatever
+        exists: the old guest, a part of the new one, or nothing. As long as the guest has its old epoch, its disks are
+        as they were; from then on until the new guest is complete, it has no power state. `removed` is awaited in
+        between: when the old disks are gone, and before new ones are made. `stopping` is called before the old guest
+        is asked to shut down.
+        """
+
+
+@runtime_checkable
+class CrashDump(Protocol):
+    """Makes guests that hang dump their memory, if their operating system is set up for it."""
+
+    async def trigger_crash_dump(self, uuid: str) -> None:
+        """Send the guest a non-maskable interrupt."""
+
+
 @runtime_checkable
 class HotPlug(Protocol):
     """Plugs and unplugs interfaces of guests, running or not."""
@@ -173,11 +290,86 @@ class HotPlug(Protocol):
 
 
 @runtime_checkable
+class Resize(Protocol):
+    """Changes the size of guests on this host, and can make them again what they were before.
+
+    The guest is off in all of these. What was before is kept until the resize is confirmed or reverted.
+    """
+
+    async def resize(self, plan: GuestPlan) -> None:
+        """Give the guest the flavor and the epoch of the plan; its disks grow, and their content stays."""
+
+    async def confirm_resize(self, uuid: str) -> None:
+        """Remove what was kept of the guest as it was before."""
+
+    async def revert_resize(self, plan: GuestPlan) -> None:
+        """Make the guest what it was before, at the plan's epoch; a guest that was not resized stays as it is."""
+
+
+@runtime_checkable
+class Migrate(Protocol):
+    """Sends guests that are off to other hosts, and receives them."""
+
+    async def export_disks(self, uuid: str) -> bytes:
+        """Return what the destination needs to get the guest's disks: at most 64 KiB. The guest stays."""
+
+    async def import_guest(self, plan: GuestPlan, disks: bytes) -> None:
+        """Make a guest, which is off, with the disks of a guest elsewhere; they grow to the flavor of the plan."""
+
+
+@runtime_checkable
+class LiveMigrate(Protocol):
+    """Sends guests that run, or are paused, to other hosts, and receives them."""
+
+    async def check_live_migration(self, plan: GuestPlan) -> None:
+        """Raise an error if this host cannot receive the guest."""
+
+    async def live_migrate(self, uuid: str) -> bytes:
+        """Send a guest while it runs; return what the destination needs to continue it: at most 64 KiB.
+
+        Then it does not run here any more. If this is cancelled or fails, `rollback_live_migration` follows. It may be
+        repeated.
+        """
+
+    async def force_complete_live_migration(self, uuid: str) -> None:
+        """Let a `live_migrate` that runs end soon, at the cost of a pause of the guest."""
+
+    async def rollback_live_migration(self, uuid: str) -> int:
+        """Let a guest that was sent continue here; return its power state. One that was not sent stays as it is."""
+
+    async def receive_live_guest(self, plan: GuestPlan, state: bytes) -> int:
+        """Make the guest that was sent, and let it continue here; return its power state."""
+
+
+@runtime_checkable
 class Diagnostics(Protocol):
     """Measures guests."""
 
     async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
         """Return the statistics of one guest."""
+
+
+@runtime_checkable
+class ImageCache(Protocol):
+    """Keeps images that guests were made of, so that the next guest does not wait for a download."""
+
+    async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
+        """Fetch an image before a guest needs it; return False if it is there already.
+
+        It stays for as long as an image that guests do not use any more.
+        """
+
+
+@runtime_checkable
+class TrustedCerts(Protocol):
+    """Verifies the data of each image that has an `ImageMeta.signature`, before it does anything else with it.
+
+    If the data is not what was signed, BuildAborted is raised. Data that was cached without being verified is not used.
+    """
+
+    @property
+    def verifies_signatures(self) -> bool:
+        """True."""
 
 
 class BootSign(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,10 +425,21 @@ class FaultInjection(Protocol):
 CAPABILITIES: Final[dict[str, type]] = {
     "console_log": ConsoleLog,
     "host_uptime": HostUptime,
+    "host_cpu_stats": HostCPUStats,
     "pause": Pause,
     "suspend": Suspend,
+    "snapshot": Snapshot,
+    "rebuild": Rebuild,
     "hot_plug": HotPlug,
+    "rescue": Rescue,
+    "admin_password": AdminPassword,
+    "crash_dump": CrashDump,
+    "resize": Resize,
+    "migrate": Migrate,
+    "live_migrate": LiveMigrate,
     "diagnostics": Diagnostics,
+    "image_cache": ImageCache,
+    "trusted_certs": TrustedCerts,
     "boot_signs": BootSigns,
     "vnc_console": VncConsole,
     "spice_console": SpiceConsole,

@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from micronova.http.image_downloads import ImageDownloads
 from micronova.metadata.vendordata import VendorDataSource
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Invalid, MicronovaError
@@ -31,6 +32,7 @@ class DriverSetup:
     state_dir: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # the driver's own section of the settings
     image_service: str = ""  # URL that the driver may fetch images from by a Unix socket
+    images: ImageDownloads = field(default_factory=ImageDownloads)  # for simulated hosts: also without a network
     vendor_data: VendorDataSource = field(default_factory=lambda: VendorDataSource(static={}))  # for config drives
 
 

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -29,41 +30,31 @@ from micronova.api.compute import (
     services,
     versions_doc,
 )
+from micronova.clients.key_manager.certificates import Certificates
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor.rpcapi import ConductorAPI
 from micronova.conf.api import QuotaSettings
 from micronova.db.engine import Database
 from micronova.http.client import Answer, ASGITransport
 from micronova.http.faults import compute_fault
 from micronova.http.service import Route, Service
 from micronova.http.versions import Versions
+from micronova.notifications.notifier import NoNotifications
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
 from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
-from micronova.rpc.bus import connect
+from micronova.rpc.bus import Bus, connect
+from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_signatures import ImageSignatures, SignatureRules
 from micronova.servers.service_removal import ServiceRemoval
+from tests.clocks import SetClock
 from tests.unit.db.databases import compute_database
 
 VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
 PROJECTS = ("red", "blue")  # the projects that exist
 DOWN_TIME = 20.0
 ZONE = "nova"  # of hosts whose aggregates name none
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.time = 1_800_000_000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.time += seconds
 
 
 class SpokenTokens:
@@ -118,7 +109,7 @@ class Cloud:
     """What a test has at hand."""
 
     database: Database
-    clock: Clock
+    clock: SetClock
     routes: list[Route]
     app: Any
 
@@ -154,30 +145,39 @@ async def _uptime_of(_: RequestContext, host: str) -> str | None:
     return "up 1 day" if host == "h1" else None  # what a host would answer
 
 
-def _removal(database: Database, clock: Clock) -> ServiceRemoval:
-    bus = connect("local://resources", clock=clock, random=Random(1))  # not started: its queues cannot be deleted
-    return ServiceRemoval(database=database, compute=ComputeAPI(bus), network_client=None)
+def _bus(clock: SetClock) -> Bus:
+    return connect("local://resources", clock=clock, random=Random(1))  # not started: its queues cannot be deleted
 
 
-def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[Route]:
+def _removal(database: Database, clock: SetClock) -> ServiceRemoval:
+    return ServiceRemoval(database=database, compute=ComputeAPI(_bus(clock)), network_client=None)
+
+
+def all_routes(database: Database, clock: SetClock, max_limit: int = 1000) -> list[Route]:
     """Return the routes of the resources that need nothing but the database."""
-    limit, random = QuotaSettings().limits(), Random(1)
+    limit, random, silent = QuotaSettings().limits(), Random(1), NoNotifications()
+    signatures = ImageSignatures(
+        image_client=None, certificates=Certificates(Path("/nonexistent")), clock=clock, rules=SignatureRules()
+    )
+    caching = ImageCaching(
+        database=database, conductor=ConductorAPI(_bus(clock)), image_client=None, signatures=signatures
+    )
     return [
         *versions_doc.routes(),
-        *extensions.routes(),
-        *flavors.routes(database, clock, random, max_limit),
-        *flavor_access.routes(database, _project_exists),
-        *flavor_extra_specs.routes(database),
-        *keypairs.routes(database, clock, limit, max_limit),
+        *extensions.routes(list),
+        *flavors.routes(database, clock, random, max_limit, silent),
+        *flavor_access.routes(database, _project_exists, silent),
+        *flavor_extra_specs.routes(database, silent),
+        *keypairs.routes(database, clock, limit, max_limit, silent),
         *limits.routes(database, limit),
         *quota_sets.routes(database, limit, _project_exists),
         *quota_class_sets.routes(database, limit),
-        *services.routes(database, clock, _removal(database, clock), DOWN_TIME, ZONE),
+        *services.routes(database, clock, _removal(database, clock), DOWN_TIME, ZONE, silent),
         *hypervisors.routes(database, clock, _uptime_of, DOWN_TIME, max_limit),
-        *hosts.routes(database, clock, ZONE),
+        *hosts.routes(database, clock, ZONE, silent),
         *availability_zones.routes(database, clock, DOWN_TIME, ZONE),
-        *aggregates.routes(database, clock, random),
-        *server_groups.routes(database, clock, random, limit, max_limit),
+        *aggregates.routes(database, clock, random, silent, caching),
+        *server_groups.routes(database, clock, random, limit, max_limit, silent),
         *instance_actions.routes(database, max_limit),
         *removed.routes(),
     ]
@@ -187,7 +187,7 @@ def all_routes(database: Database, clock: Clock, max_limit: int = 1000) -> list[
 async def cloud_on(kind: str, request: pytest.FixtureRequest, max_limit: int = 1000) -> AsyncIterator[Cloud]:
     """Make the API on a database of this kind."""
     async with compute_database(kind, request) as database:
-        clock = Clock()
+        clock = SetClock()
         routes = all_routes(database, clock, max_limit)
         shared: dict[str, Any] = {
             "policy": Enforcer(RULES),

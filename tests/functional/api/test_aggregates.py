@@ -94,7 +94,7 @@ async def test_only_for_administrators(cloud: Cloud) -> None:
     assert (await cloud.member.post("/os-aggregates", {"aggregate": {"name": "a"}})).status == 403
 
 
-async def test_caching_images_is_not_supported_and_says_so(cloud: Cloud) -> None:
+async def test_without_an_image_service_no_images_are_cached(cloud: Cloud) -> None:
     number = await _made(cloud, "a")
     body = {"cache": [{"id": "0b2a6c0e-8f36-4c0f-9d5e-1f2a3b4c5d6e"}]}
     assert (await cloud.admin.post(f"/os-aggregates/{number}/images", body, 80)).status == 404

@@ -72,7 +72,7 @@ WHO: dict[str, tuple[tuple[int, int], Any]] = {
     "POST /os-aggregates/{id}/action add_host": (ADMINS, {"add_host": {"host": "h1"}}),
     "POST /os-aggregates/{id}/action remove_host": (ADMINS, {"remove_host": {"host": "h1"}}),
     "POST /os-aggregates/{id}/action set_metadata": (ADMINS, {"set_metadata": {"metadata": {}}}),
-    "POST /os-aggregates/{id}/images": (ADMINS, {"cache": []}),
+    "POST /os-aggregates/{id}/images": (ADMINS, {"cache": [{"id": "0b2a6c0e-8f36-4c0f-9d5e-1f2a3b4c5d6e"}]}),
     "GET /os-server-groups": (EVERYBODY, None),
     "POST /os-server-groups": ((403, 200), {"server_group": {"name": "g", "policies": ["affinity"]}}),
     "GET /os-server-groups/{id}": ((200, 404), None),

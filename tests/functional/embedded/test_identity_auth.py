@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.clocks import HeldClock
 from tests.unit.embedded.identity.harness import (
     Caller,
     Cloud,
     CountingPasswords,
-    ManualClock,
     by_credential,
     by_password,
     by_token,
@@ -21,12 +21,12 @@ from tests.unit.embedded.identity.harness import (
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> HeldClock:
+    return HeldClock()
 
 
 @pytest.fixture
-async def cloud(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Cloud]:
+async def cloud(tmp_path: Path, clock: HeldClock) -> AsyncIterator[Cloud]:
     async with cloud_at(sqlite_at(tmp_path), clock=clock) as running:
         yield running
 
@@ -64,7 +64,7 @@ async def test_a_token_for_a_project(cloud: Cloud) -> None:
     assert {endpoint["region_id"] for endpoint in compute["endpoints"]} == {"RegionOne"}
 
 
-async def test_the_catalog_has_the_urls_of_the_caller(cloud: Cloud, tmp_path: Path, clock: ManualClock) -> None:
+async def test_the_catalog_has_the_urls_of_the_caller(cloud: Cloud, tmp_path: Path, clock: HeldClock) -> None:
     scope = {"project": {"name": "demo", "domain": {"id": "default"}}}
     answer = await cloud.authenticate(by_password("demo", "demo-password"), scope)
     urls = {endpoint["url"] for entry in answer.json()["token"]["catalog"] for endpoint in entry["endpoints"]}
@@ -130,7 +130,7 @@ async def test_the_default_project(cloud: Cloud, admin: Caller) -> None:
     assert "project" not in (await cloud.login("alice", "secret")).body, "a default project without a role is not used"
 
 
-async def test_exchanging_a_token(cloud: Cloud, clock: ManualClock) -> None:
+async def test_exchanging_a_token(cloud: Cloud, clock: HeldClock) -> None:
     first = await cloud.login("demo", "demo-password")
     clock.time += 3600
     scope = {"project": {"name": "demo", "domain": {"id": "default"}}}
@@ -149,7 +149,7 @@ async def test_exchanging_a_token(cloud: Cloud, clock: ManualClock) -> None:
         assert (await cloud.authenticate(by_token(gone))).status == 404
 
 
-async def test_showing_and_checking_tokens(cloud: Cloud, admin: Caller, clock: ManualClock) -> None:
+async def test_showing_and_checking_tokens(cloud: Cloud, admin: Caller, clock: HeldClock) -> None:
     user = await cloud.member(admin, "alice")
     stranger = await cloud.member(admin, "mallory")
     service = await cloud.login("micronova", "service-password", "service")
@@ -163,7 +163,9 @@ async def test_showing_and_checking_tokens(cloud: Cloud, admin: Caller, clock: M
     assert (await stranger.request("HEAD", "/auth/tokens", subject=user.token)).status == 403
     for subject in ("forged", "mn1.AAAA", "", (user.token or "")[:-4] + "AAAA"):
         assert (await admin.request("GET", "/auth/tokens", subject=subject)).status == 404
-        assert (await stranger.request("GET", "/auth/tokens", subject=subject)).status == 403
+        assert (await stranger.request("GET", "/auth/tokens", subject=subject)).status == 404
+    assert (await admin.request("GET", "/auth/tokens")).status == 404
+    assert (await stranger.request("GET", "/auth/tokens")).status == 403
     assert (await cloud.request("GET", "/auth/tokens", token="forged", subject=user.token)).status == 401
     assert (await cloud.request("GET", "/auth/tokens", subject=user.token)).status == 401
     clock.time += 4 * 3600 + 1
@@ -221,7 +223,7 @@ async def test_failures_do_not_tell_why_and_take_the_same_time(cloud: Cloud, adm
     assert len({answer.body for answer in answers}) == 1
 
 
-async def test_lockout_per_user_and_address(tmp_path: Path, clock: ManualClock) -> None:
+async def test_lockout_per_user_and_address(tmp_path: Path, clock: HeldClock) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock, lockout_attempts=5, lockout_seconds=60) as cloud:
         passwords = cloud.identity.core.passwords
         assert isinstance(passwords, CountingPasswords)
@@ -243,7 +245,7 @@ async def test_lockout_per_user_and_address(tmp_path: Path, clock: ManualClock) 
         await cloud.login("demo", "demo-password")
 
 
-async def test_lockout_of_an_ipv6_client_is_for_its_network(tmp_path: Path, clock: ManualClock) -> None:
+async def test_lockout_of_an_ipv6_client_is_for_its_network(tmp_path: Path, clock: HeldClock) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock, lockout_attempts=5, lockout_seconds=60) as cloud:
         for number in range(5):
             client = cloud.seen_from(f"2001:db8:0:1::{number:x}")
@@ -253,7 +255,7 @@ async def test_lockout_of_an_ipv6_client_is_for_its_network(tmp_path: Path, cloc
         assert (await cloud.seen_from("2001:db8:0:2::1").authenticate(right)).status == 201
 
 
-async def test_lockout_of_an_ipv4_client_within_ipv6_is_for_its_address(tmp_path: Path, clock: ManualClock) -> None:
+async def test_lockout_of_an_ipv4_client_within_ipv6_is_for_its_address(tmp_path: Path, clock: HeldClock) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock, lockout_attempts=1, lockout_seconds=60) as cloud:
         right = by_password("demo", "demo-password")
         assert (await cloud.seen_from("::ffff:192.0.2.1").authenticate(by_password("demo", "wrong"))).status == 401
@@ -280,7 +282,7 @@ async def test_a_client_that_guesses_many_names_keeps_nobody_from_logging_in(clo
     assert {answer.status for answer in answers[:-2]} <= {401, 503}
 
 
-async def test_application_credentials(cloud: Cloud, admin: Caller, clock: ManualClock) -> None:
+async def test_application_credentials(cloud: Cloud, admin: Caller, clock: HeldClock) -> None:
     user = await cloud.member(admin, "alice")
     path = f"/users/{user.user_id}/application_credentials"
     credential = await user.make(path, name="robot", description="waters the flowers")
@@ -338,6 +340,21 @@ async def test_application_credentials(cloud: Cloud, admin: Caller, clock: Manua
     assert (await user.request("DELETE", f"{path}/{credential['id']}")).status == 404
 
 
+async def test_an_application_credential_gets_a_role_that_is_newer_than_the_token(cloud: Cloud, admin: Caller) -> None:
+    alice = await cloud.member(admin, "alice", "reader")
+    role = await admin.make("/roles", name="new")
+    await admin.do("PUT", f"/projects/{alice.project_id}/users/{alice.user_id}/roles/{role['id']}")
+    path = f"/users/{alice.user_id}/application_credentials"
+    made = await alice.make(path, name="one", roles=[{"id": role["id"]}], unrestricted=True)
+    assert [each["name"] for each in made["roles"]] == ["new"]
+    delegated = cloud.caller(await cloud.authenticate(by_credential(made)))
+    reader = [{"name": "reader"}]
+    answer = await delegated.request("POST", path, {"application_credential": {"name": "two", "roles": reader}})
+    assert answer.status == 400, "a token that was delegated passes on its own roles only"
+    passed = await delegated.make(path, name="three")
+    assert [each["name"] for each in passed["roles"]] == ["new"]
+
+
 async def test_an_application_credential_has_the_roles_that_its_roles_imply(cloud: Cloud, admin: Caller) -> None:
     """Else a credential with the role member could list nothing: readers may, and member implies reader."""
     user = await cloud.member(admin, "alice")
@@ -367,7 +384,7 @@ async def test_changing_ones_password(cloud: Cloud, admin: Caller) -> None:
     assert (await cloud.request("POST", f"/users/{'0' * 32}/password", again)).status == 401
 
 
-async def test_bootstrap_can_be_repeated(tmp_path: Path, clock: ManualClock) -> None:
+async def test_bootstrap_can_be_repeated(tmp_path: Path, clock: HeldClock) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock) as cloud:
         admin = await cloud.admin()
         demo = (await admin.get("/users?name=demo"))["users"][0]

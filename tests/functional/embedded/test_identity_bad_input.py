@@ -52,7 +52,7 @@ BODIES: list[tuple[str, str, Any, str]] = [
     ),
     ("POST", "/auth/tokens", scoped(5), "scope"),
     ("POST", "/auth/tokens", scoped("everything"), "scope"),
-    ("POST", "/auth/tokens", scoped({"OS-TRUST:trust": {"id": "x"}}), "OS-TRUST:trust"),
+    ("POST", "/auth/tokens", scoped({"OS-TRUST:trust": {"id": 5}}), "OS-TRUST:trust"),
     ("POST", "/auth/tokens", scoped({"project": "p"}), "project"),
     ("POST", "/auth/tokens", scoped({"system": {"all": "yes"}}), "system"),
     ("POST", "/projects", None, "body"),
@@ -71,7 +71,8 @@ BODIES: list[tuple[str, str, Any, str]] = [
     ("POST", "/projects", {"project": {"name": "n", "domain_id": "nowhere"}}, "domain_id"),
     ("POST", "/projects", {"project": {"name": "n", "domain_id": 7}}, "project.domain_id"),
     ("POST", "/projects", {"project": {"name": "n", "parent_id": "nothing"}}, "parent_id"),
-    ("POST", "/projects", {"project": {"name": "n", "is_domain": True}}, "is_domain"),
+    ("POST", "/projects", {"project": {"name": "n", "is_domain": True, "domain_id": "default"}}, "is_domain"),
+    ("POST", "/projects", {"project": {"name": "n", "is_domain": True, "parent_id": "default"}}, "is_domain"),
     ("POST", "/projects", {"project": {"name": "n", "tags": "t"}}, "project.tags"),
     ("POST", "/projects", {"project": {"name": "n", "tags": ["a", "a"]}}, "tags"),
     ("POST", "/projects", {"project": {"name": "n", "tags": ["a,b"]}}, "project.tags"),
@@ -147,7 +148,7 @@ BODIES: list[tuple[str, str, Any, str]] = [
     (
         "POST",
         "/users/{u}/application_credentials",
-        {"application_credential": {"name": "a", "access_rules": [{"method": "GET", "path": "/", "service": "c"}]}},
+        {"application_credential": {"name": "a", "access_rules": [{"method": "get", "path": "/", "service": "c"}]}},
         "access_rules",
     ),
 ]
@@ -241,7 +242,7 @@ async def test_bad_queries_and_paths(cloud: Cloud) -> None:
 
 async def test_wrong_methods(cloud: Cloud) -> None:
     admin = await cloud.admin()
-    for method, path in (("PUT", "/projects"), ("DELETE", "/users"), ("PATCH", "/auth/tokens"), ("POST", "/limits")):
+    for method, path in (("PUT", "/projects"), ("DELETE", "/users"), ("PATCH", "/auth/tokens"), ("PUT", "/limits")):
         answer = await cloud.request(method, path, {}, token=admin.token)
         assert answer.status == 405 and answer.json()["error"]["title"] == "Method Not Allowed"
 

@@ -81,7 +81,7 @@ async def test_lists_filters_and_pages(admin: Caller) -> None:
 
 async def test_a_tree_of_projects(cloud: Cloud, admin: Caller) -> None:
     top = await admin.make("/projects", name="top")
-    left = await admin.make("/projects", name="left", parent_id=top["id"])
+    left = await admin.make("/projects", name="left", parent_id=top["id"], tags=["b", "a"])
     right = await admin.make("/projects", name="right", parent_id=top["id"])
     leaf = await admin.make("/projects", name="leaf", parent_id=left["id"])
     assert leaf["domain_id"] == "default"
@@ -92,8 +92,10 @@ async def test_a_tree_of_projects(cloud: Cloud, admin: Caller) -> None:
     assert shown["subtree"] == {left["id"]: {leaf["id"]: None}, right["id"]: None}
     shown = (await admin.get(f"/projects/{top['id']}?subtree_as_list"))["project"]
     assert [each["project"]["name"] for each in shown["subtree"]] == ["left", "right", "leaf"]
+    assert [each["project"]["tags"] for each in shown["subtree"]] == [["a", "b"], [], []]
     shown = (await admin.get(f"/projects/{leaf['id']}?parents_as_list"))["project"]
     assert [each["project"]["name"] for each in shown["parents"]] == ["left", "top"]
+    assert [each["project"]["tags"] for each in shown["parents"]] == [["a", "b"], []]
     assert (await admin.request("GET", f"/projects/{top['id']}?subtree_as_list&subtree_as_ids")).status == 400
     assert (await admin.request("DELETE", f"/projects/{top['id']}")).status == 403
     assert (await admin.request("PATCH", f"/projects/{top['id']}", {"project": {"enabled": False}})).status == 403
@@ -283,6 +285,45 @@ async def test_role_assignments(admin: Caller) -> None:
         assert (await admin.request("GET", f"/role_assignments?{bad}")).status == 400, bad
 
 
+async def test_a_domain_in_the_form_of_a_project(cloud: Cloud, admin: Caller) -> None:
+    made = await admin.make("/projects", name="as-project", is_domain=True, domain_id=None, tags=["b", "a"])
+    assert made["is_domain"] and made["domain_id"] is None and made["parent_id"] is None
+    path = f"/projects/{made['id']}"
+    assert (await admin.get(path))["project"] == made
+    assert (await admin.get(f"/domains/{made['id']}"))["domain"]["name"] == "as-project"
+    assert made["tags"] == ["a", "b"] and made in (await admin.get("/projects?is_domain=true"))["projects"]
+    member = await cloud.member(admin, "alice")
+    body = {"project": {"name": "x", "is_domain": True}}
+    assert (await member.request("POST", "/projects", body)).status == 403
+    for method, change in (("PATCH", {"project": {"enabled": False}}), ("DELETE", None)):
+        assert (await member.request(method, path, change)).status == 403
+    assert (await admin.request("DELETE", path)).status == 403, "it is enabled"
+    changed = (await admin.do("PATCH", path, {"project": {"enabled": False, "description": "d"}}, 200))["project"]
+    assert changed == {**made, "enabled": False, "description": "d"}
+    assert (await admin.request("PATCH", path, {"project": {"parent_id": "default"}})).status == 400
+    await admin.do("DELETE", path)
+    assert (await admin.request("GET", f"/domains/{made['id']}")).status == 404
+
+
+async def test_roles_of_domains(admin: Caller) -> None:
+    """They imply other roles across domains, and no token has them: only what they imply is effective."""
+    one, two = await admin.make("/domains", name="one"), await admin.make("/domains", name="two")
+    role = await admin.make("/roles", name="r1", domain_id=one["id"])
+    other = await admin.make("/roles", name="r2", domain_id=two["id"])
+    reader = (await admin.get("/roles?name=reader"))["roles"][0]["id"]
+    await admin.do("PUT", f"/roles/{role['id']}/implies/{other['id']}", status=201)
+    assert (await admin.request("PUT", f"/roles/{reader}/implies/{role['id']}")).status == 403
+    project = await admin.make("/projects", name="p", domain_id=one["id"])
+    user = await admin.make("/users", name="u", domain_id=one["id"])
+    await admin.do("PUT", f"/projects/{project['id']}/users/{user['id']}/roles/{role['id']}")
+    query = f"/role_assignments?scope.project.id={project['id']}&user.id={user['id']}"
+    assert len((await admin.get(query))["role_assignments"]) == 1
+    assert (await admin.get(f"{query}&effective"))["role_assignments"] == []
+    await admin.do("PUT", f"/roles/{other['id']}/implies/{reader}", status=201)
+    [effective] = (await admin.get(f"{query}&effective"))["role_assignments"]
+    assert effective["role"]["id"] == reader
+
+
 async def test_roles_and_implied_roles(admin: Caller) -> None:
     roles = await roles_of(admin)
     assert set(roles) == {"admin", "manager", "member", "reader", "service"}
@@ -343,6 +384,13 @@ async def test_the_catalog(cloud: Cloud, admin: Caller) -> None:
     assert await in_catalog() == []
     await admin.do("PATCH", path, {"endpoint": {"enabled": True, "url": "http://new/"}}, 200)
     assert await in_catalog() == ["http://new/"]
+    for url in ("%(public_url)s/dns/$(user_id)s", "$(public_url)s/dns/%(user_id)s"):
+        await admin.do("PATCH", path, {"endpoint": {"url": url}}, 200)
+        assert await in_catalog() == [f"http://cloud.example/dns/{admin.user_id}"]
+        assert (await admin.get(path))["endpoint"]["url"].startswith("http://cloud.example/dns/")
+    for unfilled in ("$(project_id)", "%(project_id)", "$(zork)s", "%(user-id)s", "$(project_id"):
+        refused = await admin.request("PATCH", path, {"endpoint": {"url": f"http://new/{unfilled}"}})
+        assert refused.status == 400 and unfilled in refused.json()["error"]["message"], unfilled
     assert names(await admin.get("/services?type=dns")) == ["designate"]
     listed = (await admin.get(f"/endpoints?service_id={service['id']}&interface=public&region_id=Mars"))["endpoints"]
     assert [each["id"] for each in listed] == [endpoint["id"]]
@@ -391,9 +439,3 @@ async def test_a_domain_manager_manages_only_its_domain(cloud: Cloud, admin: Cal
         ("PUT", f"/projects/{admin.project_id}/users/{user['id']}/roles/{roles['member']}", None),
     ):
         assert (await manager.request(method, path, body)).status == 403, (method, path)
-
-
-async def test_limits_are_empty(admin: Caller) -> None:
-    assert (await admin.get("/limits"))["limits"] == []
-    assert (await admin.get("/registered_limits"))["registered_limits"] == []
-    assert (await admin.get("/limits/model"))["model"]["name"] == "flat"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from micronova.embedded.image import queries
 from tests.unit.embedded.image.world import ADMIN, ALICE, BOB, CAROL, PATCH_20, World, world
 
 
@@ -29,19 +30,41 @@ async def test_versions_need_no_token(cloud: World) -> None:
 
 
 async def test_schemas_and_info(cloud: World) -> None:
-    for name in ("image", "images", "member", "members"):
+    for name in ("image", "images", "member", "members", "task", "tasks"):
         answer = await cloud.call("GET", f"/v2/schemas/{name}")
         assert answer.status == 200
         assert answer.json()["name"] == name
     image = (await cloud.call("GET", "/v2/schemas/image")).json()
     assert image["additionalProperties"] == {"type": "string"}
     assert {"id", "name", "os_hidden", "size", "kernel_id", "tags"} <= image["properties"].keys()
-    assert (await cloud.call("GET", "/v2/schemas/task")).status == 404
+    assert (await cloud.call("GET", "/v2/schemas/other")).status == 404
     assert (await cloud.call("GET", "/v2/info/import")).json()["import-methods"]["value"] == ["glance-direct"]
     assert (await cloud.call("GET", "/v2/info/stores")).json() == {"stores": [{"id": "file", "default": "true"}]}
     assert (await cloud.call("GET", "/v2/info/stores/detail")).status == 403
     assert (await cloud.call("GET", "/v2/info/stores/detail", token=ADMIN)).status == 200
     assert (await cloud.call("GET", "/v2/cache")).status == 404
+
+
+@pytest.mark.parametrize("order", ["", "&sort=name:asc", "&sort=size:desc,name:asc", "&sort=size:asc"])
+async def test_a_page_has_a_limited_size(cloud: World, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+    """It ends with a link to the next one, which begins after its last image."""
+    monkeypatch.setattr(queries, "READ_TOGETHER", 2)
+    for number in range(9):
+        more = {"note": "é" * 200} if number in (1, 2, 6) else {}
+        await cloud.create(name=f"{number}", data=b"x" * number if number % 3 else None, **more)
+    whole = [each["id"] for each in (await cloud.call("GET", f"/v2/images?limit=9{order}")).json()["images"]]
+    assert len(set(whole)) == 9
+    monkeypatch.setattr(queries, "PAGE_BYTES", 400)
+    pages: list[list[str]] = []
+    url: str | None = f"/v2/images?limit=4{order}"
+    while url:
+        page = (await cloud.call("GET", url)).json()
+        large = [each for each in page["images"] if "note" in each]
+        assert len(large) <= 1 and (not large or page["images"][-1] == large[0])
+        pages.append([each["id"] for each in page["images"]])
+        url = page.get("next")
+    assert [id for page in pages for id in page] == whole
+    assert all(1 <= len(page) <= 4 for page in pages)
 
 
 async def test_create_returns_one_flat_object(cloud: World) -> None:
@@ -72,12 +95,20 @@ async def test_a_client_may_choose_an_id_that_was_never_used(cloud: World) -> No
     assert (await cloud.call("POST", "/v2/images", body, token=BOB)).status == 409
 
 
+async def test_an_empty_id_is_no_image(cloud: World) -> None:
+    for method in ("GET", "DELETE"):
+        for path in ("/v2/images/", "/v2/images//file", "/v2/metadefs/namespaces/"):
+            if (method, path) != ("DELETE", "/v2/images//file"):  # nothing takes it
+                assert (await cloud.call(method, path)).status == 404, (method, path)
+
+
 async def test_upload_download_delete(cloud: World) -> None:
     data = bytes(range(256)) * 10_000
     image = await cloud.create(data=data)
     shown = await cloud.show(image["id"])
     assert shown["status"] == "active"
     assert shown["size"] == len(data)
+    assert shown["stores"] == "file" and "stores" not in image
     assert shown["checksum"] == hashlib.md5(data).hexdigest()
     assert shown["os_hash_algo"] == "sha512"
     assert shown["os_hash_value"] == hashlib.sha512(data).hexdigest()
@@ -93,6 +124,40 @@ async def test_upload_download_delete(cloud: World) -> None:
     assert (await cloud.call("DELETE", f"/v2/images/{image['id']}")).status == 204
     assert (await cloud.call("GET", f"/v2/images/{image['id']}")).status == 404
     assert cloud.files == []
+
+
+async def test_an_import_is_a_task(cloud: World) -> None:
+    image = await cloud.create()
+    path = f"/v2/images/{image['id']}"
+    octets = {"content-type": "application/octet-stream"}
+    assert (await cloud.call("PUT", f"{path}/stage", b"data", headers=octets)).status == 204
+    assert "stores" not in await cloud.show(image["id"])
+    body = {"method": {"name": "glance-direct"}, "stores": ["file"] * 10_000}
+    answer = await cloud.call("POST", f"{path}/import", body)
+    assert answer.status == 202
+    assert (await cloud.show(image["id"]))["stores"] == "file"
+    [task] = (await cloud.call("GET", f"{path}/tasks")).json()["tasks"]
+    assert task["request_id"] == answer.headers["x-openstack-request-id"]
+    assert task["input"]["import_req"] == {"method": {"name": "glance-direct"}, "stores": ["file"]}, "not all of them"
+    assert (task["type"], task["status"], task["image_id"]) == ("api_image_import", "success", image["id"])
+    assert (task["owner"], task["user_id"], task["result"]) == ("p1", "alice", {"image_id": image["id"]})
+    assert (task["created_at"], task["expires_at"]) == ("2027-01-15T08:00:00Z", "2027-01-17T08:00:00Z")
+    assert (await cloud.call("GET", f"/v2/tasks/{task['id']}", token=ADMIN)).json() == task
+    for query, shown in (("", 1), ("?type=import", 0), ("?status=success&sort_key=id", 1), ("?limit=0", 0)):
+        listed = (await cloud.call("GET", f"/v2/tasks{query}", token=ADMIN)).json()
+        assert len(listed["tasks"]) == shown and listed["first"] == f"/v2/tasks{query}"
+        assert all("input" not in each for each in listed["tasks"])
+    assert (await cloud.call("GET", f"/v2/tasks?marker={task['id']}", token=ADMIN)).json()["tasks"] == []
+    for query in ("type=x", "status=x", "marker=x", "sort_key=x", "sort_dir=x", "limit=x", "owner=x"):
+        assert (await cloud.call("GET", f"/v2/tasks?{query}", token=ADMIN)).status == 400, query
+    assert (await cloud.call("POST", f"{path}/import", body)).status == 409
+    assert (await cloud.call("POST", "/v2/tasks", {"type": "import", "input": {}}, token=ADMIN)).status == 400
+    for method, url in (("GET", "/v2/tasks"), ("GET", f"/v2/tasks/{task['id']}"), ("POST", "/v2/tasks")):
+        new = {"type": "import"} if method == "POST" else None
+        assert (await cloud.call(method, url, new)).status == 403, "only for administrators"
+    cloud.clock.time += 48 * 3600
+    assert (await cloud.call("GET", f"{path}/tasks")).json()["tasks"] == []
+    assert (await cloud.call("GET", f"/v2/tasks/{task['id']}", token=ADMIN)).status == 404
 
 
 async def test_patch(cloud: World) -> None:

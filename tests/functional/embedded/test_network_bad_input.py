@@ -24,7 +24,7 @@ BODIES: list[tuple[str, str, Any]] = [
     # not a body
     *(("POST", f"/{kind}", body) for kind in (
         "networks", "subnets", "ports", "routers", "floatingips", "subnetpools", "security-groups",
-        "security-group-rules",
+        "security-group-rules", "rbac-policies", "default-security-group-rules",
     ) for body in these(b"", b"{", b"[]", b"null", b"{}", b"1", b'"x"', b"\xff\xfe", b"[" * 20_000,
                    {"nothing": {}}, {"network": None}, {"networks": []}, {"networks": {}}, {"ports": [1]},
                    {"network": [], "networks": []})),

@@ -6,11 +6,14 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from micronova.embedded.network import notifier
 from micronova.objects.clock import SystemClock
-from tests.unit.embedded.network.world import ADMIN, SERVICE, Compute, ManualClock, World, pending_events, world
+from tests.clocks import ManualClock
+from tests.lock_recorder import LockRecorder
+from tests.unit.embedded.network.world import ADMIN, SERVICE, Compute, World, pending_events, world
 
 Start = Callable[..., AbstractAsyncContextManager[World]]
 
@@ -130,7 +133,7 @@ async def pass_time(cloud: World, count: int) -> None:
     assert isinstance(cloud.clock, ManualClock)
     async with asyncio.timeout(20):
         while len(told(cloud).events) < count:
-            await cloud.clock.advance(0.5)
+            await cloud.clock.jump(0.5)
             await asyncio.sleep(0.005)
 
 
@@ -139,7 +142,7 @@ async def run_dry(cloud: World, step: float) -> None:
     assert isinstance(cloud.clock, ManualClock)
     async with asyncio.timeout(30):
         while await cloud.database.read(pending_events):
-            await cloud.clock.advance(step)
+            await cloud.clock.jump(step)
 
 
 async def test_compute_is_told_when_it_is_back(start: Start) -> None:
@@ -189,7 +192,7 @@ async def test_compute_is_told_after_a_long_outage(start: Start) -> None:
         async with asyncio.timeout(60):
             until = cloud.clock.now() + 12_000
             while told(cloud).failures >= 9_990 or cloud.clock.now() < until:  # until it has tried again many times
-                await cloud.clock.advance(60)
+                await cloud.clock.jump(60)
                 await asyncio.sleep(0.002)
         told(cloud).failures = 0
         await pass_time(cloud, 2)
@@ -207,7 +210,7 @@ async def test_the_outbox_does_not_grow_with_changes_while_compute_is_away(start
             await cloud.change("port", port["id"], SERVICE, fixed_ips=[{"ip_address": f"10.1.0.{number}"}])
         async with asyncio.timeout(20):
             while await cloud.database.read(pending_events) > 2:  # one plugged, one changed
-                await cloud.clock.advance(5)
+                await cloud.clock.jump(5)
                 await asyncio.sleep(0.002)
         told(cloud).failures = 0
         await run_dry(cloud, 1)
@@ -222,7 +225,7 @@ async def test_an_event_that_is_not_true_any_more_is_not_sent_again(start: Start
         port = await bound(cloud, network, "s1")
         async with asyncio.timeout(20):
             while told(cloud).failures:
-                await cloud.clock.advance(0.02)
+                await cloud.clock.jump(0.02)
                 await asyncio.sleep(0.002)
         await cloud.change("port", port["id"], SERVICE, admin_state_up=False)
         await run_dry(cloud, 0.5)
@@ -241,7 +244,7 @@ async def test_the_number_of_events_is_limited(
             cloud.clock.time += 1
         async with asyncio.timeout(20):
             while await cloud.database.read(pending_events) > 3 or "deleted the" not in caplog.text:
-                await cloud.clock.advance(5)
+                await cloud.clock.jump(5)
                 await asyncio.sleep(0.002)
         assert "deleted the 5 oldest events for compute" in caplog.text
         told(cloud).failures = 0
@@ -270,32 +273,131 @@ class Stuck(Compute):
         await super().__call__(scope, receive, send)
 
 
+class Slow(Stuck):
+    """A compute API that must be released for each answer."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.set()
+        await self.released.wait()
+        self.released.clear()
+        await Compute.__call__(self, scope, receive, send)
+
+
+async def _advance(clock: ManualClock, seconds: float) -> None:
+    """Let time pass, and wait until two sweeps and the sender that holds its events are done with it."""
+    await clock.jump(seconds)
+    async with asyncio.timeout(30):
+        while clock.sleepers < 3:
+            await asyncio.sleep(0)
+
+
+async def _hand_over(cloud: Any, clock: ManualClock, count: int) -> None:
+    now = int(clock.now() * 1e6)
+    new = [
+        notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+        for n in range(count)
+    ]
+    await cloud.database.write(cloud.role.notifier.put, new)
+    cloud.role.notifier.hand_over(new)
+
+
+async def _sent(cloud: Any) -> None:
+    async with asyncio.timeout(30):
+        while await cloud.database.read(pending_events):
+            await asyncio.sleep(0)
+
+
 async def test_events_are_queued_once_while_compute_hangs(start: Start) -> None:
     """Neither the process that sends them nor another one takes them again from the outbox."""
     clock = ManualClock()
     compute, other = Stuck(), Compute()
     async with start(compute, clock=clock) as one, start(other, clock=clock):
-        own = one.role.notifier
-        now = int(clock.now() * 1e6)
-        new = [
-            notifier.Event(id=f"{n:04}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
-            for n in range(1000)
-        ]
-        await one.database.write(own.put, new)
-        own.hand_over(new)
-        while not compute.asked.is_set():
-            await clock.advance(0.02)
+        await _hand_over(one, clock, 1000)
+        await compute.asked.wait()
         for _ in range(30):  # a minute
-            await clock.advance(2.0)
-            async with asyncio.timeout(30):
-                while clock.sleepers < 3:  # two sweeps, and the sender that holds its events
-                    await asyncio.sleep(0)
+            await _advance(clock, 2.0)
         compute.released.set()
-        async with asyncio.timeout(30):
-            while await one.database.read(pending_events):
-                await clock.advance(0.02)
+        await _sent(one)
         assert len(compute.events) == 1000
         assert other.events == []
+
+
+async def test_events_are_queued_once_while_compute_is_slow(start: Start) -> None:
+    """Each answer comes before the events would have been held for longer, all of them after the first hold."""
+    clock = ManualClock()
+    compute, other = Slow(), Compute()
+    async with start(compute, clock=clock) as one, start(other, clock=clock):
+        await _hand_over(one, clock, 1000)
+        for _ in range(5):  # batches
+            await compute.asked.wait()
+            compute.asked.clear()
+            await _advance(clock, notifier.RENEW * 0.9)
+            compute.released.set()
+        await _sent(one)
+        assert len(compute.events) == 1000
+        assert other.events == []
+
+
+async def test_results_are_recorded_in_the_order_of_all_rows(tmp_path: Path) -> None:
+    """Two processes may record results of the same events, which the one has sent and the other sends again."""
+    async with world(tmp_path, None, Compute()) as cloud:
+        recorder = LockRecorder(cloud.database)
+        new = [
+            notifier.Event(id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=0, attempts=n)
+            for n in range(4)
+        ]
+        await cloud.database.write(cloud.role.notifier.put, new)
+        try:
+            await cloud.database.write(notifier.record_results, ["3"], [new[2], new[1], new[0]], 0)
+        finally:
+            recorder.close()
+        [recorded] = [each for each in recorder.transactions if each.name == "record_results"]
+        assert [lock.key for lock in recorded.locked] == [("0",), ("1",), ("2",), ("3",)]
+
+
+async def test_a_process_that_reaches_compute_again_takes_no_events_of_another(start: Start) -> None:
+    """Those that another process was sending at this moment were sent twice."""
+    async with start(Compute()) as cloud:
+        write = cloud.database.write
+        second, hold = 1_000_000, int(notifier.HOLD * 1e6)
+        now = int(cloud.clock.now() * 1e6)
+        new = [
+            notifier.Event(id=f"{n}", name="network-vif-deleted", server_id="s", tag=f"p{n}", created_at=now)
+            for n in range(2)
+        ]
+        await write(cloud.role.notifier.put, new)
+        now += 2 * hold  # the process that put them has ended
+        _, claimed = await write(notifier.claim_due, now, hold)
+        held, waits = sorted(claimed, key=lambda event: event.id)
+        later = notifier.Event(**{**msgspec.structs.asdict(waits), "attempts": 10})
+        await write(notifier.record_results, [], [later], now)  # compute did not take it: half a minute is to pass
+        for seconds in (1, 8):  # in between, the process that sends the other one holds it for longer
+            assert await write(notifier.claim_due, now + seconds * second, hold) == (0, [])
+            await write(notifier.retry_all, now + seconds * second)
+            _, taken = await write(notifier.claim_due, now + seconds * second, hold)
+            assert [event.id for event in taken] == ([waits.id] if seconds == 1 else [])
+            await write(notifier.renew, [held.id, waits.id], now + seconds * second, hold)
+        await write(notifier.record_results, [event.id for event in new], [], now)
+
+
+async def test_events_that_are_not_true_any_more_make_no_pause(start: Start) -> None:
+    """A full outbox is taken batch by batch, without the time of a sweep in between."""
+    clock = ManualClock()
+    async with start(Compute(), clock=clock) as cloud:
+        now = int(clock.now() * 1e6)
+        new = [
+            notifier.Event(id=f"{n:04}", name=name, server_id="s", tag=f"p{n}", created_at=now)
+            for n, name in enumerate(["network-vif-plugged", *["network-vif-deleted"] * 399])  # no port is plugged
+        ]
+        await cloud.database.write(cloud.role.notifier.put, new)
+        clock.time += notifier.HOLD
+        for pause in (notifier.SWEEP, notifier.WINDOW):  # the sweep sleeps, then the sender, as its batch is not full
+            async with asyncio.timeout(30):
+                while clock.sleepers < 1:
+                    await asyncio.sleep(0)
+            await clock.advance(pause)
+        await _sent(cloud)
+        assert len(told(cloud).events) == 399
 
 
 async def test_a_process_keeps_few_events_in_memory(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,9 +415,9 @@ async def test_a_process_keeps_few_events_in_memory(start: Start, monkeypatch: p
         own.hand_over(new)
         async with asyncio.timeout(30):
             while len(told(one).events) < 300:
-                await clock.advance(0.02)
+                await clock.jump(0.02)
         assert await one.database.read(pending_events) >= 700
         async with asyncio.timeout(30):
             while await one.database.read(pending_events):
-                await clock.advance(1.0)
+                await clock.jump(1.0)
         assert len(told(one).events) == 1000

@@ -47,7 +47,7 @@ async def test_every_project_has_a_default_group(cloud: World) -> None:
 
 async def test_a_group_lives(cloud: World) -> None:
     group = await cloud.make("security_group", name="web", description="d", stateful=False, tags=["t"])
-    assert [(r["direction"], r["ethertype"]) for r in group["security_group_rules"]] == [
+    assert sorted((r["direction"], r["ethertype"]) for r in group["security_group_rules"]) == [
         ("egress", "IPv4"), ("egress", "IPv6"),
     ]  # fmt: skip
     assert (group["stateful"], group["tags"], group["shared"]) == (False, ["t"], False)

@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.embedded.network import state_watch
-from micronova.embedded.network.agent.desired_state import DesiredState, document_of
+from micronova.embedded.network import state_parts, state_watch
+from micronova.embedded.network.agent.desired_state import DesiredState, state_of_parts
 from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.embedded.network.state_parts import read_parts
 from micronova.embedded.network.state_watch import StateWatch
-from micronova.embedded.network.tables import host_changes
+from micronova.embedded.network.tables import addresses, host_changes
 from micronova.http.client import ASGITransport, ServiceClient
 from tests.functional.metadata_proxies import keys_of
 from tests.unit.embedded.network.world import ADMIN, KEYRING, SERVICE, World, world
@@ -113,7 +114,7 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
             found = await state(cloud, host, known.get(host, ""))
             fresh = StateWatch(cloud.database, cloud.clock, cloud.role.core.agent_times)
             whole = await fresh.state(host, "", 0)
-            true = document_of({name: msgspec.json.decode(raw) for name, raw in whole.parts.items()})
+            true = state_of_parts({name: msgspec.json.decode(raw) for name, raw in whole.parts.items()})
             if "state" in found:
                 assert found["state"] == true, (step, host)
                 changed_at.setdefault(step, []).append(host)
@@ -244,13 +245,13 @@ async def test_an_agent_learns_of_every_change_of_its_state(cloud: World) -> Non
     assert set(changed_at["the second host gets the routers"]) == {"h2"}
     for host in ("h1", "h3"):
         await report(cloud, host)
-    await cloud.clock.advance(60)
+    await cloud.clock.jump(60)
     for host in ("h1", "h3"):
         await report(cloud, host)
-    await cloud.clock.advance(30)
+    await cloud.clock.jump(30)
     await check("the second host is silent")
     assert "the second host is silent" not in changed_at
-    await cloud.clock.advance(40)
+    await cloud.clock.jump(40)
     await check("the third host gets the routers")
     assert set(changed_at["the third host gets the routers"]) == {"h2", "h3"}
     await cloud.delete("router", router["id"])
@@ -325,7 +326,7 @@ async def test_old_changes_are_deleted(cloud: World) -> None:
     network, _ = await cloud.network()
     await guest(cloud, network, "h1")
     assert await cloud.database.read(_count) > 0
-    await cloud.clock.advance(3600)
+    await cloud.clock.jump(3600)
     await cloud.role.watch.purge()
     assert await cloud.database.read(_count) == 0
 
@@ -383,6 +384,27 @@ async def test_a_port_of_a_default_group_is_read_once_for_all_hosts_of_its_group
     assert len(executed) <= 8, "two for each of two looks, and three for the members of the group"
 
 
+async def test_a_group_is_read_until_it_is_too_large(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its ports were read at each change, although it is left out of the hosts' firewalls."""
+    monkeypatch.setattr(state_parts, "MAX_MEMBERS", 150)
+    network, _ = await cloud.network("10.1.0.0/16")
+    await started(cloud, ["h1"])
+    await guest(cloud, network, "h1")
+    answer = await cloud.call("POST", "/ports", {"ports": [{"network_id": network["id"]}] * 450})
+    assert answer.status == 201, answer.body
+    agent = client_of(cloud, "h1")
+    known, before = await agent.state()
+    assert before is not None and list(before.oversized.values()) == [151] and not before.members
+    await cloud.role.watch.stop()  # the test looks itself
+    with statements(cloud) as executed:
+        await cloud.make("port", network_id=network["id"])
+        executed.clear()
+        await cloud.role.watch.look(complete=True)
+        assert await agent.state(known, 0) == (known, None), "the state of the host is the same"
+    reads = [each for each in executed if " FROM addresses" in " ".join(each.split())]
+    assert len(reads) == 2, "for the first 200 ports"
+
+
 async def test_a_floating_ip_is_read_with_its_router_only(cloud: World) -> None:
     public = await cloud.make("network", ADMIN, name="public", router__external=True)
     await cloud.make("subnet", ADMIN, network_id=public["id"], cidr="203.0.113.0/24", ip_version=4, enable_dhcp=False)
@@ -407,6 +429,24 @@ async def test_a_floating_ip_is_read_with_its_router_only(cloud: World) -> None:
     changed = [router for router in after.routers if router not in before.routers]
     assert [[each.floating for each in router.floating] for router in changed] == [[floating["floating_ip_address"]]]
     assert len(after.routers) == 5
+
+
+async def test_a_floating_ip_does_not_lead_to_an_address_that_its_port_does_not_have(cloud: World) -> None:
+    """Such rows are left of a version that took addresses from ports with floating IPs."""
+    public, _ = await cloud.network("203.0.113.0/24", ADMIN, router__external=True)
+    network, subnet = await cloud.network("10.1.0.0/24")
+    router = await cloud.make("router", external_gateway_info={"network_id": public["id"]})
+    await cloud.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
+    led, kept, other = [await cloud.make("port", network_id=network["id"]) for _ in range(3)]
+    for port in (led, kept):
+        await cloud.make("floatingip", floating_network_id=public["id"], port_id=port["id"])
+    moved = addresses.update().where(addresses.c.port_id == led["id"]).values(port_id=other["id"])
+    await cloud.database.write(lambda conn: conn.execute(moved))
+    await started(cloud, ["h1"])
+    _, shown = await client_of(cloud, "h1").state()
+    assert shown is not None
+    [fixed] = [each.fixed for router in shown.routers for each in router.floating]
+    assert fixed == kept["fixed_ips"][0]["ip_address"]
 
 
 @contextlib.contextmanager
@@ -449,3 +489,34 @@ async def test_who_asks_while_a_state_is_read_gets_the_new_one(cloud: World) -> 
     go_on.set()
     assert [each["fingerprint"] != known for each in (await waiting, await other)] == [True, True]
     assert (await other)["state"]["ports"] == []
+
+
+async def test_a_read_that_outlasts_the_memory_of_its_host_ends(cloud: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host was forgotten while its parts were read, and they were read again for ever."""
+    watch, database = cloud.role.watch, cloud.database
+    await watch.stop()  # the test purges itself
+    network, _ = await cloud.network()
+    port = await guest(cloud, network, "h1")
+    read, reads, begun, released = database.read, 0, asyncio.Event(), asyncio.Event()
+
+    async def blocked(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal reads
+        if fn is read_parts:
+            reads += 1
+            begun.set()
+            await released.wait()
+            assert reads < 10
+        return await read(fn, *args, **kwargs)
+
+    monkeypatch.setattr(database, "read", blocked)
+    asked = asyncio.create_task(state(cloud, "h1"))
+    await asyncio.wait_for(begun.wait(), 10)
+    await cloud.clock.jump(400)
+    await watch.purge()
+    released.set()
+    found = await asyncio.wait_for(asked, 10)
+    assert [each["id"] for each in found["state"]["ports"]] == [port["id"]]
+    assert reads <= 3, "the host, what its ports refer to, and what that refers to"
+    await cloud.clock.jump(400)
+    await watch.purge()
+    assert not watch._hosts and not watch._parts, "nobody asks any more"

@@ -27,12 +27,26 @@ BODIES: dict[str, Any] = {
     "POST /v2.0/security-group-rules": {
         "security_group_rule": {"security_group_id": "{security_group}", "direction": "ingress", "protocol": "udp"}
     },
+    "POST /v2.0/default-security-group-rules": {
+        "default_security_group_rule": {"direction": "ingress", "protocol": "udp"}
+    },
     "POST /v2.0/routers": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{id}": {"router": {"name": "x"}},
     "PUT /v2.0/routers/{id}/add_router_interface": {"subnet_id": "{subnet}"},
     "PUT /v2.0/routers/{id}/remove_router_interface": {"subnet_id": "{subnet}"},
     "PUT /v2.0/routers/{id}/add_extraroutes": {"router": {"routes": []}},
     "PUT /v2.0/routers/{id}/remove_extraroutes": {"router": {"routes": []}},
+    "PUT /v2.0/routers/{id}/add_external_gateways": {"router": {"external_gateways": [{"network_id": "{public}"}]}},
+    "PUT /v2.0/routers/{id}/update_external_gateways": {"router": {"external_gateways": []}},
+    "PUT /v2.0/routers/{id}/remove_external_gateways": {"router": {"external_gateways": {}}},
+    "POST /v2.0/address-scopes": {"address_scope": {"ip_version": 4}},
+    "PUT /v2.0/address-scopes/{id}": {"address_scope": {"name": "x"}},
+    "POST /v2.0/trunks": {"trunk": {"port_id": "{port}"}},
+    "PUT /v2.0/trunks/{id}": {"trunk": {"name": "x"}},
+    "PUT /v2.0/trunks/{id}/add_subports": {
+        "sub_ports": [{"port_id": "{port}", "segmentation_type": "vlan", "segmentation_id": 7}]
+    },
+    "PUT /v2.0/trunks/{id}/remove_subports": {"sub_ports": [{"port_id": "{port}"}]},
     "POST /v2.0/floatingips": {"floatingip": {"floating_network_id": "{public}", "port_id": "{port}"}},
     "PUT /v2.0/floatingips/{id}": {"floatingip": {"description": "x"}},
     "POST /v2.0/qos/policies": {"policy": {"name": "x"}},
@@ -41,11 +55,27 @@ BODIES: dict[str, Any] = {
         "bandwidth_limit_rule": {"max_kbps": 1, "direction": "ingress"}
     },
     "PUT /v2.0/qos/policies/{id}/bandwidth_limit_rules/{rule}": {"bandwidth_limit_rule": {"max_kbps": 1}},
+    "POST /v2.0/qos/policies/{id}/dscp_marking_rules": {"dscp_marking_rule": {"dscp_mark": 8}},
+    "PUT /v2.0/qos/policies/{id}/dscp_marking_rules/{rule}": {"dscp_marking_rule": {"dscp_mark": 8}},
+    "POST /v2.0/qos/policies/{id}/minimum_bandwidth_rules": {
+        "minimum_bandwidth_rule": {"min_kbps": 1, "direction": "ingress"}
+    },
+    "PUT /v2.0/qos/policies/{id}/minimum_bandwidth_rules/{rule}": {"minimum_bandwidth_rule": {"min_kbps": 1}},
+    "POST /v2.0/rbac-policies": {
+        "rbac_policy": {
+            "object_type": "network",
+            "object_id": "{network}",
+            "action": "access_as_shared",
+            "target_tenant": "p9",
+        }
+    },
+    "PUT /v2.0/rbac-policies/{id}": {"rbac_policy": {"target_tenant": "p8"}},
     "PUT /v2.0/agents/{id}": {"agent": {"description": "x"}},
     "PUT /v2.0/quotas/{project}": {"quota": {"port": 1}},
     "POST /v2.0/agent-reports": {"host": "h"},
 }
 TAGS = {"tags": ["x"]}
+RULES = ("bandwidth_limit_rule", "dscp_marking_rule", "minimum_bandwidth_rule")
 
 # Statuses other than 404 for users of another project: nothing of ours is shown, or policy refuses.
 STRANGER: dict[str, int] = {
@@ -58,8 +88,12 @@ STRANGER: dict[str, int] = {
     "POST /v2.0/subnetpools": 201,
     "POST /v2.0/security-groups": 201,
     "POST /v2.0/routers": 201,
+    "POST /v2.0/address-scopes": 201,
     "GET /v2.0/qos/rule-types": 200,
     "GET /v2.0/qos/rule-types/{type}": 200,
+    "POST /v2.0/default-security-group-rules": 403,
+    "GET /v2.0/default-security-group-rules/{id}": 200,
+    "DELETE /v2.0/default-security-group-rules/{id}": 403,
     "POST /v2.0/qos/policies": 403,
     "GET /v2.0/network-ip-availabilities": 403,
     "GET /v2.0/network-ip-availabilities/{id}": 403,
@@ -99,31 +133,42 @@ async def resources(cloud: World) -> dict[str, str]:
         "port": port,
         "security_group": group,
         "security_group_rule": group["security_group_rules"][0],
+        "default_security_group_rule": (await cloud.list("default_security_group_rule"))[0],
         "floatingip": await cloud.make("floatingip", floating_network_id=public["id"], description=SECRET),
         "subnetpool": await cloud.make("subnetpool", name=SECRET, prefixes=["10.77.0.0/16"]),
         "policy": await cloud.make("policy", ADMIN, name=SECRET, project_id="p1"),
     }
-    path = f"/qos/policies/{made['policy']['id']}/bandwidth_limit_rules"
-    limit = await cloud.call("POST", path, {"bandwidth_limit_rule": {"max_kbps": 1}}, token=ADMIN)
-    made["bandwidth_limit_rule"] = limit.json()["bandwidth_limit_rule"]
+    made["address_scope"] = await cloud.make("address_scope", ip_version=4, name=SECRET)
+    parent = await cloud.make("port", network_id=network["id"], name=SECRET)
+    made["trunk"] = await cloud.make("trunk", port_id=parent["id"], name=SECRET)
+    made["rbac_policy"] = await cloud.make(
+        "rbac_policy", object_type="network", object_id=network["id"], action="access_as_shared", target_tenant=SECRET
+    )
+    for kind, rule in (
+        ("bandwidth_limit_rule", {"max_kbps": 1}), ("dscp_marking_rule", {"dscp_mark": 26}),
+        ("minimum_bandwidth_rule", {"min_kbps": 1}),
+    ):  # fmt: skip
+        answer = await cloud.call("POST", f"/qos/policies/{made['policy']['id']}/{kind}s", {kind: rule}, token=ADMIN)
+        made[kind] = answer.json()[kind]
     return {name: str(thing["id"]) for name, thing in made.items()}
 
 
 def kind_of(route: Route) -> str:
     """Return the kind of resource that a route's {id} names."""
     name = [*route.path.removeprefix("/v2.0/qos").removeprefix("/v2.0").split("/"), ""][1].replace("-", "_")
-    return {"network_ip_availabilities": "network", "policies": "policy"}.get(name, name.removesuffix("s"))
+    special = {"network_ip_availabilities": "network", "policies": "policy", "rbac_policies": "rbac_policy"}
+    return special.get(name, name.removesuffix("s"))
 
 
 def filled(value: Any, known: dict[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: filled(item, known) for key, item in value.items()}
-    return known.get(value.strip("{}"), value) if isinstance(value, str) else value
+    return known.get(value[1:-1], value) if isinstance(value, str) and value.startswith("{") else value
 
 
 async def send(cloud: World, route: Route, known: dict[str, str], token: str | None) -> tuple[int, bytes]:
     id = known.get(kind_of(route), "nothing")
-    rule = known["bandwidth_limit_rule"]
+    rule = known[next((each for each in RULES if each in route.path), RULES[0])]
     path = route.path.format(id=id, project="p1", tag="t", alias="router", rule=rule, type="bandwidth_limit")
     body = BODIES.get(route.label)
     if route.body is not None and body is None:

@@ -1,5 +1,6 @@
 """QoS policies: who creates them, who may use them, and the limits that agents get."""
 
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,102 @@ async def test_a_policy_shows_what_clients_expect(cloud: World) -> None:
     assert (gone.status, error(gone)) == (404, "QosRuleNotFound")
 
 
+async def test_tags_of_policies_are_also_where_neutron_has_them(cloud: World) -> None:
+    made = await cloud.make("policy", ADMIN, project_id="p1", tags=["a"])
+    assert (await cloud.call("PUT", f"/policies/{made['id']}/tags/b", token=ADMIN)).status == 201
+    for path in ("policies", "qos/policies"):
+        assert (await cloud.call("GET", f"/{path}/{made['id']}/tags")).json() == {"tags": ["a", "b"]}
+        assert (await cloud.call("GET", f"/{path}/{made['id']}/tags", token=BOB)).status == 404
+
+
 async def test_rule_types(cloud: World) -> None:
-    assert (await cloud.call("GET", "/qos/rule-types")).json() == {"rule_types": [{"type": "bandwidth_limit"}]}
-    for token, told in ((ALICE, False), (ADMIN, True)):
-        shown = (await cloud.call("GET", "/qos/rule-types/bandwidth_limit", token=token)).json()["rule_type"]
+    kinds = [{"type": "bandwidth_limit"}, {"type": "dscp_marking"}]
+    assert (await cloud.call("GET", "/qos/rule-types")).json() == {"rule_types": kinds}
+    assert (await cloud.call("GET", "/qos/rule-types?type=dscp_marking")).json() == {"rule_types": kinds[1:]}
+    for (token, told), kind in itertools.product(((ALICE, False), (ADMIN, True)), kinds):
+        shown = (await cloud.call("GET", f"/qos/rule-types/{kind['type']}", token=token)).json()["rule_type"]
         assert ("drivers" in shown) is told
-    assert (await cloud.call("GET", "/qos/rule-types/dscp_marking")).status == 404
+    # It can be written down, but no host guarantees it.
+    assert (await cloud.call("GET", "/qos/rule-types/minimum_bandwidth")).status == 404
+    every = (await cloud.call("GET", "/qos/rule-types?all_rules=true")).json()["rule_types"]
+    assert every == [*kinds, {"type": "minimum_bandwidth"}]
+
+
+async def test_a_minimum_bandwidth_is_refused_where_it_would_have_to_hold(cloud: World) -> None:
+    policy, used = [await cloud.make("policy", ADMIN, shared=True) for _ in range(2)]
+    path, kind = f"/qos/policies/{policy['id']}/minimum_bandwidth_rules", "minimum_bandwidth_rule"
+    for bad in ({}, {"min_kbps": -1}, {"min_kbps": "x"}, {"min_kbps": 1, "direction": "any"}, {"max_kbps": 1}):
+        assert (await cloud.call("POST", path, {kind: bad}, token=ADMIN)).status == 400, bad
+    assert (await cloud.call("POST", path, {kind: {"min_kbps": 1}})).status == 403
+    rule = (await cloud.call("POST", path, {kind: {"min_kbps": "1000"}}, token=ADMIN)).json()[kind]
+    assert rule == {"id": rule["id"], "min_kbps": 1000, "direction": "egress"}
+    assert (await cloud.call("GET", path)).json() == {f"{kind}s": [rule]}
+    second = await cloud.call("POST", path, {kind: {"min_kbps": 5}}, token=ADMIN)
+    assert (second.status, error(second)) == (409, "QoSRulesConflict")
+    # A limit is not below the minimum in the same direction.
+    limits, parameter = f"/qos/policies/{policy['id']}/bandwidth_limit_rules", (409, "QoSRuleParameterConflict")
+    low = await cloud.call("POST", limits, {"bandwidth_limit_rule": {"max_kbps": 999}}, token=ADMIN)
+    assert (low.status, error(low)) == parameter
+    inward = {"bandwidth_limit_rule": {"max_kbps": 999, "direction": "ingress"}}
+    assert (await cloud.call("POST", limits, inward, token=ADMIN)).status == 201
+    assert (await cloud.call("POST", limits, {"bandwidth_limit_rule": {"max_kbps": 1000}}, token=ADMIN)).status == 201
+    high = await cloud.call("PUT", f"{path}/{rule['id']}", {kind: {"min_kbps": 1001}}, token=ADMIN)
+    assert (high.status, error(high)) == parameter
+    # No network and no port gets the policy, and one that they have gets no such rule.
+    network, _ = await cloud.network(qos_policy_id=used["id"])
+    port = await cloud.make("port", network_id=network["id"])
+    chosen, of_network, of_port = {"qos_policy_id": policy["id"]}, "QosRuleNotSupportedByNetwork", "QosRuleNotSupported"
+    for method, where, thing, type_ in (
+        ("POST", "/networks", {"network": chosen}, of_network),
+        ("PUT", f"/networks/{network['id']}", {"network": chosen}, of_network),
+        ("POST", "/ports", {"port": {"network_id": network["id"], **chosen}}, of_port),
+        ("PUT", f"/ports/{port['id']}", {"port": chosen}, of_port),
+    ):
+        answer = await cloud.call(method, where, thing)
+        assert (answer.status, error(answer)) == (409, type_), where
+    taken = f"/qos/policies/{used['id']}/minimum_bandwidth_rules"
+    answer = await cloud.call("POST", taken, {kind: {"min_kbps": 1}}, token=ADMIN)
+    assert (answer.status, error(answer)) == (409, of_network)
+    # Without the rule the policy can be used.
+    assert (await cloud.call("DELETE", f"{path}/{rule['id']}", token=ADMIN)).status == 204
+    assert (await cloud.change("port", port["id"], **chosen))["qos_policy_id"] == policy["id"]
+    answer = await cloud.call("POST", path, {kind: {"min_kbps": 1}}, token=ADMIN)
+    assert (answer.status, error(answer)) == (409, of_port)
+
+
+async def test_agents_are_told_the_dscp_mark_of_a_policy(cloud: World) -> None:
+    policy = await cloud.make("policy", ADMIN, shared=True)
+    path = f"/qos/policies/{policy['id']}/dscp_marking_rules"
+    for bad in ({}, {"dscp_mark": 1}, {"dscp_mark": -8}, {"dscp_mark": "high"}, {"dscp_mark": None}, {"max_kbps": 1}):
+        answer = await cloud.call("POST", path, {"dscp_marking_rule": bad}, token=ADMIN)
+        assert answer.status == 400, bad
+    assert (await cloud.call("POST", path, {"dscp_marking_rule": {"dscp_mark": 26}})).status == 403
+    answer = await cloud.call("POST", path, {"dscp_marking_rule": {"dscp_mark": "26"}}, token=ADMIN)
+    rule = answer.json()["dscp_marking_rule"]
+    assert (answer.status, rule) == (201, {"id": rule["id"], "dscp_mark": 26})
+    second = await cloud.call("POST", path, {"dscp_marking_rule": {"dscp_mark": 8}}, token=ADMIN)
+    assert (second.status, error(second)) == (409, "QoSRulesConflict")
+    shown = {**rule, "qos_policy_id": policy["id"], "type": "dscp_marking"}
+    assert (await cloud.show("policy", policy["id"]))["rules"] == [shown]
+    assert (await cloud.call("GET", path)).json() == {"dscp_marking_rules": [rule]}
+    network, subnet = await cloud.network(qos_policy_id=policy["id"])
+    await cloud.call("POST", "/agent-reports", {"host": "h", "started": True}, token=SERVICE)
+    router = await cloud.make("router")
+    joined = await cloud.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
+    port = await plugged(cloud, network)
+
+    async def marks() -> list[Any]:
+        state = (await cloud.call("GET", "/agent-states/h", token=SERVICE)).json()["state"]
+        found = {each["id"]: each.get("dscp_mark") for each in state["ports"]}
+        return [found[port["id"]], found[joined.json()["port_id"]]]
+
+    assert await marks() == [26, None], "routers do not mark"
+    one = f"{path}/{rule['id']}"
+    changed = await cloud.call("PUT", one, {"dscp_marking_rule": {"dscp_mark": 0}}, token=ADMIN)
+    assert changed.json() == {"dscp_marking_rule": {**rule, "dscp_mark": 0}}
+    assert await marks() == [0, None]
+    assert (await cloud.call("DELETE", one, token=ADMIN)).status == 204
+    assert await marks() == [None, None]
 
 
 async def test_what_makes_no_sense_is_refused(cloud: World) -> None:

@@ -74,6 +74,36 @@ async def test_ports_come_and_go_on_a_full_network(cloud: World) -> None:
     assert counted(answers) == {201: 13, (409, "IpAddressGenerationFailure"): 7}
 
 
+async def test_a_floating_ip_never_leads_to_an_address_that_its_port_has_lost(pair: tuple[World, World]) -> None:
+    """One service associates it while the other takes the address from the port, or deletes the port."""
+    one, two = pair
+    public, _ = await one.network("203.0.113.0/24", ADMIN, router__external=True)
+    network, subnet = await one.network("10.1.0.0/24")
+    router = await one.make("router", external_gateway_info={"network_id": public["id"]})
+    await one.call("PUT", f"/routers/{router['id']}/add_router_interface", {"subnet_id": subnet["id"]})
+    made = [await one.make("floatingip", floating_network_id=public["id"]) for _ in range(10)]
+    found: Counter[Any] = Counter()
+    for attempt in range(3):
+        ports = [await one.make("port", network_id=network["id"]) for _ in made]
+        requests = []
+        for number, (port, floating) in enumerate(zip(ports, made, strict=True)):
+            lead = {"floatingip": {"port_id": port["id"]}}
+            requests.append(one.call("PUT", f"/floatingips/{floating['id']}", lead))
+            if number % 5 < 4:
+                requests.append(two.call("PUT", f"/ports/{port['id']}", {"port": {"fixed_ips": []}}))
+            else:
+                requests.append(two.call("DELETE", f"/ports/{port['id']}"))
+            if (number + attempt) % 2:
+                requests[-2:] = reversed(requests[-2:])
+        found += counted(await asyncio.gather(*requests))
+        held = {port["id"]: [each["ip_address"] for each in port["fixed_ips"]] for port in await one.list("port")}
+        for floating in await one.list("floatingip"):
+            if floating["port_id"] is not None:
+                assert floating["fixed_ip_address"] in held[floating["port_id"]]
+            await one.change("floatingip", floating["id"], port_id=None)
+    assert set(found) <= {200, 204, (400, "BadRequest"), (404, "PortNotFound")}, found
+
+
 async def test_one_address_has_one_winner(cloud: World) -> None:
     network, _ = await cloud.network()
     body = {"port": {"network_id": network["id"], "fixed_ips": [{"ip_address": "10.1.0.77"}]}}

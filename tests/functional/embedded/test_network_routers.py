@@ -150,6 +150,69 @@ async def test_extra_routes(cloud: World) -> None:
     assert (await cloud.show("router", router["id"]))["routes"] == []
 
 
+async def gateways(cloud: World, router: str, verb: str, *wanted: Any, token: str = ALICE) -> Any:
+    body = {"router": {"external_gateways": list(wanted)}}
+    return await cloud.call("PUT", f"/routers/{router}/{verb}_external_gateways", body, token=token)
+
+
+async def test_the_gateway_is_added_and_removed(cloud: World) -> None:
+    (public, _), (other, _) = await outside(cloud), await outside(cloud, "198.51.100.0/24")
+    router = (await cloud.make("router"))["id"]
+    on_public, on_other = {"network_id": public["id"]}, {"network_id": other["id"]}
+    nothing = await gateways(cloud, router, "remove", on_public)
+    assert (nothing.status, error(nothing)) == (409, "UnableToRemoveGateways")
+    added = (await gateways(cloud, router, "add", on_public)).json()["router"]
+    assert added["external_gateways"] == [added["external_gateway_info"]]
+    address = added["external_gateway_info"]["external_fixed_ips"][0]
+    assert added["external_gateway_info"]["network_id"] == public["id"]
+    assert (await gateways(cloud, router, "add")).json()["router"]["external_gateways"] == added["external_gateways"]
+    # A router has one gateway at most.
+    second = await gateways(cloud, router, "add", on_other)
+    assert (second.status, error(second)) == (409, "UnableToAddExtraGateways")
+    two = await gateways(cloud, router, "update", on_public, on_other)
+    assert (two.status, error(two)) == (400, "UnableToAddExtraGateways")
+    # The gateway stays as it is if it is set again, and what is removed must be there.
+    again = (await gateways(cloud, router, "update", on_public)).json()["router"]
+    assert again["external_gateways"] == added["external_gateways"]
+    for wrong in (on_other, {**on_public, "external_fixed_ips": [{"ip_address": "192.0.2.99"}]}):
+        answer = await gateways(cloud, router, "remove", wrong, token=ALICE)
+        assert (answer.status, error(answer)) == (409, "UnableToMatchGateways")
+    assert (await gateways(cloud, router, "remove", {**on_public, "external_fixed_ips": [address]})).status == 200
+    assert (await cloud.show("router", router))["external_gateways"] == []
+    # Users choose neither addresses nor source NAT; admins do.
+    chosen = {**on_other, "enable_snat": "false", "external_fixed_ips": [{"ip_address": "198.51.100.77"}]}
+    for verb in ("add", "update"):
+        assert (await gateways(cloud, router, verb, chosen)).status == 403
+    made = (await gateways(cloud, router, "add", chosen, token=ADMIN)).json()["router"]["external_gateway_info"]
+    assert (made["enable_snat"], made["external_fixed_ips"][0]["ip_address"]) == (False, "198.51.100.77")
+    moved = (await gateways(cloud, router, "update", on_public)).json()["router"]
+    assert [each["network_id"] for each in moved["external_gateways"]] == [public["id"]]
+    # Clients send an empty object for no gateways; only the update takes it as a removal.
+    path = f"/routers/{router}"
+    empty: dict[str, Any] = {"router": {"external_gateways": {}}}
+    assert (await cloud.call("PUT", f"{path}/remove_external_gateways", empty)).json()["router"]["external_gateways"]
+    assert (await cloud.call("PUT", f"{path}/update_external_gateways", {"router": {}})).status == 200
+    assert (await cloud.show("router", router))["external_gateway_info"]
+    cleared = await cloud.call("PUT", f"{path}/update_external_gateways", empty)
+    assert cleared.json()["router"]["external_gateways"] == []
+
+
+async def test_gateways_that_make_no_sense(cloud: World) -> None:
+    private, _ = await cloud.network()
+    router = (await cloud.make("router"))["id"]
+    for bad in ({}, {"network_id": None}, {"network_id": private["id"]}, {"network_id": "x", "extra": 1}, "x"):
+        assert (await gateways(cloud, router, "add", bad)).status == 400, bad
+    assert (await gateways(cloud, router, "add", {"network_id": "nothing"})).status == 404
+    assert (await gateways(cloud, router, "add", token=BOB)).status == 404
+    # A floating IP holds the gateway.
+    public, network, _, router = await connected(cloud)
+    port = await cloud.make("port", network_id=network["id"])
+    await cloud.make("floatingip", floating_network_id=public["id"], port_id=port["id"])
+    for verb, wanted in (("remove", [{"network_id": public["id"]}]), ("update", [])):
+        answer = await gateways(cloud, router["id"], verb, *wanted)
+        assert (answer.status, error(answer)) == (409, "RouterExternalGatewayInUseByFloatingIp")
+
+
 async def connected(cloud: World) -> tuple[Any, Any, Any, Any]:
     """A network behind a router with a gateway."""
     public, _ = await outside(cloud)
@@ -222,6 +285,39 @@ async def test_what_a_floating_ip_cannot_do(cloud: World) -> None:
     address = [each["ip_address"] for each in both["fixed_ips"]][1]
     led = await cloud.change("floatingip", chosen["id"], port_id=both["id"], fixed_ip_address=address)
     assert led["fixed_ip_address"] == address
+
+
+async def test_a_port_keeps_the_address_of_a_floating_ip(cloud: World) -> None:
+    """Another project's server could get it, and the floating IP would lead there."""
+    public, network, subnet, router = await connected(cloud)
+    port = await cloud.make("port", network_id=network["id"], fixed_ips=[{"subnet_id": subnet["id"]}] * 2)
+    first, second = (each["ip_address"] for each in port["fixed_ips"])
+    floating = await cloud.make(
+        "floatingip", floating_network_id=public["id"], port_id=port["id"], fixed_ip_address=first
+    )
+    other = {"subnet_id": subnet["id"], "ip_address": "10.1.0.77"}
+    for wanted in ([], None, [{"ip_address": second}], [other], [other, {"ip_address": second}]):
+        for token in (ALICE, ADMIN):
+            body = {"port": {"fixed_ips": wanted}}
+            answer = await cloud.call("PUT", f"/ports/{port['id']}", body, token=token)
+            assert (answer.status, error(answer)) == (400, "BadRequest"), wanted
+            assert floating["floating_ip_address"] in str(answer.json())
+    assert (await cloud.show("port", port["id"]))["fixed_ips"] == port["fixed_ips"]
+    # What keeps the address is allowed, named or not.
+    for kept in ([{"ip_address": first}], [{"ip_address": first}, other], [{"subnet_id": subnet["id"]}]):
+        changed = await cloud.change("port", port["id"], fixed_ips=kept)
+        assert first in {each["ip_address"] for each in changed["fixed_ips"]}
+    gone = await cloud.call("DELETE", f"/subnets/{subnet['id']}")
+    assert (gone.status, error(gone)) == (409, "SubnetInUse")
+    own = await cloud.list("port", "device_owner=network:floatingip", ADMIN)
+    taken = await cloud.call("PUT", f"/ports/{own[0]['id']}", {"port": {"fixed_ips": []}}, token=ADMIN)
+    assert (taken.status, error(taken)) == (400, "BadRequest")
+    # A port of the automatic kind is no way around: its subnet stays while the router does, which stays, too.
+    await cloud.change("port", port["id"], ADMIN, device_owner="network:dhcp")
+    assert (await cloud.call("DELETE", f"/subnets/{subnet['id']}")).status == 409
+    assert (await join(cloud, router["id"], "remove", subnet_id=subnet["id"])).status == 409
+    await cloud.change("floatingip", floating["id"], port_id=None)
+    await cloud.change("port", port["id"], fixed_ips=[])
 
 
 async def test_floating_ips_that_lead_nowhere_go_with_their_network(cloud: World) -> None:

@@ -40,6 +40,7 @@ class KillableHost:
             random=Random(3),
             state_dir=self._directory,
             options=self._options,
+            images=process.clients.image_downloads(),
         )
         drivers = create_drivers("fake", setup)
         [self.driver] = drivers.values()
@@ -61,6 +62,7 @@ class KillableHost:
             HostConductorAPI(self._bus, process.clock, Random(3)),
             process.clock,
             Random(3),
+            uploads=process.clients.image_uploads(),
         )
         await self._manager.start()
         await self._wait_for_state("up")

@@ -186,6 +186,7 @@ async def test_a_bad_body_for_a_new_server(user: Caller, body: Any, word: str) -
         ({"same_host": [UUID, "x"]}, "same_host"),
         ({"different_host": "x"}, "different_host"),
         ({"build_near_host_ip": "here"}, "build_near_host_ip"),
+        ({"build_near_host_ip": []}, "build_near_host_ip"),
         ([], "scheduler_hints"),
         ("group", "scheduler_hints"),
     ],
@@ -312,3 +313,16 @@ async def test_errors_tell_nothing_of_the_inside(cloud: Cloud, user: Caller) -> 
     answer = await user.at(NEWEST).request("POST", "/servers", _whole(user, {"name": 5}))
     text = answer.body.decode()
     assert "Traceback" not in text and "msgspec" not in text and "micronova" not in text
+
+
+@pytest.mark.parametrize("name", ["name", "ip6", "tags", "not-tags-any", "flavor", "kernel_id", "config_drive"])
+@pytest.mark.parametrize("text", ["", "("])
+async def test_filters_that_are_no_expressions(user: Caller, name: str, text: str) -> None:
+    for caller in (user, user.admin):
+        assert name in await caller.refused(400, "GET", f"/servers/detail?{name}={text}")
+
+
+async def test_sizes_of_volumes_in_the_oldest_form(user: Caller) -> None:
+    for size in (0, "0", 2**31):
+        devices = [{"device_name": "vda", "volume_id": UUID, "volume_size": size}]
+        assert "volume_size" in await user.refused(400, "POST", "/servers", user.body(block_device_mapping=devices))

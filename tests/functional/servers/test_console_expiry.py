@@ -65,6 +65,13 @@ async def test_a_token_expires(cloud: Cloud, user: Caller, console_client: Conso
     await user.admin.refused(404, "GET", f"/os-console-auth-tokens/{token}")
 
 
+async def test_without_a_proxy_of_ones_own_there_is_no_spice_direct(user: Caller) -> None:
+    id = (await user.boot())["id"]
+    body = {"remote_console": {"protocol": "spice", "type": "spice-direct"}}
+    said = await user.refused(400, "POST", f"/servers/{id}/remote-consoles", body)
+    assert "Unavailable console type spice-direct: this cloud has novnc, spice-html5 and serial" in said
+
+
 async def test_expired_tokens_are_deleted(cloud: Cloud, user: Caller) -> None:
     id = (await user.boot())["id"]
     await link(user, id)

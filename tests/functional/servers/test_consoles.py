@@ -19,7 +19,8 @@ from tests.schemas import tempest
 
 __all__ = ["console_client"]
 
-CLOUD = CloudOptions(hosts=2, roles=("console",))
+DIRECT = "http://127.0.0.1:13002/nova"
+CLOUD = CloudOptions(hosts=2, roles=("console",), api={"spice": {"spice_direct_proxy_base_url": DIRECT}})
 
 
 # --- URLs ----------------------------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ async def test_up_to_2_5_there_were_actions_instead(user: Caller) -> None:
     serial = (await old.act(id, "os-getSerialConsole", {"type": "serial"}, 200))["console"]
     assert serial["type"] == "serial" and token_of(serial["url"])
     said = await old.refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "xvpvnc"}})
-    assert "Unavailable console type xvpvnc: this cloud has novnc, spice-html5 and serial" in said
+    assert "Unavailable console type xvpvnc: this cloud has novnc, spice-html5, spice-direct and serial" in said
     await old.refused(400, "POST", f"/servers/{id}/action", {"os-getVNCConsole": {"type": "serial"}})
     await old.refused(410, "POST", f"/servers/{id}/action", {"os-getRDPConsole": {"type": "rdp-html5"}})
     await old.refused(404, "POST", f"/servers/{id}/remote-consoles", {})
@@ -68,7 +69,7 @@ async def test_types_that_are_not_available_are_refused(user: Caller) -> None:
         body = {"remote_console": {"protocol": protocol, "type": type}}
         return await user.at(minor).refused(400, "POST", f"/servers/{id}/remote-consoles", body)
 
-    for protocol, type in (("spice", "spice-direct"), ("rdp", "rdp-html5"), ("mks", "webmks"), ("vnc", "xvpvnc")):
+    for protocol, type in (("rdp", "rdp-html5"), ("mks", "webmks"), ("vnc", "xvpvnc")):
         assert f"Unavailable console type {type}" in await refused(protocol, type)
     assert "protocol spice, not vnc" in await refused("vnc", "spice-html5")
     assert "protocol vnc, not serial" in await refused("serial", "novnc")
@@ -132,6 +133,7 @@ async def test_admins_may_look_up_a_token(user: Caller) -> None:
         found = answer.json()["console"]
         assert (found["instance_uuid"], found["host"]) == (id, "127.0.0.1")
         assert found["port"] > 0 and found["internal_access_path"] is None
+        assert "tls_port" not in found
         if minor >= 99:
             tempest.check("servers", "console_auth_tokens", minor, answer.status, answer.json())
     await user.admin.at(30).refused(400, "GET", f"/os-console-auth-tokens/{token}")
@@ -186,6 +188,90 @@ async def test_a_screen_is_shown_and_reacts_to_keys(user: Caller, console_client
         assert len(set(first)) > 3  # not blank
         await socket.send_bytes(struct.pack(">BBHI", 4, 1, 0, ord("a")))
         assert await picture(True) != first
+
+
+async def test_a_screen_is_shown_by_spice(user: Caller, console_client: ConsoleClient) -> None:
+    """A viewer opens the main channel, which names the others, then the display and the inputs."""
+    server = await user.boot()
+    token = token_of(await link(user, server["id"], "spice", "spice-html5"))
+    async with console_client.socket(token) as main:
+        stream = await _spice(main, 1)
+        assert (await _message(stream))[0] == 103  # the session begins
+        await main.send_bytes(struct.pack("<HI", 104, 0))
+        kind, channels = await _message(stream)
+        assert (kind, channels) == (104, struct.pack("<IBBBB", 2, 2, 0, 3, 0))
+        async with console_client.socket(token) as screen, console_client.socket(token) as keys:
+            shown = await _spice(screen, 2)
+            kind, surface = await _message(shown)
+            assert kind == 314
+            _, width, height, _, _ = struct.unpack("<5I", surface)
+            kind, first = await _message(shown)
+            assert kind == 304 and len(set(first[-4 * width * height :])) > 3  # not blank
+            assert (await _message(shown))[0] == 102
+            await _spice(keys, 3)
+            await keys.send_bytes(struct.pack("<HII", 101, 4, 30))
+            kind, second = await _message(shown)
+            assert kind == 304 and len(second) == len(first) and second != first
+
+
+async def _spice(socket: aiohttp.ClientWebSocketResponse, channel: int) -> "_Stream":
+    """Open a channel of SPICE, as a viewer without a password does."""
+    stream = _Stream(socket)
+    await socket.send_bytes(_hello(channel) + struct.pack("<I", 1) + bytes(128))
+    magic, major, minor, size, error = struct.unpack("<4sIIII", await stream.read(20))
+    assert (magic, major, minor, error) == (b"REDQ", 2, 2, 0)
+    assert len(await stream.read(size - 4)) == 162 + 16  # the key, the capabilities
+    assert await stream.read(4) == bytes(4)
+    return stream
+
+
+def _hello(channel: int) -> bytes:
+    return struct.pack("<4sIIIIBBIIIII", b"REDQ", 2, 2, 26, 0, channel, 0, 1, 1, 18, 0b1011, 0)
+
+
+async def _message(stream: "_Stream") -> tuple[int, bytes]:
+    kind, size = struct.unpack("<HI", await stream.read(6))
+    return kind, await stream.read(size)
+
+
+@pytest.mark.parametrize(
+    ("greeting", "said"),
+    [
+        (_hello(1)[:4].lower() + _hello(1)[4:], b""),
+        (_hello(9), struct.pack("<4sII4xI", b"REDQ", 2, 2, 9)),  # there is no such channel
+        (struct.pack("<4sIIIIBBIII", b"REDQ", 1, 0, 18, 0, 1, 0, 0, 0, 18), struct.pack("<4sII4xI", b"REDQ", 2, 2, 4)),
+        (struct.pack("<4sIIIIBBIII", b"REDQ", 2, 2, 18, 0, 1, 0, 9, 0, 18), struct.pack("<4sII4xI", b"REDQ", 2, 2, 3)),
+    ],
+    ids=["other protocol", "other channel", "other version", "cut off"],
+)
+async def test_what_is_no_viewer_of_spice_is_refused(
+    user: Caller, console_client: ConsoleClient, greeting: bytes, said: bytes
+) -> None:
+    server = await user.boot()
+    async with console_client.socket(token_of(await link(user, server["id"], "spice", "spice-html5"))) as socket:
+        await socket.send_bytes(greeting)
+        if said:
+            reply = await _Stream(socket).read(20)
+            assert reply[:12] + reply[16:] == said[:12] + said[16:]
+        await closed(socket)
+
+
+async def test_a_proxy_of_ones_own_connects_to_the_guest_directly(user: Caller) -> None:
+    """It gets a user's link of the type spice-direct, and asks as an admin where the console is."""
+    server = await user.boot()
+    url = await link(user, server["id"], "spice", "spice-direct")
+    assert url == f"{DIRECT}?token={token_of(url)}"
+    console = (await user.admin.get(f"/os-console-auth-tokens/{token_of(url)}"))["console"]
+    assert console["instance_uuid"] == server["id"] and console["internal_access_path"] is None
+    assert console["tls_port"] is None  # the console's only port has no TLS
+    older = (await user.admin.at(98).get(f"/os-console-auth-tokens/{token_of(url)}"))["console"]
+    assert older == {name: value for name, value in console.items() if name != "tls_port"}
+    reader, writer = await asyncio.open_connection(console["host"], console["port"])
+    try:
+        writer.write(_hello(1))
+        assert struct.unpack("<4sII4xI", await reader.readexactly(20)) == (b"REDQ", 2, 2, 0)
+    finally:
+        writer.close()
 
 
 class _Stream:

@@ -48,6 +48,13 @@ async def test_policy_hides_the_extra_specs_of_a_server(user: Caller) -> None:
         assert "vcpus" in server["flavor"]
 
 
+async def test_policy_keeps_the_trusted_certificates_of_a_server(user: Caller) -> None:
+    server = await user.boot()
+    for trusted in (["a"], None):
+        body = {"rebuild": {"imageRef": server["image"]["id"], "trusted_image_certificates": trusted}}
+        await user.at(63).refused(403, "POST", f"/servers/{server['id']}/action", body)
+
+
 @pytest.mark.parametrize(
     ("roles", "file", "expected"),
     [

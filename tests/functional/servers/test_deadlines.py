@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from micronova.cli.audit import run_audit
 from micronova.clients.network.client import NetworkClient
+from micronova.compute import host
 from micronova.conductor.operations import engine
 from micronova.conductor.operations.health import Health
 from micronova.db.tables import allocations
@@ -19,9 +20,10 @@ from tests.functional.servers.embedded_services import network, ports_left
 pytestmark = [pytest.mark.thorough, only_in_one_process("builds and actions have one second")]
 
 CLOUD = CloudOptions(
+    hosts=2,
     roles=("network",),
     settings={
-        "default": {"instance_build_timeout": 1.0, "report_interval": 0.1},
+        "default": {"instance_build_timeout": 1.0, "report_interval": 0.1, "allow_resize_to_same_host": False},
         "conductor": {"lease": 1.0, "sweep_interval": 0.1},
     },
 )
@@ -205,4 +207,30 @@ async def test_a_delete_has_no_deadline(cloud: Cloud, user: Caller) -> None:
     async with cloud.faults({"operation": "destroy", "kind": "delay", "delay": 2.5, "name": name, "count": 1}):
         await user.delete(f"/servers/{id}")
         await user.gone(id)
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"), [("confirmResize", "hang"), ("revertResize", "hang"), ("revertResize", "unavailable")]
+)
+async def test_a_place_that_was_left_does_not_remove_its_guest_in_time(
+    cloud: Cloud, user: Caller, end: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is in its other place, so that it does not matter to its owner."""
+    monkeypatch.setattr(host, "FIRST_PAUSE", 0.05)
+    name = _name()
+    id = (await user.boot(name=name))["id"]
+    await user.act(id, "resize", {"flavorRef": "2"})
+    await user.wait_for(id, "VERIFY_RESIZE")
+    rule = {"operation": "destroy", "kind": kind, "name": name, "message": "Libvirt cannot be reached."}
+    async with cloud.faults({**rule, "count": 1} if kind == "hang" else rule):
+        await user.act(id, end, status=204 if end == "confirmResize" else 202)
+        server = await user.wait_for(id, "ACTIVE")
+        assert "fault" not in server
+    place = await user.host_of(id)
+
+    async def removed() -> bool | None:
+        return True if [each for each in cloud.hosts if id in await cloud.guests(each)] == [place] else None
+
+    await cloud.until(removed, "the other place to remove its guest")
     await cloud.assert_clean()

@@ -1,9 +1,13 @@
 """A host that lies in its reports: it reaches no server but those of its own operations."""
 
+from typing import Any
+
+import msgspec
+import pytest
 import sqlalchemy as sa
 
 from micronova.conductor.rpcapi import HOSTS, REPORT
-from micronova.db.tables import departures
+from micronova.db.tables import departures, instance_action_events, operations
 from micronova.objects.context import Context
 from micronova.objects.orders import OrderOutcome, Report
 from tests.functional.cloud import Caller, Cloud, CloudOptions
@@ -63,3 +67,42 @@ async def test_a_delete_removes_no_other_server(cloud: Cloud, user: Caller) -> N
         await _is_untouched(cloud, victim, id, host)
     await user.gone(own)
     await cloud.assert_clean()
+
+
+@pytest.mark.parametrize(("kind", "code"), [("spawn", "unavailable"), ("spawn", "failed"), ("destroy", "unavailable")])
+async def test_a_report_stores_little_and_logs_one_line(
+    cloud: Cloud, user: Caller, caplog: pytest.LogCaptureFixture, kind: str, code: str
+) -> None:
+    delayed = {"operation": kind, "kind": "delay", "delay": 3.0}
+    own = "" if kind == "spawn" else (await user.boot())["id"]
+    async with cloud.faults(delayed):
+        if kind == "spawn":
+            own = await user.create()
+        else:
+            await user.delete(f"/servers/{own}")
+        await cloud.fault_struck()
+        [operation] = await cloud.open_operations()
+        # Not by the class, which cuts what an honest agent sends.
+        report: Any = {
+            "operation_id": operation.id,
+            "epoch": operation.epoch,
+            "instance_uuid": own,
+            "host": operation.owner.removeprefix("host:"),
+            "outcome": "reschedule" if kind == "spawn" else "error",
+            "error_code": code,
+            "left_behind": True,  # the agent, which does not lie, removes what it has built
+            "message": "x\nFORGED " + "y" * 10_000_000,
+            "details": "z" * 1_000_000,
+        }
+        assert cloud.process.bus is not None
+        await cloud.process.bus.call(HOSTS.target(), REPORT, report, context=Context(), timeout=10.0)
+    if kind == "spawn":
+        await user.wait_for(own, "ACTIVE")
+        assert len(msgspec.json.encode(await user.get(f"/servers/{own}/os-instance-actions"))) < 10_000
+        await user.delete(f"/servers/{own}")
+    await user.gone(own)
+    stored = (operations.c.payload, instance_action_events.c.details)
+    for column in stored:
+        [(longest,)] = await cloud.read(sa.select(sa.func.max(sa.func.length(column))))
+        assert longest is None or longest < 50_000
+    assert all(len(record.getMessage()) < 10_000 for record in caplog.records)

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 import sqlalchemy as sa
+from sqlalchemy.util import await_only
 
 from micronova.conductor import heartbeats
 from micronova.conductor.host_users import MOST_IN_PROGRESS
@@ -23,6 +26,7 @@ from micronova.conductor.rpcapi import (
     HOSTS,
     KEYS,
     PLUGGED_PORTS,
+    PROGRESS,
     REPORT,
     START_GUESTS_AFTER_HOST_BOOT,
     HostKeysRequest,
@@ -30,23 +34,27 @@ from micronova.conductor.rpcapi import (
     PluggedPortsRequest,
     ProbeAPI,
 )
-from micronova.db import instance_actions, nodes, operations, services
+from micronova.db import departures, instance_actions, nodes, operations, services
 from micronova.db import instances as instances_of
 from micronova.db.tables import instances
 from micronova.db.tables import operations as table
+from micronova.objects import states
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.context import Context
-from micronova.objects.errors import Conflict, Invalid, StaleHeartbeat, Unavailable
+from micronova.objects.errors import Conflict, Invalid, NotSupported, StaleHeartbeat, Unavailable
 from micronova.objects.host_keys import HostKeys
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import (
+    BootVerdict,
     GuestAtEpoch,
     GuestsOff,
     Heartbeat,
     HeartbeatReply,
     HostBeat,
+    HostMetrics,
     NodeResources,
     PowerChange,
+    Progress,
     RemovedGuest,
     Report,
     RunningOrder,
@@ -54,7 +62,8 @@ from micronova.objects.orders import (
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.bus import connect
 from micronova.rpc.contract import Method
-from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
+from micronova.rpc.errors import InvalidMessage
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, one_process, only_in_one_process
 from tests.functional.servers.embedded_services import network
 
 pytestmark = only_in_one_process("the hosts are silent, so that what is said in their name stands")
@@ -205,6 +214,28 @@ async def test_late_heartbeats_make_no_transaction_of_their_own(cloud: OneProces
         assert database.statistics.by_function["Heartbeats._apply"] - before <= 3
 
 
+async def test_a_heartbeat_that_another_conductor_overtakes_is_not_held_against_its_sender(
+    cloud: OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender shared no transaction for a minute, as if it had sent something wrong."""
+    database = cloud.process.database
+    assert database is not None
+    late, now = next(NUMBERS), next(NUMBERS)
+    beats = [HostBeat(host=f"overtaken-{number}") for number in range(5)]
+    for beat in beats:
+        await _numbered_beat(cloud, now, beat)
+        with monkeypatch.context() as meanwhile, pytest.raises(StaleHeartbeat):
+            meanwhile.setattr(services, "newer_heartbeats", lambda *_: {})  # the newer one is not committed yet
+            await _numbered_beat(cloud, late, beat)
+    before = database.statistics.by_function["Heartbeats._apply"]
+    async with _busy(cloud) as arrived:
+        sent = [asyncio.create_task(_beat(cloud, beat)) for beat in beats]
+        await arrived(len(sent))
+    await asyncio.gather(*sent)
+    # The first one may be taken before the others come.
+    assert database.statistics.by_function["Heartbeats._apply"] - before <= 2
+
+
 async def test_a_heartbeat_whose_sender_gave_up_is_not_applied(cloud: OneProcess, conductor: ConductorManager) -> None:
     """Its agent has sent the next one, or will."""
     database = cloud.process.database
@@ -258,7 +289,7 @@ async def test_the_statements_do_not_depend_on_the_number_of_guests(
     """The first heartbeat of a host names all its guests."""
     id = (await user.boot())["id"]
     host = await user.host_of(id)
-    unknown = [PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(20_000)]
+    unknown = [PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(4_000)]
     statements.clear()
     await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 99, 1), *unknown)))
     assert len(statements) < 20, statements
@@ -321,7 +352,7 @@ async def test_a_transaction_is_told_few_power_changes(cloud: OneProcess, monkey
     """After an outage each host names all its guests."""
     database = cloud.process.database
     assert database is not None
-    monkeypatch.setattr(heartbeats, "MOST_POWER_CHANGES", 10)
+    monkeypatch.setattr(heartbeats, "MOST_ENTRIES", 10)
     before = database.statistics.by_function["Heartbeats._apply"]
     guests = tuple(PowerChange(f"{number:08}-0000-0000-0000-000000000000", 1, 4) for number in range(6))
     async with _busy(cloud) as arrived:
@@ -332,6 +363,88 @@ async def test_a_transaction_is_told_few_power_changes(cloud: OneProcess, monkey
     assert database.statistics.by_function["Heartbeats._apply"] - before == len(beats)
 
 
+@pytest.mark.parametrize("entry", ["running_orders", "removed_guests", "power_changes", "boots"])
+async def test_a_heartbeat_with_very_long_lists_is_refused(cloud: OneProcess, entry: str) -> None:
+    """Of more guests and orders than a host has; those of other hosts are answered meanwhile."""
+    kinds: dict[str, Callable[[str], Any]] = {
+        "running_orders": lambda id: RunningOrder(id, 1),
+        "removed_guests": lambda id: RemovedGuest(id, 1),
+        "power_changes": lambda id: PowerChange(id, 1, 1),
+        "boots": lambda id: BootVerdict(instance_uuid=id, epoch=1),
+    }
+    ids = [f"{number:08}-0000-0000-0000-000000000000" for number in range(100_000)]
+    database = cloud.process.database
+    assert database is not None
+    before = database.statistics.by_function["Heartbeats._apply"]
+    entries: Any = {entry: tuple(map(kinds[entry], ids))}
+    with pytest.raises(InvalidMessage, match="length <= 5000"):
+        await _beat(cloud, HostBeat(host="evil", **entries))
+    assert database.statistics.by_function["Heartbeats._apply"] == before
+    entries = {entry: entries[entry][:5000]}
+    evil, other = await asyncio.gather(
+        _beat(cloud, HostBeat(host="evil", **entries)), _beat(cloud, HostBeat(host="good"))
+    )
+    assert evil.hosts[0].departures == () and other.hosts[0].host == "good"
+
+
+async def test_heartbeats_with_long_lists_wait_behind_the_others(
+    cloud: OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(heartbeats, "WINDOW", 0.0)
+    named = tuple(RemovedGuest(f"{number:08}-0000-0000-0000-000000000000", 1) for number in range(11))
+    answered: list[str] = []
+
+    async def beat(sent: HostBeat) -> None:
+        await _beat(cloud, sent)
+        answered.append(sent.host)
+
+    async with _busy(cloud) as arrived:
+        large = [HostBeat(host=f"large-{number}", removed_guests=named) for number in range(20)]
+        sent = [asyncio.create_task(beat(each)) for each in (*large, HostBeat(host="small"))]
+        await arrived(len(sent))
+    await asyncio.gather(*sent)
+    # The first one was taken before the others came.
+    assert answered.index("small") <= 2, answered
+
+
+async def test_the_statements_do_not_depend_on_the_number_of_removed_guests(
+    cloud: OneProcess, statements: list[str]
+) -> None:
+    database = cloud.process.database
+    assert database is not None
+    counts = []
+    await _beat(cloud, HostBeat(host="emptied"))
+    for number in (1, 200):
+        gone = [f"{each:08}-1111-0000-0000-000000000000" for each in range(number)]
+        for uuid in gone:
+            await database.write(departures.record, "emptied", uuid, 3, 0)
+        kept = f"{number:08}-2222-0000-0000-000000000000"
+        await database.write(departures.record, "emptied", kept, 3, 0)
+        statements.clear()
+        # Of the last one, the host has removed an older guest only.
+        removed = (*(RemovedGuest(uuid, 3) for uuid in gone), RemovedGuest(kept, 2))
+        reply = await _beat(cloud, HostBeat(host="emptied", removed_guests=removed))
+        counts.append(len([each for each in statements if each.startswith(("SELECT", "DELETE", "UPDATE"))]))
+        assert [each.instance_uuid for each in reply.hosts[0].departures] == [kept]
+        await _beat(cloud, HostBeat(host="emptied", removed_guests=(RemovedGuest(kept, 4),)))
+        assert await database.read(departures.of_hosts, ["emptied"]) == []
+    assert counts[0] == counts[1], counts
+
+
+async def test_a_host_has_a_limited_number_of_nodes(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if each heartbeat names other ones."""
+    monkeypatch.setattr(nodes, "MOST_NODES", 3)
+    for number in range(4):
+        node = msgspec.structs.replace(_node(f"made-up-{number}", f"bbbb{number:032}"))
+        sent = _beat(cloud, HostBeat(host="many-nodes", nodes=(node,)))
+        if number < 3:
+            await sent
+        else:
+            with pytest.raises(Conflict, match="may have 3"):
+                await sent
+
+
 async def test_a_host_cannot_hide_what_another_one_says_of_its_guests(cloud: OneProcess, user: Caller) -> None:
     """One transaction has a heartbeat of the guest's host between two of hosts that name the same guest."""
     id = (await user.boot())["id"]
@@ -340,6 +453,78 @@ async def test_a_host_cannot_hide_what_another_one_says_of_its_guests(cloud: One
     liars = [HostBeat(host=f"liar-{number}", power_changes=(PowerChange(id, 1, 1),)) for number in range(2)]
     await _beat(cloud, liars[0], HostBeat(host=host, power_changes=(PowerChange(id, 1, 4),)), liars[1])
     assert (await user.show(id))["status"] == "SHUTOFF"
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "status", "again"),
+    [
+        (
+            {"task_state": states.POWERING_OFF, "epoch": instances.c.epoch + 1},
+            "ACTIVE",
+            True,
+        ),  # it may fail, and leave the guest as it is
+        ({"task_state": states.ATTACHING_INTERFACE, "epoch": instances.c.epoch + 1}, "SHUTOFF", False),
+        (
+            {"epoch": instances.c.epoch + 1},
+            "ACTIVE",
+            True,
+        ),  # an action has ended meanwhile
+        ({"host": "elsewhere"}, "ACTIVE", False),
+        ({"epoch": 0}, "ACTIVE", False),
+    ],
+)
+async def test_a_power_change_is_compared_with_the_locked_server(
+    cloud: OneProcess,
+    user: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: dict[str, Any],
+    status: str,
+    again: bool,
+) -> None:
+    """On PostgreSQL another transaction may commit between the comparison and the lock; this one does as if."""
+    id = (await user.boot())["id"]
+    host = await user.host_of(id)
+    assert host is not None
+    lock = heartbeats._lock
+
+    def lock_after_another_one(conn: sa.Connection, *args: Any) -> None:
+        conn.execute(sa.update(instances).where(instances.c.uuid == id).values(meanwhile))
+        lock(conn, *args)
+
+    with monkeypatch.context() as raced:
+        raced.setattr(heartbeats, "_lock", lock_after_another_one)
+        reply = await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 4),)))
+    assert (await user.show(id))["status"] == status
+    assert reply.hosts[0].repeat_power == ((id,) if again else ())
+    actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+    assert ("stop" in {each["action"] for each in actions}) == (status == "SHUTOFF")
+    back = sa.update(instances).where(instances.c.uuid == id).values(host=host, epoch=2, task_state=None)
+    assert cloud.process.database is not None
+    await cloud.process.database.write(lambda conn: conn.execute(back))
+
+
+async def test_an_action_that_is_accepted_during_a_heartbeat_is_not_overwritten(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dataclasses.replace(CLOUD, settings={**CLOUD.settings, "database": {"connection": database_url}})
+    lock = heartbeats._lock
+    async with one_process(tmp_path, options) as cloud:
+        user = cloud.caller()
+        id = (await user.boot())["id"]
+        host = await user.host_of(id)
+        assert host is not None
+
+        def lock_after_an_action(conn: sa.Connection, *args: Any) -> None:
+            await_only(user.act(id, "os-stop"))  # another transaction, which commits
+            lock(conn, *args)
+
+        async with cloud.faults({"operation": "power_off", "kind": "delay", "delay": 2.0}):
+            with monkeypatch.context() as raced:
+                raced.setattr(heartbeats, "_lock", lock_after_an_action)
+                await _beat(cloud, HostBeat(host=host, power_changes=(PowerChange(id, 1, 3),)))
+            await user.wait_for(id, "SHUTOFF", task=None)
+        actions = (await user.get(f"/servers/{id}/os-instance-actions"))["instanceActions"]
+        assert {each["action"] for each in actions} == {"create", "stop"}
 
 
 async def test_a_host_that_reports_the_node_of_another_one_fails_alone(cloud: OneProcess) -> None:
@@ -357,6 +542,25 @@ async def test_a_host_that_reports_the_node_of_another_one_fails_alone(cloud: On
         assert isinstance(refused, Exception) and "belongs to host owner" in str(refused)
     with_nodes = await cloud.process.database.read(nodes.hosts_with_nodes, [beat.host for beat in beats])
     assert with_nodes == {beat.host for beat in beats}
+
+
+async def test_a_host_tells_metrics_of_its_own_nodes_only(cloud: OneProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, str, str]] = []
+
+    def announce(context: Any, make: Callable[[], Any]) -> None:
+        if (made := make()).event == "metrics.update":
+            data = made.payload["nova_object.data"]
+            told.append((data["host"], data["nodename"], data["host_ip"]))
+
+    def measured(node: str) -> HostMetrics:
+        return HostMetrics(node=node, host_ip="192.0.2.66", source="fake", taken_at=0, values={"cpu.percent": 1})
+
+    of = [msgspec.structs.replace(_node(host, f"{host:0>36}"), host_ip="192.0.2.1") for host in ("robbed", "robber")]
+    await _beat(cloud, *(HostBeat(host=node.node, nodes=(node,)) for node in of))
+    monkeypatch.setattr(cloud.process.notifier, "announce", announce)
+    await _beat(cloud, HostBeat(host="robber", metrics=measured("robbed")))
+    await _beat(cloud, HostBeat(host="robber", metrics=measured("robber")))
+    assert told == [("robber", "robber", "192.0.2.1")]
 
 
 async def test_a_heartbeat_that_names_a_host_twice_is_refused(cloud: OneProcess) -> None:
@@ -614,6 +818,37 @@ async def test_a_reply_has_as_many_orders_as_fit(
         assert len(orders) == expected
         sent += [RunningOrder(order.operation_id, order.epoch) for order in orders]
     assert len({order.operation_id for order in sent}) == 3
+
+
+@pytest.mark.parametrize("newer", [{"kind": "teleport"}, {"version": 99}], ids=["kind", "version"])
+async def test_what_only_newer_conductors_know_is_left_to_them(
+    cloud: OneProcess, user: Caller, conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch, newer: dict[str, Any]
+) -> None:
+    """During an upgrade an old conductor answers heartbeats of hosts whose orders newer ones have made."""
+    host = "fake-1"
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+        id = await user.admin.create(networks="none", availability_zone=f"nova:{host}")
+        await user.admin.wait_for(id, "BUILD", task="spawning")
+    assert cloud.process.database is not None and cloud.process.bus is not None
+    await cloud.process.database.write(_sent_long_ago, id)
+    [row] = await cloud.read(sa.select(table).where(table.c.instance_uuid == id))
+    mine = table.c.id == row.id
+    await cloud.process.database.write(lambda conn: conn.execute(table.update().where(mine).values(**newer)))
+    [reply] = (await _beat(cloud, HostBeat(host=host))).hosts
+    assert (reply.orders, reply.drop) == ((), ())
+    about: dict[str, Any] = {"operation_id": row.id, "epoch": row.epoch, "instance_uuid": id, "host": host}
+    messages: list[tuple[Method[Any, Any], object]] = [
+        (REPORT, Report(**about, outcome="done")),
+        (PROGRESS, Progress(**about, task_state=states.SPAWNING)),
+    ]
+    for method, message in messages:
+        with pytest.raises(NotSupported, match="too old"):
+            await cloud.process.bus.call(HOSTS.target(), method, message, context=Context(), timeout=60.0)
+    old = {"kind": row.kind, "version": row.version}
+    await cloud.process.database.write(lambda conn: conn.execute(table.update().where(mine).values(**old)))
+    [reply] = (await _beat(cloud, HostBeat(host=host))).hosts
+    assert [order.operation_id for order in reply.orders] == [row.id]
 
 
 def _sent_long_ago(conn: sa.Connection, id: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from micronova.conductor import heartbeats
 from micronova.conductor.operations import engine
-from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.cloud import OTHER_IMAGE, Caller, Cloud, CloudOptions, only_in_one_process
 from tests.functional.servers.embedded_services import network, ports_left
 
 TIMES = 5
@@ -56,6 +56,15 @@ async def test_a_build_goes_to_a_host_that_lacks_nothing(cloud: Cloud, user: Cal
     await cloud.assert_clean()
 
 
+async def test_a_lack_that_is_over_keeps_no_build_away(cloud: Cloud, user: Caller) -> None:
+    """It counted as a failed build, so that all builds went elsewhere until one had succeeded there."""
+    name, host = _name(), cloud.hosts[0]
+    async with cloud.faults(_away("spawn", name, host=f"^{host}$")):
+        await user.boot_many(4, name=name)
+    assert host in {await user.host_of(id) for id in await user.boot_many(8)}
+    await cloud.assert_clean()
+
+
 async def test_a_build_for_one_host_waits_for_that_host(cloud: Cloud, user: Caller) -> None:
     name, host = _name(), cloud.hosts[0]
     async with cloud.faults(_away("spawn", name, count=TIMES)):
@@ -76,6 +85,8 @@ async def test_a_build_for_one_host_waits_for_that_host(cloud: Cloud, user: Call
         ("unpause", "unpause", None, "pause", "ACTIVE"),
         ("suspend", "suspend", None, None, "SUSPENDED"),
         ("resume", "resume", None, "suspend", "ACTIVE"),
+        ("rebuild", "rebuild", {"imageRef": OTHER_IMAGE}, None, "ACTIVE"),
+        ("rebuild", "rebuild", {"imageRef": OTHER_IMAGE}, "os-stop", "SHUTOFF"),
     ],
 )
 async def test_an_action_waits_for_its_host(

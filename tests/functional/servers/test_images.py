@@ -119,8 +119,8 @@ async def test_the_host_gets_a_ticket_for_this_image_alone(cloud: Cloud, user: C
     picture, other = await image(user), await image(user)
     server = await user.boot(imageRef=picture)
     [(_, plan)] = spawned[server["id"]]
-    assert plan.image_ticket is not None
-    path = "/image" + plan.image_ticket.partition("/image")[2]
+    assert plan.image_url is not None
+    path = "/image" + plan.image_url.partition("/image")[2]
     answer = await cloud.transport.request("GET", path, {}, None)
     assert (answer.status, len(answer.body)) == (200, 1024)
     stolen = await cloud.transport.request("GET", path.replace(picture, other), {}, None)

@@ -113,6 +113,26 @@ async def test_the_users_own_port_is_unbound_and_kept(cloud: Cloud, user: Caller
     await cloud.assert_clean()
 
 
+async def test_ports_of_a_trunk(cloud: Cloud, user: Caller) -> None:
+    """Subports have the host of the server, and a port that a trunk has outlives the server that it was made for."""
+    net, other = await network(user), await network(user, cidr="10.9.0.0/24")
+    server = await user.boot(networks=[{"uuid": net["id"]}])
+    [port] = await ports_of(user, server["id"])
+    below = await make(user, "port", network_id=other["id"])
+    vlan = {"port_id": below["id"], "segmentation_type": "vlan", "segmentation_id": 7}
+    trunk = await make(user, "trunk", port_id=port["id"], sub_ports=[vlan])
+    assert trunk["status"] == "ACTIVE"
+    shown = (await ok(user.admin, "GET", f"/network/v2.0/ports/{below['id']}"))["port"]
+    assert (shown["binding:host_id"], shown["status"]) == (port["binding:host_id"], "ACTIVE")
+    await user.delete(f"/servers/{server['id']}")
+    await user.gone(server["id"])
+    for id in (port["id"], below["id"]):
+        shown = (await ok(user.admin, "GET", f"/network/v2.0/ports/{id}"))["port"]
+        assert (shown["device_id"], shown["device_owner"], shown["binding:host_id"]) == ("", "", "")
+    assert (await ok(user, "GET", f"/network/v2.0/trunks/{trunk['id']}"))["trunk"]["status"] == "DOWN"
+    await cloud.assert_clean()
+
+
 async def test_with_an_address(user: Caller) -> None:
     net = await network(user)
     id = (await user.boot())["id"]

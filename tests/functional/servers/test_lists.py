@@ -295,6 +295,8 @@ async def test_changes_since_tells_what_is_gone(cloud: Cloud, user: Caller) -> N
     assert await _names(user, f"changes-since={future}") == []
     before = await _names(user, f"changes-before={since}")
     assert before == []
+    shown = (await user.get(f"/servers/{old['id']}"))["server"]["updated"]
+    assert "old" in await _names(user, f"changes-before={shown}"), "the time is shown without its fraction"
     pages = []
     marker = ""
     for _ in range(3):

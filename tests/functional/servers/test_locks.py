@@ -22,6 +22,8 @@ async def test_a_lock_holds_for_everybody_but_admins(cloud: Cloud, user: Caller)
     assert (shown["locked"], shown["locked_reason"]) == (True, "do not touch")
     refused: list[tuple[str, str, Any]] = [
         ("POST", "/action", {"os-stop": None}), ("POST", "/action", {"pause": None}), ("DELETE", "", None),
+        ("POST", "/action", {"rescue": None}), ("POST", "/action", {"changePassword": {"adminPass": "x"}}),
+        ("POST", "/action", {"trigger_crash_dump": None}),
         ("POST", "/action", {"reboot": {"type": "HARD"}}), ("POST", "/metadata", {"metadata": {"a": "b"}}),
         ("PUT", "/metadata", {"metadata": {}}), ("PUT", "/metadata/a", {"meta": {"a": "b"}}),
     ]  # fmt: skip

@@ -64,6 +64,25 @@ async def test_filters_and_pages(user: Caller) -> None:
         await user.at(35).refused(400, "GET", f"/images?{bad}")
 
 
+async def test_an_answer_has_a_limited_size(user: Caller) -> None:
+    """A project may have 1,000 images with 64 KiB of properties each."""
+    large: dict[str, Any] = {f"p{number:03}": "x" * 500 for number in range(120)}
+    made = {await image(user, upload=False, **large) for _ in range(80)}
+    for first in ("/images/detail", "/images"):
+        found: list[str] = []
+        path = first
+        for _ in range(10):
+            answer = await user.at(35).request("GET", path)
+            assert len(answer.body) < 5_000_000
+            body = answer.json()
+            found += [each["id"] for each in body["images"]]
+            if "images_links" not in body:
+                break
+            path = f"{first}?{body['images_links'][0]['href'].partition('?')[2]}"
+        assert len(found) == len(set(found)) and made <= set(found)
+        assert (path == first) == (first == "/images"), "names and links alone fit into one answer"
+
+
 @only_in_one_process("a client of a real server resolves dots in paths")
 async def test_deleting(cloud: Cloud, user: Caller) -> None:
     id, kept = await image(user), await image(user, protected=True)

@@ -39,6 +39,23 @@ async def _routed(user: Caller, pool: dict[str, Any]) -> dict[str, Any]:
     return place
 
 
+async def test_the_address_of_a_floating_ip_stays_with_its_server(cloud: Cloud, user: Caller) -> None:
+    """Else another project's server on a shared network could get it, and what is sent to the floating IP."""
+    pool = await _pool(user)
+    place = await _routed(user, pool)
+    server = await user.boot(networks=[{"uuid": place["id"]}])
+    [port] = (await ok(user, "GET", f"/network/v2.0/ports?device_id={server['id']}"))["ports"]
+    address = port["fixed_ips"][0]["ip_address"]
+    floating = await make(user, "floatingip", floating_network_id=pool["id"], port_id=port["id"])
+    action, remove = f"/servers/{server['id']}/action", {"removeFixedIp": {"address": address}}
+    refusal = await user.at(43).refused(400, "POST", action, remove)
+    assert floating["floating_ip_address"] in str(refusal)
+    assert (await ok(user, "GET", f"/network/v2.0/ports/{port['id']}"))["port"]["fixed_ips"] == port["fixed_ips"]
+    await user.at(43).post(action, {"removeFloatingIp": {"address": floating["floating_ip_address"]}}, 202)
+    await user.at(43).post(action, remove, 202)
+    assert (await ok(user, "GET", f"/network/v2.0/ports/{port['id']}"))["port"]["fixed_ips"] == []
+
+
 # --- networks ------------------------------------------------------------------------------------------------------
 
 

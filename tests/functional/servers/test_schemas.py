@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from micronova.http.client import Answer
-from tests.functional.cloud import Caller, Cloud
+from tests.functional.cloud import OTHER_IMAGE, Caller, Cloud
 from tests.schemas.tempest import check, versions_of
 
 SERVERS = versions_of("servers", 37, 52, 74, 90, 94)
@@ -103,6 +103,18 @@ async def test_making_and_changing_servers(owner: Caller, minor: int) -> None:
             "POST", f"/servers/{id}/action", {action: value}
         ))  # fmt: skip
         await caller.wait_for(id, status)
+    rescued = await caller.request("POST", f"/servers/{id}/action", {"rescue": {"adminPass": "first-aid"}})
+    assert _checked("rescue_server_with_admin_pass", minor, rescued) == {"adminPass": "first-aid"}
+    await caller.wait_for(id, "RESCUE")
+    unrescued = await caller.request("POST", f"/servers/{id}/action", {"unrescue": None})
+    _checked("server_actions_common_schema", minor, unrescued)
+    await caller.wait_for(id, "ACTIVE")
+    password = {"changePassword": {"adminPass": "second"}}
+    changed = await caller.request("POST", f"/servers/{id}/action", password)
+    _checked("server_actions_common_schema", minor, changed)
+    rebuilt = await caller.request("POST", f"/servers/{id}/action", {"rebuild": {"imageRef": OTHER_IMAGE}})
+    _checked("rebuild_server_with_admin_pass", minor, rebuilt)
+    await caller.wait_for(id, "ACTIVE")
     output = await caller.request("POST", f"/servers/{id}/action", {"os-getConsoleOutput": {"length": 5}})
     _checked("get_console_output", minor, output)
     _checked("delete_server", minor, await caller.request("DELETE", f"/servers/{id}"))

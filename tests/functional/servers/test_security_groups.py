@@ -68,6 +68,59 @@ async def test_they_are_shown_with_their_rules(user: Caller) -> None:
     assert [r["group"] for r in web["rules"] if r["group"]] == [{"name": "web", "tenant_id": user.project}]
 
 
+async def test_a_group_and_a_network_that_another_project_shares(user: Caller, cloud: Cloud) -> None:
+    other = cloud.caller()
+    lent, where = await make(other, "security_group", name="lent"), await network(other)
+    for kind, thing in (("security_group", lent), ("network", where)):
+        entry = {
+            "object_type": kind, "object_id": thing["id"], "action": "access_as_shared", "target_tenant": user.project,
+        }  # fmt: skip
+        await ok(other, "POST", "/network/v2.0/rbac-policies", {"rbac_policy": entry})
+    server = await user.boot(networks=[{"uuid": where["id"]}], security_groups=[{"name": lent["id"]}])
+    assert await _groups_of_ports(user, server["id"]) == [{lent["id"]}]
+    assert await _names(user, server["id"]) == ["lent"]
+    await _change(user, server["id"], "removeSecurityGroup", lent["id"])
+    await _change(user, server["id"], "addSecurityGroup", lent["id"])
+
+
+async def test_the_groups_of_a_network_that_is_made_for_the_server(user: Caller, cloud: Cloud) -> None:
+    """They are found again by name when the server is built, so they can only be groups of its own project."""
+    listed = (await ok(user.admin, "GET", "/network/v2.0/networks?shared=true"))["networks"]
+    for each in listed:  # else the server is on one of them
+        await ok(user.admin, "PUT", f"/network/v2.0/networks/{each['id']}", {"network": {"shared": False}})
+    try:
+        own, other = await make(user, "security_group", name="own"), cloud.caller()
+        strangers = await make(cloud.caller(), "security_group", name="strangers'")
+        [default] = (await ok(other, "GET", "/network/v2.0/security-groups?name=default"))["security_groups"]
+        for lent in (await make(other, "security_group", name=strangers["id"]), default):
+            entry = {
+                "object_type": "security_group", "object_id": lent["id"], "action": "access_as_shared",
+                "target_tenant": user.project,
+            }  # fmt: skip
+            await ok(other, "POST", "/network/v2.0/rbac-policies", {"rbac_policy": entry})
+            body = user.body(networks="auto", security_groups=[{"name": lent["id"]}])
+            assert "security group" in await user.refused(400, "POST", "/servers", body)
+        server = await user.boot(networks="auto", security_groups=[{"name": own["id"]}])
+        assert await _groups_of_ports(user, server["id"]) == [{own["id"]}]
+    finally:
+        for each in listed:
+            await ok(user.admin, "PUT", f"/network/v2.0/networks/{each['id']}", {"network": {"shared": True}})
+
+
+async def test_the_name_of_a_lent_group_means_nothing(user: Caller, cloud: Cloud) -> None:
+    other, where = cloud.caller(), await network(user)
+    own, lent = await make(user, "security_group", name="web"), await make(other, "security_group", name="web")
+    entry = {
+        "object_type": "security_group", "object_id": lent["id"], "action": "access_as_shared",
+        "target_tenant": user.project,
+    }  # fmt: skip
+    await ok(other, "POST", "/network/v2.0/rbac-policies", {"rbac_policy": entry})
+    server = await user.boot(
+        networks=[{"uuid": where["id"]}], security_groups=[{"name": "web"}, {"name": lent["id"]}]
+    )  # fmt: skip
+    assert await _groups_of_ports(user, server["id"]) == [{own["id"], lent["id"]}]
+
+
 async def test_what_is_refused(user: Caller, cloud: Cloud) -> None:
     id = await _server(user)
     path = f"/servers/{id}/action"

@@ -4,7 +4,7 @@ import pytest
 
 from micronova.clients.network.client import NetworkClient
 from micronova.compute.rpcapi import ComputeAPI, InstanceEvent
-from micronova.db import operations, services
+from micronova.db import departures, services
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 from micronova.objects.errors import Unavailable
@@ -24,7 +24,7 @@ async def test_what_belongs_to_a_host_goes_with_its_service(full_cloud: FullClou
     assert database is not None and process.bus is not None
     for host in ("gone", "kept"):
         await database.write(services.heartbeat, "nova-compute", [host], now)
-        await database.write(operations.record_departure, host, "8f0a4c9e-0000-4000-8000-000000000001", 3, now)
+        await database.write(departures.record, host, "8f0a4c9e-0000-4000-8000-000000000001", 3, now)
         report = {"host": host, "started": True}
         await admin.do("POST", "/network/v2.0/agent-reports", report)
     compute = ComputeAPI(process.bus)
@@ -34,7 +34,7 @@ async def test_what_belongs_to_a_host_goes_with_its_service(full_cloud: FullClou
     try:
         [id] = [each["id"] for each in listed if each["host"] == "gone"]
         await admin.do("DELETE", f"{SERVICES}/{id}")
-        assert [row["host"] for row in await database.read(operations.departures_of, ["gone", "kept"])] == ["kept"]
+        assert [row["host"] for row in await database.read(departures.of_hosts, ["gone", "kept"])] == ["kept"]
         agents = (await admin.do("GET", "/network/v2.0/agents"))["agents"]
         assert [agent["host"] for agent in agents] == ["kept"]
         with pytest.raises(BusUnavailable, match="no server has declared the queue"):

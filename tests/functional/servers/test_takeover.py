@@ -22,6 +22,7 @@ from micronova.objects.errors import NoValidHost
 from micronova.scheduler.manager import SchedulerManager
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 from tests.functional.servers.embedded_services import make, network, ports_left, ports_of
+from tests.functional.servers.gates import Gate
 
 
 class Crashes:
@@ -70,50 +71,6 @@ async def _expire(cloud: OneProcess, *servers: str) -> None:
             .values(lease_until=0)
         )
     )
-
-
-class Gate:
-    """Blocks the first call of a function until it is opened."""
-
-    def __init__(self) -> None:
-        self.reached, self.open = asyncio.Event(), asyncio.Event()
-        self.left = asyncio.Event()
-
-    def around(self, original: Any, fail: Exception | None = None) -> Any:
-        first = True
-
-        async def held(*args: Any, **kwargs: Any) -> Any:
-            nonlocal first
-            mine, first = first, False
-            if not mine:
-                return await original(*args, **kwargs)
-            result = await original(*args, **kwargs)
-            self.reached.set()
-            await self.open.wait()
-            self.left.set()
-            if fail is not None:
-                raise fail
-            return result
-
-        return held
-
-    def before(self, original: Any) -> Any:
-        """Block the first call before it does anything."""
-        first = True
-
-        async def held(*args: Any, **kwargs: Any) -> Any:
-            nonlocal first
-            mine, first = first, False
-            if mine:
-                self.reached.set()
-                await self.open.wait()
-            try:
-                return await original(*args, **kwargs)
-            finally:
-                if mine:
-                    self.left.set()
-
-        return held
 
 
 @pytest.mark.parametrize("ending", ["places it", "finds no host", "fails"])

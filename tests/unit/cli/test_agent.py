@@ -2,10 +2,12 @@
 
 import errno
 import os
+import select
 import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,8 @@ async def test_the_agents_are_told_each_setting_that_their_roles_read(monkeypatc
     for option in APISettings.__struct_fields__:
         if option.startswith("vendordata"):  # the source of vendor data reads no others
             assert getattr(setups[1].vendor_data, option) == f"api.{option}"
-    same = {"image_service": "", "vendor_data": None}  # the agents reach the image service by a Unix socket
+    # The agents reach the image service by a Unix socket.
+    same = {"image_service": "", "images": None, "vendor_data": None}
     assert replace(setups[0], **same) == replace(setups[1], **same)
     relays = {"console_relay_listen": ""}  # they get the socket of their console relay
     settings = by_file["ComputeManager"][0][0], told["ComputeManager"][0][0]
@@ -100,8 +103,27 @@ async def test_the_agents_are_told_each_setting_that_their_roles_read(monkeypatc
         assert by_file[role] == told[role]
 
 
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentProcess]:
+    """The process of a cloud's agents, which listens and is not started."""
+    monkeypatch.setattr(agent, "sockets_directory", lambda _: tmp_path)
+    user = ServiceUser("nobody", 65534, 65534)
+    made = AgentProcess(
+        load(environ={}), StateDirectory(tmp_path), "mn-1", cloud=user, user=user, cloud_id="1", guests=tmp_path,
+        roles=("compute",),
+    )  # fmt: skip
+    link = made.listen()
+    yield made
+    made.stop(kill=True)
+    for listener in (link.bus, link.http):
+        listener.close()
+    made.detach()
+
+
 @AS_ROOT
-def test_the_agents_inherit_no_secret_by_their_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_inherit_no_secret_by_their_environment(
+    agents: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MICRONOVA__DATABASE__CONNECTION", f"postgresql://u:{SECRET}@db/x")
     monkeypatch.setenv("OS_PASSWORD", SECRET)
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
@@ -109,37 +131,39 @@ def test_the_agents_inherit_no_secret_by_their_environment(tmp_path: Path, monke
     os.mkfifo(told)
     program.write_text(f"#!/bin/sh\ncat >/dev/null\nexec env >{told}\n")  # in the place of Python
     program.chmod(0o755)
-    monkeypatch.setattr(agent, "sockets_directory", lambda _: tmp_path)
-    user = ServiceUser("nobody", 65534, 65534)
-    agents = AgentProcess(
-        load(environ={}), StateDirectory(tmp_path), "mn-1", cloud=user, user=user, cloud_id="1", guests=tmp_path,
-        roles=("compute",),
-    )  # fmt: skip
-    link = agents.listen()
     monkeypatch.setattr(sys, "executable", str(program))
-    try:
-        agents.start(())
-        names = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
-    finally:
-        agents.stop(kill=True)
-        for made in (link.bus, link.http):
-            made.close()
-        agents.detach()
+    agents.start(())
+    names = dict(line.partition("=")[::2] for line in told.read_text().splitlines())
     assert names["PATH"] == os.environ["PATH"] and names["LC_ALL"] == "C.UTF-8"
     assert SECRET not in str(names)
 
 
 @AS_ROOT
+def test_root_reads_little_of_what_the_agents_say(
+    agents: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that were taken over write without end; root's process neither stops nor grows."""
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\ncat >/dev/null\nexec yes\n")  # in the place of Python
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    agents.start(())
+    assert agents._process is not None and agents._process.stdout is not None
+    select.select([agents._process.stdout], [], [], 20.0)
+    for _ in range(3):
+        agents.tend(())
+    agents._process.kill()
+    agents._process.wait()
+    with pytest.raises(MicronovaError) as raised:
+        agents.tend(())
+    assert len(raised.value.message) <= agent.MOST_SAID
+
+
+@AS_ROOT
 def test_agents_that_cannot_be_started_for_lack_of_processes_are_started_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    agents: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root's process, with which the cloud ends, survives it."""
-    monkeypatch.setattr(agent, "sockets_directory", lambda _: tmp_path)
-    user = ServiceUser("nobody", 65534, 65534)
-    agents = AgentProcess(
-        load(environ={}), StateDirectory(tmp_path), "mn-1", cloud=user, user=user, cloud_id="1", guests=tmp_path,
-        roles=("compute",),
-    )  # fmt: skip
     fails_by = [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENOENT]
     now = 0.0
 
@@ -147,20 +171,27 @@ def test_agents_that_cannot_be_started_for_lack_of_processes_are_started_later(
         number = fails_by.pop(0)
         raise OSError(number, os.strerror(number))
 
-    link = agents.listen()
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setattr("micronova.cli.agent.time.monotonic", lambda: now)
-    try:
-        for left in (3, 2, 1):
-            agents.tend(())
-            assert len(fails_by) == left and 0 < agents.attention <= agent.LONGEST_PAUSE
-            now += agents.attention
-        with pytest.raises(MicronovaError, match=r"cannot be started: .*No such file"):  # nothing will change that
-            agents.tend(())
-    finally:
-        for made in (link.bus, link.http):
-            made.close()
-        agents.detach()
+    for left in (3, 2, 1):
+        agents.tend(())
+        assert len(fails_by) == left and 0 < agents.attention <= agent.LONGEST_PAUSE
+        now += agents.attention
+    with pytest.raises(MicronovaError, match=r"cannot be started: .*No such file"):  # nothing will change that
+        agents.tend(())
+
+
+@AS_ROOT
+def test_agents_that_were_told_to_stop_need_no_attention(agents: AgentProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root's process looked at them without a pause, until the rest of the cloud had stopped."""
+    monkeypatch.setattr(sys, "executable", "true")  # in the place of Python: it ends as if the cloud had stopped it
+    agents.tend(())
+    assert agents._process is not None
+    agents._process.wait(10)
+    agents.tend(())
+    assert agents.attention >= 1.0
+    agents.tend(())
+    assert agents._process is None, "it is not started again"
 
 
 def test_files_of_guests_of_an_existing_libvirt_are_not_in_a_directory_of_the_service_user(tmp_path: Path) -> None:

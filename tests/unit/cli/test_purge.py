@@ -60,11 +60,12 @@ def _left(cloud: Path) -> tuple[int, int]:
 
 def test_a_dry_run_only_counts(cloud: Path) -> None:
     said = _run(cloud, "--before", "1970-01-02", "--dry-run")
-    assert said == "1 finished operations would be purged\n1 deleted servers would be purged\n"
+    counts = ("1 finished operations", "1 deleted servers", "0 logs of usage audits")
+    assert said.splitlines() == [f"{count} would be purged" for count in counts]
     assert _left(cloud) == (2, 2)
 
 
 def test_what_is_older_goes(cloud: Path) -> None:
     said = _run(cloud, "--before", "1970-01-02T00:00:00")
-    assert said == "1 finished operations purged\n1 deleted servers purged\n"
+    assert said == "1 finished operations purged\n1 deleted servers purged\n0 logs of usage audits purged\n"
     assert _left(cloud) == (1, 1)

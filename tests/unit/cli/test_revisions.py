@@ -14,7 +14,7 @@ from micronova.db.tables import metadata
 
 MIGRATIONS = "micronova.db.migrations"
 NEWEST = schema.head(MIGRATIONS)
-BEFORE = f"{int(NEWEST) - 1:04}"
+BEFORE = schema.revisions(MIGRATIONS)[-2]
 
 
 def _revision(url: str) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 
+from micronova.cli import ssh
 from micronova.cli.ssh import Change, carry_out, checked_address, lets_ssh_in, private_key_of, ssh_arguments
 from micronova.cli.state import StateDirectory
 from micronova.cli.user_session import open_session, session_of_environment
@@ -182,3 +183,14 @@ def test_a_clouds_yaml_that_does_not_help_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.delenv("OS_CLOUD")
     with pytest.raises(MicronovaError, match="has no password"):
         session_of_environment(StateDirectory(tmp_path))
+
+
+def test_of_what_a_guest_sends_little_is_read() -> None:
+    """A guest may send without end on the port of SSH."""
+    assert ssh._first_of(["yes"], 0.5) is None
+    found = ssh._first_of(["sh", "-c", "yes | head -c 50000; yes no | head -c 50000 >&2"], 20.0)
+    assert found is not None
+    assert [len(each) for each in found] == [ssh.MOST_READ] * 2
+    assert ssh._first_of(["sh", "-c", "echo SSH-2.0; echo why >&2"], 20.0) == (b"SSH-2.0\n", b"why\n")
+    with pytest.raises(MicronovaError, match="no sudo"):
+        ssh._first_of(["/nowhere/sudo"], 1.0)

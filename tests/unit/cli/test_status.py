@@ -15,6 +15,7 @@ def found(*services: tuple[str, str, str], servers: dict[str, int] | None = None
         ],
         "servers": servers or {},
         "operations": {"open": 3, "without_valid_lease": 1},
+        "periodic_jobs": [],
         "bus": {"connected": True, "connected_seconds": 90.0, "blocked": "", "dead_letters": 0},
     }
 
@@ -56,3 +57,19 @@ def test_a_lost_connection_is_shown() -> None:
     seen = found()
     seen["bus"] = {"connected": False, "connected_seconds": None, "blocked": "", "dead_letters": 0}
     assert summarise(seen)[-1] == "bus: NOT connected"
+
+
+def test_periodic_jobs_are_shown_with_their_last_run() -> None:
+    seen = found()
+    seen["periodic_jobs"] = [
+        {"name": "mend", "began_seconds_ago": 130.0, "ended_seconds_ago": 128.5, "error": ""},
+        {"name": "purge", "began_seconds_ago": 30.0, "ended_seconds_ago": None, "error": ""},
+        {"name": "usage_audit", "began_seconds_ago": 7300.0, "ended_seconds_ago": 7300.0, "error": "Unavailable: no"},
+    ]
+    lines = summarise(seen)
+    start = lines.index("periodic jobs:")
+    assert lines[start + 1 : start + 4] == [
+        "  mend               last run 2 min ago, took 2 s",
+        "  purge              begun 30 s ago, not ended",
+        "  usage_audit        last run 2 h ago, took 0 s, FAILED: Unavailable: no",
+    ]

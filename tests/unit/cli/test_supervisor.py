@@ -123,13 +123,55 @@ def test_what_fails_while_processes_are_started_again_does_not_end_roots_process
     assert processes.helper.starts == 2 and not processes.helper.verbs, "a helper that hangs is replaced"
 
 
+TOLD_TO_STOP = """
+import os, select, signal, threading
+from types import SimpleNamespace
+from micronova.cli import supervisor
+
+class Processes:
+    groups = ()
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+class Agents(Processes):
+    attention = 0.0  # they were to be started again at this moment
+    def tend(self, groups):
+        os.write(tended[1], b"x")
+
+looks, told, tended = [], os.pipe(), os.pipe()
+for name in ("hand_over", "become", "end_with"):
+    setattr(supervisor, name, lambda *_: None)
+real = select.select
+supervisor.select = SimpleNamespace(select=lambda *args: (looks.append(args[3]), real(*args))[1])
+
+def main(link):
+    signal.signal(signal.SIGTERM, lambda *_: os.write(told[1], b"x"))
+    os.read(tended[0], 1)
+    os.kill(os.getppid(), signal.SIGTERM)
+    os.read(told[0], 1)  # root has passed it on, and is asked from now on
+    os.kill(os.getppid(), signal.SIGUSR1)
+    threading.Event().wait(0.5)  # stopping takes a while
+    os._exit(0)
+
+signal.signal(signal.SIGUSR1, lambda *_: looks.clear())
+supervisor.supervise(Processes(), None, SimpleNamespace(path="/"), main, Agents())
+print(len(looks))
+"""
+
+
+def test_roots_process_waits_while_the_cloud_stops() -> None:
+    """It looked at agents that it does not start again any more, without a pause."""
+    ran = subprocess.run([sys.executable, "-c", TOLD_TO_STOP], capture_output=True, text=True, timeout=60, check=True)
+    assert int(ran.stdout) < 10
+
+
 STARTED_BY_A_USER = """
 import os, sys
 from pathlib import Path
 from micronova.cli.state import StateDirectory
 from micronova.cli.supervisor import run_as_service
 from micronova.conf.settings import load
-from micronova.virt.libvirt import driver as _  # while it can still be read
+from micronova.virt.libvirt import setup as _  # while it can still be read
 from micronova.virt.libvirt.daemon import existing as _
 directory, uri = Path(sys.argv[1]), sys.argv[2]
 driver = "libvirt" if uri else "fake"

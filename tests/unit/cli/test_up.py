@@ -28,6 +28,27 @@ def test_the_reason_is_read_from_the_log_that_was_opened(
     assert raised.value.message == reason
 
 
+def test_a_reason_is_looked_for_at_the_end_of_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = StateDirectory(tmp_path / "cloud")
+    place.create()
+    log = place.path / "micronova.log"
+    log.write_text("an earlier start\n" * 100)
+    long = "import sys; print('x' * 10_000_000, file=sys.stderr); sys.exit('the reason')"
+    monkeypatch.setattr(up, "own_command", lambda *_: [sys.executable, "-c", long])
+    with pytest.raises(MicronovaError, match=r"^the reason$"):
+        up._detach(place, [])
+    # The cloud keeps its log below a size, so that it may be shorter than it was before.
+    cut = f"import os, sys; os.truncate({str(log)!r}, 0); sys.exit('the reason')"
+    monkeypatch.setattr(up, "own_command", lambda *_: [sys.executable, "-c", cut])
+    with pytest.raises(MicronovaError, match=r"^the reason$"):
+        up._detach(place, [])
+    silent = "import sys; print('x' * 10_000_000, end='', file=sys.stderr); sys.exit(1)"
+    monkeypatch.setattr(up, "own_command", lambda *_: [sys.executable, "-c", silent])
+    with pytest.raises(MicronovaError) as raised:
+        up._detach(place, [])
+    assert len(raised.value.message) <= up.MOST_READ
+
+
 def test_the_cloud_can_append_to_its_log_and_not_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = StateDirectory(tmp_path / "cloud")
     place.create()

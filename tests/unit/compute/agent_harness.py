@@ -1,7 +1,6 @@
-"""A harness for the compute agent: a manual clock, a conductor that records messages, and functions to make orders."""
+"""A harness for the compute agent: a conductor that records messages, and functions to make orders."""
 
 import asyncio
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -26,6 +25,8 @@ from micronova.objects.orders import (
     HostBeat,
     HostReply,
     InstanceSpec,
+    Progress,
+    ProgressReply,
     Report,
     ReportReply,
     WorkOrder,
@@ -33,49 +34,11 @@ from micronova.objects.orders import (
 from micronova.rpc.bus import Bus, connect
 from micronova.virt.driver import Driver
 from micronova.virt.loader import DriverSetup, create_drivers
+from tests.clocks import ManualClock, settle
 from tests.compute_settings import compute_settings
 
 CONTEXT = Context(request_id="req-1")
 TINY = Flavor(id="1", name="m1.tiny", ram=512, vcpus=1, disk=1)
-
-
-async def settle() -> None:
-    """Run everything that can run without advancing the clock."""
-    for _ in range(200):
-        await asyncio.sleep(0)
-
-
-class ManualClock:
-    """A clock that only a test advances."""
-
-    def __init__(self) -> None:
-        self._time = 1_000.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._order = itertools.count()
-
-    def now(self) -> float:
-        return self._time + 1_700_000_000.0
-
-    def monotonic(self) -> float:
-        return self._time
-
-    async def sleep(self, seconds: float) -> None:
-        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._time + seconds, next(self._order), sleeper))
-        await sleeper
-
-    async def advance(self, seconds: float) -> None:
-        """Advance the clock; wake each sleeper at its time."""
-        await settle()
-        until = self._time + seconds
-        while self._sleepers and self._sleepers[0][0] <= until:
-            when, _, sleeper = heapq.heappop(self._sleepers)
-            self._time = max(self._time, when)
-            if not sleeper.done():
-                sleeper.set_result(None)
-                await settle()
-        self._time = until
-        await settle()
 
 
 class FakeConductor:
@@ -92,12 +55,19 @@ class FakeConductor:
         self.failures = 0
         self.now = 0.0
         self.interval = 0.0
+        self.progresses: list[Progress] = []
+        self.judge_progress: Callable[[Progress], ProgressReply] = lambda _: ProgressReply(accepted=True)
         self.judge: Callable[[Report], ReportReply] = lambda _: ReportReply(accepted=True)
 
     async def report(self, context: Context, params: Report) -> ReportReply:
         self._check_available()
         self.reports.put_nowait(params)
         return self.judge(params)
+
+    async def progress(self, context: Context, params: Progress) -> ProgressReply:
+        self._check_available()
+        self.progresses.append(params)
+        return self.judge_progress(params)
 
     async def heartbeat(self, context: Context, params: Heartbeat) -> HeartbeatReply:
         self._check_available()

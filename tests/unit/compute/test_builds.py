@@ -1,12 +1,15 @@
 """Builds, and the outcome of each kind of failure."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
-from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import AgentHarness, again, order
 
 HUGE = Flavor(id="9", name="huge", ram=1_000_000_000, vcpus=1, disk=1)
 PORT = VIF(port_id="port-1", network_id="n", network_label="private", mac_address="fa:16:3e:00:00:01")
@@ -250,3 +253,54 @@ async def test_a_guest_that_crashes_at_once_was_built_and_is_reported(harness: A
     beat = await harness.beat()
     assert [(change.instance_uuid, change.power_state) for change in beat.power_changes] == [("i-1", 6)]
     assert not (await harness.beat()).power_changes
+
+
+async def test_a_rescue_is_one_of_the_builds_of_a_host_until_its_guest_shuts_down() -> None:
+    harness = AgentHarness(max_concurrent_builds=1)
+    await harness.start()
+    await harness.carry_out(order(uuid="i-1"))
+    await harness.rules(
+        {"operation": "rescue", "kind": "delay", "delay": 30}, {"operation": "shutdown", "kind": "hang"}
+    )
+    slow = ImageMeta(id="image-1", properties={"os_shutdown_timeout": "3000"})
+    await harness.send(order("rescue", uuid="i-1", epoch=3, instance_image=slow, rescue_image=slow))
+    await harness.send(order(uuid="i-2"))
+    await harness.clock.advance(29)
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(2)
+    assert (await harness.conductor.next_report()).instance_uuid == "i-2"
+    assert harness.conductor.reports.empty()
+    await harness.clock.advance(3000)
+    assert (await harness.conductor.next_report()).outcome == "done"
+    await harness.close()
+
+
+async def test_no_build_waits_for_a_port_that_the_network_does_not_confirm() -> None:
+    harness = AgentHarness(max_concurrent_builds=1)
+    await harness.start()
+    waiting = order(uuid="i-1", wait_for_plugs=("port-1",), network_info=(PORT,))
+    await harness.send(waiting)
+    await harness.send(order(uuid="i-2"))
+    report = await asyncio.wait_for(harness.conductor.reports.get(), 2)
+    assert (report.instance_uuid, report.outcome) == ("i-2", "done")
+    assert harness.running_operations() == [waiting.operation_id]
+    await harness.plug("i-1", "port-1")
+    assert (await harness.conductor.next_report()).outcome == "done"
+    await harness.close()
+
+
+async def test_no_build_waits_for_a_guest_that_is_rebuilt_and_does_not_shut_down() -> None:
+    harness = AgentHarness(max_concurrent_builds=1)
+    await harness.start()
+    await harness.carry_out(order(uuid="i-1"))
+    await harness.rules({"operation": "shutdown", "kind": "hang"})
+    slow = ImageMeta(id="image-1", properties={"os_shutdown_timeout": "3000"})
+    rebuild = order("rebuild", uuid="i-1", epoch=3, instance_image=slow)
+    await harness.send(rebuild)
+    await harness.send(order(uuid="i-2"))
+    report = await asyncio.wait_for(harness.conductor.reports.get(), 2)
+    assert (report.instance_uuid, report.outcome) == ("i-2", "done")
+    assert harness.running_operations() == [rebuild.operation_id]
+    await harness.clock.advance(3000)
+    assert (await harness.conductor.next_report()).outcome == "done"
+    await harness.close()

@@ -15,7 +15,8 @@ import pytest
 
 from micronova.objects.context import Context
 from micronova.objects.orders import Departure, Heartbeat, HeartbeatReply, HostReply, Report, ReportReply, WorkOrder
-from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, FakeConductor, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, FakeConductor, order
 
 
 class Operation(msgspec.Struct):

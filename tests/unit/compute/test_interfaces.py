@@ -4,7 +4,8 @@ from typing import Any
 
 from micronova.objects.network import VIF
 from micronova.objects.orders import ReportReply, WorkOrder
-from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import AgentHarness, again, order
 
 NIC = VIF(port_id="q", network_id="n", network_label="private", mac_address="fa:16:3e:00:00:02")
 

@@ -3,12 +3,16 @@
 import errno
 from typing import Any
 
+import msgspec
 import pytest
 
+from micronova.compute.handlers import HANDLERS
 from micronova.objects import power_state
 from micronova.objects.errors import Unavailable
+from micronova.objects.image import ImageMeta, ImageSignature
 from micronova.objects.orders import HostReply
-from tests.unit.compute.agent_harness import AgentHarness, again, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import AgentHarness, again, order
 
 
 async def test_a_build_runs_the_guest_and_is_reported(harness: AgentHarness) -> None:
@@ -233,3 +237,45 @@ async def test_a_lack_of_the_host_is_reported_as_temporary(
         assert report.temporary, report
     wanted = await harness.carry_out(order(kind, epoch=4))
     assert (wanted.outcome, wanted.temporary) == ("done", False)
+
+
+async def test_a_password_needs_a_guest_that_runs(harness: AgentHarness) -> None:
+    await harness.carry_out(order())
+    report = await harness.carry_out(order("change_password", epoch=3, admin_password="secret"))
+    assert (report.outcome, report.power_state) == ("done", None)
+    harness.driver.guest_stops("i-1")
+    report = await harness.carry_out(order("change_password", epoch=4, admin_password="secret"))
+    assert (report.outcome, report.error_code) == ("error", "conflict")
+    assert "does not run" in (report.message or "")
+    report = await harness.carry_out(order("trigger_crash_dump", epoch=5))
+    assert (report.outcome, report.error_code) == ("error", "conflict")
+
+
+@pytest.mark.parametrize("kind", ["build", "rebuild", "rescue"])
+async def test_a_driver_that_verifies_no_signatures_gets_no_image_that_has_one(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind != "build":
+        await harness.carry_out(order())
+    able = harness.driver.capabilities() - {"trusted_certs"}
+    monkeypatch.setattr(harness.driver, "capabilities", lambda: able)
+    signature = ImageSignature(signature=b"", hash_method="SHA-256", key_type="DSA", public_key=b"")
+    picture = ImageMeta(id="signed", signature=signature)
+    wanted = order(kind, epoch=3, rescue_image=picture)
+    report = await harness.carry_out(
+        msgspec.structs.replace(wanted, instance=msgspec.structs.replace(wanted.instance, image=picture))
+    )
+    assert report.outcome == ("abort" if kind == "build" else "error")
+    assert report.message == "The server's host does not verify signatures of images, and image signed has to be."
+
+
+@pytest.mark.parametrize("capable", [True, False])
+@pytest.mark.parametrize("kind", sorted(HANDLERS))
+async def test_no_report_of_a_failure_names_the_host(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch, kind: str, capable: bool
+) -> None:
+    """The owner of a server sees the message; where servers are is known to administrators."""
+    if not capable:
+        monkeypatch.setattr(harness.driver, "capabilities", frozenset)
+    report = await harness.carry_out(order(kind, uuid="never-built"))
+    assert "host-1" not in (report.message or "")

@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 
+from micronova.compute import agent
 from micronova.compute.manager import CHANGES_TOGETHER
 from micronova.objects import power_state
 from micronova.objects.orders import Departure, Guest, HostBeat, HostReply, RemovedGuest, ReportReply
-from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order
 
 
 async def test_an_order_whose_report_was_refused_is_carried_out_again(harness: AgentHarness) -> None:
@@ -187,6 +189,18 @@ async def test_a_departure_stops_a_build(harness: AgentHarness) -> None:
     assert (await harness.carry_out(order(epoch=3))).outcome == "done"
 
 
+async def test_what_a_heartbeat_has_no_room_for_is_in_the_next_one(
+    harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "MOST_REPORTED", 2)
+    gone = tuple(Departure(f"i-{number}", 4) for number in range(3))
+    await harness.beat(reply=HostReply(host="host-1", departures=gone))
+    await settle()
+    removed = [(await harness.beat()).removed_guests for _ in range(3)]
+    assert [len(each) for each in removed] == [2, 1, 0]
+    assert {each.instance_uuid for part in removed for each in part} == {"i-0", "i-1", "i-2"}
+
+
 async def test_a_departure_that_fails_is_tried_again(harness: AgentHarness) -> None:
     await harness.carry_out(order(epoch=2))
     await harness.rules({"operation": "destroy", "kind": "fail", "count": 3})
@@ -220,6 +234,17 @@ async def test_a_power_change_of_an_unanswered_heartbeat_is_repeated_after_an_or
     await harness.beat()
     later = [change for beat in harness.conductor.beats[answered:] for change in beat.hosts[0].power_changes]
     assert [(each.instance_uuid, each.power_state) for each in later] == [("i-1", 1)]
+
+
+async def test_a_power_change_that_the_conductor_could_not_judge_is_repeated(harness: AgentHarness) -> None:
+    await harness.carry_out(order(epoch=2))
+    await harness.beat()
+    harness.conductor.replies.append(HostReply(host="host-1", repeat_power=("i-1",)))
+    harness.driver.guest_stops("i-1")
+    await harness.clock.advance(CHANGES_TOGETHER)
+    first = harness.conductor.last_beat().power_changes
+    assert first and (await harness.beat()).power_changes == first
+    assert not (await harness.beat()).power_changes
 
 
 async def test_heartbeats_are_numbered_also_by_the_next_agent(harness: AgentHarness) -> None:
@@ -308,7 +333,7 @@ async def test_an_event_is_newer_than_what_is_being_read_of_the_hypervisor(
 
     async def stops_meanwhile() -> list[Guest]:
         found: list[Guest] = await list_guests()
-        if harness.driver._find("i-1").power_state == power_state.RUNNING:
+        if harness.driver._store.get("i-1").power_state == power_state.RUNNING:
             harness.driver.guest_stops("i-1")
         return found
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest_asyncio
 
 from micronova.objects.orders import HostReply
-from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order, settle
+from tests.clocks import settle
+from tests.unit.compute.agent_harness import CONTEXT, AgentHarness, again, order
 
 
 @pytest_asyncio.fixture

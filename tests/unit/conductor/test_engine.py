@@ -98,13 +98,13 @@ async def engine(database: Database, clock: SteppingClock, kind: Recorder) -> As
     await made.stop()
 
 
-async def record(database: Database, clock: SteppingClock, *deadlines: float) -> list[str]:
+async def record(database: Database, clock: SteppingClock, *deadlines: float, kind: str = "stop") -> list[str]:
     made = [
         operation_rows.new_row(
-            id=f"op-{number}",
-            kind="stop",
-            instance_uuid=f"i-{number}",
-            batch_id="r-1",
+            id=f"{kind}-{number}",
+            kind=kind,
+            instance_uuid=f"i-{kind}-{number}",
+            batch_id="r-1" if kind == "stop" else f"r-{number}",
             step="new",
             epoch=1,
             now=micros(clock.time),
@@ -286,3 +286,22 @@ async def test_a_run_whose_operation_was_leased_again_changes_nothing(
     assert await lease_of(database, id) == until
     for each, done in ((old, False), (new, True)):
         assert await database.write(operation_rows.finish, id, micros(clock.time), "success", each.lease) is done
+
+
+async def test_follow_ups_leave_room_for_operations_that_somebody_waits_for(
+    engine: Engine, database: Database, clock: SteppingClock, kind: Recorder
+) -> None:
+    """They last as long as another service does not answer, and begin again when they have failed."""
+    discard = Recorder()
+    discard.name = "discard_image"
+    discard.may_end.clear()
+    engine.set_kinds({each.name: each for each in (kind, discard)})
+    waiting = await record(database, clock, *[clock.time + 3600] * 8, kind="discard_image")
+    [id] = await record(database, clock, clock.time + 3600)
+    await engine.lease_and_run(waiting)
+    await asyncio.wait_for(discard.running.get(), 10)
+    await engine.lease_and_run([id])
+    await asyncio.wait_for(kind.running.get(), 10)
+    discard.may_end.set()
+    await engine.idle()
+    assert sorted(discard.ran) == sorted(waiting)

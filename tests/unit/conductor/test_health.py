@@ -3,28 +3,12 @@
 import pytest
 
 from micronova.conductor.operations.health import Health
+from tests.clocks import SetClock
 
 LEASE, VALID = 20.0, 10.0
 
 
-class Clock:
-    """Time that a test sets."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.set_by = 0.0
-
-    def now(self) -> float:
-        return self.time + self.set_by
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.time += seconds
-
-
-def _after(clock: Clock, health: Health, seconds: float, *, interval: float = 5.0) -> bool:
+def _after(clock: SetClock, health: Health, seconds: float, *, interval: float = 5.0) -> bool:
     """Let time pass with a proof each interval; return whether the conductor is healthy then."""
     for _ in range(int(seconds / interval)):
         clock.time += interval
@@ -32,8 +16,8 @@ def _after(clock: Clock, health: Health, seconds: float, *, interval: float = 5.
     return health.healthy()
 
 
-def _healthy() -> tuple[Clock, Health]:
-    clock = Clock()
+def _healthy() -> tuple[SetClock, Health]:
+    clock = SetClock(0.0)
     health = Health(clock, settle=LEASE, proof_valid=VALID)
     assert not _after(clock, health, LEASE), "a conductor that just started knows nothing of hosts"
     assert _after(clock, health, 5.0)
@@ -99,7 +83,7 @@ def test_how_long_a_conductor_has_been_unhealthy() -> None:
 
 
 def test_a_conductor_that_never_became_healthy() -> None:
-    clock = Clock()
+    clock = SetClock(0.0)
     health = Health(clock, settle=LEASE, proof_valid=VALID)
     clock.time += 50.0
     assert health.unhealthy_for() == 50.0

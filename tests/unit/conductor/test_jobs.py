@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs
-from micronova.db import allocation_audit, allocations, retention
+from micronova.conductor.jobs import MEND_INTERVAL, PURGE_INTERVAL, Jobs, PeriodicJob
+from micronova.db import allocation_audit, allocations, periodic_jobs, retention
 from micronova.db.engine import Database
 from micronova.db.tables import deleted_instances, operations
 from micronova.objects.clock import micros
-from tests.unit.compute.agent_harness import ManualClock
+from tests.clocks import ManualClock
 from tests.unit.db.databases import compute_database
 from tests.unit.db.test_retention import _instance, _operation
 from tests.unit.scheduler.rows import a_claim, add_host, add_instances, used
@@ -41,6 +41,32 @@ async def test_three_conductors_mend_once(database: Database) -> None:
             assert database.statistics.by_function["_drifted"] == count
     finally:
         await asyncio.gather(*(each.stop() for each in conductors))
+
+
+async def test_the_last_run_is_recorded(database: Database) -> None:
+    clock, error = ManualClock(), "the wrong moment"
+
+    async def fail() -> None:
+        if error:
+            raise RuntimeError(error)
+
+    async def row() -> periodic_jobs.PeriodicJobRow | None:
+        return next((each for each in await database.read(periodic_jobs.list_) if each.name == "own"), None)
+
+    jobs = Jobs(
+        database, clock, owner="a", keep_finished=100.0, keep_deleted=0.0, more=[PeriodicJob("own", fail, 10.0)]
+    )
+    jobs.start()
+    try:
+        for expected in ("RuntimeError: the wrong moment", ""):
+            await clock.advance(10.0)
+            async with asyncio.timeout(60):
+                while (found := await row()) is None or found.began_at != micros(clock.now()) or not found.ended_at:
+                    await asyncio.sleep(0.001)
+            assert (found.ended_at, found.error) == (micros(clock.now()), expected)
+            error = ""
+    finally:
+        await jobs.stop()
 
 
 async def test_what_is_right_when_it_is_locked_is_not_mended(

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from micronova.cli.state import StateDirectory
+from micronova.cli.wiring import Process
+from micronova.conf.settings import load
 from micronova.db.clock import DatabaseClock
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import operations, services
@@ -126,3 +129,15 @@ async def test_leases_and_heartbeats_have_the_database_s_time(database_url: str,
         assert row.lease_until < now + 120_000_000
         for service in await cloud.read(sa.select(services)):
             assert abs(service.last_seen_at - now) < 120_000_000
+
+
+@pytest.mark.parametrize("role", ["identity", "image", "network", "metadata"])
+async def test_every_role_with_a_database_uses_its_clock(database_url: str, tmp_path: Path, role: str) -> None:
+    """Also where it is alone in its process: others compare the times that it writes."""
+    settings = load(database={"connection": database_url})
+    process = Process(settings, [role], StateDirectory(tmp_path), clock=WrongClock(3600.0))
+    try:
+        await process.connect(upgrade=True)
+        assert abs(process.clock.now() - time.time()) < 60
+    finally:
+        await process.stop()

@@ -2,7 +2,7 @@
 
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,7 +11,9 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from micronova.db import (
+    allocation_audit,
     allocations,
+    departures,
     host_states,
     instance_actions,
     instances,
@@ -20,6 +22,7 @@ from micronova.db import (
     quotas,
     retention,
     server_lists,
+    server_migrations,
     services,
     usages,
 )
@@ -54,6 +57,7 @@ def _uuid(kind: str, number: int) -> str:
 # What differs between the rows; n counts them.
 INSTANCE = {
     "project_id": "'p' || n % 100",
+    "display_name": "'server-' || n",
     "created_at": "n * 1000",
     "updated_at": "n * 1000",
     "launched_at": "n * 1000",
@@ -62,10 +66,27 @@ INSTANCE = {
 }
 PLACE = {"host": f"'host' || n % {HOSTS}", "node_uuid": _id("node", f"(n % {HOSTS})")}
 FILL: Rows = (
-    ("instances", SERVERS, {**INSTANCE, **PLACE, "uuid": _id("living")}),
+    (
+        "instances",
+        SERVERS,
+        {
+            **INSTANCE,
+            **PLACE,
+            "uuid": _id("living"),
+            "server_group_id": "CASE WHEN n % 10 = 1 THEN 'group' || n % 100 END",
+        },
+    ),
     ("deleted_instances", SERVERS, {**INSTANCE, "uuid": _id("deleted"), "deleted_at": "n * 1000"}),
     ("request_specs", SERVERS, {"instance_uuid": _id("living")}),
-    ("block_devices", SERVERS, {"uuid": _id("device"), "instance_uuid": _id("living")}),
+    (
+        "block_devices",
+        SERVERS,
+        {
+            "uuid": _id("device"),
+            "instance_uuid": _id("living"),
+            "device": f"json_build_object('uuid', {_id('device')})",
+        },
+    ),
     (
         "operations",
         SERVERS,
@@ -99,6 +120,19 @@ FILL: Rows = (
     ),
     ("console_tokens", SERVERS, {"token_digest": _id("token"), "instance_uuid": _id("living"), "expires_at": "n"}),
     ("server_passwords", SERVERS, {"instance_uuid": _id("living")}),
+    (
+        "migrations",
+        SERVERS,
+        {
+            "id": "n",
+            "uuid": _id("migration"),
+            "instance_uuid": _id("living"),
+            "project_id": "'p' || n % 100",
+            "status": "CASE WHEN n % 1000 > 0 THEN 'confirmed' ELSE 'finished' END",
+            "created_at": "n",
+            "updated_at": "n",
+        },
+    ),
     ("quota_usages", SERVERS, {"project_id": "'p' || n", "resource": "'instances'"}),
     (
         "services",
@@ -200,7 +234,8 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "heartbeat: renew": lambda conn: operations.renew_of_hosts(
         conn, OPERATIONS, [f"host:{name}" for name in NAMES], NOW, NOW + 1, undisturbed=0
     ),
-    "heartbeat: departures": lambda conn: operations.departures_of(conn, NAMES),
+    "heartbeat: departures": lambda conn: departures.of_hosts(conn, NAMES),
+    "heartbeat: departures that are done": lambda conn: departures.delete(conn, [(name, MIDDLE, 1) for name in NAMES]),
     "heartbeat: guests": lambda conn: instances.states_of(conn, LIVING),
     "heartbeat: power states": lambda conn: instances.update_many(conn, LIVING, NOW, {"power_state": 4}),
     "heartbeat: actions": lambda conn: instance_actions.record_finished(
@@ -221,6 +256,21 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "usage, a page of a long span": lambda conn: _usage_of_a_long_span(conn, None),
     "usage, a page of a project and a long span": lambda conn: _usage_of_a_long_span(conn, "p7"),
     "services, a page": lambda conn: services.list_(conn, after=500, limit=100),
+    "shelved for too long": lambda conn: instances.shelved_before(conn, NOW, 100, after=""),
+    "rescued for too long": lambda conn: instances.rescued_before(conn, NOW, 100),
+    "interfaces to read anew": lambda conn: instances.at_rest_after(conn, MIDDLE, 1000),
+    "guests of deleted servers": lambda conn: instances.deleted_before(
+        conn, [_uuid("deleted", number) for number in range(1000)], NOW
+    ),
+    "reclaim": lambda conn: instances.soft_deleted_before(conn, NOW, 100),
+    "moves: of a server": lambda conn: server_migrations.open_of(conn, MIDDLE),
+    "moves: not confirmed": lambda conn: server_migrations.unconfirmed(conn, NOW, 1000),
+    "moves: all that are open": lambda conn: server_migrations.list_open(conn),
+    "moves: on a host": lambda conn: server_migrations.any_on_host(conn, "host7"),
+    "moves: evacuations from hosts that are back": lambda conn: server_migrations.complete_evacuations(
+        conn, [(name, MIDDLE) for name in NAMES], NOW
+    ),
+    "moves: a page": lambda conn: server_migrations.list_page(conn, {}, limit=50),
     "purge: operations": lambda conn: retention.purge_operations(conn, 20_000),
     "purge: servers": lambda conn: retention.purge_servers(conn, 20_000),
 }
@@ -244,7 +294,7 @@ SHORT_LISTS: dict[str, Callable[[sa.Connection], Any]] = {
     "instances": lambda conn: instances.get_many(conn, LIVING[:1]),
     "operations": lambda conn: operations.get_many(conn, OPERATIONS[:1]),
     "owned": lambda conn: operations.owned(conn, ["host:host7"]),
-    "departures": lambda conn: operations.departures_of(conn, ["host7"]),
+    "departures": lambda conn: departures.of_hosts(conn, ["host7"]),
     "services": lambda conn: services.on_hosts(conn, COMPUTE, ["host7"]),
     "nodes": lambda conn: nodes.hosts_with_nodes(conn, ["host7"]),
 }
@@ -282,6 +332,42 @@ async def test_a_page_in_the_middle_does_not_walk_the_rows_before_it(database: D
     assert read == [50]
 
 
+PAGES = {
+    "all of the project": Filters(project_id="p0", limit=50),
+    "by name": Filters(project_id="p0", limit=50, name="^server-"),
+    "next page by name": Filters(project_id="p0", limit=50, name="server", marker=MIDDLE),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+async def test_a_plan_that_is_kept_reads_no_more_than_a_page(database: Database, name: str) -> None:
+    """PostgreSQL read and sorted all servers of a project, and the services of all their hosts, for each page."""
+    read: list[dict[str, int]] = []
+
+    def run(conn: sa.Connection) -> None:
+        with recorded(conn) as statements:
+            server_lists.list_(conn, PAGES[name], with_services=True)
+        statement, parameters = statements[-1]
+        plan = _kept_plan(conn, statement, parameters)
+        read.append({table: _rows_read(plan, table) for table in ("instances", "services")})
+        raise RolledBack
+
+    with pytest.raises(RolledBack):
+        await database.write(run)
+    assert read == [{"instances": 50, "services": 50}]
+
+
+def _kept_plan(conn: sa.Connection, statement: str, parameters: Sequence[Any]) -> dict[str, Any]:
+    """Run a statement with the plan that PostgreSQL keeps for all values of its parameters, and return it."""
+    conn.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+    conn.exec_driver_sql(f"PREPARE kept AS {statement}")
+    values = ", ".join(str(sa.literal(value).compile(compile_kwargs={"literal_binds": True})) for value in parameters)
+    [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE kept ({values})").scalar_one(),)
+    conn.exec_driver_sql("DEALLOCATE kept")
+    found: dict[str, Any] = plan["Plan"]
+    return found
+
+
 async def test_a_list_reads_only_the_columns_that_it_is_asked_for(database: Database) -> None:
     """User data may be 64 KiB per server."""
     read: list[str] = []
@@ -312,6 +398,34 @@ async def test_the_first_page_of_usage_reads_only_what_was_deleted_in_the_span(d
     await database.read(run)
     # Once to count those of the span, once to sort them, and those of the page.
     assert sum(read) <= 2 * 1_000 + 50
+
+
+MIGRATIONS: dict[str, tuple[Callable[[sa.Connection], Any], int]] = {
+    # Those that are open, which are looked at twice.
+    "mend": (allocation_audit.audit, 2 * SERVERS // 1000),
+    "a page of a project without any": (
+        lambda conn: server_migrations.list_page(conn, {"project_id": "none"}, limit=50),
+        0,
+    ),
+    "a page of a project": (lambda conn: server_migrations.list_page(conn, {"project_id": "p7"}, limit=50), 51),
+}
+
+
+@pytest.mark.parametrize("name", MIGRATIONS)
+async def test_old_migrations_are_not_walked_through(database: Database, name: str) -> None:
+    """They are kept for as long as the records of their servers."""
+    work, most = MIGRATIONS[name]
+    read: list[int] = []
+
+    def run(conn: sa.Connection) -> None:
+        with recorded(conn) as statements:
+            work(conn)
+        for statement, parameters in statements:
+            [[plan]] = (conn.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters).scalar_one(),)
+            read.append(_rows_read(plan["Plan"], "migrations"))
+
+    await database.read(run)
+    assert sum(read) <= most
 
 
 def _rows_read(plan: dict[str, Any], table: str = "instances") -> int:

@@ -14,6 +14,7 @@ from micronova.db.keypairs import KeyPairRow
 from micronova.db.nodes import NODES, NodeRow
 from micronova.db.server_groups import ServerGroupRow
 from micronova.db.services import ServiceChanges, ServiceRow
+from micronova.db.task_logs import TaskLogRow
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import FixedIPData, FlavorData, ImageData, InstanceChanges, InstanceRow, VIFData
@@ -35,6 +36,7 @@ def test_an_operation_has_the_columns_of_its_table() -> None:
 # The rows as cursors return them, with all columns of their tables.
 CURSOR_ROWS: list[tuple[type, sa.Table]] = [
     (ServiceRow, tables.services),
+    (TaskLogRow, tables.task_logs),
     (FlavorRow, tables.flavors),
     (AggregateRow, tables.aggregates),
     (KeyPairRow, tables.key_pairs),

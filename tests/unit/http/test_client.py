@@ -1,13 +1,22 @@
-"""The client of OpenStack services against a server on a socket."""
+"""The client of OpenStack services: against a server on a socket, and an application of this process."""
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from micronova.http.client import MAX_ANSWER, Answer, HTTPTransport, raise_for, unix_url
+from micronova.http.client import (
+    MAX_ANSWER,
+    Answer,
+    ASGITransport,
+    HTTPTransport,
+    host_connector,
+    raise_for,
+    unix_url,
+)
 from micronova.objects.errors import Unavailable
 
 HEAD = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
@@ -70,3 +79,32 @@ async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:
     assert asked == [b"GET /network/v2.0/ports?limit=1 HTTP/1.1"]
     with pytest.raises(Unavailable, match="does not answer"):
         await HTTPTransport(unix_url(tmp_path / "none")).request("GET", "/", {}, None)
+
+
+async def test_a_body_in_parts_reaches_an_application_of_this_process() -> None:
+    received: list[dict[str, Any]] = []
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        while not received or received[-1].get("more_body"):
+            received.append(await receive())
+        await send({"type": "http.response.start", "status": 204})
+
+    async def parts(error: Exception | None) -> AsyncGenerator[bytes, None]:
+        yield b"a"
+        if error is not None:
+            raise error
+        yield b"b"
+
+    answer = await ASGITransport(app).request("PUT", "/x", {"content-length": "2"}, parts(None))
+    assert answer.status == 204
+    assert b"".join(event["body"] for event in received) == b"ab"
+    received.clear()
+    await ASGITransport(app).request("PUT", "/x", {"content-length": "2"}, parts(ValueError("the disk fails")))
+    assert [event["type"] for event in received] == ["http.request", "http.disconnect"]
+
+
+def test_a_host_connects_only_to_the_socket_of_its_image_service() -> None:
+    service = unix_url(Path("/run/image"))
+    assert host_connector("http://image/v2?ticket=t", service) == (None, "http://image/v2?ticket=t")
+    with pytest.raises(LookupError):
+        host_connector(f"{unix_url(Path('/run/other'))}/v2", service)

@@ -8,7 +8,8 @@ from micronova.http.host_keys import LIFETIME, RETRY_INTERVAL, HeldKeys, HostKey
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Forbidden, MicronovaError, Unauthorized, Unavailable
 from micronova.objects.host_keys import HostKeys
-from tests.unit.embedded.network.world import ALICE, Tokens
+from tests.unit.embedded.network.world import ALICE
+from tests.unit.embedded.tokens import Tokens
 
 KEYRING = HostKeyring(b"0123456789abcdef")
 NOW = 1_800_000_000.0
@@ -70,7 +71,6 @@ async def test_others_come_with_tokens_as_before() -> None:
     authenticator = HostTickets(KEYRING, Tokens(), lambda: NOW)
     host = await authenticator.authenticate(KEYRING.issue("compute-17", NOW).ticket, CONTEXT)
     assert (host.host, host.user_id, host.roles, host.request_id) == ("compute-17", "", (), "req-1")
-    assert not host.is_authenticated
     user = await authenticator.authenticate(ALICE, CONTEXT)
     assert (user.host, user.user_id) == ("", "alice")
     for token in (None, "", "mnh1.", KEYRING.issue("compute-17", NOW - 2 * LIFETIME).ticket):

@@ -78,6 +78,7 @@ def server(**changes: Any) -> InstanceRow:
             }
         ],
         "trusted_certs": None,
+        "system_metadata": None,
         "created_at": CREATED,
         "updated_at": CREATED + 2_000_000,
         "launched_at": CREATED + 1_500_000,

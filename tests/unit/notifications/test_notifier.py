@@ -124,3 +124,21 @@ async def test_without_a_broker_or_a_format_nothing_is_sent(sections: dict[str, 
     assert isinstance(made, NoNotifications)
     await made.start()
     await made.stop()
+
+
+def test_a_rebuild_has_its_own_payload_and_names() -> None:
+    sender, kept = notifier()
+    for event in ("rebuild.scheduled", "rebuild.start"):
+        sender.instance(event, server(), context=CONTEXT)
+    found = [opened(message.body) for message in kept.messages()]
+    assert [(message["event_type"], message["publisher_id"].partition(":")[0]) for message in found] == [
+        ("compute.instance.rebuild.scheduled", "conductor.controller"),
+        ("instance.rebuild_scheduled", "nova-conductor"),
+        ("compute.instance.rebuild.start", f"compute.{server()['host']}"),
+        ("instance.rebuild.start", "nova-compute"),
+    ]
+    for message in found[1::2]:
+        payload = message["payload"]
+        assert (payload["nova_object.name"], payload["nova_object.version"]) == ("InstanceActionRebuildPayload", "1.10")
+        assert "trusted_image_certificates" in payload["nova_object.data"]
+    assert all("image_name" in message["payload"] for message in found[::2])

@@ -60,9 +60,26 @@ def test_the_payload_of_a_create_has_all_fields_of_novas() -> None:
     assert opened(key, "KeypairPayload", "1.0")["name"] == "my-key"
 
 
+def test_trusted_certificates_are_told_where_nova_tells_them() -> None:
+    row = server(trusted_certs=["c1", "c2"])
+    for action, trusted in (("create", ["c1", "c2"]), ("rebuild", ["c1", "c2"]), ("reboot", None)):
+        data = versioned.instance_payload(action, row, CONTEXT, None)["nova_object.data"]
+        assert data.get("trusted_image_certificates") == trusted
+
+
 def test_other_actions_have_the_plainer_payload() -> None:
     data = opened(versioned.instance_payload("reboot", server(), CONTEXT, None), "InstanceActionPayload", "1.9")
     assert set(data) == ACTION_FIELDS
+
+
+def test_a_rescue_names_its_image() -> None:
+    details = {"rescue_image_ref": "i-2", "rescue_image_name": "tools"}
+    payload = versioned.instance_payload("rescue", server(), CONTEXT, None, details)
+    data = opened(payload, "InstanceActionRescuePayload", "1.4")
+    assert set(data) == ACTION_FIELDS | {"rescue_image_ref"}
+    assert data["rescue_image_ref"] == "i-2"
+    assert unversioned.instance_payload("rescue.start", server(), None, details)["rescue_image_name"] == "tools"
+    assert "rescue_image_name" not in unversioned.instance_payload("unrescue.start", server(), None)
 
 
 def test_a_server_that_is_just_being_built_has_nulls() -> None:

@@ -42,3 +42,29 @@ def test_the_cache_tells_apart_all_that_our_own_rules_tell_apart(tmp_path: Path,
     file = tmp_path / "policy.yaml"
     file.write_text(yaml.safe_dump({rule.name: rule.check for rule in service.RULES}))
     assert Enforcer(service.RULES, file).caches_decisions
+
+
+MANAGER = msgspec.structs.replace(ALICE, roles=("manager", "member", "reader"))
+UNSCOPED = RequestContext(request_id="", user_id="alice")
+
+
+@pytest.mark.parametrize(
+    ("rule", "caller", "target"),
+    [
+        ("identity:create_grant", MANAGER, {"domain_id": None}),
+        ("identity:create_user", MANAGER, {"domain_id": None}),
+        ("identity:list_users", MANAGER, None),
+        ("identity:get_project", UNSCOPED, {"project_id": None, "domain_id": None}),
+        ("identity:get_project", UNSCOPED, None),
+    ],
+)
+def test_a_literal_elsewhere_in_a_policy_file_opens_nothing(
+    tmp_path: Path, rule: str, caller: RequestContext, target: dict[str, str | None] | None
+) -> None:
+    """A caller without a domain or project is not the owner of what has none."""
+    file = tmp_path / "policy.yaml"
+    file.write_text('"identity:list_regions": "project_id:blue"\n')
+    enforcer = Enforcer(identity.RULES, file)
+    assert not enforcer.caches_decisions
+    assert not enforcer.allows(rule, caller, target)
+    assert not Enforcer(identity.RULES).allows(rule, caller, target)

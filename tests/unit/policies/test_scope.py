@@ -34,6 +34,12 @@ ABOUT_THE_CLOUD = {
     *(f"identity:{verb}_{noun}" for verb in ("get", "create", "update", "delete") for noun in ("service", "endpoint")),
     "identity:list_services",
     "identity:list_endpoints",
+    "identity:get_access_rule",
+    "identity:list_access_rules",
+    "identity:delete_access_rule",
+    "identity:create_limits",
+    "identity:create_registered_limits",
+    *(f"identity:{verb}_{noun}" for verb in ("update", "delete") for noun in ("limit", "registered_limit")),
 }
 
 IMAGE_DOCUMENTS = {"default"}  # schemas and the like, which Glance shows without a rule
@@ -54,7 +60,7 @@ def test_compute_image_and_network_are_about_projects(service: object) -> None:
 
 def test_identity_has_keystones_scope_types() -> None:
     for rule in identity.RULES:
-        if rule.name == "identity:create_application_credential":
+        if rule.name in ("identity:create_application_credential", "identity:create_trust"):
             assert rule.scope_types == PROJECT
         else:
             assert rule.scope_types == (SYSTEM_PROJECT if rule.name in ABOUT_THE_CLOUD else ANY_SCOPE), rule.name

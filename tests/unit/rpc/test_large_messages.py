@@ -59,7 +59,7 @@ async def test_a_caller_is_told_that_the_answer_is_too_large(
             return LARGE
 
     await client.serve(api.interface, Large())
-    monkeypatch.setattr(envelope, "LARGEST", 10_000)
+    monkeypatch.setattr(envelope, "LARGEST", 2_000)
     for bus in (other.bus, client):
         for number in (1, 2):  # the result, and the error of the handler
             with pytest.raises(MessageTooLarge, match="the reply has"):

@@ -161,6 +161,54 @@ async def test_a_host_that_came_or_was_disabled_is_noticed(databases: list[Datab
         assert placement.selected.host == "h0"
 
 
+async def test_a_host_that_was_disabled_just_now_gets_nothing(databases: list[Database]) -> None:
+    """Also if the scheduler has not read that yet: the claim finds it."""
+    async with cloud(databases[:1], hosts=1, refresh=3600.0) as c:
+        await c.database.write(_add_large_host, "h9")
+        assert (await c.select(a_spec(requested_host="h9"), "i0"))[0].selected.host == "h9"
+        await c.database.write(_disable, "h9")
+        (placement,) = await c.select(a_spec(), "i1")
+        assert placement.selected.host == "h0"
+        assert await no_valid_host(c.select(a_spec(requested_host="h9"), "i2")) is not None
+        (placement,) = await c.select(a_spec(force_host="h9"), "i3")  # as an admin may
+        assert placement.selected.host == "h9"
+        (placement,) = await c.select(a_spec(requested_host="h9"), "i0")  # asked again: it holds its place already
+        assert placement.selected.host == "h9"
+
+
+async def test_hints_name_servers_of_the_same_project(databases: list[Database]) -> None:
+    async with cloud(databases[:1], hosts=3, refresh=0.0) as c:
+        await c.database.write(add_instances, "on-h0", "on-h1", "nowhere")
+        await c.database.write(_at, {"on-h0": "h0", "on-h1": "h1"})
+        project = a_spec().project_id
+        await c.database.write(_owned, project)
+
+        async def selected(uuid: str, **hints: list[str]) -> str | None:
+            try:
+                (placement,) = await c.select(a_spec(hints=hints), uuid)
+            except NoValidHost:
+                return None
+            return placement.selected.host
+
+        assert await selected("i0", same_host=["on-h1"]) == "h1"
+        assert await selected("i1", same_host=["gone", "on-h0"]) == "h0"
+        assert await selected("i2", different_host=["on-h0", "on-h1"]) == "h2"
+        assert await selected("i3", different_host=["on-h0"], same_host=["on-h0", "on-h1"]) == "h1"
+        assert await selected("i4", same_host=["gone"]) is None
+        assert await selected("i5", same_host=["nowhere"]) is None
+        await c.database.write(_owned, "another project")
+        assert await selected("i6", same_host=["on-h0"]) is None
+
+
+def _at(conn: sa.Connection, hosts: dict[str, str]) -> None:
+    for uuid, host in hosts.items():
+        conn.execute(tables.instances.update().where(tables.instances.c.uuid == uuid).values(host=host))
+
+
+def _owned(conn: sa.Connection, project_id: str) -> None:
+    conn.execute(tables.instances.update().values(project_id=project_id))
+
+
 def _add_large_host(conn: sa.Connection, name: str) -> None:
     add_host(conn, name, 9, {"VCPU": 90, "MEMORY_MB": 90000, "DISK_GB": 900}, micros(CLOCK.now()))
 

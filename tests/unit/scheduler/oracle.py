@@ -25,6 +25,10 @@ def passes(host: HostState, spec: RequestSpec, now: float, down_time: float = 60
         "ImagePropertiesFilter": _image(host, spec),
         "ServerGroupAntiAffinityFilter": not apart or (group is not None and members < group.max_server_per_host),
         "ServerGroupAffinityFilter": not together or members > 0,
+        "SameHostFilter": not spec.hints.get("same_host") or host.host in spec.hinted_hosts.get("same_host", ()),
+        "DifferentHostFilter": (
+            not spec.hints.get("different_host") or host.host not in spec.hinted_hosts.get("different_host", ())
+        ),
     }
 
 

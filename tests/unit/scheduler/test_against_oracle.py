@@ -80,12 +80,16 @@ def specs(draw: st.DrawFn) -> RequestSpec:
             max_server_per_host=draw(st.integers(1, 2)),
             hosts=draw(st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 2), max_size=4)),
         )
+    places = st.lists(st.sampled_from(HOSTS), max_size=5).map(tuple)
+    hinted = draw(st.dictionaries(st.sampled_from(["same_host", "different_host"]), places, max_size=1))
     return a_spec(
         flavor=a_flavor(vcpus=draw(st.integers(1, 3)), ram=draw(st.integers(1, 3)) * 512, disk=draw(st.integers(0, 2))),
         image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
         availability_zone=draw(st.sampled_from([None, None, "nova", "az1", "nowhere"])),
         ignore_hosts=tuple(draw(st.lists(st.sampled_from(HOSTS), max_size=2))),
         group=group,
+        hints={hint: ["a server"] for hint in hinted},
+        hinted_hosts={hint: hosts for hint, hosts in hinted.items() if hosts},
     )
 
 

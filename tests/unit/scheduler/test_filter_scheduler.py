@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from micronova.objects.errors import NoValidHost
+from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, RequestSpec
 from micronova.scheduler.filter_scheduler import NOT_ENOUGH, FilterScheduler
 from micronova.scheduler.filters.registry import load_filters
@@ -211,3 +212,17 @@ def test_a_faulty_weigher_has_no_say(answer: Any, count: int, caplog: pytest.Log
     uuids = ["a", "b"][:count]
     assert scheduler.select(table, a_spec(), uuids, now=NOW).placements[0].selected.host == "h2"
     assert "Odd" in caplog.text
+
+
+def test_an_image_is_checked_on_one_host_that_may_be_full() -> None:
+    full = {"VCPU": 1, "MEMORY_MB": 1, "DISK_GB": 1}
+    table = a_table(a_host("h1", capacity=full, used=full), a_host("h2"))
+    before = free_of(table)
+    image = ImageMeta(id="i", properties={"hw_architecture": "x86_64"})
+    explanation = a_scheduler().check_image(table, a_spec(image=image), "uuid-h1", now=NOW)
+    assert [step.name for step in explanation.filters] == ["ImagePropertiesFilter"]
+    assert free_of(table) == before
+    foreign = ImageMeta(id="i", properties={"hw_architecture": "s390x"})
+    for spec, node in ((a_spec(image=foreign), "uuid-h1"), (a_spec(image=image), "uuid-gone")):
+        with pytest.raises(NoValidHost, match="No valid host"):
+            a_scheduler().check_image(table, spec, node, now=NOW)

@@ -10,10 +10,12 @@ from tests.unit.scheduler import manager_cases
 from tests.unit.scheduler.manager_cases import (  # noqa: F401
     test_a_host_that_came_or_was_disabled_is_noticed,
     test_a_host_that_has_just_gone_may_come_back,
+    test_a_host_that_was_disabled_just_now_gets_nothing,
     test_a_silent_host_is_down_and_up_when_heard_of,
     test_asking_again_for_the_last_resources,
     test_asking_again_gives_the_same_answer,
     test_group_members_are_where_the_database_says,
+    test_hints_name_servers_of_the_same_project,
     test_messages_of_a_newer_version_are_understood,
     test_no_valid_host_arrives_as_itself_and_claims_nothing,
     test_selects_claims_and_tells,

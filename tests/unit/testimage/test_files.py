@@ -47,22 +47,23 @@ def test_an_archive_has_directories_before_what_is_in_them() -> None:
 
 def unpacked(image: bytes) -> bytes:
     """Read a qcow2 as the format's description says."""
-    (size,), (tables, first) = struct.unpack_from(">Q", image, 24), struct.unpack_from(">IQ", image, 36)
+    (bits, size), (tables, first) = struct.unpack_from(">IQ", image, 20), struct.unpack_from(">IQ", image, 36)
+    cluster, sectors_at = 1 << bits, 62 - (bits - 8)
     entries = [
         entry
         for table in struct.unpack_from(f">{tables}Q", image, first)
-        for entry in struct.unpack_from(">8192Q", image, table & ~(1 << 63))
+        for entry in struct.unpack_from(f">{cluster // 8}Q", image, table & ~(1 << 63))
     ]
     disk = bytearray()
-    for entry in entries[: -(-size // 65536)]:
+    for entry in entries[: -(-size // cluster)]:
         if not entry:
-            disk += bytes(65536)
+            disk += bytes(cluster)
         elif entry >> 62 & 1:
-            at, sectors = entry & (1 << 54) - 1, entry >> 54 & 255
+            at, sectors = entry & (1 << sectors_at) - 1, entry >> sectors_at & (1 << 62 - sectors_at) - 1
             disk += zlib.decompressobj(-12).decompress(image[at : (at // 512 + sectors + 1) * 512])
         else:
             at = entry & ~(1 << 63)
-            disk += image[at : at + 65536]
+            disk += image[at : at + cluster]
     return bytes(disk[:size])
 
 
@@ -74,6 +75,16 @@ def test_a_disk_is_kept(tmp_path: Path, pieces: list[tuple[int, bytes]]) -> None
     qcow2.write(disk, image)
     check(image, "qcow2", max_virtual_size=len(disk) + 65536)
     assert unpacked(image.read_bytes()).rstrip(b"\0") == disk
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.binary(min_size=0, max_size=512).map(lambda part: part.ljust(512, b"\0")), min_size=1, max_size=9))
+def test_a_small_disk_makes_a_small_file(tmp_path: Path, sectors: list[bytes]) -> None:
+    disk, image = b"".join(sectors), tmp_path / "image"
+    image.write_bytes(qcow2.encode(disk, qcow2.SMALL))
+    check(image, "qcow2", max_virtual_size=len(disk))
+    assert unpacked(image.read_bytes()) == disk
+    assert image.stat().st_size <= len(disk) + 5 * 512
 
 
 def test_what_cannot_be_compressed_is_kept_as_it_is(tmp_path: Path) -> None:

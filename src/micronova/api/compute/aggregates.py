@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
+from micronova.api.compute.server_inputs import Id
 from micronova.api.inputs import STRICT, Body, HostName, Key, NoQuery, Text
 from micronova.api.view import Field, View
 from micronova.db import aggregates
@@ -17,22 +18,31 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.ids import new_uuid
+from micronova.servers.image_caching import ImageCaching
 
 _BRIEF = (
-    Field("id", "id"),
-    Field("uuid", "uuid", since(41)),
-    Field("name", "name"),
-    Field("availability_zone", lambda row, _: row.metadata.get(aggregates.ZONE)),
-    Field("created_at", lambda row, _: iso_micros(row.created_at)),
-    Field("updated_at", lambda row, _: iso_micros(row.updated_at)),
-    Field("deleted", lambda row, _: False),
-    Field("deleted_at", lambda row, _: None),
+    Field("id", "id", type=int),
+    Field("uuid", "uuid", since(41), type=str),
+    Field("name", "name", type=str),
+    Field("availability_zone", lambda row, _: row.metadata.get(aggregates.ZONE), type=str | None),
+    Field("created_at", lambda row, _: iso_micros(row.created_at), type=str),
+    Field("updated_at", lambda row, _: iso_micros(row.updated_at), type=str | None),
+    Field("deleted", lambda row, _: False, type=bool),
+    Field("deleted_at", lambda row, _: None, type=None),
 )
 CREATED = View(*_BRIEF)
-FULL = View(*_BRIEF, Field("hosts", lambda row, hosts: hosts), Field("metadata", "metadata"))
+FULL = View(
+    *_BRIEF,
+    Field("hosts", lambda row, hosts: hosts, type=list[str]),
+    Field("metadata", "metadata", type=dict[str, str]),
+)
+
+_ONE = {"aggregate": FULL}
 
 
 class NewAggregate(Body):
@@ -91,6 +101,18 @@ class SetMetadata(Body):
     set_metadata: NewMetadata
 
 
+class Image(Body):
+    """An image."""
+
+    id: Id
+
+
+class CacheImages(Body):
+    """The images to fetch."""
+
+    cache: Annotated[list[Image], Meta(min_length=1)]
+
+
 def _number(id: str) -> int:
     number = inputs.number(id)
     if number is None and inputs.number(id.removeprefix("-")) is not None:
@@ -107,10 +129,30 @@ def _zone(value: str | None, strip: bool) -> str | None:
 class Aggregates:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, random: Random) -> None:
+    def __init__(
+        self, database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: ImageCaching
+    ) -> None:
         self._database = database
         self._clock = clock
         self._random = random
+        self._notifier = notifier
+        self._image_caching = image_caching
+
+    async def _announce_start(self, request: Request, action: str, number: int, **more: Any) -> None:
+        """Tell that an action begins; an aggregate that does not exist is refused later."""
+        if not self._notifier.enabled:
+            return
+        try:
+            found = await self._database.read(lambda conn: _with_hosts(conn, aggregates.get(conn, number)))
+        except NotFound:
+            return
+        self._announce(request, action, "start", found, **more)
+
+    def _announce(
+        self, request: Request, action: str, phase: str, found: tuple[AggregateRow, list[str]], **more: Any
+    ) -> None:
+        told = partial(resources.aggregate_of, action, phase, *found, **more)
+        self._notifier.announce(request.context.for_bus(), told)
 
     def _now(self) -> int:
         return micros(self._clock.now())
@@ -135,7 +177,13 @@ class Aggregates:
         asked: NewAggregate = request.body.aggregate
         name = inputs.name(asked.name, strip=request.is_v2)
         zone = _zone(asked.availability_zone, request.is_v2)
-        row = await self._database.write(aggregates.insert, new_uuid(self._random), name, zone, self._now())
+        uuid, context = new_uuid(self._random), request.context.for_bus()
+        metadata = {aggregates.ZONE: zone} if zone else {}
+        more: dict[str, Any] = {"meta_data": metadata} if metadata else {}
+        told = partial(resources.aggregate, "create", "start", uuid=uuid, name=name, metadata=metadata, **more)
+        self._notifier.announce(context, told)
+        row = await self._database.write(aggregates.insert, uuid, name, zone, self._now())
+        self._announce(request, "create", "end", (row, []), **more)
         return {"aggregate": CREATED.at(request.minor)(row)}
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
@@ -157,51 +205,79 @@ class Aggregates:
         self, request: Request, number: int, name: str | None, metadata: dict[str, str | None]
     ) -> dict[str, Any]:
         now = self._now()
+        actions: dict[str, dict[str, Any]] = {} if name is None else {"update_prop": {}}
+        if metadata:
+            actions["update_metadata"] = {"meta_data": metadata}
+        for action, more in actions.items():
+            await self._announce_start(request, action, number, **more)
         found = await self._database.write(
             lambda conn: _with_hosts(conn, aggregates.update(conn, number, name, metadata, now))
         )
+        for action, more in actions.items():
+            self._announce(request, action, "end", found, **more)
         return self._shown(request, found)
 
     async def add_host(self, request: Request, id: str) -> dict[str, Any]:
         """Add a host."""
         number, host, now = _number(id), request.body.add_host.host, self._now()
+        await self._announce_start(request, "add_host", number, host_name=host)
         found = await self._database.write(lambda conn: _with_hosts(conn, aggregates.add_host(conn, number, host, now)))
+        self._announce(request, "add_host", "end", found, host_name=host, name_=found[0].name)
         return self._shown(request, found)
 
     async def remove_host(self, request: Request, id: str) -> dict[str, Any]:
         """Remove a host."""
         number, host, now = _number(id), request.body.remove_host.host, self._now()
+        await self._announce_start(request, "remove_host", number, host_name=host)
         found = await self._database.write(
             lambda conn: _with_hosts(conn, aggregates.remove_host(conn, number, host, now))
         )
+        self._announce(request, "remove_host", "end", found, host_name=host, name_=found[0].name)
         return self._shown(request, found)
 
     async def cache_images(self, request: Request, id: str) -> None:
-        """Raise NotSupported: images are fetched to a host when a server needs them, not ahead of time."""
-        await self._database.read(aggregates.get, _number(id))
-        raise NotSupported("Images are not cached on hosts ahead of time.")
+        """Let the hosts of an aggregate fetch images before servers need them."""
+        ids = [image.id for image in request.body.cache]
+        await self._image_caching.request(request.context, _number(id), ids)
 
     async def delete(self, request: Request, id: str) -> None:
         """Remove an aggregate that has no hosts."""
-        await self._database.write(aggregates.delete, _number(id))
+        number = _number(id)
+        await self._announce_start(request, "delete", number)
+        self._announce(request, "delete", "end", (await self._database.write(_deleted, number), []))
 
 
 def _with_hosts(conn: sa.Connection, row: AggregateRow) -> tuple[AggregateRow, list[str]]:
     return row, aggregates.hosts(conn, [row.id]).get(row.id, [])
 
 
-def routes(database: Database, clock: Clock, random: Random) -> list[Route]:
+def _deleted(conn: sa.Connection, number: int) -> AggregateRow:
+    row = aggregates.get(conn, number, lock=True)
+    aggregates.delete(conn, number)
+    return row
+
+
+def routes(
+    database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: ImageCaching
+) -> list[Route]:
     """Declare the routes of aggregates."""
-    handlers = Aggregates(database, clock, random)
+    handlers = Aggregates(database, clock, random, notifier, image_caching)
     root, rule = "/os-aggregates", "os_compute_api:os-aggregates"
     one = f"{root}/{{id}}"
     read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
-    act = partial(Route, method="POST", path=f"{one}/action")
+    act = partial(Route, method="POST", path=f"{one}/action", answer=_ONE)
     return [
-        read(path=root, handler=handlers.index, policy=f"{rule}:index"),
-        read(path=one, handler=handlers.show, policy=f"{rule}:show"),
-        Route(method="POST", path=root, handler=handlers.create, policy=f"{rule}:create", body=Create),
-        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update),
+        read(path=root, handler=handlers.index, policy=f"{rule}:index", answer={"aggregates": [FULL]}),
+        read(path=one, handler=handlers.show, policy=f"{rule}:show", answer=_ONE),
+        Route(
+            method="POST",
+            path=root,
+            handler=handlers.create,
+            policy=f"{rule}:create",
+            body=Create,
+            answer={"aggregate": CREATED},
+        ),
+        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update, answer=_ONE),
         Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete"),
         act(action="add_host", handler=handlers.add_host, policy=f"{rule}:add_host", body=AddHost),
         act(action="remove_host", handler=handlers.remove_host, policy=f"{rule}:remove_host", body=RemoveHost),
@@ -211,6 +287,9 @@ def routes(database: Database, clock: Clock, random: Random) -> list[Route]:
             path=f"{one}/images",
             handler=handlers.cache_images,
             policy="compute:aggregates:images",
+            body=CacheImages,
+            status=202,
             versions=since(81),
+            errors=(501,),
         ),
     ]

@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from micronova.api import plugins
 from micronova.api.compute import (
     aggregates,
+    api_document,
+    assisted_volume_snapshots,
     availability_zones,
     baremetal_nodes,
     diagnostics,
@@ -21,9 +22,11 @@ from micronova.api.compute import (
     image_metadata,
     images,
     instance_actions,
+    instance_usage_audit_log,
     interfaces,
     keypairs,
     limits,
+    migrations,
     networks,
     quota_class_sets,
     quota_sets,
@@ -35,10 +38,16 @@ from micronova.api.compute import (
     server_create,
     server_external_events,
     server_groups,
+    server_images,
     server_ips,
     server_metadata,
+    server_migrations,
+    server_moves,
     server_password,
+    server_rebuild,
     server_security_groups,
+    server_shares,
+    server_shelving,
     server_tags,
     server_topology,
     servers,
@@ -46,24 +55,32 @@ from micronova.api.compute import (
     simple_tenant_usage,
     versions_doc,
     volume_attachments,
+    volumes,
 )
+from micronova.api.plugins import Extensions
 from micronova.clients.image.client import ImageClient
 from micronova.clients.network.client import NetworkClient
 from micronova.db.engine import Database
 from micronova.http.service import Route
-from micronova.http.versions import Versions
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock
 from micronova.servers.actions import ServerActions
 from micronova.servers.addresses import ServerAddresses
+from micronova.servers.admin_password import AdminPasswords
 from micronova.servers.consoles import ConsoleLinks
 from micronova.servers.create import ServerCreator
 from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
+from micronova.servers.image_caching import ImageCaching
+from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
+from micronova.servers.live_migrations import LiveMigrations
+from micronova.servers.moves import ServerMoves
+from micronova.servers.rebuild import ServerRebuilder
+from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
-
-VERSIONS = Versions("compute", 2, versions_doc.LEAST, versions_doc.NEWEST, "X-OpenStack-Nova-API-Version")
+from micronova.servers.shelving import ServerShelving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +91,20 @@ class APIDependencies:
     clock: Clock
     random: Random
     creator: ServerCreator
+    rebuilder: ServerRebuilder
     actions: ServerActions
+    images: ServerImages
+    image_caching: ImageCaching
     interfaces: Interfaces
     security_groups: ServerSecurityGroups
     external_events: ExternalEvents
     guests: GuestQueries
     consoles: ConsoleLinks
+    rescue: ServerRescue
+    admin_passwords: AdminPasswords
+    moves: ServerMoves
+    shelving: ServerShelving
+    live_migrations: LiveMigrations
     service_removal: ServiceRemoval
     network_client: NetworkClient | None
     image_client: ImageClient | None
@@ -88,19 +113,37 @@ class APIDependencies:
     max_limit: int
     service_down_time: float
     default_zone: str
+    shows_passwords: bool = True  # in the answers to create and rescue
+    notifier: Announcer
+    usage_audit_period: str
     fault_injection: bool = False
 
 
-def routes(needs: APIDependencies) -> list[Route]:
-    """Return every route of the compute API, relative to /v2.1; removed ones come last."""
-    db, clock, random = needs.database, needs.clock, needs.random
+def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
+    """Return every route of the compute API, relative to /v2.1, removed ones last, and those of extensions."""
+    db, clock, random, notifier = needs.database, needs.clock, needs.random, needs.notifier
     quotas, most, down = needs.quota_defaults, needs.max_limit, needs.service_down_time
     own = [
         *versions_doc.routes(),
-        *extensions.routes(),
+        *extensions.routes(lambda: [each.extension for each in added.used]),
         *servers.routes(db, clock, needs.actions, most, down),
-        *server_create.routes(needs.creator),
-        *server_actions.routes(db, needs.actions, needs.interfaces, needs.security_groups, needs.guests),
+        *server_create.routes(needs.creator, shows_passwords=needs.shows_passwords),
+        *server_actions.routes(
+            db,
+            needs.actions,
+            needs.interfaces,
+            needs.security_groups,
+            needs.guests,
+            needs.rescue,
+            needs.admin_passwords,
+            shows_passwords=needs.shows_passwords,
+        ),
+        *server_images.routes(db, needs.images),
+        *server_shelving.routes(db, needs.images, needs.shelving),
+        *server_rebuild.routes(db, servers.Servers(db, clock, needs.actions, most, down), needs.rebuilder),
+        *server_moves.routes(db, needs.moves),
+        *server_migrations.routes(db, needs.live_migrations),
+        *migrations.routes(db, most),
         *server_addresses.routes(db, ServerAddresses(needs.network_client, needs.interfaces)),
         *interfaces.routes(db, needs.interfaces),
         *diagnostics.routes(db, needs.guests),
@@ -112,22 +155,26 @@ def routes(needs: APIDependencies) -> list[Route]:
         *server_security_groups.routes(db, needs.security_groups, needs.network_client),
         *server_topology.routes(db),
         *volume_attachments.routes(db, most),
+        *server_shares.routes(db),
+        *volumes.routes(),
+        *assisted_volume_snapshots.routes(),
         *server_external_events.routes(db, needs.external_events),
-        *server_groups.routes(db, clock, random, quotas, most),
+        *server_groups.routes(db, clock, random, quotas, most, notifier),
         *instance_actions.routes(db, most),
-        *flavors.routes(db, clock, random, most),
-        *flavor_extra_specs.routes(db),
-        *flavor_access.routes(db, needs.project_exists),
-        *keypairs.routes(db, clock, quotas, most),
+        *instance_usage_audit_log.routes(db, clock, needs.usage_audit_period),
+        *flavors.routes(db, clock, random, most, notifier),
+        *flavor_extra_specs.routes(db, notifier),
+        *flavor_access.routes(db, needs.project_exists, notifier),
+        *keypairs.routes(db, clock, quotas, most, notifier),
         *limits.routes(db, quotas),
         *quota_sets.routes(db, quotas, needs.project_exists),
         *quota_class_sets.routes(db, quotas),
-        *services.routes(db, clock, needs.service_removal, down, needs.default_zone),
+        *services.routes(db, clock, needs.service_removal, down, needs.default_zone, notifier),
         *simple_tenant_usage.routes(db, clock, most),
         *hypervisors.routes(db, clock, needs.guests.host_uptime, down, most),
-        *hosts.routes(db, clock, needs.default_zone),
+        *hosts.routes(db, clock, needs.default_zone, notifier),
         *availability_zones.routes(db, clock, down, needs.default_zone),
-        *aggregates.routes(db, clock, random),
+        *aggregates.routes(db, clock, random, notifier, needs.image_caching),
         *images.routes(needs.image_client),
         *image_metadata.routes(db, needs.image_client, quotas),
         *networks.routes(needs.network_client),
@@ -135,6 +182,8 @@ def routes(needs: APIDependencies) -> list[Route]:
         *security_groups.routes(needs.network_client, most),
         *baremetal_nodes.routes(),
         *(fault_rules.routes(needs.guests) if needs.fault_injection else ()),
+        *api_document.routes(lambda: found),
         *removed.routes(),
     ]
-    return plugins.with_extensions(own, needs)
+    found = added.extend(own, needs)
+    return found

@@ -66,12 +66,24 @@ def _available(rows: list[ServiceRow]) -> bool:
     return any(not row.disabled for row in rows)
 
 
+_SERVICE = {"available": bool, "active": bool, "updated_at": str | None}
+
+
+def _answer(hosts: Any) -> Any:
+    return {"availabilityZoneInfo": [{"zoneName": str, "zoneState": {"available": bool}, "hosts": hosts}]}
+
+
 def routes(database: Database, clock: Clock, service_down_time: float, default_zone: str) -> list[Route]:
     """Declare the routes of availability zones."""
     handlers = AvailabilityZones(database, clock, service_down_time, default_zone)
     root, rule = "/os-availability-zone", "os_compute_api:os-availability-zone"
     read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
     return [
-        read(path=root, handler=handlers.index, policy=f"{rule}:list"),
-        read(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:detail"),
+        read(path=root, handler=handlers.index, policy=f"{rule}:list", answer=_answer(None)),
+        read(
+            path=f"{root}/detail",
+            handler=handlers.detail,
+            policy=f"{rule}:detail",
+            answer=_answer(({"*": {"*": _SERVICE}}, None)),
+        ),
     ]

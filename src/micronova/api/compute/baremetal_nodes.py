@@ -22,7 +22,7 @@ async def change(request: Request, id: str = "") -> None:
 def routes() -> list[Route]:
     """Declare the routes."""
     path, rule = "/os-baremetal-nodes", "os_compute_api:os-baremetal-nodes"
-    shown = partial(Route, method="GET", handler=read, query=NoQuery, versions=until(35))
+    shown = partial(Route, method="GET", handler=read, query=NoQuery, versions=until(35), errors=(501,))
     changed = partial(Route, handler=change, policy=AUTHENTICATED, versions=until(35))
     return [
         shown(path=path, policy=f"{rule}:list"),

@@ -1,6 +1,7 @@
 """Diagnostics: what a server's hypervisor measures; each hypervisor has its own form until 2.47, all one since 2.48."""
 
-from typing import Any
+from functools import partial
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -10,11 +11,29 @@ from micronova.api.inputs import STRICT
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.diagnostics import GuestDiagnostics
+from micronova.http.versions import since, until
+from micronova.objects.diagnostics import (
+    CpuDiagnostics,
+    DiskDiagnostics,
+    GuestDiagnostics,
+    MemoryDiagnostics,
+    NicDiagnostics,
+)
 from micronova.servers.guest_queries import GuestQueries
 
 STANDARD = 48  # the minor version from which on all hypervisors use the same fields
 KIB_PER_MIB = 1024
+
+_STANDARD = {
+    **get_type_hints(GuestDiagnostics),
+    "cpu_details": [get_type_hints(CpuDiagnostics)],
+    "nic_details": [get_type_hints(NicDiagnostics)],
+    "disk_details": [{name: kind for name, kind in get_type_hints(DiskDiagnostics).items() if name != "device"}],
+    "memory_details": get_type_hints(MemoryDiagnostics),
+    "config_drive": bool,
+    "num_nics": int,
+    "num_disks": int,
+}
 
 
 def standard(found: GuestDiagnostics, config_drive: bool) -> dict[str, Any]:
@@ -64,14 +83,18 @@ def routes(database: Database, guests: GuestQueries) -> list[Route]:
         found = await guests.diagnostics(request.context, row)
         return standard(found, bool(row["config_drive"])) if request.minor >= STANDARD else plain(found)
 
+    route = partial(
+        Route,
+        method="GET",
+        path="/servers/{id}/diagnostics",
+        handler=show,
+        policy="os_compute_api:os-server-diagnostics",
+        checks_policy=True,
+        query=inputs.NoQuery,
+        strict_query=STRICT,
+        errors=(501,),
+    )
     return [
-        Route(
-            method="GET",
-            path="/servers/{id}/diagnostics",
-            handler=show,
-            policy="os_compute_api:os-server-diagnostics",
-            checks_policy=True,
-            query=inputs.NoQuery,
-            strict_query=STRICT,
-        )
+        route(versions=until(STANDARD - 1), answer=dict[str, int]),
+        route(versions=since(STANDARD), answer=_STANDARD),
     ]

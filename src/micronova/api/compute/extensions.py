@@ -1,13 +1,20 @@
-"""Extensions: what old clients read to find out what a cloud can do. OpenStack adds no more to the list."""
+"""Extensions: what clients read to find out what a cloud can do.
+
+OpenStack adds no more to its list. The extensions that other packages add to this API follow it.
+"""
 
 import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from micronova.api.extension import Extension
 from micronova.api.inputs import STRICT, NoQuery
+from micronova.api.plugins import Extensions
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
+from micronova.policies.compute import RULES
 
 _ALIASES = {
     "NMN": "Multinic",
@@ -123,25 +130,39 @@ def _shown(alias: str, name: str) -> dict[str, Any]:
     }
 
 
+_SHAPE = {"alias": str, "name": str, "description": str, "links": [str], "namespace": str, "updated": str}
 EXTENSIONS = {alias: _shown(alias, name) for alias, name in _ALIASES.items()}
 
 
-async def index(request: Request) -> dict[str, Any]:
-    """List extensions."""
-    return {"extensions": list(EXTENSIONS.values())}
+def load_extensions() -> Extensions:
+    """Load the extensions of the compute API that other packages bring."""
+    return Extensions(RULES, EXTENSIONS)
 
 
-async def show(request: Request, id: str) -> dict[str, Any]:
-    """Show an extension."""
-    if id not in EXTENSIONS:
-        raise NotFound(f"Extension {id} could not be found.")
-    return {"extension": EXTENSIONS[id]}
+def routes(installed: Callable[[], Iterable[Extension]]) -> list[Route]:
+    """Declare the routes of extensions; `installed` returns those of other packages."""
 
+    def known() -> dict[str, dict[str, Any]]:
+        return EXTENSIONS | {each.alias: _installed(each) for each in installed()}
 
-def routes() -> list[Route]:
-    """Declare the routes of extensions."""
+    async def index(request: Request) -> dict[str, Any]:
+        """List extensions."""
+        return {"extensions": list(known().values())}
+
+    async def show(request: Request, id: str) -> dict[str, Any]:
+        """Show an extension."""
+        found = known().get(id)
+        if found is None:
+            raise NotFound(f"Extension {id} could not be found.")
+        return {"extension": found}
+
     read = partial(Route, method="GET", policy="os_compute_api:extensions", query=NoQuery, strict_query=STRICT)
     return [
-        read(path="/extensions", handler=index),
-        read(path="/extensions/{id}", handler=show),
+        read(path="/extensions", handler=index, answer={"extensions": [_SHAPE]}),
+        read(path="/extensions/{id}", handler=show, answer={"extension": _SHAPE}),
     ]
+
+
+def _installed(extension: Extension) -> dict[str, Any]:
+    described = {"name": extension.name, "description": extension.description, "updated": extension.updated}
+    return {**_shown(extension.alias, extension.name), **described}

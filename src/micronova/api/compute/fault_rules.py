@@ -31,7 +31,8 @@ def routes(guests: GuestQueries) -> list[Route]:
         return {"rules": await guests.fault_rules(request.context, host, request.body.rules)}
 
     path, policy = "/os-fault-rules/{host}", "micronova:fault-rules"
+    answer = {"rules": list[dict[str, Any]]}
     return [
-        Route(method="GET", path=path, handler=show, policy=policy),
-        Route(method="PUT", path=path, handler=replace, policy=policy, body=Body),
+        Route(method="GET", path=path, handler=show, policy=policy, answer=answer, errors=(501,)),
+        Route(method="PUT", path=path, handler=replace, policy=policy, body=Body, answer=answer, errors=(501,)),
     ]

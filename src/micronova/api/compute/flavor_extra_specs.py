@@ -7,11 +7,13 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from micronova.api.compute import extra_spec_rules
+from micronova.api.compute.flavors import announce_update
 from micronova.api.inputs import STRICT, Body, Key, NoQuery
 from micronova.db import flavors
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
+from micronova.notifications.notifier import Announcer
 from micronova.objects.errors import Invalid, NotFound
 
 Value = Annotated[str, Meta(max_length=255)] | int | float
@@ -25,6 +27,7 @@ class Create(Body):
 
 
 OneSpec = Annotated[Specs, Meta(min_length=1, max_length=1)]
+OneText = Annotated[dict[str, str], Meta(min_length=1, max_length=1)]
 
 
 def _checked(specs: Mapping[str, str | int | float], minor: int) -> dict[str, str]:
@@ -40,8 +43,9 @@ def _checked(specs: Mapping[str, str | int | float], minor: int) -> dict[str, st
 class FlavorExtraSpecs:
     """The handlers."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, notifier: Announcer) -> None:
         self._database = database
+        self._notifier = notifier
 
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List a flavor's extra specs."""
@@ -63,6 +67,7 @@ class FlavorExtraSpecs:
         """Add or change extra specs."""
         specs = _checked(request.body.extra_specs, request.minor)
         await self._database.write(flavors.set_extra_specs, id, specs)
+        await announce_update(self._notifier, self._database, request, id)
         return {"extra_specs": specs}
 
     async def update(self, request: Request, id: str, key: str) -> dict[str, Any]:
@@ -71,23 +76,28 @@ class FlavorExtraSpecs:
         if key not in specs:
             raise Invalid(f"Request body and URI mismatch: the body must have the key {key}.")
         await self._database.write(flavors.set_extra_specs, id, specs)
+        await announce_update(self._notifier, self._database, request, id)
         return specs
 
     async def delete(self, request: Request, id: str, key: str) -> None:
         """Delete one extra spec."""
         await self._database.write(flavors.remove_extra_spec, id, key)
+        await announce_update(self._notifier, self._database, request, id)
 
 
-def routes(database: Database) -> list[Route]:
+def routes(database: Database, notifier: Announcer) -> list[Route]:
     """Declare the routes of extra specs."""
-    handlers = FlavorExtraSpecs(database)
+    handlers = FlavorExtraSpecs(database, notifier)
     all_specs, one = "/flavors/{id}/os-extra_specs", "/flavors/{id}/os-extra_specs/{key}"
     rule = "os_compute_api:os-flavor-extra-specs"
+    specs = {"extra_specs": dict[str, str]}
     read = partial(Route, method="GET", query=NoQuery, strict_query=STRICT)
     return [
-        read(path=all_specs, handler=handlers.index, policy=f"{rule}:index"),
-        read(path=one, handler=handlers.show, policy=f"{rule}:show"),
-        Route(method="POST", path=all_specs, handler=handlers.create, policy=f"{rule}:create", body=Create),
-        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=OneSpec),
+        read(path=all_specs, handler=handlers.index, policy=f"{rule}:index", answer=specs),
+        read(path=one, handler=handlers.show, policy=f"{rule}:show", answer=OneText),
+        Route(
+            method="POST", path=all_specs, handler=handlers.create, policy=f"{rule}:create", body=Create, answer=specs
+        ),
+        Route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=OneSpec, answer=OneText),
         Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete"),
     ]

@@ -4,11 +4,12 @@ from functools import partial
 from random import Random
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.api import inputs
 from micronova.api.inputs import Body, Flag, Paged, Text, Whole
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.api.view import Field, View
 from micronova.db import flavors
 from micronova.db.engine import Database
@@ -16,8 +17,10 @@ from micronova.db.flavors import FlavorRow
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.http.versions import Range, since, until
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
-from micronova.objects.errors import Invalid
+from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.flavor import Flavor
 from micronova.objects.ids import new_uuid
 
@@ -29,26 +32,26 @@ def _links(row: FlavorRow, links: Links) -> list[dict[str, str]]:
 
 
 BRIEF = View(
-    Field("id", "flavorid"),
-    Field("name", "name"),
-    Field("description", "description", since(55)),
-    Field("links", _links),
+    Field("id", "flavorid", type=str),
+    Field("name", "name", type=str),
+    Field("description", "description", since(55), type=str | None),
+    Field("links", _links, type=LINKS),
 )
 FULL = View(
-    Field("id", "flavorid"),
-    Field("name", "name"),
-    Field("ram", "memory_mb"),
-    Field("disk", "root_gb"),
-    Field("swap", lambda row, _: row.swap or "", until(74)),
-    Field("swap", "swap", since(75)),
-    Field("OS-FLV-EXT-DATA:ephemeral", "ephemeral_gb"),
-    Field("OS-FLV-DISABLED:disabled", "disabled", until(101)),
-    Field("vcpus", "vcpus"),
-    Field("os-flavor-access:is_public", "is_public"),
-    Field("rxtx_factor", "rxtx_factor", until(101)),
-    Field("description", "description", since(55)),
-    Field("extra_specs", "extra_specs", since(61), when="specs"),
-    Field("links", _links),
+    Field("id", "flavorid", type=str),
+    Field("name", "name", type=str),
+    Field("ram", "memory_mb", type=int),
+    Field("disk", "root_gb", type=int),
+    Field("swap", lambda row, _: row.swap or "", until(74), type=int | str),
+    Field("swap", "swap", since(75), type=int),
+    Field("OS-FLV-EXT-DATA:ephemeral", "ephemeral_gb", type=int),
+    Field("OS-FLV-DISABLED:disabled", "disabled", until(101), type=bool),
+    Field("vcpus", "vcpus", type=int),
+    Field("os-flavor-access:is_public", "is_public", type=bool),
+    Field("rxtx_factor", "rxtx_factor", until(101), type=float),
+    Field("description", "description", since(55), type=str | None),
+    Field("extra_specs", "extra_specs", since(61), when="specs", type=dict[str, str]),
+    Field("links", _links, type=LINKS),
 )
 
 FlavorId = Annotated[str, Meta(pattern=r"^(?! )[a-zA-Z0-9. _\-]+(?<! )\Z", min_length=1, max_length=255)]
@@ -107,11 +110,12 @@ class ListQuery(Paged):
 class Flavors:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, random: Random, max_limit: int) -> None:
+    def __init__(self, database: Database, clock: Clock, random: Random, max_limit: int, notifier: Announcer) -> None:
         self._database = database
         self._clock = clock
         self._random = random
         self._max_limit = max_limit
+        self._notifier = notifier
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List flavors by name."""
@@ -171,16 +175,39 @@ class Flavors:
             description=_description(asked.description),
         )
         row = await self._database.write(flavors.insert, flavor, micros(self._clock.now()))
+        self._notifier.announce(request.context.for_bus(), partial(resources.flavor, "create", row, []))
         return self._shown(request, row)
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Change a flavor's description."""
         description = _description(request.body.flavor.description)
-        return self._shown(request, await self._database.write(flavors.set_description, id, description))
+        row, projects = await self._database.write(
+            lambda conn: (flavors.set_description(conn, id, description), flavors.access(conn, id))
+        )
+        self._notifier.announce(request.context.for_bus(), partial(resources.flavor, "update", row, projects))
+        return self._shown(request, row)
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a flavor; servers keep their copy of it."""
-        await self._database.write(flavors.delete, id)
+        row = await self._database.write(_deleted, id)
+        self._notifier.announce(request.context.for_bus(), partial(resources.flavor, "delete", row, None))
+
+
+def _deleted(conn: sa.Connection, id: str) -> FlavorRow:
+    row = flavors.row(conn, id)
+    flavors.delete(conn, id)
+    return row
+
+
+async def announce_update(notifier: Announcer, database: Database, request: Request, id: str) -> None:
+    """Tell that a flavor was changed."""
+    if not notifier.enabled:
+        return
+    try:
+        row, projects = await database.read(lambda conn: (flavors.row(conn, id), flavors.access(conn, id)))
+    except NotFound:  # it was deleted meanwhile
+        return
+    notifier.announce(request.context.for_bus(), partial(resources.flavor, "update", row, projects))
 
 
 def _flags(request: Request) -> frozenset[str]:
@@ -222,25 +249,26 @@ def _sort_key(query: ListQuery, minor: int) -> str:
     return query.sort_key
 
 
-def routes(database: Database, clock: Clock, random: Random, max_limit: int) -> list[Route]:
+def routes(database: Database, clock: Clock, random: Random, max_limit: int, notifier: Announcer) -> list[Route]:
     """Declare the routes of flavors."""
-    handlers = Flavors(database, clock, random, max_limit)
+    handlers = Flavors(database, clock, random, max_limit, notifier)
     manage = "os_compute_api:os-flavor-manage"
     strict = Range(75)
     listed = partial(Route, method="GET", policy=AUTHENTICATED, query=ListQuery, strict_query=strict)
     return [
-        listed(path="/flavors", handler=handlers.index),
-        listed(path="/flavors/detail", handler=handlers.detail),
+        listed(path="/flavors", handler=handlers.index, answer={"flavors": [BRIEF], "flavors_links?": LINKS}),
+        listed(path="/flavors/detail", handler=handlers.detail, answer={"flavors": [FULL], "flavors_links?": LINKS}),
         Route(
             method="GET", path="/flavors/{id}", handler=handlers.show, policy=AUTHENTICATED,
-            query=inputs.NoQuery, strict_query=inputs.STRICT,
+            query=inputs.NoQuery, strict_query=inputs.STRICT, answer={"flavor": FULL},
         ),
         Route(
-            method="POST", path="/flavors", handler=handlers.create, policy=f"{manage}:create", body=Create
+            method="POST", path="/flavors", handler=handlers.create, policy=f"{manage}:create", body=Create,
+            answer={"flavor": FULL},
         ),
         Route(
             method="PUT", path="/flavors/{id}", handler=handlers.update, policy=f"{manage}:update",
-            body=Update, versions=since(55),
+            body=Update, versions=since(55), answer={"flavor": FULL},
         ),
         Route(
             method="DELETE", path="/flavors/{id}", handler=handlers.delete, policy=f"{manage}:delete",

@@ -17,6 +17,8 @@ EXTERNAL = ("router:external", "True")
 DEFAULT_POOL = "nova"  # if there are several and the request names none
 _EXHAUSTED = ("IpAddressGenerationFailure", "ExternalIpAddressExhausted")
 
+_SHAPE = {"id": str, "ip": str, "fixed_ip": str | None, "instance_id": str | None, "pool": str}
+
 
 class Allocation(Body):
     """The pool of a new floating IP, by name or id. Nova ignores other fields; here they are refused."""
@@ -106,12 +108,24 @@ def routes(client: NetworkClient | None) -> list[Route]:
     handlers = FloatingIPs(client)
     path, rule = "/os-floating-ips", "os_compute_api:os-floating-ips"
     one = f"{path}/{{id}}"
-    route = partial(Route, versions=until(35))
+    route = partial(Route, versions=until(35), errors=(501,))
     shown = partial(route, method="GET", query=NoQuery)
     return [
-        shown(path="/os-floating-ip-pools", handler=handlers.pools, policy="os_compute_api:os-floating-ip-pools"),
-        shown(path=path, handler=handlers.index, policy=f"{rule}:list"),
-        shown(path=one, handler=handlers.show, policy=f"{rule}:show"),
-        route(method="POST", path=path, handler=handlers.create, policy=f"{rule}:create", body=Allocation | None),
+        shown(
+            path="/os-floating-ip-pools",
+            handler=handlers.pools,
+            policy="os_compute_api:os-floating-ip-pools",
+            answer={"floating_ip_pools": [{"name": str}]},
+        ),
+        shown(path=path, handler=handlers.index, policy=f"{rule}:list", answer={"floating_ips": [_SHAPE]}),
+        shown(path=one, handler=handlers.show, policy=f"{rule}:show", answer={"floating_ip": _SHAPE}),
+        route(
+            method="POST",
+            path=path,
+            handler=handlers.create,
+            policy=f"{rule}:create",
+            body=Allocation | None,
+            answer={"floating_ip": _SHAPE},
+        ),
         route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=202),
     ]

@@ -16,11 +16,15 @@ from micronova.db.tables import instances
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import until
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound, NotSupported
 from micronova.objects.service_names import COMPUTE
 
 Switch = Literal["enable", "disable", "Enable", "Disable", "ENABLE", "DISABLE"]
+
+_RESOURCE = {"host": str, "project": str, "cpu": int, "memory_mb": int, "disk_gb": int}
 
 
 class ListQuery(Query):
@@ -39,10 +43,11 @@ class Update(Body):
 class Hosts:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, default_zone: str) -> None:
+    def __init__(self, database: Database, clock: Clock, default_zone: str, notifier: Announcer) -> None:
         self._database = database
         self._clock = clock
         self._default_zone = default_zone
+        self._notifier = notifier
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List the enabled hosts with their services."""
@@ -77,16 +82,19 @@ class Hosts:
             disabled = asked.status.lower() == "disable"
             shown["status"] = "disabled" if disabled else "enabled"
         maintenance = not isinstance(asked.maintenance_mode, UnsetType)
-        await self._database.write(self._switch, id, disabled, maintenance)
+        row = await self._database.write(self._switch, id, disabled, maintenance)
+        if row is not None:
+            self._notifier.announce(request.context.for_bus(), partial(resources.service, "update", row))
         return shown
 
-    def _switch(self, conn: sa.Connection, host: str, disabled: bool | None, maintenance: bool) -> None:
+    def _switch(self, conn: sa.Connection, host: str, disabled: bool | None, maintenance: bool) -> ServiceRow | None:
         found = _find(conn, host)
         if maintenance:
             raise NotSupported("No driver of ours has a maintenance mode.")
-        if disabled is not None:
-            values: ServiceChanges = {"disabled": disabled, "disabled_reason": None}
-            services.update(conn, found.uuid, values, micros(self._clock.now()))
+        if disabled is None:
+            return None
+        values: ServiceChanges = {"disabled": disabled, "disabled_reason": None}
+        return services.update(conn, found.uuid, values, micros(self._clock.now()))
 
     async def power(self, request: Request, id: str) -> None:
         """Raise NotSupported: no driver of ours starts, stops or reboots hosts."""
@@ -133,16 +141,38 @@ def _share(project: str, flavors: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def routes(database: Database, clock: Clock, default_zone: str) -> list[Route]:
+def routes(database: Database, clock: Clock, default_zone: str, notifier: Announcer) -> list[Route]:
     """Declare the routes of hosts."""
-    handlers = Hosts(database, clock, default_zone)
+    handlers = Hosts(database, clock, default_zone, notifier)
     one, rule = "/os-hosts/{id}", "os_compute_api:os-hosts"
     old = partial(Route, versions=until(42))
-    power = partial(old, method="GET", handler=handlers.power, query=NoQuery)
+    power = partial(old, method="GET", handler=handlers.power, query=NoQuery, errors=(501,))
     return [
-        old(method="GET", path="/os-hosts", handler=handlers.index, policy=f"{rule}:list", query=ListQuery),
-        old(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery),
-        old(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update),
+        old(
+            method="GET",
+            path="/os-hosts",
+            handler=handlers.index,
+            policy=f"{rule}:list",
+            query=ListQuery,
+            answer={"hosts": [{"host_name": str, "service": str, "zone": str}]},
+        ),
+        old(
+            method="GET",
+            path=one,
+            handler=handlers.show,
+            policy=f"{rule}:show",
+            query=NoQuery,
+            answer={"host": [{"resource": _RESOURCE}]},
+        ),
+        old(
+            method="PUT",
+            path=one,
+            handler=handlers.update,
+            policy=f"{rule}:update",
+            body=Update,
+            errors=(501,),
+            answer={"host": str, "status?": Literal["enabled", "disabled"]},
+        ),
         power(path=f"{one}/startup", policy=f"{rule}:start"),
         power(path=f"{one}/shutdown", policy=f"{rule}:shutdown"),
         power(path=f"{one}/reboot", policy=f"{rule}:reboot"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from micronova.api import inputs
 from micronova.api.compute.services import status
 from micronova.api.inputs import HostName, NoQuery, Paged, Query
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.api.view import OMIT, Field, View
 from micronova.db import nodes, services
 from micronova.db.engine import Database
@@ -51,38 +51,65 @@ def _servers(row: NodeRow, host: Host, none: Any = OMIT) -> Any:
     return OMIT if host.servers is None else host.servers or none
 
 
+_SERVICE = {"host": str, "disabled_reason": str | None}
 _BRIEF = (
-    Field("id", "id", until(52)),
-    Field("id", "uuid", since(53)),
-    Field("hypervisor_hostname", "hypervisor_hostname"),
-    Field("state", lambda row, host: "up" if host.up else "down"),
-    Field("status", lambda row, host: status(host.service)),
-    Field("servers", _servers, until(74), optional=True),
+    Field("id", "id", until(52), type=int),
+    Field("id", "uuid", since(53), type=str),
+    Field("hypervisor_hostname", "hypervisor_hostname", type=str),
+    Field("state", lambda row, host: "up" if host.up else "down", type=Literal["up", "down"]),
+    Field("status", lambda row, host: status(host.service), type=Literal["enabled", "disabled"]),
+    Field("servers", _servers, until(74), optional=True, type=[{"uuid": str, "name": str}]),
     # Since 2.75 a requested list of servers is shown even if it is empty.
-    Field("servers", lambda row, host: _servers(row, host, []), since(75), optional=True),
+    Field(
+        "servers",
+        lambda row, host: _servers(row, host, []),
+        since(75),
+        optional=True,
+        type=[{"uuid": str, "name": str}],
+    ),
 )
 BRIEF = View(*_BRIEF)
+UPTIME = View(*_BRIEF, Field("uptime", lambda row, host: host.uptime, type=str))
 FULL = View(
     *_BRIEF,
-    Field("hypervisor_type", "hypervisor_type"),
-    Field("hypervisor_version", "hypervisor_version"),
-    Field("host_ip", "host_ip"),
-    Field("service", lambda row, host: _service(row, host, "id"), until(52)),
-    Field("service", lambda row, host: _service(row, host, "uuid"), since(53)),
-    Field("vcpus", "vcpus_total", OLD),
-    Field("memory_mb", "memory_mb_total", OLD),
-    Field("local_gb", "local_gb_total", OLD),
-    Field("vcpus_used", lambda row, _: _used(row, "vcpus"), OLD),
-    Field("memory_mb_used", lambda row, _: _used(row, "memory_mb"), OLD),
-    Field("local_gb_used", lambda row, _: _used(row, "local_gb"), OLD),
-    Field("free_ram_mb", lambda row, _: row.memory_mb_total - _used(row, "memory_mb"), OLD),
-    Field("free_disk_gb", lambda row, _: row.local_gb_total - _used(row, "local_gb"), OLD),
-    Field("current_workload", "current_workload", OLD),
-    Field("running_vms", "guests", OLD),
-    Field("disk_available_least", "disk_available_gb", OLD),
-    Field("cpu_info", lambda row, _: msgspec.json.encode(row.cpu_info).decode(), until(27)),
-    Field("cpu_info", "cpu_info", Range(28, 87)),
-    Field("uptime", lambda row, host: host.uptime, since(88)),
+    Field("hypervisor_type", "hypervisor_type", type=str),
+    Field("hypervisor_version", "hypervisor_version", type=int),
+    Field("host_ip", "host_ip", type=str | None),
+    Field("service", lambda row, host: _service(row, host, "id"), until(52), type={**_SERVICE, "id": int}),
+    Field("service", lambda row, host: _service(row, host, "uuid"), since(53), type={**_SERVICE, "id": str}),
+    Field("vcpus", "vcpus_total", OLD, type=int),
+    Field("memory_mb", "memory_mb_total", OLD, type=int),
+    Field("local_gb", "local_gb_total", OLD, type=int),
+    Field("vcpus_used", lambda row, _: _used(row, "vcpus"), OLD, type=int),
+    Field("memory_mb_used", lambda row, _: _used(row, "memory_mb"), OLD, type=int),
+    Field("local_gb_used", lambda row, _: _used(row, "local_gb"), OLD, type=int),
+    Field("free_ram_mb", lambda row, _: row.memory_mb_total - _used(row, "memory_mb"), OLD, type=int),
+    Field("free_disk_gb", lambda row, _: row.local_gb_total - _used(row, "local_gb"), OLD, type=int),
+    Field("current_workload", "current_workload", OLD, type=int),
+    Field("running_vms", "guests", OLD, type=int),
+    Field("disk_available_least", "disk_available_gb", OLD, type=int | None),
+    Field("cpu_info", lambda row, _: msgspec.json.encode(row.cpu_info).decode(), until(27), type=str),
+    Field("cpu_info", "cpu_info", Range(28, 87), type=dict[str, Any]),
+    Field("uptime", lambda row, host: host.uptime, since(88), type=str | None),
+)
+
+
+_STATISTICS = dict.fromkeys(
+    (
+        "count",
+        "current_workload",
+        "disk_available_least",
+        "free_disk_gb",
+        "free_ram_mb",
+        "local_gb",
+        "local_gb_used",
+        "memory_mb",
+        "memory_mb_used",
+        "running_vms",
+        "vcpus",
+        "vcpus_used",
+    ),
+    int,
 )
 
 
@@ -234,7 +261,8 @@ class Hypervisors:
         uptime = await self._uptime_of(request.context, row.host)
         if uptime is None:
             raise NotSupported("The hypervisor does not tell its uptime.")
-        return {"hypervisor": {**BRIEF.at(request.minor)(row, host), "uptime": uptime}}
+        host = msgspec.structs.replace(host, uptime=uptime)
+        return {"hypervisor": UPTIME.at(request.minor)(row, host)}
 
     async def search(self, request: Request, id: str) -> dict[str, Any]:
         """List nodes whose names contain a text (until 2.52)."""
@@ -295,9 +323,25 @@ def routes(
     listed = partial(Route, method="GET", query=ListQuery, strict_query=since(53))
     old = partial(Route, method="GET", query=NoQuery)
     return [
-        listed(path=root, handler=handlers.index, policy=f"{rule}:list"),
-        listed(path=f"{root}/detail", handler=handlers.detail, policy=f"{rule}:list-detail"),
-        old(path=f"{root}/statistics", handler=handlers.statistics, policy=f"{rule}:statistics", versions=OLD),
+        listed(
+            path=root,
+            handler=handlers.index,
+            policy=f"{rule}:list",
+            answer={"hypervisors": [BRIEF], "hypervisors_links?": LINKS},
+        ),
+        listed(
+            path=f"{root}/detail",
+            handler=handlers.detail,
+            policy=f"{rule}:list-detail",
+            answer={"hypervisors": [FULL], "hypervisors_links?": LINKS},
+        ),
+        old(
+            path=f"{root}/statistics",
+            handler=handlers.statistics,
+            policy=f"{rule}:statistics",
+            versions=OLD,
+            answer={"hypervisor_statistics": _STATISTICS},
+        ),
         Route(
             method="GET",
             path=one,
@@ -305,8 +349,28 @@ def routes(
             policy=f"{rule}:show",
             query=ShowQuery,
             strict_query=since(53),
+            answer={"hypervisor": FULL},
         ),
-        old(path=f"{one}/uptime", handler=handlers.uptime, policy=f"{rule}:uptime", versions=OLD),
-        old(path=f"{one}/search", handler=handlers.search, policy=f"{rule}:search", versions=until(52)),
-        old(path=f"{one}/servers", handler=handlers.servers, policy=f"{rule}:servers", versions=until(52)),
+        old(
+            path=f"{one}/uptime",
+            handler=handlers.uptime,
+            policy=f"{rule}:uptime",
+            versions=OLD,
+            answer={"hypervisor": UPTIME},
+            errors=(501,),
+        ),
+        old(
+            path=f"{one}/search",
+            handler=handlers.search,
+            policy=f"{rule}:search",
+            versions=until(52),
+            answer={"hypervisors": [BRIEF]},
+        ),
+        old(
+            path=f"{one}/servers",
+            handler=handlers.servers,
+            policy=f"{rule}:servers",
+            versions=until(52),
+            answer={"hypervisors": [BRIEF]},
+        ),
     ]

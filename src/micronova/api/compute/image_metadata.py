@@ -95,14 +95,15 @@ class ImageMetadata:
 def routes(database: Database, client: ImageClient | None, quota_defaults: Mapping[str, int]) -> list[Route]:
     """Declare the routes of metadata; the image service decides who may do what."""
     handlers = ImageMetadata(database, client, quota_defaults)
-    route = partial(Route, policy=AUTHENTICATED, versions=until(38))
+    route = partial(Route, policy=AUTHENTICATED, versions=until(38), errors=(501,))
+    items, item = {"metadata": dict[str, str]}, {"meta": dict[str, str]}
     root = "/images/{id}/metadata"
     one = f"{root}/{{key}}"
     return [
-        route(method="GET", path=root, handler=handlers.index, query=NoQuery),
-        route(method="POST", path=root, handler=handlers.create, body=MetadataBody),
-        route(method="PUT", path=root, handler=handlers.update_all, body=MetadataBody),
-        route(method="GET", path=one, handler=handlers.show, query=NoQuery),
-        route(method="PUT", path=one, handler=handlers.update, body=MetaBody),
+        route(method="GET", path=root, handler=handlers.index, query=NoQuery, answer=items),
+        route(method="POST", path=root, handler=handlers.create, body=MetadataBody, answer=items),
+        route(method="PUT", path=root, handler=handlers.update_all, body=MetadataBody, answer=items),
+        route(method="GET", path=one, handler=handlers.show, query=NoQuery, answer=item),
+        route(method="PUT", path=one, handler=handlers.update, body=MetaBody, answer=item),
         route(method="DELETE", path=one, handler=handlers.delete, status=204),
     ]

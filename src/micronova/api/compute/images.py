@@ -1,18 +1,20 @@
 """Images (until 2.35), as the image service shows them to the user."""
 
+import contextlib
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api.inputs import NoQuery, Query
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.api.view import OMIT, Field, View
-from micronova.clients.image.client import ImageClient, properties_of
+from micronova.clients.image.client import PAGE, ImageClient, properties_of
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.http.versions import until
 from micronova.objects.errors import Invalid, NotFound, NotSupported
+from micronova.objects.guest_properties import disk_config_of
 
 _STATUS = {
     "active": "ACTIVE",
@@ -33,7 +35,8 @@ _FILTERS = {
     "minRam": "min_ram",
     "minDisk": "min_disk",
 }
-_TRUE = ("true", "1", "t", "yes", "y", "on")
+MOST_IMAGES = 1000  # of one answer; a link leads to the others
+MOST_BYTES = 4 << 20  # of the properties in one answer
 _Page = Annotated[int, Meta(ge=1)]
 
 
@@ -66,27 +69,27 @@ def _server(image: dict[str, Any], links: ImageLinks) -> Any:
 
 def _disk_config(image: dict[str, Any], _: ImageLinks) -> Any:
     value = image.get("auto_disk_config")
-    return OMIT if value is None else "AUTO" if str(value).strip().lower() in _TRUE else "MANUAL"
+    return OMIT if value is None else disk_config_of(value)
 
 
 _BRIEF = (
-    Field("id", "id"),
-    Field("name", lambda image, _: image.get("name")),
-    Field("links", lambda image, links: links.of_image(image["id"])),
+    Field("id", "id", type=str),
+    Field("name", lambda image, _: image.get("name"), type=str | None),
+    Field("links", lambda image, links: links.of_image(image["id"]), type=LINKS),
 )
 BRIEF = View(*_BRIEF, keyed=True)
 FULL = View(
     *_BRIEF,
-    Field("minRam", lambda image, _: image.get("min_ram") or 0),
-    Field("minDisk", lambda image, _: image.get("min_disk") or 0),
-    Field("metadata", lambda image, _: properties_of(image)),
-    Field("created", "created_at"),
-    Field("updated", "updated_at"),
-    Field("status", lambda image, _: _STATUS.get(image["status"], "UNKNOWN")),
-    Field("progress", lambda image, _: _PROGRESS.get(image["status"], 0)),
-    Field("OS-EXT-IMG-SIZE:size", lambda image, _: image.get("size") or 0),
-    Field("server", _server, optional=True),
-    Field("OS-DCF:diskConfig", _disk_config, optional=True),
+    Field("minRam", lambda image, _: image.get("min_ram") or 0, type=int),
+    Field("minDisk", lambda image, _: image.get("min_disk") or 0, type=int),
+    Field("metadata", lambda image, _: properties_of(image), type=dict[str, str]),
+    Field("created", "created_at", type=str),
+    Field("updated", "updated_at", type=str),
+    Field("status", lambda image, _: _STATUS.get(image["status"], "UNKNOWN"), type=str),
+    Field("progress", lambda image, _: _PROGRESS.get(image["status"], 0), type=int),
+    Field("OS-EXT-IMG-SIZE:size", lambda image, _: image.get("size") or 0, type=int),
+    Field("server", _server, optional=True, type={"id": str, "links": LINKS}),
+    Field("OS-DCF:diskConfig", _disk_config, optional=True, type=Literal["AUTO", "MANUAL"]),
     keyed=True,
 )
 
@@ -107,6 +110,11 @@ def _filters(request: Request) -> dict[str, str]:
     return found
 
 
+def _bytes(shown: dict[str, Any]) -> int:
+    """Return about how many bytes of an image's metadata are shown."""
+    return sum(len(name) + len(str(value)) for name, value in shown.get("metadata", {}).items())
+
+
 class Images:
     """The handlers."""
 
@@ -125,15 +133,23 @@ class Images:
         client, query = image_service(self._client), request.query
         limit = None if isinstance(query.limit, UnsetType) else query.limit
         marker = None if isinstance(query.marker, UnsetType) else query.marker
-        try:
-            found = await client.documents(request.context.token, limit=limit, marker=marker, filters=_filters(request))
-        except NotFound as error:  # the marker
-            raise Invalid(error.message) from None
         links, shape = ImageLinks(request, client), view.at(request.minor)
-        body: dict[str, Any] = {"images": [shape(image, links) for image in found]}
-        if found and len(found) == limit:
-            body["images_links"] = links.next(request, path, found[-1]["id"])
-        return body
+        most = min(limit or MOST_IMAGES, MOST_IMAGES)
+        shown: list[dict[str, Any]] = []
+        left = MOST_BYTES
+        pages = client.pages(request.context.token, page=min(most, PAGE), marker=marker, filters=_filters(request))
+        async with contextlib.aclosing(pages):
+            try:
+                async for page in pages:
+                    for image in page:
+                        shown.append(shape(image, links))
+                        left -= _bytes(shown[-1])
+                        if len(shown) == most or left <= 0:
+                            more = links.next(request, path, image["id"])
+                            return {"images": shown, "images_links": more}
+            except NotFound as error:  # the marker
+                raise Invalid(error.message) from None
+        return {"images": shown}
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show an image."""
@@ -156,10 +172,22 @@ def image_service(client: ImageClient | None) -> ImageClient:
 def routes(client: ImageClient | None) -> list[Route]:
     """Declare the routes of images; the image service decides who may do what."""
     handlers = Images(client)
-    route = partial(Route, policy=AUTHENTICATED, versions=until(35))
+    route = partial(Route, policy=AUTHENTICATED, versions=until(35), errors=(501,))
     return [
-        route(method="GET", path="/images", handler=handlers.index, query=ListQuery),
-        route(method="GET", path="/images/detail", handler=handlers.detail, query=ListQuery),
-        route(method="GET", path="/images/{id}", handler=handlers.show, query=NoQuery),
+        route(
+            method="GET",
+            path="/images",
+            handler=handlers.index,
+            query=ListQuery,
+            answer={"images": [BRIEF], "images_links?": LINKS},
+        ),
+        route(
+            method="GET",
+            path="/images/detail",
+            handler=handlers.detail,
+            query=ListQuery,
+            answer={"images": [FULL], "images_links?": LINKS},
+        ),
+        route(method="GET", path="/images/{id}", handler=handlers.show, query=NoQuery, answer={"image": FULL}),
         route(method="DELETE", path="/images/{id}", handler=handlers.delete, status=204),
     ]

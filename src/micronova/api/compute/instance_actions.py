@@ -7,8 +7,8 @@ from msgspec import UNSET, UnsetType, field
 from micronova.api import inputs
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import STRICT, NoQuery, Paged
-from micronova.api.links import Links, host_id
-from micronova.api.view import Field, View
+from micronova.api.links import LINKS, Links, host_id
+from micronova.api.view import OMIT, Field, View
 from micronova.db import instance_actions as actions
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
@@ -20,25 +20,28 @@ from micronova.objects.errors import Invalid, NotFound
 RULE = "os_compute_api:os-instance-actions"
 
 ACTION = View(
-    Field("action", "action"),
-    Field("instance_uuid", "instance_uuid"),
-    Field("request_id", "request_id"),
-    Field("user_id", "user_id"),
-    Field("project_id", "project_id"),
-    Field("start_time", lambda row, _: iso_micros(row.start_time)),
-    Field("message", "message"),
-    Field("updated_at", lambda row, _: iso_micros(row.updated_at), since(58)),
+    Field("action", "action", type=str),
+    Field("instance_uuid", "instance_uuid", type=str),
+    Field("request_id", "request_id", type=str),
+    Field("user_id", "user_id", type=str | None),
+    Field("project_id", "project_id", type=str | None),
+    Field("start_time", lambda row, _: iso_micros(row.start_time), type=str),
+    Field("message", "message", type=str | None),
+    Field("updated_at", lambda row, _: iso_micros(row.updated_at), since(58), type=str | None),
 )
 EVENT = View(
-    Field("event", "event"),
-    Field("start_time", lambda row, _: iso_micros(row.start_time)),
-    Field("finish_time", lambda row, _: iso_micros(row.finish_time)),
-    Field("result", "result"),
-    Field("traceback", "traceback", when="insight"),
-    Field("hostId", lambda row, project: host_id(project, row.host), since(62)),
-    Field("host", "host", since(62), when="insight"),
-    Field("details", "details", since(84), when="details"),
+    Field("event", "event", type=str),
+    Field("start_time", lambda row, _: iso_micros(row.start_time), type=str),
+    Field("finish_time", lambda row, _: iso_micros(row.finish_time), type=str | None),
+    Field("result", "result", type=str | None),
+    Field("traceback", "traceback", when="insight", type=str | None),
+    Field("hostId", lambda row, project: host_id(project, row.host), since(62), type=str),
+    Field("host", "host", since(62), when="insight", type=str | None),
+    Field("details", "details", since(84), when="details", type=str | None),
 )
+
+# An action with its events, which only some callers see before 2.51.
+DETAILED = View(*ACTION.fields, Field("events", lambda row, events: events, optional=True, type=[EVENT]))
 
 
 class ListQuery(Paged):
@@ -69,7 +72,7 @@ class InstanceActions:
         paged = request.minor >= 58
         limit, marker = query.page(self._max_limit) if paged else (None, None)
         first = _moment(query.changes_since, "changes-since")
-        last = _moment(query.changes_before, "changes-before")
+        last = _last_moment(query.changes_before, "changes-before")
         if first is not None and last is not None and last < first:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
         await authorized_server(self._database, request, id, deleted=request.minor >= 21)
@@ -93,7 +96,7 @@ class InstanceActions:
         )
         if row is None:
             raise NotFound(f"Action {request_id} not found")
-        shown = ACTION.at(request.minor)(row)
+        shown: Any = OMIT
         owner: str = server["project_id"]
         target = {"project_id": owner}
         insight = request.allows(f"{RULE}:events", target)
@@ -102,12 +105,16 @@ class InstanceActions:
             if request.allows(f"{RULE}:events:details", target):
                 flags.add("details")
             shape = EVENT.at(request.minor, frozenset(flags))
-            shown["events"] = [shape(event, row.project_id or owner) for event in events]
-        return {"instanceAction": shown}
+            shown = [shape(event, row.project_id or owner) for event in events]
+        return {"instanceAction": DETAILED.at(request.minor)(row, shown)}
 
 
 def _moment(value: str | UnsetType, name: str) -> int | None:
     return None if isinstance(value, UnsetType) else inputs.moment(value, name)
+
+
+def _last_moment(value: str | UnsetType, name: str) -> int | None:
+    return None if isinstance(value, UnsetType) else inputs.last_moment(value, name)
 
 
 def routes(database: Database, max_limit: int) -> list[Route]:
@@ -117,10 +124,10 @@ def routes(database: Database, max_limit: int) -> list[Route]:
     return [
         Route(
             method="GET", path=root, handler=handlers.index, policy=f"{RULE}:list", query=ListQuery,
-            strict_query=since(58), checks_policy=True,
+            strict_query=since(58), checks_policy=True, answer={"instanceActions": [ACTION], "links?": LINKS},
         ),
         Route(
             method="GET", path=f"{root}/{{request_id}}", handler=handlers.show, policy=f"{RULE}:show",
-            query=NoQuery, strict_query=STRICT, checks_policy=True,
+            query=NoQuery, strict_query=STRICT, checks_policy=True, answer={"instanceAction": DETAILED},
         ),
     ]  # fmt: skip

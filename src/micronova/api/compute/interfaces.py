@@ -45,15 +45,16 @@ class AttachBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 _SHOWN = View(
-    Field("net_id", "network_id"),
-    Field("port_id", "port_id"),
-    Field("mac_addr", "mac_address"),
-    Field("port_state", "status"),
+    Field("net_id", "network_id", type=str),
+    Field("port_id", "port_id", type=str),
+    Field("mac_addr", "mac_address", type=str),
+    Field("port_state", "status", type=str | None),
     Field(
         "fixed_ips",
         lambda vif, _: [{"subnet_id": fixed.subnet_id, "ip_address": fixed.address} for fixed in vif.fixed_ips],
+        type=[{"subnet_id": str | None, "ip_address": str}],
     ),
-    Field("tag", "tag", since(70)),
+    Field("tag", "tag", since(70), type=str | None),
 )
 
 
@@ -122,6 +123,7 @@ def routes(database: Database, interfaces: Interfaces) -> list[Route]:
             handler=handlers.index,
             policy=f"{rule}:list",
             checks_policy=True,
+            answer={"interfaceAttachments": [_SHOWN]},
             query=inputs.NoQuery,
             strict_query=STRICT,
         ),
@@ -131,6 +133,7 @@ def routes(database: Database, interfaces: Interfaces) -> list[Route]:
             handler=handlers.show,
             policy=f"{rule}:show",
             checks_policy=True,
+            answer={"interfaceAttachment": _SHOWN},
             query=inputs.NoQuery,
             strict_query=STRICT,
         ),
@@ -140,7 +143,9 @@ def routes(database: Database, interfaces: Interfaces) -> list[Route]:
             handler=handlers.create,
             policy=f"{rule}:create",
             checks_policy=True,
+            answer={"interfaceAttachment": _SHOWN},
             body=AttachBody,
+            errors=(500, 501),  # 500: the host could not attach it, as in Nova
         ),
         Route(
             method="DELETE",

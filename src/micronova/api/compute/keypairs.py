@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 from micronova.api import inputs
 from micronova.api.compute import keypair_crypto
 from micronova.api.inputs import Body, Owner, Paged, Query, Text
-from micronova.api.links import Links
-from micronova.api.view import Field, View
+from micronova.api.links import LINKS, Links
+from micronova.api.view import OMIT, Field, View
 from micronova.db import keypairs, quotas
 from micronova.db.engine import Database
 from micronova.db.keypairs import KeyPairRow
@@ -22,26 +22,32 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid
 
 _BRIEF = (
-    Field("name", "name"),
-    Field("public_key", "public_key"),
-    Field("fingerprint", "fingerprint"),
-    Field("type", "type", since(2)),
+    Field("name", "name", type=str),
+    Field("public_key", "public_key", type=str),
+    Field("fingerprint", "fingerprint", type=str),
+    Field("type", "type", since(2), type=Literal["ssh", "x509"]),
 )
 BRIEF = View(*_BRIEF)
-CREATED = View(*_BRIEF, Field("user_id", "user_id"))
+CREATED = View(
+    *_BRIEF,
+    Field("user_id", "user_id", type=str),
+    Field("private_key", lambda row, private: OMIT if private is None else private, optional=True, type=str),
+)
 FULL = View(
     *_BRIEF,
-    Field("user_id", "user_id"),
-    Field("id", "id"),
-    Field("created_at", lambda row, _: iso_micros(row.created_at)),
-    Field("updated_at", lambda row, _: None),
+    Field("user_id", "user_id", type=str),
+    Field("id", "id", type=int),
+    Field("created_at", lambda row, _: iso_micros(row.created_at), type=str),
+    Field("updated_at", lambda row, _: None, type=None),
     # Old fields that clients still read; a deleted key pair is not shown.
-    Field("deleted", lambda row, _: False),
-    Field("deleted_at", lambda row, _: None),
+    Field("deleted", lambda row, _: False, type=bool),
+    Field("deleted_at", lambda row, _: None, type=None),
 )
 
 
@@ -92,11 +98,19 @@ def _named(value: str, request: Request) -> str:
 class KeyPairs:
     """The handlers."""
 
-    def __init__(self, database: Database, clock: Clock, defaults: Mapping[str, int], max_limit: int) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        defaults: Mapping[str, int],
+        max_limit: int,
+        notifier: Announcer,
+    ) -> None:
         self._database = database
         self._clock = clock
         self._defaults = defaults
         self._max_limit = max_limit
+        self._notifier = notifier
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="keypairs")  # starts no thread until it is used
 
     @staticmethod
@@ -131,20 +145,21 @@ class KeyPairs:
         name = _named(asked.name, request)
         kind = "ssh" if isinstance(asked.type, UnsetType) else asked.type
         private = None
+        context, action = request.context.for_bus(), "create"
         if not isinstance(asked.public_key, UnsetType):
-            public = asked.public_key
+            action, public = "import", asked.public_key
         elif request.minor >= 92:
             raise Invalid("Invalid input for field/attribute keypair: 'public_key' is a required property.")
         else:
             make = partial(keypair_crypto.generate, kind, user, self._clock.now())
             private, public = await asyncio.get_running_loop().run_in_executor(self._pool, make)
+        start = partial(resources.keypair, action, "start", context, user_id=user, name=name, kind=kind)
+        self._notifier.announce(context, partial(start, public_key=None if action == "create" else public))
         digest = keypair_crypto.fingerprint(kind, public)
         project = request.context.project_id
         row = await self._database.write(self._insert, project, user, name, kind, public, digest)
-        shown = CREATED.at(request.minor)(row)
-        if private is not None:
-            shown["private_key"] = private
-        return {"keypair": shown}
+        self._notifier.announce(context, partial(resources.keypair_of, action, "end", context, row))
+        return {"keypair": CREATED.at(request.minor)(row, private)}
 
     def _insert(
         self, conn: sa.Connection, project: str, user: str, name: str, kind: str, key: str, digest: str
@@ -156,18 +171,30 @@ class KeyPairs:
     async def delete(self, request: Request, id: str) -> None:
         """Delete a key pair."""
         user = self._user(request, request.query.user_id)
+        context = request.context.for_bus()
+        row = await self._database.read(keypairs.get, user, id)
+        self._notifier.announce(context, partial(resources.keypair_of, "delete", "start", context, row))
         await self._database.write(keypairs.delete, user, id)
+        self._notifier.announce(context, partial(resources.keypair_of, "delete", "end", context, row))
 
 
-def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int) -> list[Route]:
+def routes(
+    database: Database, clock: Clock, quota_defaults: Mapping[str, int], max_limit: int, notifier: Announcer
+) -> list[Route]:
     """Declare the routes of key pairs."""
-    handlers = KeyPairs(database, clock, quota_defaults, max_limit)
+    handlers = KeyPairs(database, clock, quota_defaults, max_limit, notifier)
     rule = "os_compute_api:os-keypairs"
     strict = Range(75)
     own = partial(Route, checks_policy=True)  # the rule depends on the owner of the key pair
     one = partial(own, path="/os-keypairs/{id}", query=UserQuery, strict_query=strict)
     create = partial(
-        own, method="POST", path="/os-keypairs", handler=handlers.create, policy=f"{rule}:create", body=Create
+        own,
+        method="POST",
+        path="/os-keypairs",
+        handler=handlers.create,
+        policy=f"{rule}:create",
+        body=Create,
+        answer={"keypair": CREATED},
     )
     delete = partial(one, method="DELETE", handler=handlers.delete, policy=f"{rule}:delete")
     return [
@@ -178,8 +205,9 @@ def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int], 
             policy=f"{rule}:index",
             query=ListQuery,
             strict_query=strict,
+            answer={"keypairs": [{"keypair": BRIEF}], "keypairs_links?": LINKS},
         ),
-        one(method="GET", handler=handlers.show, policy=f"{rule}:show"),
+        one(method="GET", handler=handlers.show, policy=f"{rule}:show", answer={"keypair": FULL}),
         create(status=200, versions=until(1)),
         create(status=201, versions=since(2)),
         delete(status=202, versions=until(1)),

@@ -18,11 +18,11 @@ _ALWAYS = Range()
 
 
 def _limit(name: str, resource: str, versions: Range = _ALWAYS) -> Field:
-    return Field(name, lambda limits, used: limits.get(resource, -1), versions)
+    return Field(name, lambda limits, used: limits.get(resource, -1), versions, type=int)
 
 
 def _used(name: str, resource: str, versions: Range = _ALWAYS) -> Field:
-    return Field(name, lambda limits, used: used.get(resource, 0), versions)
+    return Field(name, lambda limits, used: used.get(resource, 0), versions, type=int)
 
 
 VIEW = View(
@@ -81,6 +81,6 @@ def routes(database: Database, quota_defaults: Mapping[str, int]) -> list[Route]
     return [
         Route(
             method="GET", path="/limits", handler=handlers.index, policy="os_compute_api:limits",
-            query=LimitsQuery, strict_query=Range(75),
+            query=LimitsQuery, strict_query=Range(75), answer={"limits": {"rate": list[str], "absolute": VIEW}},
         )
     ]  # fmt: skip

@@ -19,6 +19,14 @@ _FOR_ADMINS = (
     "priority", "rxtx_base", "mtu", "dhcp_server", "enable_dhcp", "share_address",
 )  # fmt: skip
 
+_NETWORK = {
+    "id": str,
+    "label": str,
+    **dict.fromkeys(_FIELDS, None),
+    **dict.fromkeys((f"{name}?" for name in _FOR_ADMINS), None),
+}
+_TENANT_NETWORK = {"id": str, "label": str, "cidr": str}
+
 
 def network_service(client: NetworkClient | None, request: Request) -> AsUser:
     """Return the network service as the caller has it; raise NotSupported if there is none."""
@@ -40,10 +48,10 @@ def _tenant_network(_: Request, network: dict[str, Any]) -> dict[str, Any]:
 def routes(client: NetworkClient | None) -> list[Route]:
     """Declare the routes of both forms of networks."""
     found = []
-    route = partial(Route, method="GET", query=NoQuery, versions=until(35))
-    for path, rule, shown in (
-        ("/os-networks", "os_compute_api:os-networks", _network),
-        ("/os-tenant-networks", "os_compute_api:os-tenant-networks", _tenant_network),
+    route = partial(Route, method="GET", query=NoQuery, versions=until(35), errors=(501,))
+    for path, rule, shown, shape in (
+        ("/os-networks", "os_compute_api:os-networks", _network, _NETWORK),
+        ("/os-tenant-networks", "os_compute_api:os-tenant-networks", _tenant_network, _TENANT_NETWORK),
     ):
 
         async def index(request: Request, shown: Any = shown) -> dict[str, Any]:
@@ -56,7 +64,7 @@ def routes(client: NetworkClient | None) -> list[Route]:
             return {"network": shown(request, await network_service(client, request).show("networks", id))}
 
         found += [
-            route(path=path, handler=index, policy=f"{rule}:list"),
-            route(path=f"{path}/{{id}}", handler=show, policy=f"{rule}:show"),
+            route(path=path, handler=index, policy=f"{rule}:list", answer={"networks": [shape]}),
+            route(path=f"{path}/{{id}}", handler=show, policy=f"{rule}:show", answer={"network": shape}),
         ]
     return found

@@ -25,6 +25,7 @@ def dispatch(api: App, version_documents: App, routes: Sequence[Route]) -> App:
             await version_documents(scope, receive, send)
             return
         inner = dict(scope)
+        inner["micronova.path"] = scope["path"]  # as the client wrote it, which access rules are about
         if version == "v2":
             inner["micronova.is_v2"] = True
         first, _, more = rest.partition("/")

@@ -3,11 +3,14 @@
 The network's resources are relics of the time when Nova had networks of its own: nothing limits them here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
 from micronova.api.inputs import Body, Whole, whole
+from micronova.api.view import Field, Getter, View
+from micronova.http.versions import Range, until
 
 NETWORK = ("fixed_ips", "floating_ips", "security_group_rules", "security_groups")
 FILES = ("injected_file_content_bytes", "injected_file_path_bytes", "injected_files")
@@ -15,14 +18,27 @@ GROUPS = ("server_groups", "server_group_members")
 ALWAYS = ("instances", "cores", "ram", "metadata_items", "key_pairs", *GROUPS)
 
 
-def shown(minor: int, network_until: int) -> list[str]:
-    """Return the resources that exist at a microversion; `network_until` is the last with the network's."""
-    names = list(ALWAYS)
-    if minor <= network_until:
-        names += NETWORK
-    if minor <= 56:
-        names += FILES
-    return names
+_EVER = Range()
+
+
+def _limit(name: str) -> Getter:
+    return lambda limits, _: limits.get(name, -1)
+
+
+def view(
+    network_until: int, *more: Field, get: Callable[[str], Getter] = _limit, kind: Any = int, groups: Range = _EVER
+) -> View:
+    """Return the view of limits; `network_until` is the last microversion with the network's resources.
+
+    `get` makes the getter of a resource, `kind` is the type of what it returns.
+    """
+
+    def of(names: Iterable[str], versions: Range) -> list[Field]:
+        return [Field(name, get(name), versions, type=kind) for name in names]
+
+    always = [name for name in ALWAYS if name not in GROUPS]
+    fields = [*of(always, _EVER), *of(GROUPS, groups), *of(NETWORK, until(network_until)), *of(FILES, until(56))]
+    return View(*more, *fields)
 
 
 class Amounts(Body):
@@ -47,8 +63,3 @@ class Amounts(Body):
         """Return the limits that the request sets; -1 is unlimited."""
         values = ((name, getattr(self, name)) for name in (*ALWAYS, *NETWORK, *FILES))
         return {name: whole(value, name, -1) for name, value in values if value is not UNSET}
-
-
-def pick(names: list[str], limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the limits of these resources."""
-    return {name: limits.get(name, -1) for name in names}

@@ -4,11 +4,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
-from micronova.api.compute.quota_resources import FILES, NETWORK, Amounts, pick, shown
+from micronova.api.compute.quota_resources import FILES, NETWORK, Amounts, view
 from micronova.api.inputs import Body, Flag, NoQuery, Owner, Query, flag
+from micronova.api.view import Field, Getter
 from micronova.db import quotas
 from micronova.db.engine import Database
 from micronova.http.request import Request
@@ -17,6 +19,23 @@ from micronova.http.versions import Range, until
 from micronova.objects.errors import Invalid
 
 NETWORK_UNTIL = 35
+
+
+def _with_usage(name: str) -> Getter:
+    return lambda limits, of: {"limit": limits.get(name, -1), "in_use": of.used.get(name, 0), "reserved": 0}
+
+
+class Of(msgspec.Struct, frozen=True):
+    """What the views need besides the limits: the project, and what it uses."""
+
+    project: str
+    used: dict[str, int] = {}
+
+
+_ID = Field("id", lambda limits, of: of.project, type=str)
+LIMITS = view(NETWORK_UNTIL, _ID)
+DETAIL = view(NETWORK_UNTIL, _ID, get=_with_usage, kind={"limit": int, "in_use": int, "reserved": int})
+UPDATED = view(NETWORK_UNTIL)
 
 
 class Limits(Amounts):
@@ -70,7 +89,7 @@ class QuotaSets:
         """Show the limits of a project, or of a user in it."""
         await self._checked(request, id)
         limits = await self._database.read(self._limits, id, request.query.user)
-        return {"quota_set": {"id": id, **pick(shown(request.minor, NETWORK_UNTIL), limits)}}
+        return {"quota_set": LIMITS.at(request.minor)(limits, Of(id))}
 
     async def detail(self, request: Request, id: str) -> dict[str, Any]:
         """Show the limits with what is in use."""
@@ -79,29 +98,20 @@ class QuotaSets:
         limits, used = await self._database.read(
             lambda conn: (self._limits(conn, id, user), quotas.usage(conn, id, user))
         )
-        names = shown(request.minor, NETWORK_UNTIL)
-        return {
-            "quota_set": {
-                "id": id,
-                **{
-                    name: {"limit": limit, "in_use": used.get(name, 0), "reserved": 0}
-                    for name, limit in pick(names, limits).items()
-                },
-            }
-        }
+        return {"quota_set": DETAIL.at(request.minor)(limits, Of(id, used))}
 
     async def defaults(self, request: Request, id: str) -> dict[str, Any]:
         """Show the limits of a project for which none were set."""
         await self._checked(request, id)
         limits = await self._database.read(quotas.class_limits, "default", self._defaults)
-        return {"quota_set": {"id": id, **pick(shown(request.minor, NETWORK_UNTIL), limits)}}
+        return {"quota_set": LIMITS.at(request.minor)(limits, Of(id))}
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Set limits of a project, or of a user in it."""
         await self._checked(request, id)
         asked: Limits = request.body.quota_set
         limits = await self._database.write(self._set, id, request.query.user, asked.given(), flag(asked.force))
-        return {"quota_set": pick(shown(request.minor, NETWORK_UNTIL), limits)}
+        return {"quota_set": UPDATED.at(request.minor)(limits)}
 
     def _set(
         self, conn: sa.Connection, project: str, user: str, asked: Mapping[str, int], force: bool
@@ -148,16 +158,30 @@ def routes(
     # The rules depend on the project in the path.
     one = partial(Route, query=UserQuery, strict_query=Range(75), checks_policy=True)
     return [
-        one(method="GET", path=path, handler=handlers.show, policy=f"{rule}:show"),
-        one(method="GET", path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}:detail"),
+        one(method="GET", path=path, handler=handlers.show, policy=f"{rule}:show", answer={"quota_set": LIMITS}),
+        one(
+            method="GET",
+            path=f"{path}/detail",
+            handler=handlers.detail,
+            policy=f"{rule}:detail",
+            answer={"quota_set": DETAIL},
+        ),
         Route(
             method="GET",
             path=f"{path}/defaults",
             handler=handlers.defaults,
             policy=f"{rule}:defaults",
+            answer={"quota_set": LIMITS},
             query=NoQuery,
             checks_policy=True,
         ),
-        one(method="PUT", path=path, handler=handlers.update, policy=f"{rule}:update", body=Update),
+        one(
+            method="PUT",
+            path=path,
+            handler=handlers.update,
+            policy=f"{rule}:update",
+            body=Update,
+            answer={"quota_set": UPDATED},
+        ),
         one(method="DELETE", path=path, handler=handlers.delete, policy=f"{rule}:delete", status=202),
     ]

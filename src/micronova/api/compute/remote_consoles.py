@@ -3,22 +3,29 @@
 Until 2.5 each kind of console is an action; since 2.6 there is one resource with a protocol and a type.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from msgspec import field
 
+from micronova.api.compute.action_routes import ServerAction, action_routes
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.inputs import NoQuery
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.http.versions import Range, since
+from micronova.http.versions import Range, since, until
 from micronova.objects.errors import Invalid
 from micronova.servers.consoles import PROTOCOLS, ConsoleLinks
 
 RULE = "os_compute_api:os-remote-consoles"
 TOKEN_RULE = "os_compute_api:os-console-auth-tokens"
+
+TLS_PORT = 99
+"""The minor version since which the answer about a token of the type spice-direct has the console's port with TLS."""
+
+_CONSOLE = {"instance_uuid": str, "host": str, "port": int, "internal_access_path": str | None}
 
 _LATER = {"mks": 8, "webmks": 8, "spice-direct": 99}
 """Protocols and types that came after 2.6, with their first minor version."""
@@ -107,15 +114,16 @@ class RemoteConsoles:
         """Show the host and port of a token; until 2.30 only tokens of RDP consoles, which no longer exist."""
         if request.minor < 31:
             raise Invalid("Before 2.31 only tokens of RDP consoles could be shown, and there are none.")
-        uuid, host, endpoint = await self._links.show(request.context, token)
-        return {
-            "console": {
-                "instance_uuid": uuid,
-                "host": endpoint.host or host,
-                "port": endpoint.port,
-                "internal_access_path": endpoint.path or None,
-            }
+        uuid, host, endpoint, direct = await self._links.show(request.context, token)
+        console = {
+            "instance_uuid": uuid,
+            "host": endpoint.host or host,
+            "port": endpoint.port,
+            "internal_access_path": endpoint.path or None,
         }
+        if direct and request.minor >= TLS_PORT:
+            console["tls_port"] = None  # consoles here have no port with TLS
+        return {"console": console}
 
 
 def _root(request: Request) -> str:
@@ -132,21 +140,23 @@ def routes(database: Database, links: ConsoleLinks) -> list[Route]:
         ("os-getSPICEConsole", SpiceBody),
         ("os-getSerialConsole", SerialBody),
     ]
+    token = partial(
+        Route, method="GET", path="/os-console-auth-tokens/{token}", handler=handlers.show_token, policy=TOKEN_RULE,
+        query=NoQuery, strict_query=since(99),
+    )  # fmt: skip
     return [
         Route(
             method="POST", path="/servers/{id}/remote-consoles", handler=handlers.create, policy=RULE,
-            versions=since(6), body=RemoteConsoleBody, checks_policy=True,
+            versions=since(6), body=RemoteConsoleBody, checks_policy=True, errors=(501,),
+            answer={"remote_console": {"protocol": str, "type": str, "url": str}},
         ),
-        *(
-            Route(
-                method="POST", path=f"{path}/{{id}}/action", action=action, handler=handlers.act, policy=RULE,
-                versions=Range(0, 5), body=body, checks_policy=True,
+        *action_routes(
+            ServerAction(
+                name=action, handler=handlers.act, policy=RULE, body=body, status=200, versions=Range(0, 5),
+                answer={"console": {"type": str, "url": str}},
             )
-            for path in ("/servers", "/os-volumes_boot")
             for action, body in actions
         ),
-        Route(
-            method="GET", path="/os-console-auth-tokens/{token}", handler=handlers.show_token, policy=TOKEN_RULE,
-            query=NoQuery, strict_query=since(99),
-        ),
+        token(versions=until(TLS_PORT - 1), answer={"console": _CONSOLE}),
+        token(versions=since(TLS_PORT), answer={"console": {**_CONSOLE, "tls_port?": int | None}}),
     ]  # fmt: skip

@@ -53,12 +53,12 @@ async def gone(request: Request, **_: Any) -> None:
 def routes() -> list[Route]:
     """Declare everything that was removed."""
     found = [
-        Route(method=method, path=path, handler=gone, policy=AUTHENTICATED)
+        Route(method=method, path=path, handler=gone, policy=AUTHENTICATED, status=410)
         for path, methods in _REMOVED.items()
         for method in methods.split()
     ]
     found += [
-        Route(method="POST", path="/servers/{id}/action", action=action, handler=gone, policy=AUTHENTICATED)
+        Route(method="POST", path="/servers/{id}/action", action=action, handler=gone, policy=AUTHENTICATED, status=410)
         for action in _REMOVED_ACTIONS
     ]
     return found

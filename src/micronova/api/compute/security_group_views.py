@@ -11,6 +11,17 @@ _ICMP = (-1, -1)
 
 Sources = Mapping[str, dict[str, str]]  # id of a group -> its name and project
 
+RULE = {
+    "id": str,
+    "parent_group_id": str,
+    "ip_protocol": str | None,
+    "from_port": int | None,
+    "to_port": int | None,
+    "group": {"name?": str, "tenant_id?": str},
+    "ip_range": {"cidr?": str},
+}
+GROUP = {"id": str, "name": str, "description": str | None, "tenant_id": str, "rules": [RULE]}
+
 
 def incoming(group: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rules for incoming traffic: this API knows no others."""

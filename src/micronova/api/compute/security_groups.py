@@ -201,14 +201,31 @@ def routes(client: NetworkClient | None, max_limit: int) -> list[Route]:
     handlers = SecurityGroups(client, max_limit)
     groups, rules, rule = "/os-security-groups", "/os-security-group-rules", "os_compute_api:os-security-groups"
     one = f"{groups}/{{id}}"
-    route = partial(Route, versions=until(35))
+    route = partial(Route, versions=until(35), errors=(501,))
+    group = {"security_group": views.GROUP}
     return [
-        route(method="GET", path=groups, handler=handlers.index, policy=f"{rule}:get", query=ListQuery),
-        route(method="POST", path=groups, handler=handlers.create, policy=f"{rule}:create", body=GroupBody),
-        route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery),
-        route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=GroupBody),
+        route(
+            method="GET",
+            path=groups,
+            handler=handlers.index,
+            policy=f"{rule}:get",
+            query=ListQuery,
+            answer={"security_groups": [views.GROUP]},
+        ),
+        route(
+            method="POST", path=groups, handler=handlers.create, policy=f"{rule}:create", body=GroupBody, answer=group
+        ),
+        route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", query=NoQuery, answer=group),
+        route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=GroupBody, answer=group),
         route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=202),
-        route(method="POST", path=rules, handler=handlers.create_rule, policy=f"{rule}:rule:create", body=RuleBody),
+        route(
+            method="POST",
+            path=rules,
+            handler=handlers.create_rule,
+            policy=f"{rule}:rule:create",
+            body=RuleBody,
+            answer={"security_group_rule": views.RULE},
+        ),
         route(
             method="DELETE",
             path=f"{rules}/{{id}}",

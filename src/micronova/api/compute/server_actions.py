@@ -1,30 +1,27 @@
-"""Actions on servers: POST /servers/{id}/action with the action's name as the body's only key."""
+"""Server actions that have no module of their own: power, locks, rescue, security groups, os-resetState and others."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
 from micronova.api import inputs
-from micronova.api.compute.server_lookup import authorized_server
+from micronova.api.compute.action_routes import ServerAction, action_routes, bare_body
+from micronova.api.compute.server_inputs import Id, given
+from micronova.api.compute.server_lookup import authorized_server, server_target
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Handler, Route
-from micronova.http.versions import Range, since, until
+from micronova.http.versions import since, until
 from micronova.objects import states
-from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.errors import Conflict, Invalid, NotSupported, Unavailable
 from micronova.servers.actions import ServerActions, check_lock, lock_holder
+from micronova.servers.admin_password import AdminPasswords
 from micronova.servers.guest_queries import GuestQueries
 from micronova.servers.interfaces import Interfaces
+from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
-
-
-def _bare(action: str) -> type[msgspec.Struct]:
-    """Return the body of an action without parameters; the value beside the action's name is ignored."""
-    return msgspec.defstruct(
-        f"{action}Body", [("value", Any, field(name=action, default=None))], forbid_unknown_fields=True
-    )
 
 
 class Reboot(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +34,37 @@ class RebootBody(msgspec.Struct, forbid_unknown_fields=True):
     """Reboot."""
 
     reboot: Reboot
+
+
+class Rescue(msgspec.Struct, forbid_unknown_fields=True):
+    """What to rescue a server with."""
+
+    admin_password: str | UnsetType = field(name="adminPass", default=UNSET)
+    rescue_image_ref: Id | UnsetType = UNSET
+
+
+class RescueBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Rescue."""
+
+    rescue: Rescue | None
+
+
+class ChangePassword(msgspec.Struct, forbid_unknown_fields=True):
+    """The new password."""
+
+    admin_password: str = field(name="adminPass")
+
+
+class ChangePasswordBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Change the administrator's password."""
+
+    value: ChangePassword = field(name="changePassword")
+
+
+class CrashDumpBody(msgspec.Struct, forbid_unknown_fields=True):
+    """Trigger a crash dump."""
+
+    trigger_crash_dump: None
 
 
 class ConsoleOutputPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,20 +121,8 @@ class RemoveSecurityGroupBody(msgspec.Struct, forbid_unknown_fields=True):
     value: SecurityGroup = field(name="removeSecurityGroup")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Action:
-    """One action: its name in the body, its handler and its policy."""
-
-    name: str
-    handler: Handler
-    policy: str
-    body: Any
-    status: int = 202
-    versions: Range = Range()
-
-
 class ActionHandlers:
-    """The handlers."""
+    """The handlers of the actions."""
 
     def __init__(
         self,
@@ -115,7 +131,13 @@ class ActionHandlers:
         interfaces: Interfaces,
         security_groups: ServerSecurityGroups,
         guests: GuestQueries,
+        rescue: ServerRescue,
+        passwords: AdminPasswords,
+        shows_passwords: bool,
     ) -> None:
+        self._rescue = rescue
+        self._passwords = passwords
+        self._shows_passwords = shows_passwords
         self._database = database
         self._actions = actions
         self._interfaces = interfaces
@@ -133,7 +155,11 @@ class ActionHandlers:
 
     async def force_delete(self, request: Request, id: str) -> None:
         """Delete a server at once, even where deletion is deferred."""
-        await self._actions.delete(request.context, await authorized_server(self._database, request, id))
+        await self._actions.delete(request.context, await authorized_server(self._database, request, id), force=True)
+
+    async def restore(self, request: Request, id: str) -> None:
+        """Restore a server that is soft-deleted."""
+        await self._actions.restore(request.context, await authorized_server(self._database, request, id))
 
     async def reboot(self, request: Request, id: str) -> None:
         """Reboot a server."""
@@ -141,6 +167,33 @@ class ActionHandlers:
         kind = request.body.reboot.type.upper()
         action = "reboot_hard" if kind == "HARD" else "reboot"
         await self._actions.power(request.context, row, "reboot", action, {"type": kind})
+
+    async def rescue(self, request: Request, id: str) -> dict[str, str]:
+        """Boot a server from another image, so that its disk can be repaired."""
+        row = await authorized_server(self._database, request, id)
+        wanted = request.body.rescue or Rescue()
+        password = await self._rescue.rescue(
+            request.context,
+            row,
+            image_id=given(wanted.rescue_image_ref),
+            password=given(wanted.admin_password),
+            allows_volumes=request.minor >= 87,
+        )
+        return {"adminPass": password} if self._shows_passwords else {}
+
+    async def change_password(self, request: Request, id: str) -> None:
+        """Change the password of a server's administrator; answer when the guest has taken it."""
+        row = await authorized_server(self._database, request, id)
+        await self._passwords.change(request.context, row, request.body.value.admin_password)
+
+    async def trigger_crash_dump(self, request: Request, id: str) -> None:
+        """Make a server's operating system dump its memory."""
+        row = await authorized_server(self._database, request, id)
+        kind = "trigger_crash_dump"
+        try:
+            await self._actions.power(request.context, row, kind, kind)
+        except NotSupported as error:
+            raise Invalid(error.message) from None  # of this action, clients expect no 501
 
     async def lock(self, request: Request, id: str) -> None:
         """Lock a server against changes."""
@@ -153,15 +206,14 @@ class ActionHandlers:
         """Unlock a server; a lock of another user needs the policy to override it."""
         row = await authorized_server(self._database, request, id)
         if row["locked_by"] not in (None, lock_holder(request.context, row)):
-            target = {"project_id": row["project_id"], "user_id": row["user_id"]}
-            request.authorize(target, "os_compute_api:os-lock-server:unlock:unlock_override")
+            request.authorize(server_target(row), "os_compute_api:os-lock-server:unlock:unlock_override")
         await self._actions.unlock(request.context, row)
 
     async def reset_state(self, request: Request, id: str) -> None:
         """Set a server's state by hand."""
         row = await authorized_server(self._database, request, id)
         wanted = states.ACTIVE if request.body.value.state == "active" else states.ERROR
-        await self._actions.reset_state(row, wanted)
+        await self._actions.reset_state(request.context, row, wanted)
 
     async def inject_network_info(self, request: Request, id: str) -> None:
         """Refresh a server's interfaces from the network service."""
@@ -169,7 +221,8 @@ class ActionHandlers:
         check_lock(request.context, row)
         if row["host"] is None:
             raise Conflict(f"Cannot 'injectNetworkInfo' instance {row['uuid']} while it has no host")
-        await self._interfaces.refresh(row["uuid"])
+        if not await self._interfaces.refresh(row["uuid"]):
+            raise Unavailable(f"Instance {row['uuid']} changed while its interfaces were read. Try again later.")
 
     async def add_security_group(self, request: Request, id: str) -> None:
         """Add a security group to a server's ports."""
@@ -206,14 +259,20 @@ def routes(
     interfaces: Interfaces,
     security_groups: ServerSecurityGroups,
     guests: GuestQueries,
+    rescue: ServerRescue,
+    passwords: AdminPasswords,
+    *,
+    shows_passwords: bool,
 ) -> list[Route]:
-    """Return the routes of the actions, for /servers and its old name /os-volumes_boot."""
-    handlers = ActionHandlers(database, actions, interfaces, security_groups, guests)
+    """Return the routes of the actions."""
+    handlers = ActionHandlers(
+        database, actions, interfaces, security_groups, guests, rescue, passwords, shows_passwords
+    )
 
-    def plain(name: str, kind: str, policy: str) -> _Action:
-        return _Action(name=name, handler=handlers.power_handler(kind), policy=policy, body=_bare(name))
+    def plain(name: str, kind: str, policy: str) -> ServerAction:
+        return ServerAction(name=name, handler=handlers.power_handler(kind), policy=policy, body=bare_body(name))
 
-    lock = _Action(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
+    lock = ServerAction(name="lock", handler=handlers.lock, policy="os_compute_api:os-lock-server:lock", body=LockBody)
     table = [
         plain("os-start", "start", "os_compute_api:servers:start"),
         plain("os-stop", "stop", "os_compute_api:servers:stop"),
@@ -221,65 +280,80 @@ def routes(
         plain("unpause", "unpause", "os_compute_api:os-pause-server:unpause"),
         plain("suspend", "suspend", "os_compute_api:os-suspend-server:suspend"),
         plain("resume", "resume", "os_compute_api:os-suspend-server:resume"),
-        _Action(
+        plain("unrescue", "unrescue", "os_compute_api:os-unrescue"),
+        ServerAction(
+            name="rescue",
+            handler=handlers.rescue,
+            policy="os_compute_api:os-rescue",
+            body=RescueBody,
+            status=200,
+            answer={"adminPass?": str},
+        ),
+        ServerAction(
+            name="changePassword",
+            handler=handlers.change_password,
+            policy="os_compute_api:os-admin-password",
+            body=ChangePasswordBody,
+        ),
+        ServerAction(
+            name="trigger_crash_dump",
+            handler=handlers.trigger_crash_dump,
+            policy="os_compute_api:servers:trigger_crash_dump",
+            body=CrashDumpBody,
+            versions=since(17),
+        ),
+        ServerAction(
             name="forceDelete",
             handler=handlers.force_delete,
             policy="os_compute_api:os-deferred-delete:force",
-            body=_bare("forceDelete"),
+            body=bare_body("forceDelete"),
         ),
-        _Action(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
-        replace(lock, body=_bare("lock"), versions=until(72)),
+        ServerAction(
+            name="restore",
+            handler=handlers.restore,
+            policy="os_compute_api:os-deferred-delete:restore",
+            body=bare_body("restore"),
+        ),
+        ServerAction(name="reboot", handler=handlers.reboot, policy="os_compute_api:servers:reboot", body=RebootBody),
+        replace(lock, body=bare_body("lock"), versions=until(72)),
         replace(lock, versions=since(73)),
-        _Action(
+        ServerAction(
             name="unlock",
             handler=handlers.unlock,
             policy="os_compute_api:os-lock-server:unlock",
-            body=_bare("unlock"),
+            body=bare_body("unlock"),
         ),
-        _Action(
+        ServerAction(
             name="addSecurityGroup",
             handler=handlers.add_security_group,
             policy="os_compute_api:os-security-groups:add",
             body=AddSecurityGroupBody,
         ),
-        _Action(
+        ServerAction(
             name="removeSecurityGroup",
             handler=handlers.remove_security_group,
             policy="os_compute_api:os-security-groups:remove",
             body=RemoveSecurityGroupBody,
         ),
-        _Action(
+        ServerAction(
             name="os-resetState",
             handler=handlers.reset_state,
             policy="os_compute_api:os-admin-actions:reset_state",
             body=ResetStateBody,
         ),
-        _Action(
+        ServerAction(
             name="injectNetworkInfo",
             handler=handlers.inject_network_info,
             policy="os_compute_api:os-admin-actions:inject_network_info",
-            body=_bare("injectNetworkInfo"),
+            body=bare_body("injectNetworkInfo"),
         ),
-        _Action(
+        ServerAction(
             name="os-getConsoleOutput",
             handler=handlers.console_output,
             policy="os_compute_api:os-console-output",
             body=ConsoleOutputBody,
             status=200,
+            answer={"output": str},
         ),
     ]
-    return [
-        Route(
-            method="POST",
-            path=f"{path}/{{id}}/action",
-            action=action.name,
-            handler=action.handler,
-            policy=action.policy,
-            status=action.status,
-            body=action.body,
-            checks_policy=True,
-            versions=Range(action.versions.since, min(newest, action.versions.until)),
-        )
-        for path, newest in (("/servers", Range().until), ("/os-volumes_boot", 102))
-        for action in table
-    ]
+    return action_routes(table)

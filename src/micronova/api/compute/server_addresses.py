@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, field
 
+from micronova.api.compute.action_routes import ServerAction, action_routes
 from micronova.api.compute.server_inputs import ip_address
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.db.engine import Database
@@ -59,7 +60,7 @@ class RemoveFloatingBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def routes(database: Database, addresses: ServerAddresses) -> list[Route]:
-    """Declare the actions, for /servers and its old name /os-volumes_boot."""
+    """Return the routes of the actions."""
 
     async def add_fixed(request: Request, id: str) -> None:
         """Add a fixed IP."""
@@ -82,21 +83,18 @@ def routes(database: Database, addresses: ServerAddresses) -> list[Route]:
         row = await authorized_server(database, request, id)
         await addresses.remove_floating(request.context, row, _address(request, "address"))
 
-    found = []
-    for path in ("/servers", "/os-volumes_boot"):
-        route = partial(
-            Route, method="POST", path=f"{path}/{{id}}/action", checks_policy=True, status=202, versions=until(43)
-        )
-        fixed, floating = "os_compute_api:os-multinic", "os_compute_api:os-floating-ips"
-        found += [
-            route(action="addFixedIp", handler=add_fixed, policy=f"{fixed}:add", body=AddFixedBody),
-            route(action="removeFixedIp", handler=remove_fixed, policy=f"{fixed}:remove", body=RemoveFixedBody),
-            route(action="addFloatingIp", handler=add_floating, policy=f"{floating}:add", body=AddFloatingBody),
-            route(
-                action="removeFloatingIp", handler=remove_floating, policy=f"{floating}:remove", body=RemoveFloatingBody
+    fixed, floating = "os_compute_api:os-multinic", "os_compute_api:os-floating-ips"
+    action = partial(ServerAction, versions=until(43), errors=(500, 501))
+    return action_routes(
+        [
+            action(name="addFixedIp", handler=add_fixed, policy=f"{fixed}:add", body=AddFixedBody),
+            action(name="removeFixedIp", handler=remove_fixed, policy=f"{fixed}:remove", body=RemoveFixedBody),
+            action(name="addFloatingIp", handler=add_floating, policy=f"{floating}:add", body=AddFloatingBody),
+            action(
+                name="removeFloatingIp", handler=remove_floating, policy=f"{floating}:remove", body=RemoveFloatingBody
             ),
         ]
-    return found
+    )
 
 
 def _address(request: Request, name: str) -> str:

@@ -1,51 +1,72 @@
 """POST /servers: checks what the types of the body cannot say, and turns it into a CreateRequest."""
 
-import base64
-import binascii
 import re
 from functools import partial
+from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
 from micronova.api import inputs
+from micronova.api.compute.action_routes import SERVER_PATHS
 from micronova.api.compute.server_create_body import Body, Device, NewServer
 from micronova.api.compute.server_inputs import (
     UUID,
     access_address,
+    certificates,
     disk_config,
     given,
     hostname,
+    injected_files,
     ip_address,
+    user_data,
 )
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.http.versions import Range
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import Invalid
 from micronova.objects.network import NetworkRequest, RequestedNetworks
-from micronova.objects.orders import InjectedFile
 from micronova.servers.create import ServerCreator
 from micronova.servers.create_rules import Created, CreateRequest
 
 MOST_SERVERS = 100_000  # most servers in one request, independent of quota
 
 
-def routes(creator: ServerCreator) -> list[Route]:
+_CREATED = {
+    "id": str,
+    "links": LINKS,
+    "OS-DCF:diskConfig": Literal["AUTO", "MANUAL"],
+    "security_groups": [{"name": str}],
+    "adminPass?": str,  # with api.enable_instance_password
+}
+
+
+def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
     """Return the route."""
 
     async def create(request: Request) -> Response:
+        """Create servers."""
         wanted = create_request(request)
         wanted.allow_zero_disk = request.allows("os_compute_api:servers:create:zero_disk_flavor")
         wanted.may_attach_external = request.allows("network:attach_external_network")
         _authorize(request, wanted)
         by_reservation = inputs.flag(request.body.server.return_reservation_id)
-        return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation)
+        return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation, shows_passwords)
 
     policy = "os_compute_api:servers:create"
-    route = partial(Route, method="POST", handler=create, policy=policy, status=202, body=Body)
-    return [route(path="/servers"), route(path="/os-volumes_boot", versions=Range(0, 102))]
+    route = partial(
+        Route,
+        method="POST",
+        handler=create,
+        policy=policy,
+        status=202,
+        body=Body,
+        answer=({"server": _CREATED}, {"reservation_id": str}),
+        has_location=True,
+        errors=(501,),  # it asks for volumes
+    )
+    return [route(path=path, versions=versions) for path, versions in SERVER_PATHS]
 
 
 def _authorize(request: Request, wanted: CreateRequest) -> None:
@@ -59,7 +80,9 @@ def _authorize(request: Request, wanted: CreateRequest) -> None:
         request.authorize(rule="os_compute_api:servers:create:trusted_certs")
 
 
-def _answer(request: Request, wanted: CreateRequest, created: Created, by_reservation: bool) -> Response:
+def _answer(
+    request: Request, wanted: CreateRequest, created: Created, by_reservation: bool, shows_passwords: bool
+) -> Response:
     if by_reservation:
         return Response(body={"reservation_id": created.reservation_id})
     first = created.uuids[0]
@@ -71,7 +94,7 @@ def _answer(request: Request, wanted: CreateRequest, created: Created, by_reserv
                 "links": links,
                 "OS-DCF:diskConfig": created.disk_config,
                 "security_groups": [{"name": name} for name in wanted.security_groups],
-                "adminPass": created.admin_password,
+                **({"adminPass": created.admin_password} if shows_passwords else {}),
             }
         },
         headers={"location": links[0]["href"]},
@@ -108,7 +131,7 @@ def create_request(request: Request) -> CreateRequest:
         key_name=given(server.key_name),
         metadata=server.metadata if server.metadata is not UNSET else {},
         user_data=_user_data(server, request.is_v2),
-        files=_files(server),
+        files=[] if server.personality is UNSET else injected_files(server.personality),
         config_drive=inputs.flag(server.config_drive),
         availability_zone=zone,
         force_host=force_host,
@@ -124,15 +147,9 @@ def create_request(request: Request) -> CreateRequest:
         admin_password=given(server.admin_pass),
         disk_config=None if server.disk_config is UNSET else disk_config(server.disk_config),
         tags=list(server.tags) if server.tags is not UNSET else [],
-        trusted_certs=_certificates(given(server.trusted_image_certificates)),
+        trusted_certs=certificates(given(server.trusted_image_certificates)),
         hostname=None if server.hostname is UNSET else hostname(server.hostname, minor),
     )
-
-
-def _certificates(ids: list[str] | None) -> list[str] | None:
-    if ids is not None and len(set(ids)) != len(ids):
-        raise Invalid("Invalid input for field/attribute trusted_image_certificates: each may be named once.")
-    return ids
 
 
 def _counts(server: NewServer) -> tuple[int, int]:
@@ -209,28 +226,7 @@ def _user_data(server: NewServer, is_v2: bool) -> str | None:
     data = given(server.user_data)
     if server.user_data is None and not is_v2:
         raise Invalid("Invalid input for field/attribute user_data: it must be base64, not null.")
-    if data is None:
-        return None
-    try:
-        base64.b64decode(data, validate=False)
-        if not re.match(r"^[A-Za-z0-9+/\s]*={0,2}\s*$", data):
-            raise binascii.Error
-    except (binascii.Error, ValueError):
-        raise Invalid("Invalid input for field/attribute user_data: it must be base64.") from None
-    return str(data)
-
-
-def _files(server: NewServer) -> list[InjectedFile]:
-    if server.personality is UNSET:
-        return []
-    files = []
-    for item in server.personality:
-        try:
-            contents = base64.b64decode(re.sub(r"\s", "", item.contents), validate=True)
-        except (binascii.Error, ValueError):
-            raise Invalid(f"Personality content for {item.path[:64]} cannot be decoded: it must be base64.") from None
-        files.append(InjectedFile(item.path, contents))
-    return files
+    return None if data is None else user_data(data)
 
 
 def _devices_v2(server: NewServer) -> list[Device]:
@@ -241,6 +237,9 @@ def _devices(server: NewServer, minor: int) -> list[BlockDevice]:
     if server.block_device_mapping is not UNSET:
         if server.block_device_mapping_v2 is not UNSET:
             raise Invalid("Using different block_device_mapping syntaxes is not allowed in the same request.")
+        for item in server.block_device_mapping:
+            if item.volume_size is not UNSET:
+                inputs.whole(item.volume_size, "block_device_mapping.volume_size", 1)
         return [
             BlockDevice(
                 uuid="",
@@ -304,6 +303,11 @@ def _hints(body: Body) -> dict[str, list[str]]:
         if name in _HINT_LISTS and not all(re.match(UUID, each) for each in values):
             raise Invalid(f"Invalid input for field/attribute os:scheduler_hints.{name}: it must be uuids of servers.")
         if name == "build_near_host_ip":
+            if len(values) != 1:
+                raise Invalid(
+                    "Invalid input for field/attribute os:scheduler_hints.build_near_host_ip: "
+                    "it must be one IP address."
+                )
             ip_address("os:scheduler_hints.build_near_host_ip", values[0])
         found[name] = values
     return found

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
-from micronova.api.compute.server_inputs import Id, Tag
+from micronova.api.compute.server_inputs import Certificates, File, Id, Tag, UserData
 from micronova.http.versions import Range, Ranges, since, until
 
 Name = Annotated[str, Meta(min_length=1, max_length=255)]
@@ -34,13 +34,6 @@ class SecurityGroup(_Strict):
     """A security group by name or id."""
 
     name: Annotated[str, Meta(min_length=1, max_length=255)]
-
-
-class File(_Strict):
-    """A file to inject (until 2.56)."""
-
-    path: Annotated[str, Meta(min_length=1)]
-    contents: str
 
 
 class DeviceV1(_Strict):
@@ -105,14 +98,12 @@ class NewServer(
     max_count: Count | UnsetType = UNSET
     return_reservation_id: inputs.Flag | UnsetType = UNSET
     security_groups: list[SecurityGroup] | UnsetType = UNSET
-    user_data: Annotated[str, Meta(max_length=65535)] | None | UnsetType = UNSET
+    user_data: UserData | None | UnsetType = UNSET
     disk_config: str | UnsetType = UNSET
     hints: dict[str, Any] | UnsetType = UNSET
     description: Annotated[str, Meta(max_length=255)] | None | UnsetType = UNSET
     tags: Annotated[list[Tag], Meta(max_length=50)] | UnsetType = UNSET
-    trusted_image_certificates: (
-        Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)] | None | UnsetType
-    ) = UNSET
+    trusted_image_certificates: Certificates | None | UnsetType = UNSET
     host: inputs.HostName | UnsetType = UNSET
     hypervisor_hostname: inputs.HostName | UnsetType = UNSET
     hostname: Annotated[str, Meta(min_length=1, max_length=255)] | UnsetType = UNSET

@@ -86,6 +86,8 @@ def routes(database: Database, events: ExternalEvents) -> list[Route]:
             return {**answer, "status": "failed", "code": 422}
         return {**answer, "code": 200}
 
+    result = {"name": str, "server_uuid": str, "status": str, "tag?": str, "code": int}
+    results = {"events": [result]}
     return [
         Route(
             method="POST",
@@ -93,5 +95,7 @@ def routes(database: Database, events: ExternalEvents) -> list[Route]:
             handler=create,
             body=Body,
             policy="os_compute_api:os-server-external-events:create",
+            answer=results,
+            also={207: results},
         )
     ]

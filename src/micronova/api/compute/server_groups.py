@@ -17,20 +17,22 @@ from micronova.db.server_groups import ServerGroupRow
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.ids import new_uuid
 
 VIEW = View(
-    Field("id", "uuid"),
-    Field("name", "name"),
-    Field("policies", lambda row, _: [row.policy], until(63)),
-    Field("metadata", lambda row, _: {}, until(63)),
-    Field("policy", "policy", since(64)),
-    Field("rules", "rules", since(64)),
-    Field("members", lambda row, members: members),
-    Field("project_id", "project_id", since(13)),
-    Field("user_id", "user_id", since(13)),
+    Field("id", "uuid", type=str),
+    Field("name", "name", type=str),
+    Field("policies", lambda row, _: [row.policy], until(63), type=list[str]),
+    Field("metadata", lambda row, _: {}, until(63), type=dict[str, str]),
+    Field("policy", "policy", since(64), type=str),
+    Field("rules", "rules", since(64), type={"max_server_per_host?": int}),
+    Field("members", lambda row, members: members, type=list[str]),
+    Field("project_id", "project_id", since(13), type=str),
+    Field("user_id", "user_id", since(13), type=str),
 )
 
 HARD = ("affinity", "anti-affinity")
@@ -93,13 +95,20 @@ class ServerGroups:
     """The handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, random: Random, defaults: Mapping[str, int], max_limit: int
+        self,
+        database: Database,
+        clock: Clock,
+        random: Random,
+        defaults: Mapping[str, int],
+        max_limit: int,
+        notifier: Announcer,
     ) -> None:
         self._database = database
         self._clock = clock
         self._random = random
         self._defaults = defaults
         self._max_limit = max_limit
+        self._notifier = notifier
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List groups."""
@@ -142,7 +151,9 @@ class ServerGroups:
             "rules": _rules(asked, policy),
             "created_at": micros(self._clock.now()),
         }
-        return {"server_group": VIEW.at(request.minor)(await self._database.write(self._insert, row), [])}
+        made = await self._database.write(self._insert, row)
+        self._notifier.announce(request.context.for_bus(), partial(resources.server_group, "create", made, []))
+        return {"server_group": VIEW.at(request.minor)(made, [])}
 
     def _insert(self, conn: sa.Connection, row: Mapping[str, Any]) -> ServerGroupRow:
         limits = quotas.limits_for(conn, row["project_id"], self._defaults, row["user_id"])
@@ -150,9 +161,10 @@ class ServerGroups:
 
     async def delete(self, request: Request, id: str) -> None:
         """Delete a group; its servers stay."""
-        row = await self._database.read(server_groups.get, id)
+        row, members = await self._database.read(_get, id)
         self._authorize(request, row)
         await self._database.write(server_groups.delete, row)
+        self._notifier.announce(request.context.for_bus(), partial(resources.server_group, "delete", row, members))
 
 
 def _list(
@@ -167,10 +179,15 @@ def _get(conn: sa.Connection, id: str) -> tuple[ServerGroupRow, list[str]]:
 
 
 def routes(
-    database: Database, clock: Clock, random: Random, quota_defaults: Mapping[str, int], max_limit: int
+    database: Database,
+    clock: Clock,
+    random: Random,
+    quota_defaults: Mapping[str, int],
+    max_limit: int,
+    notifier: Announcer,
 ) -> list[Route]:
     """Declare the routes of server groups."""
-    handlers = ServerGroups(database, clock, random, quota_defaults, max_limit)
+    handlers = ServerGroups(database, clock, random, quota_defaults, max_limit, notifier)
     root, rule = "/os-server-groups", "os_compute_api:os-server-groups"
     one = partial(Route, path=f"{root}/{{id}}", checks_policy=True)
     return [
@@ -181,8 +198,23 @@ def routes(
             policy=f"{rule}:index",
             query=ListQuery,
             strict_query=Range(75),
+            answer={"server_groups": [VIEW]},
         ),
-        Route(method="POST", path=root, handler=handlers.create, policy=f"{rule}:create", body=Create),
-        one(method="GET", handler=handlers.show, policy=f"{rule}:show", query=NoQuery, strict_query=STRICT),
+        Route(
+            method="POST",
+            path=root,
+            handler=handlers.create,
+            policy=f"{rule}:create",
+            body=Create,
+            answer={"server_group": VIEW},
+        ),
+        one(
+            method="GET",
+            handler=handlers.show,
+            policy=f"{rule}:show",
+            query=NoQuery,
+            strict_query=STRICT,
+            answer={"server_group": VIEW},
+        ),
         one(method="DELETE", handler=handlers.delete, policy=f"{rule}:delete", status=204),
     ]

@@ -1,17 +1,32 @@
 """Fields that several requests about servers have: their types, and functions that check what a type cannot say."""
 
+import base64
+import binascii
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import UNSET, Meta
 
 from micronova.objects.errors import Invalid
+from micronova.objects.orders import InjectedFile
 
 UUID = r"^[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{4}-?[0-9a-fA-F]{12}\Z"
 
 Id = Annotated[str, Meta(pattern=UUID)]
 Tag = Annotated[str, Meta(min_length=1, max_length=60, pattern=r"^[^/,]*\Z")]
+UserData = Annotated[str, Meta(max_length=65535)]
+Certificates = Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1, max_length=50)]
+
+
+class File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A file to inject (until 2.56)."""
+
+    path: Annotated[str, Meta(min_length=1)]
+    contents: str
+
 
 _HOSTNAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9-]{0,61}[a-zA-Z0-9]")
 _FQDN = re.compile(r"[a-zA-Z0-9._-]{1,255}")  # since 2.94
@@ -52,5 +67,38 @@ def hostname(name: str, minor: int) -> str:
     if minor >= 94 and not _FQDN.fullmatch(name):
         raise Invalid("Invalid input for field/attribute hostname: letters, digits, dashes, dots and underscores only.")
     if minor < 94 and not _HOSTNAME.fullmatch(name):
-        raise Invalid("Invalid input for field/attribute hostname: 2 to 63 letters, digits and dashes within.")
+        raise Invalid(
+            "Invalid input for field/attribute hostname: it must be 2 to 63 letters, digits and dashes, and neither "
+            "begin nor end with a dash."
+        )
     return name
+
+
+def user_data(data: str) -> str:
+    """Check that user data is base64."""
+    try:
+        base64.b64decode(data, validate=False)
+        if not re.match(r"^[A-Za-z0-9+/\s]*={0,2}\s*$", data):
+            raise binascii.Error
+    except (binascii.Error, ValueError):
+        raise Invalid("Invalid input for field/attribute user_data: it must be base64.") from None
+    return data
+
+
+def injected_files(items: Iterable[File]) -> list[InjectedFile]:
+    """Read files to inject, whose contents are base64."""
+    files = []
+    for item in items:
+        try:
+            contents = base64.b64decode(re.sub(r"\s", "", item.contents), validate=True)
+        except (binascii.Error, ValueError):
+            raise Invalid(f"Personality content for {item.path[:64]} cannot be decoded: it must be base64.") from None
+        files.append(InjectedFile(item.path, contents))
+    return files
+
+
+def certificates(ids: list[str] | None) -> list[str] | None:
+    """Check that each certificate is named once."""
+    if ids is not None and len(set(ids)) != len(ids):
+        raise Invalid("Invalid input for field/attribute trusted_image_certificates: each may be named once.")
+    return ids

@@ -27,8 +27,9 @@ def routes(database: Database) -> list[Route]:
         return {label: found[label]}
 
     path, rule = "/servers/{id}/ips", "os_compute_api:ips"
+    addresses = [{"version": int, "addr": str}]
     route = partial(Route, method="GET", checks_policy=True, query=inputs.NoQuery, strict_query=inputs.STRICT)
     return [
-        route(path=path, handler=index, policy=f"{rule}:index"),
-        route(path=f"{path}/{{label}}", handler=show, policy=f"{rule}:show"),
+        route(path=path, handler=index, policy=f"{rule}:index", answer={"addresses": {"*": addresses}}),
+        route(path=f"{path}/{{label}}", handler=show, policy=f"{rule}:show", answer={"*": addresses}),
     ]

@@ -1,5 +1,7 @@
 """Finding the server that a request is about."""
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from micronova.db import instances
@@ -11,9 +13,15 @@ from micronova.objects.instance import InstanceRow
 
 
 async def authorized_server(
-    database: Database, request: Request, id: str, *, deleted: bool = False, with_service: bool = False
+    database: Database,
+    request: Request,
+    id: str,
+    *,
+    deleted: bool = False,
+    with_service: bool = False,
+    rule: str | None = None,
 ) -> InstanceRow:
-    """Return the server's row, after policy allowed the request's rule on it.
+    """Return the server's row, after policy allowed `rule`, by default the route's, on it.
 
     Raise InstanceNotFound for a server of another project, so that nobody learns which ids exist. `deleted` finds
     deleted servers too. With `with_service` the row has the state of the compute service on the server's host, too.
@@ -26,8 +34,13 @@ async def authorized_server(
             row = None
     if row is None:
         raise InstanceNotFound(f"Instance {id[:64]} could not be found.")
-    request.authorize({"project_id": row["project_id"], "user_id": row["user_id"]})
+    request.authorize(server_target(row), rule)
     return row
+
+
+def server_target(row: InstanceRow) -> dict[str, Any]:
+    """Return what policy rules about a server are asked with."""
+    return {"project_id": row["project_id"], "user_id": row["user_id"]}
 
 
 def lock_changeable(conn: sa.Connection, id: str, verb: str) -> InstanceRow:

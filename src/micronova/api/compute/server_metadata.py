@@ -101,12 +101,22 @@ def routes(database: Database, clock: Clock, quota_defaults: Mapping[str, int]) 
     handlers = ServerMetadata(database, clock, quota_defaults)
     path, rule = "/servers/{id}/metadata", "os_compute_api:server-metadata"
     one = f"{path}/{{key}}"
+    items, item = {"metadata": dict[str, str]}, {"meta": dict[str, str]}
     route = partial(Route, checks_policy=True, query=inputs.NoQuery, strict_query=inputs.STRICT)
     return [
-        route(method="GET", path=path, handler=handlers.index, policy=f"{rule}:index"),
-        route(method="POST", path=path, handler=handlers.create, policy=f"{rule}:create", body=MetadataBody),
-        route(method="PUT", path=path, handler=handlers.update_all, policy=f"{rule}:update_all", body=MetadataBody),
-        route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show"),
-        route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=MetaBody),
+        route(method="GET", path=path, handler=handlers.index, policy=f"{rule}:index", answer=items),
+        route(
+            method="POST", path=path, handler=handlers.create, policy=f"{rule}:create", body=MetadataBody, answer=items
+        ),
+        route(
+            method="PUT",
+            path=path,
+            handler=handlers.update_all,
+            policy=f"{rule}:update_all",
+            body=MetadataBody,
+            answer=items,
+        ),
+        route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", answer=item),
+        route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=MetaBody, answer=item),
         route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=204),
     ]

@@ -36,7 +36,7 @@ def routes(database: Database) -> list[Route]:
     return [
         Route(
             method="GET", path=path, handler=h.show, policy=f"{RULE}:show", checks_policy=True, query=NoQuery,
-            strict_query=STRICT,
+            strict_query=STRICT, answer={"password": str},
         ),
         Route(method="DELETE", path=path, handler=h.clear, policy=f"{RULE}:clear", checks_policy=True, status=204),
     ]  # fmt: skip

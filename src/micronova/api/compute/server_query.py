@@ -148,6 +148,12 @@ _PATTERNS = {
     "access_ip_v4": "access_ip_v4",
     "access_ip_v6": "access_ip_v6",
 }
+_LONGEST_EXPRESSION = 255
+# Filters that Nova takes for regular expressions, whatever it does with them.
+_EXPRESSIONS = {
+    *_PATTERNS, "name", "display_name", "ip", "ip6", "tags", "tags-any", "not-tags", "not-tags-any", "flavor",
+    "kernel_id", "ramdisk_id", "config_drive", "auto_disk_config",
+}  # fmt: skip
 _RESERVATION = re.compile(r"r-[a-z0-9]{8}")
 # What a server has in other tables; Nova does not filter by it.
 _JOINED = {
@@ -185,6 +191,7 @@ def list_filters(request: Request, max_limit: int) -> Filters | None:
         for name, wire in zip(query.__struct_fields__, query.__struct_encode_fields__, strict=True)
         if (value := getattr(query, name)) is not UNSET
     }
+    _check_expressions(asked)
     admin = request.allows("os_compute_api:servers:allow_all_filters")
     if not admin:
         allowed = _OPEN | (_OPEN_83 if request.minor >= 83 else set())
@@ -208,6 +215,19 @@ def list_filters(request: Request, max_limit: int) -> Filters | None:
     _set_tags(asked, filters)
     _set_values(asked, filters)
     return filters
+
+
+def _check_expressions(asked: dict[str, Any]) -> None:
+    for name in _EXPRESSIONS & asked.keys():
+        text = asked[name]
+        if len(text) > _LONGEST_EXPRESSION:
+            continue  # the filters that use it say so
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError):
+            text = ""
+        if not text:
+            raise Invalid(f"Invalid input for query parameter {name}: it must be a regular expression, and not empty.")
 
 
 def _set_project(request: Request, asked: dict[str, Any], filters: Filters) -> None:
@@ -248,6 +268,8 @@ def _set_statuses(request: Request, asked: dict[str, Any], filters: Filters, adm
     """Set the filters of status and deletion; return whether a server can match."""
     if "deleted" in asked:
         filters.deleted = inputs.boolean(asked["deleted"] or "true", "deleted")
+    if "soft_deleted" in asked:
+        filters.soft_deleted = inputs.boolean(asked["soft_deleted"] or "true", "soft_deleted")
     wanted = [text.upper() for text in asked.get("status", ())]
     if not wanted:
         return True
@@ -270,7 +292,7 @@ def _set_times(asked: dict[str, Any], filters: Filters) -> None:
     if "changes-since" in asked:
         filters.changes_since = inputs.moment(asked["changes-since"], "changes-since")
     if "changes-before" in asked:
-        filters.changes_before = inputs.moment(asked["changes-before"], "changes-before")
+        filters.changes_before = inputs.last_moment(asked["changes-before"], "changes-before")
         if filters.changes_since is not None and filters.changes_since > filters.changes_before:
             raise Invalid("The value of changes-since must be less than or equal to changes-before.")
 

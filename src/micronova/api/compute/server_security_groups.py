@@ -36,5 +36,6 @@ def routes(database: Database, groups: ServerSecurityGroups, network_client: Net
         Route(
             method="GET", path="/servers/{id}/os-security-groups", handler=handlers.index,
             policy="os_compute_api:os-security-groups:list", checks_policy=True, query=NoQuery, strict_query=STRICT,
+            answer={"security_groups": [views.GROUP]}, errors=(501,),
         )
     ]  # fmt: skip

@@ -99,12 +99,28 @@ def routes(database: Database, clock: Clock) -> list[Route]:
     handlers = ServerTags(database, clock)
     path, rule = "/servers/{id}/tags", "os_compute_api:os-server-tags"
     one = f"{path}/{{tag}}"
+    tags = {"tags": list[str]}
     route = partial(Route, checks_policy=True, query=inputs.NoQuery, versions=since(26))
     return [
-        route(method="GET", path=path, handler=handlers.index, policy=f"{rule}:index"),
-        route(method="PUT", path=path, handler=handlers.update_all, policy=f"{rule}:update_all", body=TagsBody),
+        route(method="GET", path=path, handler=handlers.index, policy=f"{rule}:index", answer=tags),
+        route(
+            method="PUT",
+            path=path,
+            handler=handlers.update_all,
+            policy=f"{rule}:update_all",
+            body=TagsBody,
+            answer=tags,
+        ),
         route(method="DELETE", path=path, handler=handlers.delete_all, policy=f"{rule}:delete_all", status=204),
         route(method="GET", path=one, handler=handlers.show, policy=f"{rule}:show", status=204),
-        route(method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", status=201),
+        route(
+            method="PUT",
+            path=one,
+            handler=handlers.update,
+            policy=f"{rule}:update",
+            status=201,
+            also={204: None},
+            has_location=True,
+        ),
         route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=204),
     ]

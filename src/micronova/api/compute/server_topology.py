@@ -19,6 +19,9 @@ from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 
+_NODE = {"vcpu_set": list[int], "siblings": list[list[int]], "memory_mb": int}
+_ANSWER = {"nodes": [_NODE], "pagesize_kb": int | None}
+
 
 def routes(database: Database) -> list[Route]:
     """Declare the route."""
@@ -30,7 +33,7 @@ def routes(database: Database) -> list[Route]:
     return [
         Route(
             method="GET", path="/servers/{id}/topology", handler=show, policy="compute:server:topology:index",
-            checks_policy=True, query=NoQuery, strict_query=STRICT, versions=since(78),
+            checks_policy=True, query=NoQuery, strict_query=STRICT, versions=since(78), answer=_ANSWER,
         )
     ]  # fmt: skip
 

@@ -1,10 +1,10 @@
 """The JSON form of servers: each field with its microversions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from micronova.api.links import Links, host_id
+from micronova.api.links import LINKS, Links, host_id
 from micronova.api.view import OMIT, Field, View
 from micronova.http.paging import iso, iso_micros
 from micronova.http.versions import Range, since, until
@@ -46,7 +46,10 @@ def _fault(row: InstanceRow, context: ViewContext) -> Any:
 
 
 def _host_status(row: Mapping[str, Any], context: ViewContext) -> str:
-    """Return the state of the server's host; the row has the columns of its service."""
+    """Return the state of the server's host; the row has the columns of its service.
+
+    The host is up by the rule of `db.services.is_up`.
+    """
     if row["service_seen_at"] is None:
         return ""
     if row["service_disabled"]:
@@ -130,65 +133,83 @@ def _from_image(name: str) -> Any:
     return get
 
 
+_ADDRESS = {"version": int, "addr": str}
+_PLAIN_ADDRESSES = {"*": [_ADDRESS]}
+_ADDRESSES = {"*": [{**_ADDRESS, "OS-EXT-IPS:type": Literal["fixed", "floating"], "OS-EXT-IPS-MAC:mac_addr": str}]}
+_FLAVOR = {
+    **dict.fromkeys(("vcpus", "ram", "disk", "ephemeral", "swap"), int),
+    "original_name": str,
+    "extra_specs?": dict[str, str],
+}
+_FAULT = {"code": int, "created": str, "message": str, "details?": str}
 _IDENTITY = (
-    Field("id", "uuid"),
-    Field("name", "display_name"),
-    Field("links", lambda row, context: context.links.of("servers", row["uuid"])),
+    Field("id", "uuid", type=str),
+    Field("name", "display_name", type=str),
+    Field("links", lambda row, context: context.links.of("servers", row["uuid"]), type=LINKS),
 )
 BRIEF = View(*_IDENTITY, keyed=True)
 
 # In every full response; the response of an update has only these until 2.74.
 _CORE = (
-    Field("status", _status),
-    Field("tenant_id", "project_id"),
-    Field("user_id", "user_id"),
-    Field("metadata", "metadata"),
-    Field("hostId", lambda row, _: host_id(row["project_id"], row["host"])),
-    Field("image", _image, until(97)),
-    Field("image", _image_with_properties, since(98)),
-    Field("flavor", _flavor, until(46)),
-    Field("flavor", _embedded_flavor, since(47)),
-    Field("created", lambda row, _: iso(row["created_at"])),
-    Field("updated", lambda row, _: iso(row["updated_at"])),
-    Field("addresses", addresses),
-    Field("accessIPv4", lambda row, _: row["access_ip_v4"] or ""),
-    Field("accessIPv6", lambda row, _: row["access_ip_v6"] or ""),
-    Field("OS-DCF:diskConfig", "disk_config"),
-    Field("progress", _progress, optional=True),
-    Field("fault", _fault, optional=True),
-    Field("locked", lambda row, _: row["locked_by"] is not None, since(9)),
-    Field("locked_reason", "locked_reason", since(73)),
-    Field("description", "display_description", since(19)),
-    Field("tags", "tags", since(26)),
-    Field("trusted_image_certificates", "trusted_certs", since(63)),
-    Field("pinned_availability_zone", "pinned_availability_zone", since(96)),
-    Field("scheduler_hints", lambda row, _: _shown_hints(row["hints"]), since(100)),
+    Field("status", _status, type=str),
+    Field("tenant_id", "project_id", type=str),
+    Field("user_id", "user_id", type=str),
+    Field("metadata", "metadata", type=dict[str, str]),
+    Field("hostId", lambda row, _: host_id(row["project_id"], row["host"]), type=str),
+    Field("image", _image, until(97), type=({"id": str, "links": LINKS}, Literal[""])),
+    Field(
+        "image",
+        _image_with_properties,
+        since(98),
+        type=({"id": str, "links": LINKS, "properties": dict[str, Any]}, Literal[""]),
+    ),
+    Field("flavor", _flavor, until(46), type={"id": str, "links": LINKS}),
+    Field("flavor", _embedded_flavor, since(47), type=_FLAVOR),
+    Field("created", lambda row, _: iso(row["created_at"]), type=str),
+    Field("updated", lambda row, _: iso(row["updated_at"]), type=str | None),
+    Field("addresses", addresses, type=_ADDRESSES),
+    Field("accessIPv4", lambda row, _: row["access_ip_v4"] or "", type=str),
+    Field("accessIPv6", lambda row, _: row["access_ip_v6"] or "", type=str),
+    Field("OS-DCF:diskConfig", "disk_config", type=Literal["AUTO", "MANUAL"]),
+    Field("progress", _progress, optional=True, type=int),
+    Field("fault", _fault, optional=True, type=_FAULT),
+    Field("locked", lambda row, _: row["locked_by"] is not None, since(9), type=bool),
+    Field("locked_reason", "locked_reason", since(73), type=str | None),
+    Field("description", "display_description", since(19), type=str | None),
+    Field("tags", "tags", since(26), type=list[str]),
+    Field("trusted_image_certificates", "trusted_certs", since(63), type=list[str] | None),
+    Field("pinned_availability_zone", "pinned_availability_zone", since(96), type=str | None),
+    Field("scheduler_hints", lambda row, _: _shown_hints(row["hints"]), since(100), type=dict[str, str | list[str]]),
 )
 _EXTENDED = (
-    Field("OS-EXT-AZ:availability_zone", lambda row, _: row["availability_zone"] or ""),
-    Field("config_drive", lambda row, _: "True" if row["config_drive"] else ""),
-    Field("key_name", "key_name"),
-    Field("OS-SRV-USG:launched_at", lambda row, _: _usage_time(row["launched_at"])),
-    Field("OS-SRV-USG:terminated_at", lambda row, _: _usage_time(row["terminated_at"])),
-    Field("security_groups", _security_groups, optional=True),
-    Field("OS-EXT-STS:task_state", "task_state"),
-    Field("OS-EXT-STS:vm_state", "vm_state"),
-    Field("OS-EXT-STS:power_state", "power_state"),
-    Field("os-extended-volumes:volumes_attached", lambda row, _: []),
-    Field("host_status", _host_status, since(16), when="host_status"),
-    Field("OS-EXT-SRV-ATTR:host", "host", when="attributes"),
-    Field("OS-EXT-SRV-ATTR:hypervisor_hostname", "node", when="attributes"),
-    Field("OS-EXT-SRV-ATTR:instance_name", lambda row, _: f"instance-{row['uuid'][:8]}", when="attributes"),
-    Field("OS-EXT-SRV-ATTR:reservation_id", "reservation_id", since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:launch_index", "launch_index", since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:kernel_id", _from_image("kernel_id"), since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:ramdisk_id", _from_image("ramdisk_id"), since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:root_device_name", "root_device_name", since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:user_data", "user_data", since(3), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:hostname", "hostname", Range(3, 89), when="attributes"),
-    Field("OS-EXT-SRV-ATTR:hostname", "hostname", since(90)),
+    Field("OS-EXT-AZ:availability_zone", lambda row, _: row["availability_zone"] or "", type=str),
+    Field("config_drive", lambda row, _: "True" if row["config_drive"] else "", type=Literal["True", ""]),
+    Field("key_name", "key_name", type=str | None),
+    Field("OS-SRV-USG:launched_at", lambda row, _: _usage_time(row["launched_at"]), type=str | None),
+    Field("OS-SRV-USG:terminated_at", lambda row, _: _usage_time(row["terminated_at"]), type=str | None),
+    Field("security_groups", _security_groups, optional=True, type=[{"name": str}]),
+    Field("OS-EXT-STS:task_state", "task_state", type=str | None),
+    Field("OS-EXT-STS:vm_state", "vm_state", type=str),
+    Field("OS-EXT-STS:power_state", "power_state", type=int),
+    Field(
+        "os-extended-volumes:volumes_attached", lambda row, _: [], type=[{"id": str, "delete_on_termination?": bool}]
+    ),
+    Field("host_status", _host_status, since(16), when="host_status", type=str),
+    Field("OS-EXT-SRV-ATTR:host", "host", when="attributes", type=str | None),
+    Field("OS-EXT-SRV-ATTR:hypervisor_hostname", "node", when="attributes", type=str | None),
+    Field("OS-EXT-SRV-ATTR:instance_name", lambda row, _: f"instance-{row['uuid'][:8]}", when="attributes", type=str),
+    Field("OS-EXT-SRV-ATTR:reservation_id", "reservation_id", since(3), when="attributes", type=str),
+    Field("OS-EXT-SRV-ATTR:launch_index", "launch_index", since(3), when="attributes", type=int),
+    Field("OS-EXT-SRV-ATTR:kernel_id", _from_image("kernel_id"), since(3), when="attributes", type=str),
+    Field("OS-EXT-SRV-ATTR:ramdisk_id", _from_image("ramdisk_id"), since(3), when="attributes", type=str),
+    Field("OS-EXT-SRV-ATTR:root_device_name", "root_device_name", since(3), when="attributes", type=str | None),
+    Field("OS-EXT-SRV-ATTR:user_data", "user_data", since(3), when="attributes", type=str | None),
+    Field("OS-EXT-SRV-ATTR:hostname", "hostname", Range(3, 89), when="attributes", type=str),
+    Field("OS-EXT-SRV-ATTR:hostname", "hostname", since(90), type=str),
 )
-_GROUPS = Field("server_groups", lambda row, context: context.server_groups.get(row["uuid"], []), since(71))
+_GROUPS = Field(
+    "server_groups", lambda row, context: context.server_groups.get(row["uuid"], []), since(71), type=list[str]
+)
 
 
 def _shown_hints(hints: dict[str, list[str]]) -> dict[str, Any]:
@@ -202,16 +223,24 @@ def _usage_time(micros: int | None) -> str | None:
 
 DETAIL = View(*_IDENTITY, *_CORE, *_EXTENDED, keyed=True)
 SHOW = View(*_IDENTITY, *_CORE, *_EXTENDED, _GROUPS, keyed=True)
-# The response of an update: only the core with plain addresses until 2.74, all fields since 2.75.
-UPDATED = View(
-    *_IDENTITY,
+_CORE_WITH_PLAIN_ADDRESSES = (
     *(each for each in _CORE if each.name != "addresses"),
-    Field("addresses", plain_addresses, until(74)),
-    Field("addresses", addresses, since(75)),
-    *(
-        Field(each.name, each.get, Range(max(75, each.versions.since), each.versions.until), each.when, each.optional)
-        for each in _EXTENDED
-    ),
+    Field("addresses", plain_addresses, until(74), type=_PLAIN_ADDRESSES),
+    Field("addresses", addresses, since(75), type=_ADDRESSES),
+)
+_EXTENDED_SINCE_75 = tuple(
+    replace(each, versions=Range(max(75, each.versions.since), each.versions.until)) for each in _EXTENDED
+)
+# The response of an update: only the core with plain addresses until 2.74, all fields since 2.75.
+UPDATED = View(*_IDENTITY, *_CORE_WITH_PLAIN_ADDRESSES, *_EXTENDED_SINCE_75, _GROUPS, keyed=True)
+# The response of a rebuild has what a rebuild can change as well, and user data for everybody under another name.
+REBUILT = View(
+    *_IDENTITY,
+    *_CORE_WITH_PLAIN_ADDRESSES,
+    *(each for each in _EXTENDED_SINCE_75 if each.name != "OS-EXT-SRV-ATTR:user_data"),
     _GROUPS,
+    Field("key_name", "key_name", Range(54, 74), type=str | None),
+    Field("user_data", "user_data", since(57), type=str | None),
+    Field("adminPass", "admin_password", type=str),
     keyed=True,
 )

@@ -8,18 +8,19 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.api import inputs
+from micronova.api.compute.action_routes import SERVER_PATHS
 from micronova.api.compute.server_inputs import access_address, disk_config, hostname
 from micronova.api.compute.server_lookup import authorized_server
 from micronova.api.compute.server_query import ListQuery, list_filters
 from micronova.api.compute.server_views import BRIEF, DETAIL, SHOW, UPDATED, ViewContext
 from micronova.api.inputs import STRICT
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.api.view import View
 from micronova.db import instances, server_lists
 from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.http.versions import Range, since
+from micronova.http.versions import since
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
@@ -84,7 +85,7 @@ class Servers:
 
     async def _list(self, request: Request, view: View, path: str) -> dict[str, Any]:
         filters = list_filters(request, self._max_limit)
-        flags = self._flags(request) if view is not BRIEF else frozenset()
+        flags = self.flags(request) if view is not BRIEF else frozenset()
         rows: Sequence[server_lists.Row] = []
         if filters is not None:
             columns = _columns(view, request.minor, flags)
@@ -98,17 +99,19 @@ class Servers:
 
     async def show(self, request: Request, id: str) -> dict[str, Any]:
         """Show a server."""
-        flags = self._flags(request)
+        flags = self.flags(request)
         row = await authorized_server(self._database, request, id, with_service="host_status" in flags)
-        return self._body(request, row, SHOW, flags)
+        return self.body(request, row, SHOW, flags)
 
-    def _body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
+    def body(self, request: Request, row: InstanceRow, view: View, flags: frozenset[str]) -> dict[str, Any]:
+        """Return a response about one server."""
         context = self._view_context(request)
         if request.minor >= 71 and row["server_group_id"]:
             context.server_groups = {row["uuid"]: [row["server_group_id"]]}
         return {"server": view.at(request.minor, flags)(row, context)}
 
-    def _flags(self, request: Request) -> frozenset[str]:
+    def flags(self, request: Request) -> frozenset[str]:
+        """Return which fields policy allows the caller to see."""
         flags = set()
         if request.allows(ATTRIBUTES):
             flags.add("attributes")
@@ -127,7 +130,7 @@ class Servers:
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Change fields of a server."""
-        flags = self._flags(request)
+        flags = self.flags(request)
         row = await authorized_server(self._database, request, id, with_service="host_status" in flags)
         values = self._values(request, row)
         if values:
@@ -140,7 +143,7 @@ class Servers:
             if not there:
                 raise Conflict(f"Instance {id} was deleted meanwhile.")
             row = {**changed(row, values), "updated_at": now}
-        return self._body(request, row, UPDATED, flags)
+        return self.body(request, row, UPDATED, flags)
 
     def _values(self, request: Request, row: InstanceRow) -> InstanceChanges:
         asked: Changes = request.body.server
@@ -186,17 +189,28 @@ def routes(
     handlers = Servers(database, clock, actions, max_limit, service_down_time)
     rule = "os_compute_api:servers:"
     found = []
-    for path, versions in (("/servers", Range()), ("/os-volumes_boot", Range(0, 102))):
+    for path, versions in SERVER_PATHS:
         route = partial(Route, versions=versions)
         listed = partial(route, method="GET", query=ListQuery, strict_query=since(75))
         found += [
-            listed(path=path, handler=handlers.index, policy=f"{rule}index"),
-            listed(path=f"{path}/detail", handler=handlers.detail, policy=f"{rule}detail"),
+            listed(
+                path=path,
+                handler=handlers.index,
+                policy=f"{rule}index",
+                answer={"servers": [BRIEF], "servers_links?": LINKS},
+            ),
+            listed(
+                path=f"{path}/detail",
+                handler=handlers.detail,
+                policy=f"{rule}detail",
+                answer={"servers": [DETAIL], "servers_links?": LINKS},
+            ),
             route(
                 method="GET",
                 path=f"{path}/{{id}}",
                 handler=handlers.show,
                 policy=f"{rule}show",
+                answer={"server": SHOW},
                 checks_policy=True,
                 query=inputs.NoQuery,
                 strict_query=STRICT,
@@ -206,6 +220,7 @@ def routes(
                 path=f"{path}/{{id}}",
                 handler=handlers.update,
                 policy=f"{rule}update",
+                answer={"server": UPDATED},
                 checks_policy=True,
                 body=UpdateBody,
             ),

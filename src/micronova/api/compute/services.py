@@ -1,6 +1,7 @@
 """Services: the processes of the cloud; an administrator enables and disables compute hosts here."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -16,6 +17,8 @@ from micronova.http.paging import iso_micros
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
+from micronova.notifications import resources
+from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.service_names import COMPUTE
@@ -52,17 +55,19 @@ def status(row: ServiceRow) -> str:
 
 
 VIEW = View(
-    Field("id", "id", until(52)),
-    Field("id", "uuid", since(53)),
-    Field("binary", "binary"),
-    Field("host", "host"),
-    Field("zone", lambda row, facts: facts.zone(row)),
-    Field("status", lambda row, facts: status(row)),
-    Field("state", lambda row, facts: facts.state(row)),
-    Field("updated_at", lambda row, facts: iso_micros(row.last_seen_at)),
-    Field("disabled_reason", "disabled_reason"),
-    Field("forced_down", "forced_down", since(11)),
+    Field("id", "id", until(52), type=int),
+    Field("id", "uuid", since(53), type=str),
+    Field("binary", "binary", type=str),
+    Field("host", "host", type=str),
+    Field("zone", lambda row, facts: facts.zone(row), type=str),
+    Field("status", lambda row, facts: status(row), type=Literal["enabled", "disabled"]),
+    Field("state", lambda row, facts: facts.state(row), type=Literal["up", "down"]),
+    Field("updated_at", lambda row, facts: iso_micros(row.last_seen_at), type=str | None),
+    Field("disabled_reason", "disabled_reason", type=str | None),
+    Field("forced_down", "forced_down", since(11), type=bool),
 )
+
+_OLD = {"host": str, "binary": str, "status?": str, "disabled_reason?": str, "forced_down?": bool}
 
 
 class ListQuery(Query):
@@ -114,13 +119,20 @@ class Services:
     """The handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, removal: ServiceRemoval, down_time: float, default_zone: str
+        self,
+        database: Database,
+        clock: Clock,
+        removal: ServiceRemoval,
+        down_time: float,
+        default_zone: str,
+        notifier: Announcer,
     ) -> None:
         self._database = database
         self._clock = clock
         self._removal = removal
         self._down_time = down_time
         self._default_zone = default_zone
+        self._notifier = notifier
 
     def _facts(self, zones: dict[str, str]) -> Facts:
         return Facts(zones, self._default_zone, micros(self._clock.now()), self._down_time)
@@ -160,12 +172,18 @@ class Services:
         else:
             shown["forced_down"] = values["forced_down"]
         _only_compute(asked.binary)
-        await self._database.write(self._update_by_host, asked.host, asked.binary, values)
+        row, zones = await self._database.write(self._update_by_host, asked.host, asked.binary, values)
+        self._announce(request, row, zones)
         return {"service": shown}
 
-    def _update_by_host(self, conn: sa.Connection, host: str, binary: str, values: ServiceChanges) -> None:
-        found = services.find(conn, host, binary)
-        services.update(conn, found.uuid, values, micros(self._clock.now()))
+    def _announce(self, request: Request, row: ServiceRow, zones: dict[str, str]) -> None:
+        zone = zones.get(row.host, self._default_zone)
+        self._notifier.announce(request.context.for_bus(), partial(resources.service, "update", row, zone))
+
+    def _update_by_host(
+        self, conn: sa.Connection, host: str, binary: str, values: ServiceChanges
+    ) -> tuple[ServiceRow, dict[str, str]]:
+        return self._update(conn, services.find(conn, host, binary).uuid, values)
 
     async def update(self, request: Request, id: str) -> dict[str, Any]:
         """Enable, disable or force down a service by its uuid (since 2.53)."""
@@ -183,6 +201,7 @@ class Services:
         if not values:
             raise Invalid("No updates were requested. Fields 'status' or 'forced_down' should be specified.")
         row, zones = await self._database.write(self._update, id, values)
+        self._announce(request, row, zones)
         return {"service": VIEW.at(request.minor)(row, self._facts(zones))}
 
     def _update(self, conn: sa.Connection, service: str, values: ServiceChanges) -> tuple[ServiceRow, dict[str, str]]:
@@ -196,7 +215,7 @@ class Services:
         if key is None or (isinstance(key, str) and not inputs.is_uuid(key)):
             kind = "number" if key is None else "uuid"
             raise Invalid(f"Invalid id {id[:64]}: it must be a {kind}.")
-        await self._removal.delete(key)
+        await self._removal.delete(key, request.context.for_bus())
 
 
 def _only_compute(binary: str) -> None:
@@ -205,23 +224,28 @@ def _only_compute(binary: str) -> None:
 
 
 def routes(
-    database: Database, clock: Clock, removal: ServiceRemoval, service_down_time: float, default_zone: str
+    database: Database,
+    clock: Clock,
+    removal: ServiceRemoval,
+    service_down_time: float,
+    default_zone: str,
+    notifier: Announcer,
 ) -> list[Route]:
     """Declare the routes of services."""
-    handlers = Services(database, clock, removal, service_down_time, default_zone)
+    handlers = Services(database, clock, removal, service_down_time, default_zone, notifier)
     one, rule = "/os-services/{id}", "os_compute_api:os-services"
     return [
         Route(
             method="GET", path="/os-services", handler=handlers.index, policy=f"{rule}:list",
-            query=ListQuery, strict_query=Range(75),
+            query=ListQuery, strict_query=Range(75), answer={"services": [VIEW]},
         ),
         Route(
             method="PUT", path=one, handler=handlers.act, policy=f"{rule}:update", body=OldUpdate,
-            versions=until(52),
+            versions=until(52), answer={"service": _OLD},
         ),
         Route(
             method="PUT", path=one, handler=handlers.update, policy=f"{rule}:update", body=Update,
-            versions=since(53),
+            versions=since(53), answer={"service": VIEW},
         ),
         Route(method="DELETE", path=one, handler=handlers.delete, policy=f"{rule}:delete", status=204),
     ]  # fmt: skip

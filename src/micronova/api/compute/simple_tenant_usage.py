@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from micronova.api import inputs
 from micronova.api.inputs import Paged
-from micronova.api.links import Links
+from micronova.api.links import LINKS, Links
 from micronova.db import usages
 from micronova.db.engine import Database
 from micronova.http.paging import iso_micros
@@ -25,6 +25,15 @@ PAGED = since(40)
 FOUR_WEEKS = 28 * 24 * 3600 * 1_000_000
 HOUR = 3600 * 1_000_000
 PART = 1_000  # servers that are read at a time
+
+_SERVER = {
+    "instance_id": str, "name": str, "tenant_id": str, "flavor": str, "memory_mb": int, "vcpus": int, "local_gb": int,
+    "hours": float, "started_at": str, "ended_at": str | None, "state": str, "uptime": int,
+}  # fmt: skip
+USAGE = {
+    "tenant_id": str, "start": str, "stop": str, "total_hours": float, "total_memory_mb_usage": float,
+    "total_vcpus_usage": float, "total_local_gb_usage": float, "server_usages?": [_SERVER],
+}  # fmt: skip
 
 
 class UsageQuery(Paged):
@@ -174,6 +183,17 @@ def routes(database: Database, clock: Clock, max_limit: int) -> list[Route]:
     path = "/os-simple-tenant-usage"
     route = partial(Route, method="GET", query=UsageQuery, strict_query=since(75))
     return [
-        route(path=path, handler=handlers.index, policy=f"{RULE}:list"),
-        route(path=f"{path}/{{project}}", handler=handlers.show, policy=f"{RULE}:show", checks_policy=True),
+        route(
+            path=path,
+            handler=handlers.index,
+            policy=f"{RULE}:list",
+            answer={"tenant_usages": [USAGE], "tenant_usages_links?": LINKS},
+        ),
+        route(
+            path=f"{path}/{{project}}",
+            handler=handlers.show,
+            policy=f"{RULE}:show",
+            checks_policy=True,
+            answer={"tenant_usage": (USAGE, {}), "tenant_usage_links?": LINKS},
+        ),
     ]

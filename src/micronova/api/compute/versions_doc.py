@@ -2,11 +2,14 @@
 
 from typing import Any
 
+from micronova.api.links import LINKS
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
+from micronova.http.versions import Versions
 from micronova.objects.errors import NotFound
 
 LEAST, NEWEST = 1, 104  # the minor numbers of our microversions
+VERSIONS = Versions("compute", 2, LEAST, NEWEST, "X-OpenStack-Nova-API-Version")
 
 VENDOR_TYPE = "application/vnd.openstack.compute+json"
 
@@ -30,6 +33,18 @@ _ABOUT: dict[str, dict[str, Any]] = {
         "min_version": f"2.{LEAST}",
         "updated": "2013-07-23T11:33:21Z",
     },
+}
+
+_ANSWER = {
+    "version": {
+        "id": str,
+        "status": str,
+        "version": str,
+        "min_version": str,
+        "updated": str,
+        "links": LINKS,
+        "media-types": [{"base": str, "type": str}],
+    }
 }
 
 
@@ -99,6 +114,6 @@ def root_routes() -> list[Route]:
 def routes() -> list[Route]:
     """Declare the routes of /v2.1."""
     return [
-        Route(method="GET", path="", handler=show_own, policy=None),
-        Route(method="GET", path="/versions/{id}", handler=show, policy=AUTHENTICATED),
+        Route(method="GET", path="", handler=show_own, policy=None, answer=_ANSWER),
+        Route(method="GET", path="/versions/{id}", handler=show, policy=AUTHENTICATED, answer=_ANSWER),
     ]

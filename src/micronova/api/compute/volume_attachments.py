@@ -1,12 +1,20 @@
-"""The volumes of servers: those of their block devices that are volumes."""
+"""The volumes of servers: those of their block devices that are volumes.
+
+Compute uses no block storage service, so volumes can be neither attached nor detached nor swapped.
+"""
 
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import sqlalchemy as sa
+from msgspec import UNSET, Meta, UnsetType
 
+from micronova.api import inputs
+from micronova.api.compute.server_inputs import Id, Tag, given
 from micronova.api.compute.server_lookup import authorized_server
-from micronova.api.inputs import NoQuery, Slice
+from micronova.api.compute.volumes import no_block_storage
+from micronova.api.inputs import Body, NoQuery, Slice
 from micronova.api.view import OMIT, Field, View
 from micronova.db import instances
 from micronova.db.engine import Database
@@ -14,18 +22,58 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since, until
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import NotFound
+from micronova.objects.errors import Invalid, NotFound
+
+RULE = "os_compute_api:os-volumes-attachments"
 
 ATTACHMENT = View(
-    Field("id", "volume_id", until(88)),
-    Field("volumeId", "volume_id"),
-    Field("serverId", lambda device, server: server),
-    Field("device", lambda device, _: device.device_name or OMIT, optional=True),
-    Field("tag", "tag", since(70)),
-    Field("delete_on_termination", "delete_on_termination", since(79)),
-    Field("attachment_id", "attachment_id", since(89)),
-    Field("bdm_uuid", "uuid", since(89)),
+    Field("id", "volume_id", until(88), type=str),
+    Field("volumeId", "volume_id", type=str),
+    Field("serverId", lambda device, server: server, type=str),
+    Field("device", lambda device, _: device.device_name or OMIT, optional=True, type=str),
+    Field("tag", "tag", since(70), type=str | None),
+    Field("delete_on_termination", "delete_on_termination", since(79), type=bool),
+    Field("attachment_id", "attachment_id", since(89), type=str | None),
+    Field("bdm_uuid", "uuid", since(89), type=str),
 )
+
+DeviceName = Annotated[str, Meta(max_length=255, pattern=r"^/dev/x?[a-z]?d?[a-z]+[0-9]*\Z")]
+
+
+class NewAttachment(Body, rename={"volume_id": "volumeId"}):
+    """The volume to attach."""
+
+    volume_id: Id
+    device: DeviceName | None = None
+    tag: Tag | UnsetType = UNSET
+    delete_on_termination: inputs.Flag | UnsetType = UNSET
+
+    versions = {"tag": since(49), "delete_on_termination": since(79)}
+
+
+class Create(Body, rename={"volume_attachment": "volumeAttachment"}):
+    """The body of an attach."""
+
+    volume_attachment: NewAttachment
+
+
+class Changes(Body, rename={"volume_id": "volumeId", "server_id": "serverId"}):
+    """An attachment as it is shown, with what is to change in it; another volume takes the place of the old one."""
+
+    volume_id: Id
+    server_id: Id | UnsetType = UNSET
+    id: Id | UnsetType = UNSET
+    device: DeviceName | None | UnsetType = UNSET
+    tag: Tag | UnsetType = UNSET
+    delete_on_termination: inputs.Flag | UnsetType = UNSET
+
+    versions = dict.fromkeys(("serverId", "id", "device", "tag", "delete_on_termination"), since(85))
+
+
+class Update(Body, rename={"volume_attachment": "volumeAttachment"}):
+    """The body of an update."""
+
+    volume_attachment: Changes
 
 
 class VolumeAttachments:
@@ -46,22 +94,127 @@ class VolumeAttachments:
         for device in await self._volumes(request, id):
             if device.volume_id == volume:
                 return {"volumeAttachment": ATTACHMENT.at(request.minor)(device, id)}
-        raise NotFound(f"Instance {id} is not attached to volume {volume[:64]}")
+        raise _not_attached(id, volume)
+
+    async def create(self, request: Request, id: str) -> None:
+        """Raise NotSupported."""
+        await authorized_server(self._database, request, id)
+        no_block_storage("volumes cannot be attached.")
+
+    async def swap(self, request: Request, id: str, volume: str) -> None:
+        """Raise NotFound: there is no volume whose place another could take."""
+        await authorized_server(self._database, request, id)
+        raise _no_volume(volume)
+
+    async def update(self, request: Request, id: str, volume: str) -> None:
+        """Change what happens to a volume when its server is deleted."""
+        wanted: Changes = request.body.volume_attachment
+        swaps = wanted.volume_id != volume
+        row = await authorized_server(self._database, request, id, rule=f"{RULE}:swap" if swaps else None)
+        await self._database.write(_change, row["uuid"], volume, wanted)
+        if swaps:
+            raise _no_volume(volume)
+
+    async def delete(self, request: Request, id: str, volume: str) -> None:
+        """Raise NotFound, or NotSupported if the server has the volume."""
+        row = await authorized_server(self._database, request, id)
+        if not await self._database.read(_attached, row["uuid"], volume):
+            raise _not_attached(id, volume)
+        no_block_storage("volumes cannot be detached.")
 
     async def _volumes(self, request: Request, id: str) -> list[BlockDevice]:
         """Return the devices of a server that are volumes; since 2.89 those whose attachment is known."""
         row = await authorized_server(self._database, request, id)
-        found = (await self._database.read(instances.devices, [row["uuid"]])).get(row["uuid"], [])
-        devices = [msgspec.convert(device, BlockDevice) for device in found]
+        devices = (await self._database.read(instances.devices, [row["uuid"]])).get(row["uuid"], ())
         return [each for each in devices if each.volume_id and (request.minor < 89 or each.attachment_id)]
+
+
+def _not_attached(id: str, volume: str) -> NotFound:
+    return NotFound(f"Instance {id} is not attached to volume {volume[:64]}")
+
+
+def _no_volume(volume: str) -> NotFound:
+    return NotFound(f"Volume {volume[:64]} could not be found.")
+
+
+def _attached(conn: sa.Connection, id: str, volume: str) -> list[BlockDevice]:
+    """Return a server's devices with this volume."""
+    return [device for device in instances.devices(conn, [id]).get(id, ()) if device.volume_id == volume]
+
+
+def _change(conn: sa.Connection, id: str, volume: str, wanted: Changes) -> None:
+    """Change `delete_on_termination`; raise Invalid if anything else would change."""
+    instances.lock_existing(conn, id)
+    found = _attached(conn, id, volume)
+    if not found:
+        raise NotFound(f"No volume Block Device Mapping with id {volume[:64]}.")
+    device = found[0]
+    fixed = {"id": volume, "server_id": id, "device": device.device_name, "tag": device.tag}
+    for name, value in fixed.items():
+        if getattr(wanted, name) not in (UNSET, value):
+            shown = "serverId" if name == "server_id" else name
+            raise Invalid(f"The {shown} property is not mutable")
+    if given(wanted.delete_on_termination) is not None:
+        kept = inputs.flag(wanted.delete_on_termination)
+        instances.change_device(conn, msgspec.structs.replace(device, delete_on_termination=kept))
 
 
 def routes(database: Database, max_limit: int) -> list[Route]:
     """Declare the routes."""
     handlers = VolumeAttachments(database, max_limit)
-    path, rule = "/servers/{id}/os-volume_attachments", "os_compute_api:os-volumes-attachments"
-    route = partial(Route, method="GET", checks_policy=True)
+    path = "/servers/{id}/os-volume_attachments"
+    one = f"{path}/{{volume}}"
+    route = partial(Route, checks_policy=True)
     return [
-        route(path=path, handler=handlers.index, policy=f"{rule}:index", query=Slice, strict_query=since(75)),
-        route(path=f"{path}/{{volume}}", handler=handlers.show, policy=f"{rule}:show", query=NoQuery),
+        route(
+            method="GET",
+            path=path,
+            handler=handlers.index,
+            policy=f"{RULE}:index",
+            query=Slice,
+            strict_query=since(75),
+            answer={"volumeAttachments": [ATTACHMENT]},
+        ),
+        route(
+            method="GET",
+            path=one,
+            handler=handlers.show,
+            policy=f"{RULE}:show",
+            query=NoQuery,
+            answer={"volumeAttachment": ATTACHMENT},
+        ),
+        route(
+            method="POST",
+            path=path,
+            handler=handlers.create,
+            policy=f"{RULE}:create",
+            body=Create,
+            errors=(501,),
+        ),
+        route(
+            method="PUT",
+            path=one,
+            handler=handlers.swap,
+            policy=f"{RULE}:swap",
+            body=Update,
+            status=202,
+            versions=until(84),
+        ),
+        route(
+            method="PUT",
+            path=one,
+            handler=handlers.update,
+            policy=f"{RULE}:update",
+            body=Update,
+            status=202,
+            versions=since(85),
+        ),
+        route(
+            method="DELETE",
+            path=one,
+            handler=handlers.delete,
+            policy=f"{RULE}:delete",
+            status=202,
+            errors=(501,),
+        ),
     ]

@@ -7,12 +7,11 @@ import sqlalchemy as sa
 
 from micronova.api.metadata.signed import Asker
 from micronova.clients.network.cache import ExpiringCache
-from micronova.db import instances
+from micronova.db import instances, server_migrations
 from micronova.db.engine import Database
 from micronova.db.specs import instance_spec, vifs
 from micronova.metadata.facts import Facts, VendorData
 from micronova.metadata.vendordata import VendorDataSource
-from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import NotFound
 
 NO_SERVER = "There is no such server."
@@ -39,12 +38,13 @@ class Guests:
     async def facts(self, asker: Asker) -> Facts:
         """Return the facts about the guest that asks; raise NotFound if it is not of the signed project and host."""
         found = await self._facts.get(asker.instance_id, lambda: self._read(asker.instance_id))
-        if asker.host not in (None, found.host):  # it may have been moved since it was cached
+        if asker.host is not None and asker.host not in found.hosts:  # it may have been moved since it was cached
             found = await self._read(asker.instance_id)
             self._facts.put(asker.instance_id, found)
         # Checked for each request: users can set a port's device id, so the port's project must be the server's; and a
         # host is trusted only about its own guests.
-        if found.facts.instance.project_id != asker.project_id or asker.host not in (None, found.host):
+        foreign = asker.host is not None and asker.host not in found.hosts
+        if foreign or found.facts.instance.project_id != asker.project_id:
             raise NotFound(NO_SERVER)
         return msgspec.structs.replace(found.facts, address=asker.address)
 
@@ -65,17 +65,17 @@ class Guests:
 
 class _Guest(NamedTuple):
     facts: Facts
-    host: str | None
+    hosts: frozenset[str | None]  # its own, and that which it moves to: the guest asks before its move has ended
 
 
 def _load(conn: sa.Connection, uuid: str) -> _Guest | None:
     row = instances.get(conn, uuid)
     if row is None:
         return None
-    devices = instances.devices(conn, [uuid]).get(uuid, ())
     facts = Facts(
         instance=instance_spec(row),
         vifs=vifs(row),
-        block_devices=tuple(msgspec.convert(device, BlockDevice) for device in devices),
+        block_devices=instances.devices(conn, [uuid]).get(uuid, ()),
     )
-    return _Guest(facts, row["host"])
+    migration = server_migrations.open_of(conn, uuid)
+    return _Guest(facts, frozenset({row["host"], None if migration is None else migration["dest_compute"]}))

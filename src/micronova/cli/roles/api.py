@@ -5,40 +5,52 @@ from pathlib import Path
 from typing import Any
 
 from micronova.api.compute import paths
-from micronova.api.compute.app import VERSIONS, APIDependencies, routes
-from micronova.api.compute.versions_doc import VENDOR_TYPE, root_routes
+from micronova.api.compute.app import APIDependencies, routes
+from micronova.api.compute.extensions import load_extensions
+from micronova.api.compute.versions_doc import VENDOR_TYPE, VERSIONS, root_routes
+from micronova.api.plugins import Extensions
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI
 from micronova.db import flavors, schema
 from micronova.db.tables import flavors as table
 from micronova.http.faults import compute_fault
-from micronova.http.service import Service
+from micronova.http.service import Route, Service
 from micronova.objects.clock import micros
 from micronova.objects.flavor import Flavor
 from micronova.plugins.hooks import Hooks
-from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
 from micronova.servers.actions import ServerActions
+from micronova.servers.admin_password import AdminPasswords
 from micronova.servers.consoles import ConsoleLinks, LinkSettings
 from micronova.servers.create import ServerCreator
+from micronova.servers.dependencies import Dependencies
 from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
+from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_signatures import ImageSignatures, SignatureRules
+from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
+from micronova.servers.live_migrations import LiveMigrations
+from micronova.servers.moves import ServerMoves
+from micronova.servers.rebuild import ServerRebuilder
+from micronova.servers.rescue import ServerRescue
 from micronova.servers.security_groups import ServerSecurityGroups
 from micronova.servers.service_removal import ServiceRemoval
+from micronova.servers.shelving import ServerShelving
 from micronova.servers.unsupported import Honoured, Unsupported
 
 
 async def make(process: Process) -> Role:
     """Make the compute API: its routes, below the documents that list its versions."""
     settings = process.settings
-    found = routes(_api_dependencies(process))
+    extensions = load_extensions()
+    found = declared_routes(process, extensions)
     policy_file = settings.api.policy_file
     service = Service(
         "compute",
         found,
-        policy=Enforcer(RULES, Path(policy_file) if policy_file else None),
+        policy=Enforcer(extensions.rules, Path(policy_file) if policy_file else None),
         authenticator=process.clients.authenticator(),
         fault_body=compute_fault,
         prefix="/v2.1",
@@ -66,82 +78,104 @@ async def make(process: Process) -> Role:
     return _Bootstrap(process)
 
 
+def declared_routes(process: Process, extensions: Extensions) -> list[Route]:
+    """Return the routes of the API, with those of extensions; nothing need run for that."""
+    return routes(_api_dependencies(process), extensions)
+
+
 def _api_dependencies(process: Process) -> APIDependencies:
     """Return what the routes of the compute API call."""
-    assert process.database is not None and process.bus is not None
-    settings = process.settings
-    clients = process.clients
-    conductor = ConductorAPI(process.bus)
-    network_client = clients.network_client()
+    assert process.bus is not None
+    settings, clients = process.settings, process.clients
     default = settings.default
+    shared = _shared_dependencies(process)
+    database, clock = shared.database, shared.clock
+    image_client, network_client = shared.image_client, shared.network_client
     compute = ComputeAPI(process.bus)
-    guests = GuestQueries(
-        database=process.database,
-        clock=process.clock,
-        compute=compute,
-        service_down_time=default.service_down_time,
-    )
-    actions = ServerActions(
-        database=process.database,
-        clock=process.clock,
-        random=process.random,
-        conductor=conductor,
-        notifier=process.notifier,
-        timeout=default.instance_build_timeout,
-    )
+    guests = GuestQueries(database=database, clock=clock, compute=compute, service_down_time=default.service_down_time)
+    actions = ServerActions(shared, reclaim_interval=default.reclaim_instance_interval)
     interfaces = Interfaces(
-        database=process.database,
-        clock=process.clock,
+        database=database,
+        clock=clock,
         actions=actions,
         network_client=network_client,
         check_host=guests.check_host,
     )
     return APIDependencies(
-        database=process.database,
-        clock=process.clock,
+        database=database,
+        clock=clock,
         random=process.random,
-        creator=_server_creator(process),
+        creator=ServerCreator(shared, hooks=Hooks.load(), default_schedule_zone=default.default_schedule_zone),
+        rebuilder=ServerRebuilder(shared),
         actions=actions,
+        images=ServerImages(shared, actions, non_inheritable=default.non_inheritable_image_properties),
+        image_caching=ImageCaching(
+            database=database,
+            conductor=shared.conductor,
+            image_client=image_client,
+            signatures=shared.signatures,
+        ),
         interfaces=interfaces,
-        security_groups=ServerSecurityGroups(
-            database=process.database, clock=process.clock, network_client=network_client
-        ),
-        external_events=ExternalEvents(
-            database=process.database, clock=process.clock, compute=compute, interfaces=interfaces
-        ),
+        security_groups=ServerSecurityGroups(database=database, clock=clock, network_client=network_client),
+        external_events=ExternalEvents(database=database, clock=clock, compute=compute, interfaces=interfaces),
         guests=guests,
         consoles=_console_links(process, guests),
-        service_removal=ServiceRemoval(database=process.database, compute=compute, network_client=network_client),
+        rescue=ServerRescue(shared, actions, rescue_image_id=settings.libvirt.rescue_image_id),
+        admin_passwords=AdminPasswords(actions=actions, check_host=guests.check_host),
+        moves=ServerMoves(shared, allow_resize_to_same_host=bool(default.allow_resize_to_same_host)),
+        shelving=ServerShelving(shared, actions),
+        live_migrations=LiveMigrations(database=database, clock=clock, compute=compute, notifier=process.notifier),
+        service_removal=ServiceRemoval(
+            database=database, compute=compute, network_client=network_client, notifier=process.notifier
+        ),
         network_client=network_client,
-        image_client=clients.image_client(),
-        quota_defaults=settings.quota.limits(),
+        image_client=image_client,
+        quota_defaults=shared.quota_defaults,
         project_exists=clients.project_exists,
         max_limit=settings.api.max_limit,
-        service_down_time=settings.default.service_down_time,
-        default_zone=settings.default.default_availability_zone,
+        service_down_time=default.service_down_time,
+        default_zone=default.default_availability_zone,
+        shows_passwords=settings.api.enable_instance_password,
+        notifier=process.notifier,
+        usage_audit_period=default.instance_usage_audit_period,
         fault_injection=settings.api.fault_injection,
     )
 
 
-def _server_creator(process: Process) -> ServerCreator:
-
+def _shared_dependencies(process: Process) -> Dependencies:
+    """Return what those depend on who accept requests about servers."""
     assert process.database is not None and process.bus is not None
-    clients, default = process.clients, process.settings.default
-    filters = process.settings.filter_scheduler.enabled_filters
-    return ServerCreator(
+    settings, default = process.settings, process.settings.default
+    filters = settings.filter_scheduler.enabled_filters
+    return Dependencies(
         database=process.database,
         clock=process.clock,
         random=process.random,
         conductor=ConductorAPI(process.bus),
+        notifier=process.notifier,
         secrets=process.secret_box(),
-        hooks=Hooks.load(),
-        quota_defaults=process.settings.quota.limits(),
-        image_client=clients.image_client(),
-        network_client=clients.network_client(),
+        image_client=process.clients.image_client(),
+        network_client=process.clients.network_client(),
         unsupported=Unsupported(lambda: _honoured(filters, default.service_down_time)),
-        build_timeout=default.instance_build_timeout,
+        signatures=_image_signatures(process),
+        quota_defaults=settings.quota.limits(),
+        action_timeout=default.instance_build_timeout,
+        service_down_time=default.service_down_time,
         default_zone=default.default_availability_zone,
-        default_schedule_zone=default.default_schedule_zone,
+    )
+
+
+def _image_signatures(process: Process) -> ImageSignatures:
+    glance = process.settings.glance
+    return ImageSignatures(
+        image_client=process.clients.image_client(),
+        certificates=process.clients.certificates(),
+        clock=process.clock,
+        rules=SignatureRules(
+            verify=glance.verify_glance_signatures,
+            validate=glance.enable_certificate_validation,
+            default_trusted=glance.default_trusted_certificate_ids,
+        ),
     )
 
 
@@ -160,7 +194,6 @@ def _honoured(enabled_filters: tuple[str, ...], service_down_time: float) -> Hon
 
 
 def _console_links(process: Process, guests: GuestQueries) -> ConsoleLinks:
-
     assert process.database is not None
     settings = process.settings
     return ConsoleLinks(
@@ -172,6 +205,7 @@ def _console_links(process: Process, guests: GuestQueries) -> ConsoleLinks:
             token_ttl=settings.consoleauth.token_ttl,
             vnc_base_url=settings.vnc.novncproxy_base_url,
             spice_base_url=settings.spice.html5proxy_base_url,
+            spice_direct_base_url=settings.spice.spice_direct_proxy_base_url,
             serial_base_url=settings.serial_console.base_url,
         ),
     )
@@ -194,7 +228,6 @@ class _Bootstrap:
 
 
 def _first_flavors(conn: Any, now: int) -> None:
-
     schema.exclusively(conn)  # the workers of an API start together
     if conn.execute(table.select().limit(1)).first() is not None:
         return

@@ -30,10 +30,12 @@ async def make(process: Process) -> Role:
             options=options,
             vendor_data=vendor_data_source(process.settings.api),
             image_service=process.settings.glance.endpoint_override,
+            images=process.clients.image_downloads(),
         ),
     )
     settings = ComputeAgentSettings(
         max_concurrent_builds=default.max_concurrent_builds,
+        max_concurrent_snapshots=default.max_concurrent_snapshots,
         report_interval=default.report_interval,
         resource_interval=compute.resource_interval,
         boot_timeout=compute.boot_timeout,
@@ -49,6 +51,7 @@ async def make(process: Process) -> Role:
         cpu_allocation_ratio=default.cpu_allocation_ratio,
         ram_allocation_ratio=default.ram_allocation_ratio,
         disk_allocation_ratio=default.disk_allocation_ratio,
+        compute_monitors=default.compute_monitors,
         console_relay_listen=process.settings.console.relay_listen,
     )
     manager = ComputeManager(
@@ -59,6 +62,7 @@ async def make(process: Process) -> Role:
         process.clock,
         process.random,
         process.relay_socket,
+        process.clients.image_uploads(),
     )
     process.telemetry.metrics.gauge(
         "micronova_builds_in_flight", "Builds that run on the hosts of this process.", manager.builds_in_flight

@@ -1,13 +1,22 @@
 """The conductor with its engine of operations."""
 
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
+from micronova.conductor import reclaim, rescue_timeout, resize_confirm, usage_audit
+from micronova.conductor.heal_network_info import NetworkInfoHealing
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
-from micronova.conductor.jobs import Jobs
+from micronova.conductor.image_caching import ImageCaching
+from micronova.conductor.jobs import Jobs, PeriodicJob
 from micronova.conductor.manager import PING_TIMEOUT, ConductorManager
 from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Engine
+from micronova.conductor.running_deleted import find_running_deleted
+from micronova.conductor.shelved_offload import offload_overdue
 from micronova.conf.settings import Settings
 from micronova.plugins.hooks import Hooks
 
@@ -40,6 +49,7 @@ async def make(process: Process) -> Role:
         action_timeout=settings.default.instance_build_timeout,
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
+        audit_period=settings.default.instance_usage_audit_period,
     )
     process.telemetry.metrics.gauge(
         "micronova_conductor_unhealthy_seconds",
@@ -58,16 +68,48 @@ async def make(process: Process) -> Role:
         report_interval=settings.default.report_interval,
         ratios=_allocation_ratios(settings),
         max_attempts=settings.scheduler.max_attempts,
+        shelved_offload_time=settings.default.shelved_offload_time,
         host_users=users,
         host_keys=HostKeyIssuer(users, process.clients.keyring(), process.clock),
+        image_caching=ImageCaching(dependencies, settings.image_cache.precache_concurrency),
         jobs=Jobs(
             process.database,
             process.clock,
             owner=engine.owner,
             keep_finished=settings.conductor.keep_finished,
             keep_deleted=settings.conductor.keep_deleted,
+            more=_more_jobs(process, dependencies),
         ),
     )
+
+
+def _more_jobs(process: Process, dependencies: Dependencies) -> list[PeriodicJob]:
+    """Return the periodic jobs that the settings turn on."""
+    default, jobs = process.settings.default, []
+
+    def add(name: str, interval: float, run: Callable[..., Awaitable[None]], *args: Any, **options: Any) -> None:
+        jobs.append(PeriodicJob(name, functools.partial(run, *args, **options), interval))
+
+    if timeout := default.rescue_timeout:
+        add("unrescue", rescue_timeout.INTERVAL, rescue_timeout.unrescue_overdue, dependencies, timeout)
+    if (after := default.reclaim_instance_interval) > 0:
+        add("reclaim", min(reclaim.LONGEST_INTERVAL, after), reclaim.reclaim, dependencies, after)
+    if (window := default.resize_confirm_window) > 0:
+        interval = min(resize_confirm.LONGEST_INTERVAL, window)
+        add("confirm_resizes", interval, resize_confirm.confirm_overdue, dependencies, window)
+    if default.instance_usage_audit:
+        database, period = dependencies.engine.database, default.instance_usage_audit_period
+        audit = usage_audit.UsageAudit(database, process.clock, process.notifier, period=period)
+        add("usage_audit", usage_audit.INTERVAL, audit.run)
+    action, interval = default.running_deleted_instance_action, default.running_deleted_instance_poll_interval
+    if action != "noop" and interval > 0:
+        timeout = default.running_deleted_instance_timeout
+        add("running_deleted", interval, find_running_deleted, dependencies, timeout, reap=action == "reap")
+    if dependencies.network_client is not None and (interval := default.heal_instance_info_cache_interval) > 0:
+        add("heal_network_info", interval, NetworkInfoHealing(dependencies).run)
+    if (after := default.shelved_offload_time) > 0:
+        add("offload_shelved", default.shelved_poll_interval, offload_overdue, dependencies, after)
+    return jobs
 
 
 def _proof_valid(settings: Settings) -> float:

@@ -1,7 +1,7 @@
 """The embedded network service."""
 
 from micronova.cli.wiring import AfterStart, Process, Role
-from micronova.embedded.network.core import Settings
+from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.service import NetworkService
 from micronova.http.host_keys import HostTickets
 from micronova.policies.enforcer import Enforcer
@@ -21,7 +21,7 @@ async def make(process: Process) -> Role:
         observer=process.telemetry.requests,
         public_url=process.settings.api.public_url,
         random_source=process.random,
-        settings=Settings(max_limit=process.settings.api.max_limit),
+        settings=NetworkServiceSettings(max_limit=process.settings.api.max_limit),
     )
     process.embedded["network"] = role
     process.mount(role.service)

@@ -3,7 +3,7 @@
 from micronova.cli.wiring import Process, Role
 from micronova.embedded.network.agent.agent import NetworkAgent
 from micronova.embedded.network.agent.desired_state import DNS_DOMAIN
-from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
+from micronova.embedded.network.agent.metadata import MetadataLimits, MetadataProxy
 from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.privileged.client import PrivilegedClient, helper_socket
 from micronova.privileged.names import prefix_of
@@ -16,7 +16,7 @@ async def make(process: Process) -> Role:
     prefix = prefix_of(process.cloud_id)
     privileged = PrivilegedClient(helper_socket(prefix))
     settings = process.settings.network_agent
-    limits = Limits(
+    limits = MetadataLimits(
         per_guest=settings.metadata_connections_per_guest,
         per_network=settings.metadata_connections_per_network,
         total=settings.metadata_connections,

@@ -1,6 +1,10 @@
 """The scheduler."""
 
+from functools import partial
+
 from micronova.cli.wiring import Process, Role
+from micronova.notifications import registration
+from micronova.objects.service_names import SCHEDULER
 from micronova.scheduler.manager import SchedulerManager
 
 
@@ -16,6 +20,7 @@ async def make(process: Process) -> Role:
         process.random,
         process.notifier.scheduler,
         process.telemetry.metrics.decision,
+        partial(registration.announce, process.database, process.notifier, SCHEDULER, process.host),
         host=process.host,
         report_interval=settings.default.report_interval,
         service_down_time=settings.default.service_down_time,

@@ -1,17 +1,13 @@
 """Services found in the identity service's catalog, which comes with the service user's token."""
 
-import asyncio
-import contextlib
-import logging
 import re
 from collections.abc import Mapping
 
 from micronova.clients.identity.client import ServiceToken
+from micronova.clients.identity.follower import Follower
 from micronova.http.client import Answer, HTTPTransport
 from micronova.objects.clock import Clock
 from micronova.objects.errors import Unavailable
-
-log = logging.getLogger(__name__)
 
 INTERFACES = ("internal", "public")
 """The interfaces that are looked for, in this order: services use the internal network where there is one."""
@@ -22,7 +18,7 @@ INTERVAL = 60.0
 _VERSION = re.compile(r"/v\d+(\.\d+)?(/[^/]+)?$")
 
 
-class Catalog:
+class Catalog(Follower):
     """The endpoints of one region.
 
     A catalog is as old as the token. If an endpoint is missing, the next look fetches a new token, so that an
@@ -32,46 +28,34 @@ class Catalog:
     (`tls_only`), endpoints without TLS are not used.
     """
 
+    what = "catalog"
+
     def __init__(
         self, token: ServiceToken, clock: Clock, *, region: str, tls_only: bool = False, interval: float = INTERVAL
     ) -> None:
+        super().__init__(clock, interval)
         self._token = token
-        self._clock = clock
         self._region = region
         self._schemes = ("https://",) if tls_only else ("https://", "http://")
-        self._interval = interval
         self._missing = False
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Fetch the catalog and keep it fresh; an identity service that does not answer yet is asked again."""
-        await self._look()
-        self._task = asyncio.create_task(self._follow(), name="catalog")
-
-    async def stop(self) -> None:
-        """Stop keeping the catalog fresh."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
 
     async def endpoint(self, service_type: str) -> str:
         """Return the URL of a service, without version and trailing slash; raise Unavailable if there is none."""
         await self._token.get()
         return self.known_endpoint(service_type)
 
+    async def has(self, service_type: str) -> bool:
+        """Return whether the catalog has a service that need not be there; one that is added later is found, too."""
+        await self._token.get()
+        found = any(interface in INTERFACES for interface, _ in self._named(service_type))
+        self._missing = self._missing or not found
+        return found
+
     def known_endpoint(self, service_type: str) -> str:
         """Return the URL of a service as the last catalog has it, without asking; otherwise as `endpoint`."""
         if self._token.catalog is None:
             raise Unavailable("The identity service has not sent its catalog yet.")
-        named = [
-            (endpoint["interface"], str(endpoint["url"]))
-            for service in self._token.catalog
-            if service.get("type") == service_type
-            for endpoint in service.get("endpoints", ())
-            if endpoint.get("region_id") == self._region
-        ]
+        named = self._named(service_type)
         for wanted in INTERFACES:
             for interface, url in named:  # of several, the first, as other clients do
                 if interface == wanted and url.lower().startswith(self._schemes):
@@ -87,6 +71,16 @@ class Catalog:
             f"The identity service's catalog has no endpoint of the {service_type} service in region {self._region}."
         )
 
+    def _named(self, service_type: str) -> list[tuple[str, str]]:
+        """Return the interfaces of a service in this region, with their URLs."""
+        return [
+            (endpoint["interface"], str(endpoint["url"]))
+            for service in self._token.catalog or ()
+            if service.get("type") == service_type
+            for endpoint in service.get("endpoints", ())
+            if endpoint.get("region_id") == self._region
+        ]
+
     async def refresh(self) -> None:
         """Renew the token, and with it the catalog, if it is due or an endpoint was missing."""
         if self._missing:
@@ -94,17 +88,6 @@ class Catalog:
             self._missing = False
         else:
             await self._token.get()
-
-    async def _follow(self) -> None:
-        while True:
-            await self._clock.sleep(self._interval)
-            await self._look()
-
-    async def _look(self) -> None:
-        try:
-            await self.refresh()
-        except Exception as error:  # the next look tries again
-            log.warning("cannot read the identity service's catalog: %s", error)
 
 
 class CatalogTransport:

@@ -14,6 +14,7 @@ import msgspec
 from micronova.http.client import ServiceClient, Transport, raise_for
 from micronova.objects.errors import Forbidden, NotFound, Unauthorized, Unavailable
 
+ACCESS_RULES = "openstack-identity-access-rules"  # a header: the version of access rules that we enforce
 MARGIN = 120.0  # seconds before its expiry at which a token is renewed, so that it outlives requests under way
 
 
@@ -102,7 +103,8 @@ class IdentityClient:
         if not (token.isascii() and token.isprintable()):
             raise Unauthorized("The token is not valid.")  # it cannot be sent in a header
         try:
-            body = await self._service.request("GET", "/v3/auth/tokens?nocatalog=1", headers={"x-subject-token": token})
+            headers = {"x-subject-token": token, ACCESS_RULES: "1.0"}
+            body = await self._service.request("GET", "/v3/auth/tokens?nocatalog=1", headers=headers)
         except NotFound:
             raise Unauthorized("The token is not valid, has expired or was revoked.") from None
         except Unauthorized:  # the service user's new token was refused, too: the caller cannot fix that

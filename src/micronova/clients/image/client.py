@@ -2,24 +2,26 @@
 
 import re
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from micronova.http.client import ServiceClient
-from micronova.http.tickets import Tickets
+from micronova.http.tickets import Tickets, manage_subject, upload_subject
 from micronova.objects.errors import NotFound
-from micronova.objects.image import LONGEST_PROPERTY, ImageMeta
+from micronova.objects.image import BACKUP, LONGEST_PROPERTY, ImageMeta
 
-TICKET_LIFETIME = 900.0  # seconds within which a host has to start the download
+TICKET_LIFETIME = 900.0  # seconds within which a host has to start the download or upload
 
-PAGE = 1000
+PAGE = 100
+"""Images that are asked for at once. The embedded service sends fewer if they are large; Glance does not."""
 
 Documents = list[dict[str, Any]]
 
 # Attributes of an image: the API shows properties beside them in one flat object.
-ATTRIBUTES = frozenset(ImageMeta.__struct_fields__) | {
+_OURS = frozenset(ImageMeta.__struct_fields__) - {"signature"}  # which the properties are made into later
+ATTRIBUTES = _OURS | {
     "visibility",
     "protected",
     "os_hidden",
@@ -40,8 +42,8 @@ _NEXT = re.compile(r"^/v2(?=/)")
 class ImageClient:
     """Calls the image service with a user's token or as the service user.
 
-    `tickets`, whose key the embedded service shares, let hosts download without a token. Glance does not know
-    tickets: without them `ticket_url` is the plain URL.
+    `tickets`, whose key the embedded service shares, let hosts download and upload without a token. Glance does not
+    know tickets: without them `download_url` is the plain URL.
     """
 
     def __init__(
@@ -65,32 +67,29 @@ class ImageClient:
 
     async def list(self, token: str | None = None, **filters: str) -> list[ImageMeta]:
         """Return all images that the user may see and that match the filters; read page by page."""
-        path: str | None = "/v2/images?" + urllib.parse.urlencode({"limit": str(PAGE), **filters})
-        found: list[ImageMeta] = []
-        while path:
-            page = await self._service.request("GET", path, token=token)
-            found += [from_wire(image) for image in page["images"]]
-            path = _next(page)
-        return found
+        page = int(filters.pop("limit", PAGE))
+        return [from_wire(image) async for found in self.pages(token, page=page, filters=filters) for image in found]
 
     # --- the API as a user has it: documents as the service sends them -------------------------------------------
 
-    async def document(self, image_id: str, token: str) -> dict[str, Any]:
+    async def document(self, image_id: str, token: str | None) -> dict[str, Any]:
         """Return an image's document; raise NotFound if the user may not see it."""
         return dict(await self._service.request("GET", _checked_path(image_id), token=token))
 
-    async def documents(
-        self, token: str, *, limit: int | None = None, marker: str | None = None, filters: Mapping[str, str]
-    ) -> Documents:
-        """Return the documents of at most `limit` images that the user may see, after the marker."""
-        first = {**filters, "limit": str(min(limit or PAGE, PAGE)), **({"marker": marker} if marker else {})}
+    async def pages(
+        self, token: str | None, *, page: int = PAGE, marker: str | None = None, filters: Mapping[str, str]
+    ) -> AsyncGenerator[Documents]:
+        """Return the documents of the images that the user may see, after the marker, page by page.
+
+        Without a token: that the service user may see. The documents of one page may have megabytes: what a caller
+        keeps of them has to be little, or limited.
+        """
+        first = {**filters, "limit": str(page), **({"marker": marker} if marker else {})}
         path: str | None = "/v2/images?" + urllib.parse.urlencode(first)
-        found: Documents = []
-        while path and (limit is None or len(found) < limit):
-            page = await self._service.request("GET", path, token=token)
-            found += page["images"]
-            path = _next(page)
-        return found[:limit]
+        while path:
+            answer = await self._service.request("GET", path, token=token)
+            path = _next(answer)
+            yield answer["images"]
 
     async def patch(self, image_id: str, changes: Documents, token: str) -> dict[str, Any]:
         """Change an image by a JSON patch; return its document."""
@@ -102,12 +101,53 @@ class ImageClient:
         """Delete an image."""
         await self._service.request("DELETE", _checked_path(image_id), token=token)
 
+    # --- images of servers ---------------------------------------------------------------------------------------
+
+    async def create(self, document: Mapping[str, Any], token: str, *, share_with: str | None = None) -> None:
+        """Create an image without data as the user; let another project use it, too."""
+        await self._service.request("POST", "/v2/images", dict(document), token=token)
+        if share_with is not None:
+            path = f"{_checked_path(document['id'])}/members"
+            await self._service.request("POST", path, {"member": share_with}, token=token)
+
+    async def backups(self, instance_uuid: str, backup_type: str, *, owner: str, token: str) -> Sequence[str]:
+        """Return the ids of the backups of a server that a project has and the user may see, the newest first."""
+        wanted = {"instance_uuid": instance_uuid, "backup_type": backup_type, "image_type": BACKUP}
+        order = {"sort_key": "created_at", "sort_dir": "desc"}
+        filters = {**wanted, **order, "owner": owner, "status": "active"}
+        return [image["id"] async for page in self.pages(token, filters=filters) for image in page]
+
+    async def status_of_made(self, image_id: str) -> str | None:
+        """Return the status of an image that was made of a server; None if there is none any more."""
+        try:
+            return str((await self._manage("GET", image_id))["status"])
+        except NotFound:
+            return None
+
+    async def get_made(self, image_id: str) -> ImageMeta:
+        """Return an image that was made of a server; raise NotFound if there is none."""
+        return from_wire(await self._manage("GET", image_id))
+
+    async def delete_made(self, image_id: str) -> None:
+        """Delete an image that was made of a server; raise NotFound if there is none."""
+        await self._manage("DELETE", image_id)
+
+    async def _manage(self, method: str, image_id: str) -> Any:
+        """Look after an image on behalf of the user who has asked for it, whose token is gone: by a ticket.
+
+        The service user could not: it may do no more with images than anybody else.
+        """
+        if self._tickets is None or self._now is None:
+            return await self._service.request(method, _checked_path(image_id))
+        ticket = self._tickets.issue(manage_subject(image_id), self._now() + self._lifetime)
+        return await self._service.request(method, f"{_checked_path(image_id)}?ticket={ticket}", token="")
+
     @property
     def url(self) -> str | None:
         """The URL of the service as compute hosts reach it; None if it has none."""
         return self._url if self._url is None or isinstance(self._url, str) else self._url()
 
-    def ticket_url(self, image_id: str) -> str | None:
+    def download_url(self, image_id: str) -> str | None:
         """Return the URL from which a host can download an image for a short time; None if the service has no URL."""
         url = self.url
         if url is None:
@@ -117,10 +157,24 @@ class ImageClient:
             return address
         return f"{address}?ticket={self._tickets.issue(image_id, self._now() + self._lifetime)}"
 
+    @property
+    def takes_uploads(self) -> bool:
+        """Whether hosts can upload images."""
+        return self._tickets is not None and self._now is not None
+
+    def upload_url(self, image_id: str, host: str) -> str | None:
+        """Return the URL with which this host can upload this image once, for a short time; None if it cannot."""
+        url = self.url
+        if url is None or self._tickets is None or self._now is None:
+            return None
+        ticket = self._tickets.issue(upload_subject(image_id, host), self._now() + self._lifetime)
+        query = urllib.parse.urlencode({"host": host, "ticket": ticket})
+        return f"{url.rstrip('/')}{_path(image_id)}/file?{query}"
+
 
 def from_wire(image: dict[str, Any]) -> ImageMeta:
     """Return an image of the API, in which attributes and properties stand side by side; cut long properties."""
-    known = {name: image[name] for name in ImageMeta.__struct_fields__ if image.get(name) is not None}
+    known = {name: image[name] for name in _OURS if image.get(name) is not None}
     known["properties"] = {name: _kept(value) for name, value in properties_of(image).items()}
     return msgspec.convert(known, ImageMeta)
 

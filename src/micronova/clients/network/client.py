@@ -35,6 +35,7 @@ Changes = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 """Returns the attributes to set on a port, from the port as it is now; None to leave it as it is."""
 
 TRIES = 10  # how often a change is repeated because others change the port, too
+_IN_TRUNK = ("PortInUseAsTrunkParent", "PortInUseAsSubPort")  # why a port is not deleted
 BINDINGS = "bindings"  # the key in our entry of how often a port was bound; absent until the second time
 
 
@@ -145,6 +146,22 @@ class NetworkClient:
         ]
         await self._remove(instance_uuid, ports, check)
 
+    async def rebind(
+        self, *, instance_uuid: str, host: str, zone: str | None, port_ids: Sequence[str], check: Check
+    ) -> tuple[VIF, ...]:
+        """Bind the ports of a server to the host that it moves to; return those of `port_ids` that exist, in order."""
+        known = {port["id"]: port for port in await self.calls.ports_of(instance_uuid)}
+        owner = f"compute:{zone or self._default_zone}"
+        bound = await _all(
+            [self._bind(known[id], instance_uuid, host, check, device_owner=owner) for id in port_ids if id in known]
+        )
+        return await self._vifs([port for port in bound if port is not None], floating=True)
+
+    async def unbind(self, instance_uuid: str, *, check: Check) -> None:
+        """Unbind the ports of a server, which has no host for a time; they stay the server's."""
+        ports = await self.calls.ports_of(instance_uuid)
+        await _all([self._bind(port, instance_uuid, None, check) for port in ports])
+
     async def network_info(self, instance_uuid: str) -> tuple[VIF, ...]:
         """Return a server's interfaces as they are now, floating IPs included."""
         return await self._vifs(await self.calls.ports_of(instance_uuid), floating=True)
@@ -202,12 +219,21 @@ class NetworkClient:
             await check()
         await _all(
             [
-                self.calls.delete_port(port["id"])
+                self._delete(port, instance_uuid, check)
                 if mark_of(port).get("created")
                 else self._unbind(port, instance_uuid, check)
                 for port in ports
             ]
         )
+
+    async def _delete(self, port: dict[str, Any], instance_uuid: str, check: Check) -> None:
+        """Delete a port that we created; leave it to its owner, unbound, if a trunk has it."""
+        try:
+            await self.calls.delete_port(port["id"])
+        except Conflict as error:
+            if error.details.get("type") not in _IN_TRUNK:
+                raise
+            await self._unbind(port, instance_uuid, check)
 
     async def _change(self, port: Mapping[str, Any], changes: Changes, check: Check) -> dict[str, Any] | None:
         """Change a port and return it; None if `changes` leaves it as it is, or if it does not exist any more.
@@ -232,8 +258,10 @@ class NetworkClient:
                 return None
         raise Unavailable(f"Port {port['id']} is being changed by many requests.")
 
-    async def _bind(self, port: dict[str, Any], server: str, host: str, check: Check) -> dict[str, Any] | None:
-        """Bind a port of a server to a host; return None if the port is gone or released.
+    async def _bind(
+        self, port: dict[str, Any], server: str, host: str | None, check: Check, **more: str
+    ) -> dict[str, Any] | None:
+        """Bind a port of a server to a host, or to none, and set `more`; return None if it is gone or released.
 
         The port is changed even if it is bound to that host: then no earlier attempt can change it any more.
         """
@@ -243,7 +271,7 @@ class NetworkClient:
             if mark.get("server") != server or mark.get("released"):
                 return None
             bindings = {BINDINGS: mark.get(BINDINGS, 1) + 1}
-            return {"binding:host_id": host, "binding:profile": remarked(known, **bindings)}
+            return {"binding:host_id": host, "binding:profile": remarked(known, **bindings), **more}
 
         return await self._change(port, changes, check)
 

@@ -71,6 +71,8 @@ class Planner:
             return NetworkPlan(ports="none")
         if drafts is None:
             await self._check_topology(token, project_id)
+            if ids is not None:
+                await self._check_found_again(ids, names, project_id)
             max_servers = await self._max_servers(1, count, token, project_id)
             return NetworkPlan(ports="auto", security_groups=names, max_servers=max_servers)
         ports = [_with_security_groups(draft, ids) for draft in drafts]
@@ -211,6 +213,21 @@ class Planner:
             return None, ("default",)
         return await self.find_security_groups(requested, project_id, token)
 
+    async def _check_found_again(self, ids: tuple[str, ...], names: tuple[str, ...], project_id: str) -> None:
+        """Raise Invalid unless the names are those of the chosen groups only, in the project.
+
+        The plan of a network that is created later has only the names.
+        """
+        try:
+            again, _ = await self.find_security_groups(names, project_id)
+        except (Conflict, Invalid):
+            again = ()
+        if again != ids:
+            raise Invalid(
+                "A server on a network that is created for it takes a security group of its own project, and one whose "
+                "name no other group of the project has."
+            )
+
     async def _shown_names(
         self, drafts: Sequence[_PortDraft], requested: tuple[str, ...], token: str
     ) -> tuple[str, ...]:
@@ -226,13 +243,19 @@ class Planner:
     async def find_security_groups(
         self, names_or_ids: Sequence[str], project_id: str, token: str | None = None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Find security groups of a project; return their ids and their names."""
-        query = (("project_id", project_id), ("fields", "id"), ("fields", "name"))
-        listed = await self._calls.all_of("security_groups", *query, token=token)
+        """Find security groups of a project, and those that others share with it, by id; return ids and names.
+
+        Without a user's token only those of the project are found: the service user sees the groups of all projects.
+        """
+        shown = (("fields", "id"), ("fields", "name"))
+        own = await self._calls.all_of("security_groups", ("project_id", project_id), *shown, token=token)
+        known = {each[key] for each in own for key in ("id", "name")}
+        others = [("id", name) for name in names_or_ids if name not in known]
+        lent = await self._calls.all_of("security_groups", *others, *shown, token=token) if token and others else []
         found: dict[str, str] = {}
         for name in names_or_ids:
-            matching = [each for each in listed if each["id"] == name] or [
-                each for each in listed if each["name"] == name
+            matching = [each for each in (*own, *lent) if each["id"] == name] or [
+                each for each in own if each["name"] == name
             ]
             if not matching:
                 raise Invalid(f"Unable to find security_group with name or id '{name}'")

@@ -25,7 +25,7 @@ from micronova.conductor.operations.host_kind import (
     reported_error,
 )
 from micronova.conductor.operations.orders import work_order
-from micronova.conductor.operations.placing import Placer, ServerToBuild, load, request_of
+from micronova.conductor.operations.placing import Placer, ServerToBuild, load_builds, place_of
 from micronova.db import instances, nodes, services
 from micronova.db import operations as operation_rows
 from micronova.objects import states
@@ -34,7 +34,6 @@ from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.network import VIF, PlannedPorts
 from micronova.objects.operations import BuildPayload, BuildTimes
 from micronova.objects.orders import Report, WorkOrder
-from micronova.objects.service_names import COMPUTE
 from micronova.scheduler.rpcapi import SchedulerAPI
 from micronova.telemetry.spans import span
 
@@ -88,19 +87,20 @@ class Build(HostKind):
     async def _schedule(self, operations: list[Operation]) -> None:
         servers = []
         begun = self._engine.now()
-        for operation, row, spec, ports in await self._engine.database.read(load, operations):
+        for operation, row, spec, ports in await self._engine.database.read(load_builds, operations):
             if row is None or spec is None or row["epoch"] != operation.epoch or row["vm_state"] != states.BUILDING:
                 await self._overtaken(operation)
                 continue
             payload = BuildPayload.decode(operation.payload)
             if payload.dispatches:
                 log.info("instance %s is rescheduled: %s", row["uuid"], payload.last_error)
-            servers.append(ServerToBuild(operation, payload, row, spec, ports, BuildTimes(begun)))
-        # Each server has its own list of hosts that failed, and may have been pinned to another zone since; those with
-        # the same ones are placed together.
-        alike: dict[tuple[str | None, ...], list[ServerToBuild]] = {}
+            servers.append(ServerToBuild(operation, payload, row, spec, ports=ports, times=BuildTimes(begun)))
+        # Each server has its own lists of hosts that failed or lacked something, and may have been pinned to another
+        # zone since; those with the same ones are placed together.
+        alike: dict[tuple[object, ...], list[ServerToBuild]] = {}
         for server in servers:
-            alike.setdefault((server.spec.availability_zone, *sorted(server.payload.tried)), []).append(server)
+            avoided = frozenset(server.payload.tried), frozenset(server.payload.lacking)
+            alike.setdefault((server.spec.availability_zone, *avoided), []).append(server)
         for group in alike.values():
             await self._schedule_together(group)
 
@@ -112,11 +112,7 @@ class Build(HostKind):
             await self._schedule([server.operation for server in servers])
             return
         except NoValidHost as error:
-            if await self.transitions.hosts_may_return(error):
-                reason = Unavailable("A host that does not answer for the moment may have room.")
-                longest = self._dependencies.service_down_time / 4  # the time in which hosts return
-                await self._engine.later([server.operation for server in servers], reason, longest=longest)
-            else:
+            if not await self.transitions.wait_for_hosts([server.operation for server in servers], error):
                 await self._fail_together(servers, error)
             return
         placed = self._engine.now()
@@ -173,7 +169,8 @@ class Build(HostKind):
         """Make the hosts the owners of all these builds and send the orders.
 
         If this conductor dies after a part of them, the others are placed again, where they hold their resources. A
-        server that changed since it was loaded is prepared again: an event may have told of its ports.
+        server that changed since it was loaded is prepared again: an event of the network
+        service may have changed what is stored of its ports.
         """
         result = _Dispatched()
         changed_since = []
@@ -226,10 +223,7 @@ class Build(HostKind):
                 ],
             )
             changes: InstanceChanges = {
-                "host": chosen.host,
-                "node": chosen.node,
-                "node_uuid": chosen.node_uuid,
-                "availability_zone": chosen.zone,
+                **place_of(chosen),
                 "task_state": states.SPAWNING,
                 "epoch": server.operation.epoch + 1,
                 "network_info": msgspec.to_builtins(server.vifs),
@@ -250,17 +244,13 @@ class Build(HostKind):
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to build the guest."""
         payload = BuildPayload.decode(operation.payload)
-        image = row["image_ref"]
         return work_order(
             conn,
             operation,
             row,
-            kind=self.name,
             now=self._engine.now(),
             secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
-            image_ticket=self._dependencies.image_client.ticket_url(image)
-            if image and self._dependencies.image_client
-            else None,
+            image_url=self._dependencies.download_url(row["image_ref"]),
             wait_for_plugs=tuple(payload.wait_for_plugs),
         )
 
@@ -282,41 +272,40 @@ class Build(HostKind):
     def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Place the server again after a pause; it has not used up an attempt.
 
-        The weigher of failed builds prefers other hosts. The pause also limits how many hosts meet an image service
-        that does not answer. If no other host may build the server, it stays with its host, where it holds resources.
+        This build prefers other hosts then. It does not count as one that failed on its host, which would keep all
+        other builds away until one succeeds there: the lack is over soon, or is that of an image service. The pause
+        limits how many hosts meet such a service. If no other host may build the server, it stays with its host, where
+        it holds resources.
         """
-        now, down_time = self._engine.now(), self._dependencies.service_down_time
-        nodes.note_failed_build(conn, row["node_uuid"], now)
         payload = timed(operation, report)
-        if self._is_forced(conn, row) or not services.any_up(conn, COMPUTE, now, down_time, besides=payload.tried):
+        if not self._may_go_elsewhere(conn, row, payload):
             return super().postponed(conn, operation, row, report)
-        payload.tried = [host for host in payload.tried if host != row["host"]]
         reason = reported_error(report).message
+        payload.put_off(report.host, reason)
         pause = retry_pause(operation)
         self._outcomes.reschedule(conn, operation, row, payload, reason, report.left_behind, pause=pause)
         return NoMoreWork()
 
     def host_stops(self, conn: sa.Connection, operation: Operation) -> Continue | None:
         """Reschedule a build whose host is being stopped; return None if it has to wait for that host."""
-        row = instances.lock(conn, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or not self.transitions.owns(conn, operation):
-            return None
-        now, down_time = self._engine.now(), self._dependencies.service_down_time
-        tried = BuildPayload.decode(operation.payload).tried
-        if self._is_forced(conn, row) or not services.any_up(conn, COMPUTE, now, down_time, besides=tried):
+        row = self.transitions.lock_current(conn, operation)
+        if row is None or not self._may_go_elsewhere(conn, row, BuildPayload.decode(operation.payload)):
             return None
         return self._host_lost(conn, operation, row, "The host was stopped.")
 
     def _take_from_lost_host(self, conn: sa.Connection, operation: Operation) -> ReportResult | None:
-        """Take the build from its host, which is down; return None if no other host may build it and it may return."""
-        row = instances.lock(conn, operation.instance_uuid)
-        if row is None or row["epoch"] != operation.epoch or not self.transitions.owns(conn, operation):
+        """Take the build from its host, which is down.
+
+        Return None, and change nothing, if the request forces this host and the host may return soon.
+        """
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
             return NoMoreWork()
         assert row["host"] is not None  # the operation was dispatched at this epoch
         now, down_time = self._engine.now(), self._dependencies.service_down_time
         reason = "The host does not answer any more."
         forced = self._is_forced(conn, row)
-        if forced and services.host_is_up(conn, row["host"], now, 2 * down_time):  # as in the scheduler
+        if forced and services.host_may_return(conn, row["host"], now, down_time):
             return None
         nodes.note_failed_build(conn, row["node_uuid"], now)
         if not forced:
@@ -333,8 +322,12 @@ class Build(HostKind):
         payload.tried = [host for host in payload.tried if host != row["host"]]
         return self._outcomes.reschedule(conn, operation, row, payload, reason, left_behind=True)
 
+    def _may_go_elsewhere(self, conn: sa.Connection, row: InstanceRow, payload: BuildPayload) -> bool:
+        """Return whether another host may build the server: its request forces none, and one is up."""
+        return not self._is_forced(conn, row) and self._placer.any_host_besides(conn, payload.tried)
+
     def _is_forced(self, conn: sa.Connection, row: InstanceRow) -> bool:
-        return request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]]).forced
+        return instances.request_of(instances.specs(conn, [row["uuid"]])[row["uuid"]]).forced
 
     async def _check_host(self, operation: Operation) -> None:
         """Take the build from a host whose lease expired if the host is down; else return it to the host."""
@@ -346,7 +339,7 @@ class Build(HostKind):
             if result is None:
                 raise Unavailable(f"Host {row['host']} does not answer.")
             self._engine.committed(self.name, "rescheduled")
-            await self._continue(operation, result)
+            await self.continue_with(operation, result)
         else:
             await self._engine.database.write(self.transitions.return_to_host, operation, row["host"])
 
@@ -362,17 +355,15 @@ class Build(HostKind):
         if await self._engine.database.read(self.transitions.continued_elsewhere, operation):
             await self.transitions.withdraw(operation, vifs)
             return
-        if self._dependencies.network_client is not None and ports != "none":
-            await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self.transitions.check_not_continued, operation)
-            )
+        if ports != "none":
+            await self.transitions.delete_ports(operation)
         await self.transitions.cancel(operation, self._outcomes.release_claim)
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the server to ERROR with a fault, and release its claim and ports."""
         result = await self._engine.database.write(self._outcomes.fail_owned, operation, error)
         self._engine.committed(self.name, "failed")
-        await self._continue(operation, result)
+        await self.continue_with(operation, result)
 
     async def _fail_together(self, servers: Sequence[ServerToBuild], error: MicronovaError) -> None:
         """Fail all of these builds in one transaction.
@@ -383,25 +374,13 @@ class Build(HostKind):
         results = await self._engine.database.write(self._outcomes.fail_all, failed)
         self._engine.committed(self.name, "failed")
         for server, result in zip(servers, results, strict=True):
-            await self._continue(server.operation, result)
-
-    async def _continue(self, operation: Operation, result: ReportResult) -> None:
-        self.announce(operation, result)
-        if isinstance(result, Continue):
-            await self.run([result.operation])
+            await self.continue_with(server.operation, result)
 
     async def _clean_up(self, operation: Operation) -> None:
         """Delete the ports of a failed build; deleting the server does the same, so this may run twice."""
-        if self._dependencies.network_client is not None:
-            await self._dependencies.network_client.deallocate(
-                operation.instance_uuid, check=functools.partial(self.transitions.check_not_continued, operation)
-            )
+        await self.transitions.delete_ports(operation)
         waiting = await self._engine.database.write(self._outcomes.cleaned_up, operation)
-        if waiting is None:
-            return
-        self._engine.ended(operation, "error")
-        if waiting:
-            await self._engine.lease_and_run(waiting)
+        await self.transitions.ended_and_wake(operation, "error", waiting)
 
 
 def _final_error(server: ServerToBuild, error: MicronovaError) -> MicronovaError:

@@ -6,25 +6,25 @@ All methods run in a transaction: the server, its operation, its instance action
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, fault_of
+from micronova.conductor.operations.host_kind import Continue, GaveUp, NoMoreWork, ReportResult
+from micronova.conductor.operations.placing import NO_PLACE
 from micronova.conductor.operations.transitions import Transitions
-from micronova.db import allocations, instance_actions, instances, nodes
+from micronova.db import allocations, departures, instance_actions, instances, nodes
 from micronova.db import operations as operation_rows
 from micronova.objects import power_state, states
 from micronova.objects.clock import micros
 from micronova.objects.errors import NoValidHost
-from micronova.objects.explanation import Explanation, FilterStep
-from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.explanation import Explanation, refusal
+from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import Report
 
-# The event of a build that never reached a host.
-SCHEDULING_EVENT = "conductor_schedule_and_build_instances"
+CONDUCTOR_EVENT = "conductor_schedule_and_build_instances"
+"""The event of a build that never reached a host."""
 
 
 class BuildOutcomes:
@@ -80,32 +80,15 @@ class BuildOutcomes:
         """Take the server from its host and persist that this conductor places it again, or any one after a pause."""
         now = self._engine.now()
         payload.last_error = reason
-        self._fail_event(conn, operation, row, self._event, reason)
+        self._transitions.end_event(conn, operation, host=row["host"], error=reason)
         if left_behind and row["host"] is not None:
-            operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
-        values: InstanceChanges = {
-            "host": None,
-            "node": None,
-            "node_uuid": None,
-            "task_state": states.SCHEDULING,
-            "epoch": operation.epoch + 1,
-        }
-        instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
-        encoded = payload.encode()
-        self._transitions.persist(
-            conn, operation, "schedule", payload=encoded, epoch=operation.epoch + 1, seconds=pause
+            departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
+        changes: InstanceChanges = {**NO_PLACE, "task_state": states.SCHEDULING}
+        taken = self._transitions.advance(
+            conn, operation, "schedule", payload=payload.encode(), changes=changes, seconds=pause
         )
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        return Continue(self._taken(operation, "schedule", encoded))
-
-    def _taken(self, operation: Operation, step: str, payload: bytes) -> Operation:
-        """Return the operation as this conductor owns it, at the next epoch.
-
-        The old one stays as it was, because the transaction may run again.
-        """
-        return msgspec.structs.replace(
-            operation, owner=self._engine.owner, step=step, payload=payload, epoch=operation.epoch + 1
-        )
+        return Continue(taken)
 
     def fail_owned(
         self, conn: sa.Connection, operation: Operation, error: Exception, same_as: str = ""
@@ -151,42 +134,34 @@ class BuildOutcomes:
             "vm_state": states.ERROR,
             "task_state": None,
             "fault": fault,
-            "host": None,
-            "node": None,
-            "node_uuid": None,
+            **NO_PLACE,
             "network_info": [],
-            "epoch": operation.epoch + 1,
         }
-        instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
         if row["host"] is not None:
             # The record of the departure lets the host remove what it left behind.
-            operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, now)
+            departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
         notifications = [("create.error", changed(row, values), fault)]
-        event = self._event if row["host"] is not None else SCHEDULING_EVENT
+        gave_up = self._gave_up(conn, changed(row, values), fault) if isinstance(error, NoValidHost) else None
+        event = self._event if row["host"] is not None else CONDUCTOR_EVENT
         has_ports = self._dependencies.network_client is not None and instances.may_have_ports(conn, row)
+        result: ReportResult
         if has_ports:
-            self._fail_event(conn, operation, row, event, fault["message"])
-            self._transitions.persist(conn, operation, "cleanup", epoch=operation.epoch + 1)
+            self._transitions.end_event(conn, operation, host=row["host"], error=fault["message"], event=event)
+            taken = self._transitions.advance(conn, operation, "cleanup", changes=values)
+            result = Continue(taken, notifications, gave_up)
         else:
+            values["epoch"] = operation.epoch + 1
+            instances.update(conn, row["uuid"], now, values, epoch=operation.epoch)
             self._transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
+            result = NoMoreWork(ended="error", notifications=notifications, gave_up=gave_up)
         allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
-        if not has_ports:
-            return NoMoreWork(ended="error", notifications=notifications)
-        return Continue(self._taken(operation, "cleanup", operation.payload), notifications)
+        return result
 
-    def _fail_event(self, conn: sa.Connection, operation: Operation, row: InstanceRow, event: str, reason: str) -> None:
-        """End the event of this attempt; the instance action continues."""
-        instance_actions.event_finish(
-            conn,
-            row["uuid"],
-            operation.context.request_id,
-            operation.epoch,
-            event,
-            self._engine.now(),
-            result="Error",
-            host=row["host"],
-            details=reason,
-        )
+    def _gave_up(self, conn: sa.Connection, row: InstanceRow, fault: Fault) -> GaveUp | None:
+        if not self._dependencies.notifier.enabled:
+            return None
+        found = instances.specs(conn, [row["uuid"]]).get(row["uuid"])
+        return GaveUp(row, None if found is None else instances.request_of(found), fault)
 
     def cleaned_up(self, conn: sa.Connection, operation: Operation) -> list[str] | None:
         """End a failed build whose ports are deleted; return the operations that waited for this.
@@ -209,10 +184,10 @@ class BuildOutcomes:
 
 def _decision(error: Exception, same_as: str) -> Explanation | None:
     """Return why the scheduler found no host; another operation may have the filters already."""
-    if not isinstance(error, NoValidHost) or "reasons" not in error.details:
-        return None
-    filters = () if same_as else msgspec.convert(error.details["reasons"], tuple[FilterStep, ...])
-    return Explanation(hosts=error.details.get("hosts", 0), filters=filters, same_as=same_as)
+    found = refusal(error) if isinstance(error, NoValidHost) else None
+    if found is None or not same_as:
+        return found
+    return Explanation(hosts=found.hosts, same_as=same_as)
 
 
 def timed(operation: Operation, report: Report) -> BuildPayload:

@@ -1,22 +1,28 @@
-"""Deleting a server: its guest, its ports, its claims. A delete is repeated until it succeeds."""
+"""Deleting a server: its guest, its ports, its claims. It is repeated until it succeeds.
 
-import functools
+The image of a shelve is deleted by an operation that follows (`discard_image.py`): neither the server's quota nor its
+claim waits for an image service that is away.
+"""
 
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations.discard_image import DiscardImage, discard, discards
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import Continue, HostKind, NoMoreWork, ReportResult
 from micronova.conductor.operations.orders import removal_order
-from micronova.db import allocations, instances, quotas
+from micronova.db import allocations, departures, instances, quotas
 from micronova.db import operations as operation_rows
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
+from micronova.objects.operations import IMAGE_KINDS, OperationRow
 from micronova.objects.orders import Report, WorkOrder
+
+_OF_IMAGES = (*IMAGE_KINDS, DiscardImage.name)
 
 
 class Delete(HostKind):
-    """Steps: new → dispatched (the host destroys the guest) → cleanup (ports). The result is always "success"."""
+    """Steps: new → dispatched (the host destroys the guest) → cleanup (ports). It always ends in "success"."""
 
     name = "delete"
     action_event = "compute_terminate_instance"
@@ -54,7 +60,7 @@ class Delete(HostKind):
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order to destroy the guest."""
-        return removal_order(operation, row, kind=self.name, now=self._engine.now())
+        return removal_order(operation, row, now=self._engine.now())
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Continue with the ports when the guest is gone; if the host failed, send it the order again after a pause."""
@@ -72,10 +78,8 @@ class Delete(HostKind):
         if self._dependencies.network_client is not None and await database.read(instances.may_have_ports, row):
             if await database.write(self._waits, operation):
                 return
-            await self._dependencies.network_client.deallocate(
-                row["uuid"], check=functools.partial(self.transitions.check_not_continued, operation)
-            )
-        self.announce(operation, await database.write(self._end, operation))
+            await self.transitions.delete_ports(operation)
+        await self.continue_with(operation, await database.write(self._end, operation))
 
     def _waits(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another operation of the server is still open; if so, persist that this one waits.
@@ -90,14 +94,18 @@ class Delete(HostKind):
         return True
 
     def _others(self, conn: sa.Connection, operation: Operation) -> bool:
-        """Return whether another operation is open: a build may still allocate until it sees the new epoch."""
-        return any(row["id"] != operation.id for row in operation_rows.open_of(conn, operation.instance_uuid))
+        """Return whether another operation is open: a build may still allocate until it sees the new epoch.
+
+        Those that only have an image to delete do not count.
+        """
+        others = operation_rows.open_of(conn, operation.instance_uuid)
+        return any(row["id"] != operation.id and not _is_of_image(row) for row in others)
 
     def _continue_without_host(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> None:
         """Record that the instance left its host, which is down, and persist that only the ports are left."""
         instances.lock(conn, row["uuid"])
         if row["host"] is not None:
-            operation_rows.record_departure(conn, row["host"], row["uuid"], operation.epoch, self._engine.now())
+            departures.record(conn, row["host"], row["uuid"], operation.epoch, self._engine.now())
         self.transitions.persist(conn, operation, "cleanup")
 
     def _end(self, conn: sa.Connection, operation: Operation) -> NoMoreWork:
@@ -111,13 +119,21 @@ class Delete(HostKind):
 
     def _move_to_deleted(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> NoMoreWork:
         """Move the server to the deleted ones and release all that it held, in one transaction."""
+        discard(conn, operation, row, self._engine.now())
         instances.move_to_deleted(conn, row, self._engine.now())
         ended = self.transitions.end(conn, operation, "success", host=row["host"])
         allocations.release(conn, row["uuid"], now=self._engine.now(), group_uuid=row["server_group_id"])
-        flavor = row["flavor"]
-        quotas.release(conn, row["project_id"], quotas.of_server(flavor["vcpus"], flavor["ram"]), row["user_id"])
-        return NoMoreWork(ended="success" if ended else None, notifications=[("delete.end", row, None)])
+        if row["deleted_at"] is None:  # else the soft delete has released it
+            quotas.release_server(conn, row)
+        return NoMoreWork(
+            ended="success" if ended else None, notifications=[("delete.end", row, None)], follow_ups=discards(row)
+        )
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Raise Unavailable: a delete does not fail, but is repeated with growing pauses."""
         raise Unavailable(f"The delete is tried again: {error}")
+
+
+def _is_of_image(row: OperationRow) -> bool:
+    """Return whether an operation, which the delete has overtaken, can change nothing but an image."""
+    return row["kind"] in _OF_IMAGES and row["step"] not in ("unbind", "offload")

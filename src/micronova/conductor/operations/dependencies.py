@@ -25,3 +25,8 @@ class Dependencies:
     action_timeout: float  # seconds after which an action that has not ended fails
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
+    audit_period: str = "month"  # of instance.exists
+
+    def download_url(self, image_id: str | None) -> str | None:
+        """Return where a host downloads an image; None without an image, or if the host finds out by itself."""
+        return self.image_client.download_url(image_id) if image_id and self.image_client else None

@@ -7,14 +7,17 @@ is the owner and its heartbeat renews the lease.
 
 A message that announces new operations is only a hint: the sweep finds operations whose message was lost.
 
-CONTRIBUTING.md has the checklist to add an operation; `conductor/operations/power.py` is the smallest example.
+CONTRIBUTING.md has the checklists *Add a server action* and *Add an operation step*; `conductor/operations/power.py` is
+the smallest example.
 """
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -23,10 +26,11 @@ import sqlalchemy as sa
 from micronova.conductor.operations.health import Health
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
+from micronova.objects.background import keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import MicronovaError, Stale, Unavailable, resource_exhausted
-from micronova.objects.operations import VERSIONS, OperationRow, Payload, Result, Step
+from micronova.objects.operations import NEVER_CANCELLED, VERSIONS, OperationRow, Payload, Result, Step
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +176,8 @@ class Engine:
         self._again: set[str] = set()  # of these, the ones to lease again when the work on them ends
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = asyncio.Semaphore(concurrency)
+        # Nobody waits for follow-ups, and they are repeated as long as another service does not answer.
+        self._follow_ups = asyncio.Semaphore(max(1, concurrency // 8))
         self._after_commit = after_commit
         self._observer = observer or _NoObserver()
         self._loops: list[asyncio.Task[None]] = []
@@ -188,8 +194,11 @@ class Engine:
         """Start the loops that renew leases and sweep."""
         self.health.outage_noticed()
         self._loops = [
-            asyncio.create_task(self._forever(self._sweep, self._sweep_interval), name="operations-sweep"),
-            asyncio.create_task(self._forever(self.renew, self.lease / 4), name="operations-renew"),
+            keep_running(partial(self._forever, work, interval), name=f"operations-{name}", clock=self.clock)
+            for name, work, interval in (
+                ("sweep", self._sweep, self._sweep_interval),
+                ("renew", self.renew, self.lease / 4),
+            )
         ]
 
     async def stop(self, grace: float = 2.0) -> None:
@@ -285,7 +294,7 @@ class Engine:
         kind = self._kinds[batch[0].kind]
         timely: list[Operation] = []
         try:
-            async with self._limit:
+            async with self._follow_ups if kind.name in NEVER_CANCELLED else contextlib.nullcontext(), self._limit:
                 now, undisturbed = self.now(), self.undisturbed()
                 late = [each for each in batch if each.is_late(now, undisturbed) and kind.may_fail(each)]
                 for operation in late:
@@ -357,6 +366,7 @@ class Engine:
             await self.lease_and_run(found)
 
     async def renew(self) -> None:
+        """Renew the leases of the operations that this conductor works on."""
         ids = [id for id, operation in self._leased.items() if operation.owner == self.owner]
         if ids:
             await self.database.write(operation_rows.renew, ids, self.owner, self.until())

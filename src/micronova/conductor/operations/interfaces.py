@@ -19,14 +19,13 @@ from micronova.conductor.operations.host_kind import (
     HostKind,
     NoMoreWork,
     ReportResult,
-    fault_of,
     reported_error,
 )
 from micronova.conductor.operations.orders import work_order
 from micronova.db import instances
 from micronova.objects import states
 from micronova.objects.errors import MicronovaError, Stale, Unavailable
-from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed
+from micronova.objects.instance import InstanceChanges, InstanceRow, VIFData, changed, fault_of
 from micronova.objects.network import VIF
 from micronova.objects.operations import InterfacePayload, Result
 from micronova.objects.orders import Report, WorkOrder
@@ -44,7 +43,6 @@ class InterfaceKind(HostKind):
             conn,
             operation,
             row,
-            kind=self.name,
             now=self._engine.now(),
             wait_for_plugs=tuple(payload.wait_for_plugs),
             parameters={"port_id": payload.port_id or ""},
@@ -270,18 +268,10 @@ class DetachInterface(InterfaceKind):
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Leave the interface with the server."""
-        result = await self._engine.database.write(self._fail, operation, error)
-        if result is None:
-            await self.transitions.cancel(operation)
-            return
-        self.announce(operation, result)
+        if not await self.recorded_failure(operation, error, self._failed):
+            await self.overtaken(operation)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> NoMoreWork | None:
-        row = instances.lock(conn, operation.instance_uuid)
-        if not self.transitions.owns(conn, operation):
-            return NoMoreWork()
-        if row is None or row["epoch"] != operation.epoch:
-            return None
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
         payload = _payload(operation)
         payload.error = fault_of(error, self._engine.now())["message"]
         return self.ended_with(conn, operation, row, payload)

@@ -11,8 +11,9 @@ from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import OperationFailed
+from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
-from micronova.objects.orders import InstanceSpec, WorkOrder
+from micronova.objects.orders import InstanceSpec, MoveOrder, WorkOrder
 
 LARGEST_ORDER: Final = 4 << 20
 """Bytes. What one request or image can bring is far less; the interfaces of a server can bring more."""
@@ -23,33 +24,42 @@ def work_order(
     operation: Operation,
     row: InstanceRow,
     *,
-    kind: str,
     now: int,
+    kind: str | None = None,
     secrets: Secrets | None = None,
-    image_ticket: str | None = None,
+    image_url: str | None = None,
+    rescue_image: ImageMeta | None = None,
     wait_for_plugs: tuple[str, ...] = (),
     parameters: dict[str, str] | None = None,
+    host: str | None = None,
+    move: MoveOrder | None = None,
+    block_devices: tuple[BlockDevice, ...] | None = None,
 ) -> WorkOrder:
-    """Return the order for the server's host, at the operation's epoch; raise OperationFailed if it is too large."""
-    assert row["host"] is not None  # only servers that have a host get orders
-    devices = instances.devices(conn, [row["uuid"]]).get(row["uuid"], ())
+    """Return the order for the server's host, or for another one, at the operation's epoch.
+
+    `kind` is that of the order, if it is not the operation's. Raise OperationFailed if it is too large.
+    """
+    host = host or row["host"]
+    assert host is not None  # only servers that have a host get orders
     secrets = secrets or Secrets()
     order = WorkOrder(
         operation_id=operation.id,
-        kind=kind,
+        kind=kind or operation.kind,
         epoch=operation.epoch,
-        host=row["host"],
+        host=host,
         instance=instance_spec(row),
         issued_at=now / 1e6,
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
         network_info=vifs(row),
-        block_devices=tuple(msgspec.convert(device, BlockDevice) for device in devices),
-        image_ticket=image_ticket,
+        block_devices=devices_of(conn, row["uuid"]) if block_devices is None else block_devices,
+        image_url=image_url,
+        rescue_image=rescue_image,
         admin_password=secrets.admin_password,
         injected_files=secrets.injected_files,
         wait_for_plugs=wait_for_plugs,
         parameters=parameters or {},
+        move=move,
     )
     if (size := size_of(order)) > LARGEST_ORDER:
         raise OperationFailed(
@@ -59,20 +69,37 @@ def work_order(
     return order
 
 
+def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:
+    """Return the disks of a server."""
+    return instances.devices(conn, [uuid]).get(uuid, ())
+
+
 def size_of(order: WorkOrder) -> int:
     """Return how many bytes of a message an order takes."""
     return len(msgspec.msgpack.encode(order))
 
 
-def removal_order(operation: Operation, row: InstanceRow, *, kind: str, now: int) -> WorkOrder:
-    """Return the order to remove a guest. It has nothing that a user can enlarge, so that every server can go."""
-    assert row["host"] is not None
+def removal_order(
+    operation: Operation,
+    row: InstanceRow,
+    *,
+    now: int,
+    kind: str | None = None,
+    host: str | None = None,
+    move: MoveOrder | None = None,
+) -> WorkOrder:
+    """Return the order to remove a guest from the server's host, or from another one.
+
+    It has nothing that a user can enlarge, so that every server can go.
+    """
+    host = host or row["host"]
+    assert host is not None
     known = instance_spec(row)
     return WorkOrder(
         operation_id=operation.id,
-        kind=kind,
+        kind=kind or operation.kind,
         epoch=operation.epoch,
-        host=row["host"],
+        host=host,
         instance=InstanceSpec(
             uuid=known.uuid,
             project_id=known.project_id,
@@ -85,4 +112,5 @@ def removal_order(operation: Operation, row: InstanceRow, *, kind: str, now: int
         issued_at=now / 1e6,
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
+        move=move,
     )

@@ -1,35 +1,60 @@
 """Placing the servers of a request: choose hosts and claim their resources."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Engine, Operation
 from micronova.db import allocations, instances, services
-from micronova.objects.errors import Unavailable
+from micronova.objects.errors import NoValidHost, Unavailable
 from micronova.objects.explanation import Explanation
-from micronova.objects.instance import InstanceRow
+from micronova.objects.instance import InstanceChanges, InstanceRow
 from micronova.objects.network import VIF, PlannedPorts
-from micronova.objects.operations import BuildPayload, BuildTimes
+from micronova.objects.operations import BuildPayload, BuildTimes, PlacedPayload, RequestedPayload
 from micronova.objects.scheduling import RequestSpec, Selection
+from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable, CallTimeout
 from micronova.scheduler.rpcapi import SchedulerAPI
 
+P = TypeVar("P", bound=PlacedPayload)
+
 
 @dataclass(slots=True)
-class ServerToBuild:
+class ServerToPlace(Generic[P]):
     """A server in the step `schedule`: what is known of it, and what the step finds out."""
 
     operation: Operation
-    payload: BuildPayload
+    payload: P
     row: InstanceRow
     spec: RequestSpec
-    ports: PlannedPorts
-    times: BuildTimes
     chosen: Selection = field(init=False)  # set by `Placer.place`
     explanation: Explanation | None = None  # of the scheduler, if it decided
+    moving: str | None = None  # the migration that holds what the server leaves
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerToBuild(ServerToPlace[BuildPayload]):
+    """A server that is built: its ports, and the times of this attempt."""
+
+    ports: PlannedPorts
+    times: BuildTimes
     vifs: tuple[VIF, ...] = ()
+
+
+@contextmanager
+def asking_scheduler(engine: Engine) -> Iterator[None]:
+    """Raise Unavailable if the scheduler cannot be asked, so that the operation continues later."""
+    try:
+        yield
+    except BusUnavailable as error:
+        engine.health.outage_noticed()  # heartbeats may not arrive, either
+        raise Unavailable(f"The scheduler cannot be reached: {error}") from error
+    except CallTimeout as error:
+        raise Unavailable(f"The scheduler does not answer: {error}") from error
 
 
 class Placer:
@@ -40,24 +65,41 @@ class Placer:
         self._scheduler = scheduler
         self._service_down_time = service_down_time
 
-    async def place(self, servers: list[ServerToBuild]) -> None:
+    async def place(self, servers: Sequence[ServerToPlace[Any]]) -> None:
         """Claim a host for each: an alternate of the last decision if there is one, else the scheduler's choice."""
         if len(servers) == 1 and await self._take_alternate(servers[0]):
             return
-        first = servers[0]
-        spec = msgspec.structs.replace(first.spec, ignore_hosts=tuple(sorted(first.payload.tried)))
+        lacking = servers[0].payload.lacking
         try:
+            await self._select(servers, lacking)
+        except NoValidHost:
+            if not lacking:
+                raise
+            await self._select(servers, ())
+            for server in servers:
+                server.payload.lacking = []  # it has been to all hosts that there are
+
+    def may_choose_again(self, conn: sa.Connection, payload: RequestedPayload, excluded: Iterable[str]) -> bool:
+        """Return whether a move can have another destination than the one that lacks something: a host that is up."""
+        return payload.requested_host is None and self.any_host_besides(conn, [*payload.tried, *excluded])
+
+    def any_host_besides(self, conn: sa.Connection, hosts: Sequence[str]) -> bool:
+        """Return whether another host than these is up."""
+        return services.any_up(conn, COMPUTE, self._engine.now(), self._service_down_time, besides=hosts)
+
+    async def _select(self, servers: Sequence[ServerToPlace[Any]], avoided: Iterable[str]) -> None:
+        """Let the scheduler choose among the hosts where the servers did not fail, except for `avoided`."""
+        first = servers[0]
+        ignored = tuple(sorted({*first.spec.ignore_hosts, *first.payload.tried, *avoided}))
+        spec = msgspec.structs.replace(first.spec, ignore_hosts=ignored)
+        with asking_scheduler(self._engine):
             answer = await self._scheduler.select_destinations(
                 first.operation.context,
                 spec,
                 [server.row["uuid"] for server in servers],
                 epochs={server.row["uuid"]: server.operation.epoch for server in servers},
+                moving={server.row["uuid"]: server.moving for server in servers if server.moving is not None},
             )
-        except BusUnavailable as error:
-            self._engine.health.outage_noticed()  # heartbeats may not arrive, either
-            raise Unavailable(f"The scheduler cannot be reached: {error}") from error
-        except CallTimeout as error:
-            raise Unavailable(f"The scheduler does not answer: {error}") from error
         placements = {placement.instance_uuid: placement for placement in answer.placements}
         for server in servers:
             placement = placements[server.row["uuid"]]
@@ -65,13 +107,15 @@ class Placer:
             server.payload.alternates = list(placement.alternates)
             server.explanation = answer.explanation
 
-    async def _take_alternate(self, server: ServerToBuild) -> bool:
+    async def _take_alternate(self, server: ServerToPlace[Any]) -> bool:
         alternates = server.payload.alternates
         while alternates:
             server.chosen = alternates.pop(0)
             if server.spec.availability_zone not in (None, server.chosen.zone):
                 continue  # the server was pinned to another zone since
-            claim = allocations.Claim.of(server.row["uuid"], server.chosen, server.spec, server.operation.epoch)
+            claim = allocations.Claim.of(
+                server.row["uuid"], server.chosen, server.spec, server.operation.epoch, moving=server.moving
+            )
             if await self._engine.database.write(self._claim_if_up, claim):
                 return True
         return False
@@ -84,10 +128,24 @@ class Placer:
         return allocations.claim(conn, [claim], now=now).claimed
 
 
+NO_PLACE: Final[InstanceChanges] = {"host": None, "node": None, "node_uuid": None}
+"""The changes that let a server belong to no host."""
+
+
+def place_of(chosen: Selection) -> InstanceChanges:
+    """Return the changes that let a server belong to the chosen host."""
+    return {
+        "host": chosen.host,
+        "node": chosen.node,
+        "node_uuid": chosen.node_uuid,
+        "availability_zone": chosen.zone,
+    }
+
+
 Loaded = tuple[Operation, InstanceRow | None, RequestSpec | None, PlannedPorts]
 
 
-def load(conn: sa.Connection, operations: list[Operation]) -> list[Loaded]:
+def load_builds(conn: sa.Connection, operations: list[Operation]) -> list[Loaded]:
     """Return each build with its server's row, request spec and planned ports, or None for a server that is gone."""
     uuids = [operation.instance_uuid for operation in operations]
     found = instances.get_many(conn, uuids)
@@ -98,10 +156,5 @@ def load(conn: sa.Connection, operations: list[Operation]) -> list[Loaded]:
         if row is None or spec is None:
             loaded.append((operation, None, None, "none"))
         else:
-            loaded.append((operation, row, request_of(spec), msgspec.convert(spec["networks"], PlannedPorts)))
+            loaded.append((operation, row, instances.request_of(spec), msgspec.convert(spec["networks"], PlannedPorts)))
     return loaded
-
-
-def request_of(row: instances.SpecRow) -> RequestSpec:
-    """Return the request spec of a row."""
-    return msgspec.msgpack.decode(row["spec"], type=RequestSpec)

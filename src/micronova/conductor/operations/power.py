@@ -1,4 +1,4 @@
-"""Start, stop, reboot, pause and suspend: one order to the host, its report, a new state."""
+"""Start, stop, reboot, pause, suspend and the like: one order to the host, its report, a new state."""
 
 from typing import Final
 
@@ -6,66 +6,52 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
-from micronova.conductor.operations.host_kind import (
-    HostKind,
-    NoMoreWork,
-    ReportResult,
-    fault_of,
-    reported_error,
-)
+from micronova.conductor.operations.host_kind import NoMoreWork, OneOrderKind, ReportResult, reported_error
 from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.transitions import Notification
 from micronova.db import instances
 from micronova.objects import states
-from micronova.objects.errors import Unavailable
-from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed
+from micronova.objects.errors import MicronovaError
+from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.operations import PowerPayload
 from micronova.objects.orders import Report, WorkOrder
 
-POWER_KINDS: Final = ("stop", "start", "reboot", "pause", "unpause", "suspend", "resume")
+POWER_KINDS: Final = (
+    *("stop", "start", "reboot", "pause", "unpause", "suspend", "resume"),
+    *("unrescue", "trigger_crash_dump"),
+)
+_OTHER_EVENTS: Final = {
+    "change_password": "compute_set_admin_password",
+    "trigger_crash_dump": "compute_trigger_crash_dump",
+    "unshelve": "compute_start_instance",
+}
 
 
 def action_event_of(kind: str) -> str:
     """Return the name of the event in the instance action, which is Nova's."""
-    return f"compute_{kind}_instance"
+    return _OTHER_EVENTS.get(kind, f"compute_{kind}_instance")
 
 
-def notification_of(kind: str) -> str:
-    """Return the name of the kind's notifications, without the phase."""
-    return {"stop": "power_off", "start": "power_on"}.get(kind, kind)
+def notification_of(kind: str) -> str | None:
+    """Return the name of the kind's notifications, without the phase; None if it sends none."""
+    return {"stop": "power_off", "start": "power_on", "unshelve": "power_on", "change_password": None}.get(kind, kind)
 
 
-class Power(HostKind):
+class Power(OneOrderKind):
     """One kind per power action; `objects/states.py` has their states."""
 
     def __init__(self, dependencies: Dependencies, kind: str) -> None:
         self.name = kind
         self.action_event = action_event_of(kind)
-        self._notification = notification_of(kind)
+        self.notification = notification_of(kind)
         super().__init__(dependencies)
-
-    async def run(self, operations: list[Operation]) -> None:
-        """Send the order to the server's host; send it again if the host's lease has expired."""
-        for operation in operations:
-            row = await self._engine.database.read(instances.get, operation.instance_uuid)
-            if row is None or row["epoch"] != operation.epoch or row["host"] is None:
-                await self.transitions.cancel(operation)
-                continue
-            if operation.step == "dispatched" and await self.transitions.host_is_down(row["host"]):
-                raise Unavailable(f"Host {row['host']} does not answer.")
-            order = await self._engine.database.write(self.dispatch, operation, row, row["host"])
-            self._engine.committed(self.name, "dispatched")
-            if order is None:
-                await self.transitions.cancel(operation)
-                continue
-            if operation.step == "new":
-                self.transitions.notify(f"{self._notification}.start", operation, row)
-            await self.transitions.send(operation, order)
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
         """Return the order."""
         payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
-        return work_order(conn, operation, row, kind=self.name, now=self._engine.now(), parameters=payload.parameters)
+        return work_order(conn, operation, row, now=self._engine.now(), parameters=payload.parameters)
 
     def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
         """Set the state that the action ends in, or record the host's failure."""
@@ -76,49 +62,58 @@ class Power(HostKind):
         if report.power_state is not None:
             changes["power_state"] = report.power_state
         if report.outcome != "done":
-            fault = fault_of(reported_error(report), now)
-            return self._record_failure(conn, operation, row, action, fault, changes)
+            return self.record_failure(conn, operation, row, changes, reported_error(report), report.error_code)
+        changes = {**changes, **self.succeeded(conn, operation, row)}
         changes["vm_state"] = states.state_after(action, row["vm_state"])
         instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
         self.transitions.end(conn, operation, "success", host=report.host)
-        notification = f"{self._notification}.end", changed(row, changes), None
-        return NoMoreWork(ended="success", notifications=[notification])
+        return NoMoreWork(
+            ended="success",
+            notifications=self._notifications("end", changed(row, changes), None),
+            follow_ups=discards(row),
+        )
+
+    def succeeded(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> InstanceChanges:
+        """Return what changes besides the states when the host has succeeded, in the transaction of its report.
+
+        The guest is there: an image that a shelve has made of its disk is deleted.
+        """
+        return discard(conn, operation, row, self._engine.now())
+
+    def failed_payload(self, operation: Operation, code: str | None, message: str) -> bytes | None:
+        """Return the payload of an operation that has failed, or None if it stays as it is."""
+        return None
 
     async def fail(self, operation: Operation, error: Exception) -> None:
         """Set the state that the server's action has for a failure."""
-        result = await self._engine.database.write(self._fail, operation, error)
-        if result is None:
+        if not await self.recorded_failure(operation, error, self._failed):
             await self.transitions.cancel(operation)
-            return
-        self.announce(operation, result)
 
-    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> NoMoreWork | None:
-        """Return None if a later request has overtaken the operation."""
-        payload = msgspec.msgpack.decode(operation.payload, type=PowerPayload)
-        row = instances.lock(conn, operation.instance_uuid)
-        if not self.transitions.owns(conn, operation):
-            return NoMoreWork()
-        if row is None or row["epoch"] != operation.epoch:
-            return None
-        fault = fault_of(error, self._engine.now())
-        return self._record_failure(conn, operation, row, states.ACTIONS[payload.action], fault, {"task_state": None})
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        code = error.code if isinstance(error, MicronovaError) else MicronovaError.code
+        return self.record_failure(conn, operation, row, {"task_state": None}, error, code)
 
-    def _record_failure(
+    def record_failure(
         self,
         conn: sa.Connection,
         operation: Operation,
         row: InstanceRow,
-        action: states.Action,
-        fault: Fault,
         changes: InstanceChanges,
+        error: Exception,
+        code: str | None,
     ) -> NoMoreWork:
         """Record the fault and end the operation."""
+        action = states.ACTIONS[msgspec.msgpack.decode(operation.payload, type=PowerPayload).action]
+        fault = fault_of(error, self._engine.now())
         changes = {
             **changes,
             "fault": fault,
             "vm_state": states.state_after(action, row["vm_state"], failed=True),
         }
         instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
-        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault)
-        notification = f"{self._notification}.error", changed(row, changes), fault
-        return NoMoreWork(ended="error", notifications=[notification])
+        payload = self.failed_payload(operation, code, fault["message"])
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, payload=payload)
+        return NoMoreWork(ended="error", notifications=self._notifications("error", changed(row, changes), fault))
+
+    def _notifications(self, phase: str, row: InstanceRow, fault: Fault | None) -> list[Notification]:
+        return [] if self.notification is None else [(f"{self.notification}.{phase}", row, fault)]

@@ -1,11 +1,13 @@
 """The transitions of operations of all kinds: to a host, to the next step, to the end.
 
 Methods with a connection run in the transaction of the caller, so that an operation and its instance change together.
-`dispatch` and `cancel_in` lock the instance; the callers of the others have locked it.
+`dispatch`, `cancel_in` and `lock_current` lock the instance; the callers of the others have locked it.
 """
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -15,9 +17,10 @@ from micronova.conductor.operations.engine import Operation
 from micronova.db import instance_actions, instances
 from micronova.db import operations as operation_rows
 from micronova.db import services as service_rows
+from micronova.notifications import usage
 from micronova.objects import states
-from micronova.objects.errors import NoValidHost, Stale
-from micronova.objects.explanation import COMPUTE_FILTER
+from micronova.objects.errors import NoValidHost, Stale, Unavailable
+from micronova.objects.explanation import COMPUTE_FILTER, refusal
 from micronova.objects.instance import Fault, InstanceChanges, InstanceRow
 from micronova.objects.network import VIF
 from micronova.objects.operations import Result, Step
@@ -26,6 +29,9 @@ from micronova.objects.service_names import COMPUTE
 from micronova.rpc.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
+
+_USAGE_CHANGES = frozenset({"rescue.end", "resize_prep.start", "resize_revert.start", "shelve.start"})
+"""Notifications that Nova sends instance.exists before."""
 
 Notification = tuple[str, InstanceRow, Fault | None]
 """A notification to send: its name, the instance, the fault."""
@@ -51,10 +57,15 @@ class Transitions:
         host: str,
         changes: InstanceChanges,
         payload: bytes | None = None,
+        *,
+        step: Step = "dispatched",
+        event: str | None = None,
+        endless: bool = False,
     ) -> Operation | None:
         """Make a host the owner of an operation, change the instance and start the event.
 
-        Return the operation as it is persisted, or None if another request or conductor has taken over.
+        Return the operation as it is persisted, or None if another request or conductor has taken over. `event` is
+        that of the step, if the kind has several.
         """
         now = self._engine.now()
         epoch = changes.get("epoch", operation.epoch)
@@ -62,18 +73,18 @@ class Transitions:
         if known is None or known["epoch"] != operation.epoch:
             return None
         owner = operation_rows.host_owner(host)
-        if not self.persist(conn, operation, "dispatched", payload=payload, owner=owner, epoch=epoch):
+        if not self.persist(conn, operation, step, payload=payload, owner=owner, epoch=epoch, endless=endless):
             return None
         if changes:
             instances.update(conn, operation.instance_uuid, now, changes, epoch=operation.epoch)
         # The epoch numbers the event: each attempt of a build has an event of its own.
         instance_actions.event_start(
-            conn, operation.instance_uuid, operation.context.request_id, epoch, self._event, now, host=host
+            conn, operation.instance_uuid, operation.context.request_id, epoch, event or self._event, now, host=host
         )
         return msgspec.structs.replace(
             operation,
             owner=owner,
-            step="dispatched",
+            step=step,
             epoch=epoch,
             payload=operation.payload if payload is None else payload,
         )
@@ -103,15 +114,24 @@ class Transitions:
             service_rows.host_is_up, host, self._engine.now(), self._dependencies.service_down_time
         )
 
-    async def hosts_may_return(self, error: NoValidHost) -> bool:
+    async def wait_for_hosts(self, operations: Sequence[Operation], error: NoValidHost) -> bool:
+        """Continue operations later for which there is no host if silent hosts may return; return whether they may."""
+        if not await self._hosts_may_return(error):
+            return False
+        reason = Unavailable("A host that does not answer for the moment may have room.")
+        # The longest pause is short beside the time in which hosts return.
+        await self._engine.later(list(operations), reason, longest=self._dependencies.service_down_time / 4)
+        return True
+
+    async def _hosts_may_return(self, error: NoValidHost) -> bool:
         """Return whether hosts are silent only for a short time, or only because nobody got their heartbeats."""
-        if error.details.get("hosts_may_return"):
+        if error.hosts_may_return:
             return True
         if self._engine.health.healthy():
             return False
         # The heartbeats may have arrived since the scheduler decided.
-        reasons = error.details.get("reasons", ())
-        if any(reason["name"] == COMPUTE_FILTER and reason["removed"] for reason in reasons):
+        explanation = refusal(error)
+        if explanation and any(step.name == COMPUTE_FILTER and step.removed for step in explanation.filters):
             return True
         return await self._engine.database.read(
             service_rows.any_without_heartbeat, COMPUTE, self._engine.now(), self._dependencies.service_down_time
@@ -129,6 +149,7 @@ class Transitions:
         epoch: int | None = None,
         payload: bytes | None = None,
         seconds: float | None = None,
+        endless: bool = False,
     ) -> bool:
         """Persist the next step of an operation; its owner is this conductor unless another is named.
 
@@ -143,20 +164,71 @@ class Transitions:
             until=self._engine.until(seconds),
             new_owner=owner or self._engine.owner,
             new_epoch=epoch,
+            endless=endless,
+        )
+
+    def advance(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        step: Step,
+        *,
+        payload: bytes | None = None,
+        changes: InstanceChanges | None = None,
+        endless: bool = False,
+        seconds: float | None = None,
+    ) -> Operation:
+        """Persist that this conductor continues with a step at the next epoch; return the operation as it is then.
+
+        The epoch tells the orders of one operation to the same host apart. The lease of the operation expires after
+        `seconds`, if they are given.
+        """
+        epoch = operation.epoch + 1
+        values: InstanceChanges = {**(changes or {}), "epoch": epoch}
+        instances.update(conn, operation.instance_uuid, self._engine.now(), values, epoch=operation.epoch)
+        self.persist(conn, operation, step, payload=payload, epoch=epoch, endless=endless, seconds=seconds)
+        return msgspec.structs.replace(
+            operation,
+            owner=self._engine.owner,
+            step=step,
+            epoch=epoch,
+            payload=operation.payload if payload is None else payload,
         )
 
     # `Operation.is_current` answers whether an operation is still the worker's own. A transaction asks with `owns`,
     # which locks the row. Work on ports is in another service: it asks with a check before each change. To delete
-    # ports, an operation need not be current if its server is being deleted.
+    # ports, an operation need not be current if its server is being deleted. To bind ports of a server that exists, its
+    # operation must not be overtaken: a later request leaves operations open that a conductor owns.
 
     def owns(self, conn: sa.Connection, operation: Operation) -> bool:
         """Lock the operation and return whether it is current."""
         return operation.is_current(operation_rows.get(conn, operation.id, lock=True))
 
+    def lock_current(self, conn: sa.Connection, operation: Operation) -> InstanceRow | None:
+        """Lock the instance and the operation; return the instance, or None if somebody else has taken over.
+
+        That is another conductor, which has leased the operation, or a later request, which has raised the epoch.
+        """
+        row = instances.lock(conn, operation.instance_uuid)
+        if not self.owns(conn, operation) or row is None or row["epoch"] != operation.epoch:
+            return None
+        return row
+
     async def check_owned(self, operation: Operation) -> None:
         """Raise Stale if the operation is not current."""
         if not operation.is_current(await self._engine.database.read(operation_rows.get, operation.id)):
             raise Stale(f"Operation {operation.id} has got another owner.")
+
+    async def check_not_overtaken(self, operation: Operation) -> None:
+        """Raise Stale if the operation is not current, or if a later request has changed its instance."""
+        if await self._engine.database.read(self._is_overtaken, operation):
+            raise Stale(f"Operation {operation.id} is overtaken.")
+
+    def _is_overtaken(self, conn: sa.Connection, operation: Operation) -> bool:
+        instance = instances.get(conn, operation.instance_uuid)
+        if instance is None or instance["epoch"] != operation.epoch:
+            return True
+        return not operation.is_current(operation_rows.get(conn, operation.id))
 
     def continued_elsewhere(self, conn: sa.Connection, operation: Operation) -> bool:
         """Return whether another owner may use the server's ports: it has the operation, and no delete has begun."""
@@ -170,6 +242,12 @@ class Transitions:
         if await self._engine.database.read(self.continued_elsewhere, operation):
             raise Stale(f"Operation {operation.id} has got another owner.")
 
+    async def delete_ports(self, operation: Operation) -> None:
+        """Delete the server's ports, if there is a network service; raise Stale if another owner may use them."""
+        if self._dependencies.network_client is not None:
+            check = functools.partial(self.check_not_continued, operation)
+            await self._dependencies.network_client.deallocate(operation.instance_uuid, check=check)
+
     async def withdraw(self, operation: Operation, vifs: Sequence[VIF]) -> None:
         """Delete the ports that an overtaken attempt created, unless the server has them."""
         created = [vif.port_id for vif in vifs if not vif.preserve_on_delete]
@@ -182,6 +260,40 @@ class Transitions:
                 raise Stale(f"Instance {operation.instance_uuid} has the ports of the attempt.")
 
         await self._dependencies.network_client.withdraw(created, check=check)
+
+    def end_event(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        *,
+        host: str | None,
+        error: str | None = None,
+        event: str | None = None,
+    ) -> None:
+        """End the event of a step; the instance action continues. `event` is as in `dispatch`."""
+        instance_actions.event_finish(
+            conn,
+            operation.instance_uuid,
+            operation.context.request_id,
+            operation.epoch,
+            event or self._event,
+            self._engine.now(),
+            result="Success" if error is None else "Error",
+            host=host,
+            details=error,
+        )
+
+    def end_conductor_event(self, conn: sa.Connection, operation: Operation, event: str) -> None:
+        """Record the event of the conductor's own part, which ends with the dispatch; the host's has the next epoch."""
+        instance_actions.event_finish(
+            conn,
+            operation.instance_uuid,
+            operation.context.request_id,
+            operation.epoch,
+            event,
+            self._engine.now(),
+            start_time=operation.created_at,
+        )
 
     def end(
         self,
@@ -206,26 +318,24 @@ class Transitions:
             instance_actions.cancel(conn, operation.instance_uuid, request_id, now)
             return True
         failed = result == "error"
-        instance_actions.event_finish(
-            conn,
-            operation.instance_uuid,
-            request_id,
-            operation.epoch,
-            event or self._event,
-            now,
-            result="Error" if failed else "Success",
-            host=host,
-            details=fault["message"] if fault else None,
-        )
+        reason = (fault["message"] if fault else "") if failed else None
+        self.end_event(conn, operation, host=host, error=reason, event=event)
         instance_actions.finish(conn, operation.instance_uuid, request_id, now, message="Error" if failed else None)
         return True
 
     async def cancel(self, operation: Operation, release: Release | None = None) -> None:
         """End an operation that a later request has overtaken; operations that wait for this are taken at once."""
         waiting = await self._engine.database.write(self.cancel_in, operation, release)
+        await self.ended_and_wake(operation, "cancelled", waiting)
+
+    async def ended_and_wake(self, operation: Operation, result: Result, waiting: list[str] | None) -> None:
+        """Count an operation that a committed transaction has ended, and take the operations that waited for it.
+
+        Do nothing if `waiting` is None: the operation has got another owner.
+        """
         if waiting is None:
             return
-        self._engine.ended(operation, "cancelled")
+        self._engine.ended(operation, result)
         if waiting:
             await self._engine.lease_and_run(waiting)
 
@@ -242,6 +352,24 @@ class Transitions:
             release(conn, operation, row)
         return operation_rows.wake(conn, operation.instance_uuid)
 
-    def notify(self, name: str, operation: Operation, row: InstanceRow, fault: Fault | None = None) -> None:
-        """Send the notification with this name."""
-        self._dependencies.notifier.instance(name, row, context=operation.context, fault=fault)
+    def notify_exists(self, operation: Operation, row: InstanceRow) -> None:
+        """Send instance.exists of the present audit period: what is charged for a server is about to change."""
+        if not self._dependencies.notifier.enabled:
+            return
+        now = self._dependencies.engine.now()
+        present = usage.Period(usage.last_completed(self._dependencies.audit_period, now).end, now)
+        exists = functools.partial(usage.exists, row, operation.context, present)
+        self._dependencies.notifier.announce(operation.context, exists)
+
+    def notify(
+        self,
+        name: str,
+        operation: Operation,
+        row: InstanceRow,
+        fault: Fault | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Send the notification with this name; `details` are the fields that only this kind's have."""
+        if name in _USAGE_CHANGES:
+            self.notify_exists(operation, row)
+        self._dependencies.notifier.instance(name, row, context=operation.context, fault=fault, details=details)

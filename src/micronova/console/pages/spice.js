@@ -1,6 +1,7 @@
 // A screen, drawn by spice-html5. SPICE has several channels (screen, keys, cursor…), each with a WebSocket of its own.
 
 import { SpiceMainConn, sendCtrlAltDel } from "./spice-html5/main.js";
+import { Constants } from "./spice-html5/enums.js";
 import { SpiceConn } from "./spice-html5/spiceconn.js";
 import { explain, locate, show } from "./common.js";
 
@@ -15,6 +16,14 @@ window.WebSocket = class extends WebSocket {
     super(...given);
     this.addEventListener("close", (event) => { reason ||= event.reason; });
   }
+};
+
+// The library drops the zeros at the start of an encrypted ticket, and the guest then closes the channel: one connection
+// in 64. It writes the ticket from the left into a field of a fixed length, so the zeros must be put back.
+const TICKET_LENGTH = Constants.SPICE_TICKET_KEY_PAIR_LENGTH / 8;
+const sendTicket = SpiceConn.prototype.send_ticket;
+SpiceConn.prototype.send_ticket = function (ticket) {
+  sendTicket.call(this, [...Array(TICKET_LENGTH - ticket.length).fill(0), ...ticket]);
 };
 
 const address = await locate("spice");

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from micronova.embedded.identity import endpoint_urls
 from micronova.objects.errors import Invalid
 
 _VISIBLE = r"\S"  # something that is not white space
@@ -20,8 +21,9 @@ Name = Annotated[str, Meta(min_length=1, max_length=255, pattern=_VISIBLE)]
 ShortName = Annotated[str, Meta(min_length=1, max_length=64, pattern=_VISIBLE)]
 RegionID = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^/]+\Z")]
 Tag = Annotated[str, Meta(min_length=1, max_length=255, pattern=r"\A[^,/]*\Z")]
-Tags = Annotated[list[Tag], Meta(max_length=80)]
-URL = Annotated[str, Meta(max_length=2048, pattern=r"\A(\$\(public_url\)s|[a-zA-Z0-9+.-]+:)\S*\Z")]
+MAX_TAGS = 80  # of a project or domain
+Tags = Annotated[list[Tag], Meta(max_length=MAX_TAGS)]
+URL = Annotated[str, Meta(max_length=2048, pattern=endpoint_urls.PATTERN)]
 Password = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 S = TypeVar("S", bound=Struct)
@@ -183,7 +185,8 @@ class ServiceChanges(Struct):
     enabled: bool | UnsetType = UNSET
 
 
-Interface = Annotated[str, Meta(pattern=r"\A(public|internal|admin)\Z")]
+INTERFACES = ("public", "internal", "admin")
+Interface = Annotated[str, Meta(pattern=rf"\A({'|'.join(INTERFACES)})\Z")]
 
 
 class EndpointAttributes(Struct):
@@ -239,6 +242,15 @@ def merged_options(old: dict[str, Any], new: Struct | UnsetType) -> dict[str, An
         return old
     merged = {**old, **given(new, *new.__struct_fields__)}
     return {name: value for name, value in merged.items() if value is not None}
+
+
+def is_tag(text: str) -> bool:
+    """Return whether a text may be a tag."""
+    try:
+        msgspec.convert(text, Tag)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def unique_tags(tags: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from micronova.http.tokens import Claims
 from micronova.objects.errors import Forbidden, Invalid, MicronovaError, NotFound, Unauthorized
 
 METHODS = ("password", "token", "application_credential")
+EC2_METHOD = "ec2credential"  # of tokens that were issued for the signature of an EC2 credential
 _WITH_DOMAIN = sa.select(users, domains.c.enabled.label("domain_enabled")).where(domains.c.id == users.c.domain_id)
 
 
@@ -88,12 +89,19 @@ class SystemRef(Struct):
     all: bool = False
 
 
-class Scope(Struct, forbid_unknown_fields=True):
+class TrustRef(Struct):
+    """A trust, by id."""
+
+    id: str
+
+
+class Scope(Struct, forbid_unknown_fields=True, rename={"trust": "OS-TRUST:trust"}):
     """The scope that the token is to have."""
 
     project: ProjectRef | None = None
     domain: DomainRef | None = None
     system: SystemRef | None = None
+    trust: TrustRef | None = None
     unscoped: dict[str, Any] | None = None
 
 
@@ -139,7 +147,7 @@ def domain_id_of(conn: sa.Connection, ref: DomainRef | None, inside: str) -> str
     return conn.execute(sa.select(domains.c.id).where(domains.c.name == ref.name)).scalar()
 
 
-def _find_user(conn: sa.Connection, ref: UserRef) -> UserWithDomain | None:
+def find_user(conn: sa.Connection, ref: UserRef) -> UserWithDomain | None:
     """Return the user, with whether its domain is enabled as `domain_enabled`."""
     if ref.id is not None:
         chosen = [users.c.id == ref.id]
@@ -155,9 +163,9 @@ def _find_credential(
 ) -> tuple[ApplicationCredentialRow | None, UserWithDomain | None]:
     if method.id is not None:
         credential = APPLICATION_CREDENTIALS.find(conn, method.id)
-        user = _find_user(conn, UserRef(id=credential["user_id"])) if credential else None
+        user = find_user(conn, UserRef(id=credential["user_id"])) if credential else None
     elif method.name is not None and method.user is not None:
-        user = _find_user(conn, method.user)
+        user = find_user(conn, method.user)
         credential = application_credentials.by_name(conn, user["id"], method.name) if user else None
     else:
         raise Invalid(
@@ -166,7 +174,7 @@ def _find_credential(
     return credential, user
 
 
-def _is_active(user: UserWithDomain | None) -> TypeGuard[UserWithDomain]:
+def is_active(user: UserWithDomain | None) -> TypeGuard[UserWithDomain]:
     """Return whether a user exists, is enabled, and is in an enabled domain."""
     return user is not None and user["enabled"] and user["domain_enabled"]
 
@@ -202,13 +210,13 @@ async def authenticate(core: Core, identity: Identity, address: str) -> Authenti
 
 async def check_password(core: Core, ref: UserRef, password: str | None, address: str) -> UserRow:
     """Return the user if the password is right; raise Unauthorized."""
-    user = await core.database.read(_find_user, ref)
+    user = await core.database.read(find_user, ref)
     domain = ref.domain or DomainRef()
     who = user["id"] if user else (ref.id, ref.name, domain.id, domain.name)
     stored = user["password_hash"] if user else None
     exempt = bool(user and user["options"].get("ignore_lockout_failure_attempts"))
     await _check_secret(core, who, address, stored, password, exempt)
-    if not _is_active(user):
+    if not is_active(user):
         raise refused()
     return user
 
@@ -239,8 +247,12 @@ async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
         raise NotFound(error.message) from None
     if claims.application_credential_id is not None:
         raise Forbidden("A token that was got with an application credential cannot be exchanged for another.")
-    user = await core.database.read(_find_user, UserRef(id=claims.user_id))
-    if not _is_active(user):
+    if claims.trust_id is not None:
+        raise Forbidden("A token for a trust cannot be exchanged for another.")
+    if EC2_METHOD in claims.methods:
+        raise Forbidden("A token for an EC2 signature cannot be exchanged for another.")
+    user = await core.database.read(find_user, UserRef(id=claims.user_id))
+    if not is_active(user):
         raise refused()
     methods = (*(method for method in claims.methods if method != "token"), "token")
     return Authenticated(user, methods, parent=claims)
@@ -249,11 +261,12 @@ async def _authenticate_token(core: Core, method: TokenMethod) -> Authenticated:
 async def _authenticate_credential(core: Core, method: ApplicationCredentialMethod, address: str) -> Authenticated:
     credential, user = await core.database.read(_find_credential, method)
     if credential is None and method.id is not None:
-        raise NotFound(f"Could not find application credential: {method.id[:64]}.")
+        raise APPLICATION_CREDENTIALS.not_found(method.id)
     ref = method.user or UserRef()
     who = credential["id"] if credential else (method.id, method.name, ref.id, ref.name)
-    await _check_secret(core, who, address, credential["secret_hash"] if credential else None, method.secret)
-    if credential is None or not _is_active(user):
+    stored = application_credentials.secret_hash(credential) if credential else None
+    await _check_secret(core, who, address, stored, method.secret)
+    if credential is None or not is_active(user):
         raise refused()
     if credential["expires_at"] is not None and credential["expires_at"] <= core.now():
         raise refused()

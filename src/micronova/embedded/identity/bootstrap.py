@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import sqlalchemy as sa
 
 from micronova.embedded.identity.attributes import (
+    INTERFACES,
     DomainAttributes,
     EndpointAttributes,
     ProjectAttributes,
@@ -15,8 +16,8 @@ from micronova.embedded.identity.attributes import (
     UserAttributes,
     UserOptions,
 )
-from micronova.embedded.identity.catalog import PUBLIC_URL
 from micronova.embedded.identity.core import DEFAULT_DOMAIN, Core
+from micronova.embedded.identity.endpoint_urls import PUBLIC_URL
 from micronova.embedded.identity.store import assignments, catalog, domains, projects, roles, users
 from micronova.embedded.identity.store.assignments import SYSTEM, Grant
 from micronova.embedded.identity.store.kinds import DOMAINS, ENDPOINTS, REGIONS, SERVICES
@@ -137,7 +138,7 @@ def _catalog(conn: sa.Connection, wanted: Mapping[str, str], region: str, now: i
         if service is None:
             attributes = ServiceAttributes(type=kind, name=NAMES.get(kind, kind))
             service = catalog.create_service(conn, next(new_ids), attributes, {}, now + order)
-        for step, interface in enumerate(("public", "internal", "admin")):
+        for step, interface in enumerate(INTERFACES):
             endpoint = ENDPOINTS.first(
                 conn,
                 endpoints.c.service_id == service["id"],

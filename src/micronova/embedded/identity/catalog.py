@@ -2,17 +2,9 @@
 
 from typing import Any
 
+from micronova.embedded.identity import endpoint_urls
 from micronova.embedded.identity.store.kinds import CatalogEntry, EndpointRow
 from micronova.http.tokens import Claims
-
-# The placeholder for scheme, host and port of this cloud as the client sees them. Clients may reach the same cloud by
-# different names.
-PUBLIC_URL = "$(public_url)s"
-
-
-def resolve(url: str, public_url: str) -> str:
-    """Return an endpoint's URL for a client that reaches this cloud at `public_url`."""
-    return url.replace(PUBLIC_URL, public_url)
 
 
 def view(entries: list[CatalogEntry], public_url: str, claims: Claims) -> list[dict[str, Any]]:
@@ -40,13 +32,9 @@ def _endpoint(row: EndpointRow, url: str) -> dict[str, Any]:
 
 def _url(row: EndpointRow, public_url: str, claims: Claims) -> str | None:
     """Fill in a URL's placeholders; None when it needs a project and the token has none."""
-    url = resolve(row["url"], public_url)
-    for sign in "$%":
-        for name in ("project_id", "tenant_id"):
-            placeholder = f"{sign}({name})s"
-            if placeholder in url:
-                if claims.project_id is None:
-                    return None
-                url = url.replace(placeholder, claims.project_id)
-        url = url.replace(f"{sign}(user_id)s", claims.user_id)
-    return url
+    values = {"public_url": public_url, "user_id": claims.user_id}
+    if claims.project_id is not None:
+        values |= {"project_id": claims.project_id, "tenant_id": claims.project_id}
+    elif endpoint_urls.needs_project(row["url"]):
+        return None
+    return endpoint_urls.fill(row["url"], values)

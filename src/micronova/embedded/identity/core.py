@@ -7,10 +7,12 @@ from typing import Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.embedded.identity.blobs import BlobBox
 from micronova.embedded.identity.lockout import Lockout
 from micronova.embedded.identity.passwords import Passwords
 from micronova.embedded.identity.store.revocations import RevocationTime
-from micronova.http.tokens import Revocations, TokenSigner, TokenVerifier
+from micronova.http.request import Request
+from micronova.http.tokens import Claims, Revocations, TokenSigner, TokenVerifier
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Conflict
 
@@ -55,11 +57,16 @@ class Core:
     signer: TokenSigner
     verifier: TokenVerifier
     revocations: Revocations
+    blobs: BlobBox
     token_lifetime: float
 
     def now(self) -> int:
         """Return the time in microseconds."""
         return micros(self.clock.now())
+
+    def claims(self, request: Request) -> Claims:
+        """Return what the caller's token says."""
+        return self.verifier.verify(request.context.token, self.clock.now())
 
     def revocation_time(self) -> RevocationTime:
         """Return the time of a revocation that a transaction is about to make.
@@ -91,5 +98,5 @@ class Core:
         result, subjects = await self.write(fn, time, *args, **kwargs)
         self.timestamps.advance_past(time.at)
         for subject in subjects:
-            self.revocations.revoke_all(subject, time.at / 1_000_000, time.forget_at / 1_000_000)
+            self.revocations.revoke_all(subject, time.at / 1_000_000, time.expires_at / 1_000_000)
         return result

@@ -1,7 +1,7 @@
 """Passwords and secrets, hashed with argon2 in separate threads so that the event loop never waits.
 
-The clients have their turns one after the other, however many requests of each wait. When too many wait, the client
-with the most loses its latest one. So a client that guesses many passwords delays itself and nobody else.
+The clients are served in turn, one request of each, however many of each wait. When too many requests wait, the latest
+one of the client with the most is refused. So a client that guesses many passwords delays itself and nobody else.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The identity role: Keystone's v3 API over a database of its own."""
 
 import asyncio
-import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,8 @@ from micronova.db import schema
 from micronova.db.engine import Database
 from micronova.embedded.identity import bootstrap
 from micronova.embedded.identity.api.routes import all_routes
+from micronova.embedded.identity.authentication import EC2_METHOD
+from micronova.embedded.identity.blobs import BlobBox
 from micronova.embedded.identity.core import Core, Timestamps
 from micronova.embedded.identity.lockout import Lockout
 from micronova.embedded.identity.passwords import Passwords
@@ -20,7 +21,10 @@ from micronova.http.auth import SignedTokens
 from micronova.http.faults import identity_fault
 from micronova.http.service import Observer, Service
 from micronova.http.tokens import Revocations, TokenKey, TokenSigner, TokenVerifier, in_use
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, SystemClock
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Forbidden
 from micronova.policies.enforcer import Enforcer
 from micronova.policies.identity import RULES
 
@@ -30,6 +34,17 @@ MIGRATIONS = "micronova.embedded.identity.migrations"
 SWEEP = 3600.0  # seconds between deletions of old revocations
 KEYS_POLL = 30.0  # seconds between reads of the keys that sign tokens
 OVERLAP = 60_000_000  # microseconds; a revocation may become visible that long after its time
+
+
+class IdentityTokens(SignedTokens):
+    """Tokens that are good for requests to this service: not those for the signature of a request to another one."""
+
+    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
+        """Verify a token; raise Forbidden if it was issued for an EC2 signature."""
+        caller = await super().authenticate(token, context)
+        if EC2_METHOD in self.verifier.verify(caller.token, self.now()).methods:
+            raise Forbidden("A token for an EC2 signature is not valid for the identity service.")
+        return caller
 
 
 class IdentityService:
@@ -45,6 +60,7 @@ class IdentityService:
         database: Database,
         clock: Clock | None = None,
         token_keys: Callable[[], Sequence[TokenKey]],
+        secret_key: bytes,
         token_lifetime: float = 4 * 3600.0,
         region: str = "RegionOne",
         mount: str = "/identity",
@@ -60,6 +76,7 @@ class IdentityService:
     ) -> None:
         """Wire the service and load the keys that sign tokens; start nothing.
 
+        `secret_key` encrypts the secrets that users keep in credentials.
         `token_keys` is called again every KEYS_POLL seconds: it returns the keys with the times from which they sign.
         `revocation_poll` is the number of seconds between reads of the revocations that other processes on the same
         database have made. The default is 2 on PostgreSQL; SQLite has only one process and is not polled.
@@ -78,7 +95,7 @@ class IdentityService:
         signer = TokenSigner(self._keys)
         self.revocations = Revocations()
         self.verifier = TokenVerifier([key.public for key in self._keys], self.revocations)
-        self.authenticator = SignedTokens(self.verifier, self._clock.now)
+        self.authenticator = IdentityTokens(self.verifier, self._clock.now)
         self.core = Core(
             database=database,
             clock=self._clock,
@@ -89,6 +106,7 @@ class IdentityService:
             signer=signer,
             verifier=self.verifier,
             revocations=self.revocations,
+            blobs=BlobBox(secret_key),
             token_lifetime=token_lifetime,
         )
         self.service = Service(
@@ -106,15 +124,12 @@ class IdentityService:
         """Bring the schema up to date and load the revocations."""
         await schema.upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
         await self.load_revocations()
-        self._task = asyncio.create_task(self._maintain(), name="identity-revocations")
+        self._task = keep_running(self._maintain, name="identity-revocations", clock=self._clock)
 
     async def stop(self) -> None:
         """Stop the periodic work and the hashing threads; the caller closes the database."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None
         self.core.passwords.close()
 
     async def bootstrap(

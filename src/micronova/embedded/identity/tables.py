@@ -135,6 +135,27 @@ application_credentials = sa.Table(
     Index("application_credentials_by_project", "project_id"),
 )
 
+# The requests that application credentials may be limited to. One rule may be of several credentials of its user.
+access_rules = sa.Table(
+    "access_rules",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("user_id", ID, ForeignKey("users.id", ondelete="CASCADE"), nullable=False),
+    Column("service", String(64), nullable=False),
+    Column("path", String(225), nullable=False),
+    Column("method", String(16), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    sa.UniqueConstraint("user_id", "service", "path", "method"),
+)
+
+application_credential_rules = sa.Table(
+    "application_credential_rules",
+    metadata,
+    Column("credential_id", ID, ForeignKey("application_credentials.id", ondelete="CASCADE"), primary_key=True),
+    Column("rule_id", ID, ForeignKey("access_rules.id"), primary_key=True),
+    Index("application_credentials_by_rule", "rule_id"),
+)
+
 regions = sa.Table(
     "regions",
     metadata,
@@ -162,10 +183,81 @@ endpoints = sa.Table(
     Column("service_id", ID, ForeignKey("services.id"), nullable=False),
     Column("region_id", String(255), ForeignKey("regions.id")),
     Column("interface", String(8), nullable=False),
-    Column("url", Text, nullable=False),  # may contain $(public_url)s and $(project_id)s
+    Column("url", Text, nullable=False),  # may contain placeholders, see endpoint_urls.py
     Column("enabled", Boolean, nullable=False, default=True),
     *_common(),
     Index("endpoints_by_service", "service_id"),
+)
+
+# How much of a resource a project may use unless it has a limit of its own. `region_id` is "" if no region is named; it
+# is not NULL, so that these are unique too.
+registered_limits = sa.Table(
+    "registered_limits",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("service_id", ID, ForeignKey("services.id"), nullable=False),
+    Column("region_id", String(255), nullable=False, default=""),
+    Column("resource_name", String(255), nullable=False),
+    Column("default_limit", sa.Integer, nullable=False),
+    Column("description", Text),
+    Column("created_at", BigInteger, nullable=False),
+    sa.UniqueConstraint("service_id", "region_id", "resource_name"),
+)
+
+# The limits of single projects and domains; `project_id` or `domain_id` is "".
+limits = sa.Table(
+    "limits",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("project_id", ID, nullable=False, default=""),
+    Column("domain_id", ID, nullable=False, default=""),
+    Column("service_id", ID, nullable=False),
+    Column("region_id", String(255), nullable=False, default=""),
+    Column("resource_name", String(255), nullable=False),
+    Column("resource_limit", sa.Integer, nullable=False),
+    Column("description", Text),
+    Column("created_at", BigInteger, nullable=False),
+    sa.UniqueConstraint("project_id", "domain_id", "service_id", "region_id", "resource_name"),
+    sa.ForeignKeyConstraint(
+        ["service_id", "region_id", "resource_name"],
+        ["registered_limits.service_id", "registered_limits.region_id", "registered_limits.resource_name"],
+    ),
+    Index("limits_by_resource", "service_id", "region_id", "resource_name"),
+    Index("limits_by_domain", "domain_id"),
+)
+
+# Secrets that users keep here for other programs.
+credentials = sa.Table(
+    "credentials",
+    metadata,
+    Column("id", ID, primary_key=True),  # of EC2 credentials: SHA-256 of the access key
+    Column("user_id", ID, ForeignKey("users.id"), nullable=False),
+    Column("project_id", ID),
+    Column("type", String(255), nullable=False),
+    Column("blob", sa.LargeBinary, nullable=False),  # encrypted
+    Column("created_at", BigInteger, nullable=False),
+    Index("credentials_by_user", "user_id"),
+    Index("credentials_by_project", "project_id"),
+)
+
+trusts = sa.Table(
+    "trusts",
+    metadata,
+    Column("id", ID, primary_key=True),
+    Column("trustor_user_id", ID, ForeignKey("users.id"), nullable=False),
+    Column("trustee_user_id", ID, ForeignKey("users.id"), nullable=False),
+    Column("project_id", ID, ForeignKey("projects.id"), nullable=False),
+    Column("impersonation", Boolean, nullable=False),  # whether the trustee appears as the trustor
+    Column("role_ids", sa.JSON, nullable=False),
+    Column("expires_at", BigInteger),
+    Column("remaining_uses", sa.Integer),
+    Column("created_at", BigInteger, nullable=False),
+    Column("redelegation_count", sa.Integer, nullable=False, server_default="0"),  # how often it can be passed on
+    Column("redelegated_trust_id", ID),  # the trust that it was made from; it goes with that one
+    Index("trusts_by_trustor", "trustor_user_id"),
+    Index("trusts_by_trustee", "trustee_user_id"),
+    Index("trusts_by_project", "project_id"),
+    Index("trusts_by_origin", "redelegated_trust_id"),
 )
 
 # The contents of http.tokens.Revocations, so that they survive a restart. `audit:ID` revokes one token. Any other

@@ -1,6 +1,7 @@
 """Tokens: the scope that a user may have one for, their claims, and the body that describes them."""
 
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -8,22 +9,36 @@ import sqlalchemy as sa
 from msgspec import Struct
 
 from micronova.embedded.identity import catalog
-from micronova.embedded.identity.authentication import Authenticated, Scope, domain_id_of, refused
+from micronova.embedded.identity.authentication import (
+    Authenticated,
+    Scope,
+    UserRef,
+    domain_id_of,
+    find_user,
+    is_active,
+    refused,
+)
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import assignments, domains, projects
+from micronova.embedded.identity.store import application_credentials, assignments, domains, projects, roles, trusts
 from micronova.embedded.identity.store import catalog as catalog_store
 from micronova.embedded.identity.store.kinds import (
     APPLICATION_CREDENTIALS,
     DOMAINS,
     PROJECTS,
+    AccessRuleRow,
     CatalogEntry,
     DomainRow,
     ProjectRow,
     RoleRow,
+    TrustRow,
+    UserRow,
 )
+from micronova.http.access_rules import AccessRules
 from micronova.http.tokens import Claims
 from micronova.objects.clock import micros
-from micronova.objects.errors import Invalid, Unauthorized
+from micronova.objects.errors import Forbidden, Invalid, NotFound, Unauthorized
+
+_RULE = ("id", "service", "path", "method")
 
 
 class GrantedScope(Struct):
@@ -33,6 +48,10 @@ class GrantedScope(Struct):
     project: ProjectRow | None = None
     domain: DomainRow | None = None
     system: bool = False
+    trust: TrustRow | None = None
+    trustor: UserRow | None = None  # of the trust
+    agents: list[UserRow] = []  # the parties of the trusts that the trust was made from
+    access_rules: list[AccessRuleRow] | None = None  # of the application credential
 
 
 class Details(Struct):
@@ -41,6 +60,7 @@ class Details(Struct):
     domain_names: dict[str, str]
     catalog: list[CatalogEntry]
     credential_name: str | None = None
+    access_rules: list[AccessRuleRow] | None = None
 
 
 async def issue(
@@ -53,8 +73,18 @@ async def issue(
     """
     if authenticated.credential is not None and scope is not None:
         raise refused()
+    if isinstance(scope, Scope) and scope.trust is not None:
+        await _use_trust(core, authenticated, scope)
     claims, details = await core.database.read(_claims_and_details, core, authenticated, scope, with_catalog, issued_at)
     return core.signer.sign(claims), claims, details
+
+
+async def _use_trust(core: Core, authenticated: Authenticated, scope: Scope) -> None:
+    """Count a use of a trust if its uses are limited; raise an error if there is no token for it."""
+    granted = await core.database.read(_requested_scope, authenticated.user, scope, core.now())
+    assert granted.trust is not None
+    if granted.trust["remaining_uses"] is not None and not await core.write(trusts.use, granted.trust["id"]):
+        raise Forbidden("The trust has no uses left.")
 
 
 def _claims_and_details(
@@ -65,7 +95,7 @@ def _claims_and_details(
     with_catalog: bool,
     issued_at: int,
 ) -> tuple[Claims, Details]:
-    claims = _claims(core, authenticated, _granted_scope(conn, authenticated, scope), issued_at)
+    claims = _claims(core, authenticated, _granted_scope(conn, authenticated, scope, core.now()), issued_at)
     return claims, read_details(conn, claims, with_catalog)
 
 
@@ -77,10 +107,13 @@ def read_details(conn: sa.Connection, claims: Claims, with_catalog: bool) -> Det
         domains.names(conn, domain_ids),
         catalog_store.entries(conn) if with_catalog and is_scoped(claims) else [],
         credential["name"] if credential else None,
+        application_credentials.rules(conn, credential) if credential else None,
     )
 
 
-def _granted_scope(conn: sa.Connection, authenticated: Authenticated, scope: Scope | str | None) -> GrantedScope:
+def _granted_scope(
+    conn: sa.Connection, authenticated: Authenticated, scope: Scope | str | None, now: int
+) -> GrantedScope:
     """Return the scope of the token with the user's roles there; raise Unauthorized if there are none.
 
     An application credential has its own project. A request without a scope gets the user's default project, and an
@@ -93,6 +126,7 @@ def _granted_scope(conn: sa.Connection, authenticated: Authenticated, scope: Sco
         granted.roles = [role for role in granted.roles if role["id"] in wanted]
         if len(granted.roles) != len(wanted):  # the user has lost one of them
             raise refused()
+        granted.access_rules = application_credentials.rules(conn, authenticated.credential)
         return granted
     if scope is None:
         default = PROJECTS.find(conn, authenticated.user["default_project_id"])
@@ -100,14 +134,20 @@ def _granted_scope(conn: sa.Connection, authenticated: Authenticated, scope: Sco
             return _project_scope(conn, user_id, default) if default else GrantedScope()
         except Unauthorized:
             return GrantedScope()
-    return _requested_scope(conn, user_id, scope)
+    return _requested_scope(conn, authenticated.user, scope, now)
 
 
-def _requested_scope(conn: sa.Connection, user_id: str, scope: Scope | str) -> GrantedScope:
+def _requested_scope(conn: sa.Connection, user: UserRow, scope: Scope | str, now: int) -> GrantedScope:
     if isinstance(scope, str):
         return GrantedScope()
-    if sum(part is not None for part in (scope.project, scope.domain, scope.system, scope.unscoped)) != 1:
-        raise Invalid("Invalid input for field/attribute auth.scope: name one of project, domain, system and unscoped.")
+    user_id = user["id"]
+    if sum(part is not None for part in (scope.project, scope.domain, scope.system, scope.trust, scope.unscoped)) != 1:
+        raise Invalid(
+            "Invalid input for field/attribute auth.scope: name one of project, domain, system, OS-TRUST:trust and "
+            "unscoped."
+        )
+    if scope.trust is not None:
+        return _trust_scope(conn, user_id, scope.trust.id, now)
     if scope.project is not None:
         if scope.project.id is not None:
             return _project_scope(conn, user_id, PROJECTS.find(conn, scope.project.id))
@@ -131,6 +171,38 @@ def _requested_scope(conn: sa.Connection, user_id: str, scope: Scope | str) -> G
     return GrantedScope()
 
 
+def _trust_scope(conn: sa.Connection, user_id: str, trust_id: str, now: int) -> GrantedScope:
+    """Return the scope of a trust: its project, with its roles; raise Forbidden if the trustor has lost one of them."""
+    try:
+        trust = trusts.get(conn, trust_id, now)
+    except NotFound:
+        raise refused() from None
+    if trust["trustee_user_id"] != user_id:
+        raise Forbidden("The user is not the trustee of this trust.")
+    trustor = find_user(conn, UserRef(id=trust["trustor_user_id"]))
+    if not is_active(trustor):
+        raise Forbidden("The trustor of this trust is disabled.")
+    try:
+        chain = trusts.origins(conn, trust, now)
+    except NotFound:
+        raise refused() from None
+    agents: list[UserRow] = []
+    for party in {each[key] for each in chain for key in ("trustor_user_id", "trustee_user_id")} - {trustor["id"]}:
+        agent = find_user(conn, UserRef(id=party))
+        if not is_active(agent):
+            raise Forbidden("A party of a trust that this one was made from is disabled.")
+        agents.append(agent)
+    # The roles are those of the user who began the chain.
+    lender = chain[-1]["trustor_user_id"] if chain else trustor["id"]
+    granted = _project_scope(conn, lender, PROJECTS.find(conn, trust["project_id"]))
+    held = {role["id"] for role in granted.roles}
+    if not held.issuperset(trust["role_ids"]):
+        raise Forbidden("The trustor of this trust has lost a role of it.")
+    wanted = roles.closure(roles.implications(conn), trust["role_ids"])
+    chosen = [role for role in granted.roles if role["id"] in wanted]
+    return GrantedScope(chosen, project=granted.project, trust=trust, trustor=trustor, agents=agents)
+
+
 def _project_scope(conn: sa.Connection, user_id: str, project: ProjectRow | None) -> GrantedScope:
     if project is None or not project["enabled"]:
         raise refused()
@@ -149,13 +221,19 @@ def _claims(core: Core, authenticated: Authenticated, granted: GrantedScope, iss
         # Exchanging a token does not prolong it, and revoking the first one revokes all that came from it.
         expires = min(expires, micros(authenticated.parent.expires_at))
         audit_ids.append(authenticated.parent.audit_ids[-1])
-    credential = authenticated.credential
+    trust, user, other = granted.trust, authenticated.user, granted.trustor
+    if trust is not None and other is not None:
+        if trust["expires_at"] is not None:
+            expires = min(expires, trust["expires_at"])
+        if trust["impersonation"]:
+            user, other = other, user
+    credential, rules = authenticated.credential, granted.access_rules
     if credential is not None and credential["expires_at"] is not None:
         expires = min(expires, credential["expires_at"])
     return Claims(
-        user_id=authenticated.user["id"],
-        user_name=authenticated.user["name"],
-        user_domain_id=authenticated.user["domain_id"],
+        user_id=user["id"],
+        user_name=user["name"],
+        user_domain_id=user["domain_id"],
         issued_at=issued_at / 1_000_000,
         expires_at=expires / 1_000_000,
         audit_ids=tuple(audit_ids),
@@ -168,7 +246,18 @@ def _claims(core: Core, authenticated: Authenticated, granted: GrantedScope, iss
         roles=tuple((role["id"], role["name"]) for role in granted.roles),
         application_credential_id=credential["id"] if credential else None,
         restricted=credential is not None and not credential["unrestricted"],
+        trust_id=trust["id"] if trust else None,
+        trust_user_id=other["id"] if other else None,
+        trust_user_domain_id=other["domain_id"] if other else None,
+        impersonation=trust is not None and trust["impersonation"],
+        access_rules=None if rules is None else as_claim(rules),
+        trust_agents=tuple((agent["id"], agent["domain_id"]) for agent in granted.agents),
     )
+
+
+def as_claim(rules: Iterable[AccessRuleRow]) -> AccessRules:
+    """Return access rules as tokens carry them."""
+    return tuple((rule["service"], rule["method"], rule["path"]) for rule in rules)
 
 
 def is_scoped(claims: Claims) -> bool:
@@ -209,12 +298,25 @@ def body(claims: Claims, details: Details, with_catalog: bool, public_url: str) 
         token["roles"] = [{"id": role_id, "name": name} for role_id, name in claims.roles]
         if with_catalog:
             token["catalog"] = catalog.view(details.catalog, public_url, claims)
+    if claims.trust_id is not None:
+        trustee, trustor = claims.user_id, claims.trust_user_id
+        if claims.impersonation:
+            trustee, trustor = trustor or "", trustee
+        token["OS-TRUST:trust"] = {
+            "id": claims.trust_id,
+            "impersonation": claims.impersonation,
+            "trustee_user": {"id": trustee},
+            "trustor_user": {"id": trustor},
+        }
     if claims.application_credential_id is not None:
         token["application_credential"] = {
             "id": claims.application_credential_id,
             "name": details.credential_name,
             "restricted": claims.restricted,
         }
+        if claims.access_rules is not None:
+            rules = [{name: row[name] for name in _RULE} for row in details.access_rules or ()]  # type: ignore[literal-required]
+            token["application_credential"]["access_rules"] = rules
     return token
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from micronova.embedded.image.model import MEMBER_STATUSES, STATUSES, VISIBILITIES
+from micronova.embedded.image.model import MEMBER_STATUSES, STATUSES, TASK_STATUSES, VISIBILITIES
 from micronova.objects.errors import Forbidden, Invalid, TooLarge
 
 Schema = dict[str, Any]
@@ -181,6 +181,26 @@ _MEMBER: Schema = {
         "schema": {"type": "string", "readOnly": True},
     },
 }
+_TASK: Schema = {
+    "name": "task",
+    "properties": {
+        "id": {"type": "string", "description": "The task's id", "pattern": UUID},
+        "type": {"type": "string", "enum": ["import", "export", "clone", "api_image_import"]},
+        "status": {"type": "string", "enum": list(TASK_STATUSES)},
+        "input": {"type": ["null", "object"], "description": "What the task was told"},
+        "result": {"type": ["null", "object"], "description": "What came of it"},
+        "owner": {"type": "string", "description": "The project that the task belongs to"},
+        "message": {"type": "string", "description": "Why the task failed"},
+        "image_id": {"type": "string", "description": "The image", "pattern": UUID},
+        "user_id": {"type": "string", "description": "The user who sent the request"},
+        "request_id": {"type": "string", "description": "The request"},
+        "expires_at": {"type": ["null", "string"], "description": "When the task is forgotten"},
+        "created_at": {"type": "string", "description": "When the task began"},
+        "updated_at": {"type": "string", "description": "When the task last changed"},
+        "self": {"type": "string", "readOnly": True},
+        "schema": {"type": "string", "readOnly": True},
+    },
+}
 
 
 def _collection(name: str, of: Schema) -> Schema:
@@ -205,4 +225,6 @@ SCHEMAS: dict[str, Schema] = {
     "images": _collection("images", _IMAGE),
     "member": _MEMBER,
     "members": _collection("members", _MEMBER),
+    "task": _TASK,
+    "tasks": _collection("tasks", _TASK),
 }

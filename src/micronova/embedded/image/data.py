@@ -14,15 +14,27 @@ import falcon
 import falcon.asgi
 import msgspec
 
-from micronova.embedded.image import queries
-from micronova.embedded.image.core import Core, not_found
-from micronova.embedded.image.discovery import IMPORT_METHODS, STORE
-from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, SAVING, UPLOADING, Image, UploadState
+from micronova.embedded.common.revisions import Changed
+from micronova.embedded.image import attributes, queries
+from micronova.embedded.image.core import Core
+from micronova.embedded.image.model import (
+    ACTIVE,
+    DEACTIVATED,
+    IMPORT_METHODS,
+    QUEUED,
+    SAVING,
+    STORE,
+    UPLOADING,
+    Image,
+    UploadState,
+)
+from micronova.embedded.image.signatures import CertificateSource, SignedData, same_signature
 from micronova.embedded.image.store import BLOCK, Store, Upload
 from micronova.embedded.image.sweep import abort_dead_upload
+from micronova.embedded.image.task_queries import KEPT, Task
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
-from micronova.http.tickets import Tickets
+from micronova.http.tickets import upload_subject
 from micronova.objects.errors import (
     Conflict,
     Forbidden,
@@ -31,7 +43,6 @@ from micronova.objects.errors import (
     MicronovaError,
     RequestTimeout,
     TooLarge,
-    Unauthorized,
     Unavailable,
     UnsupportedMediaType,
 )
@@ -91,16 +102,16 @@ class ImageDataHandlers:
         core: Core,
         store: Store,
         *,
-        tickets: Tickets | None,
         check: Checker,
         max_size: int,
         project_limit: int | None,
         project_uploads: int | None,
         idle_timeout: float,
+        certificates: CertificateSource | None,
     ) -> None:
         self._core = core
         self._store = store
-        self._tickets = tickets
+        self._signed = SignedData(certificates)
         self._check = check
         self._max_size = max_size
         self._project_limit = project_limit
@@ -114,7 +125,7 @@ class ImageDataHandlers:
         route = partial(Route, checks_policy=True)
         receive = partial(route, method="PUT", policy="upload_image", raw_body=True, status=204)
         return [
-            receive(path=file, handler=self.upload),
+            receive(path=file, handler=self.upload, takes_ticket=True),
             receive(path=stage, handler=self.stage),
             route(method="GET", path=file, handler=self.download, policy="download_image", takes_ticket=True),
             route(
@@ -128,8 +139,21 @@ class ImageDataHandlers:
         ]
 
     async def upload(self, request: Request, image_id: str) -> None:
-        """Receive the data of an image; the image is active when the request is answered."""
-        image = await self._core.load(request, image_id, "upload_image")
+        """Receive the data of an image; the image is active when the request is answered.
+
+        A host that uploads by a ticket names disk_format and container_format in the query string, because only the
+        host knows them.
+        """
+        query = {name: values[-1] for name, values in request.raw_query.items()}
+        if "ticket" in query:
+            subject = upload_subject(image_id, query.get("host", ""))
+            image = await self._core.load_by_ticket(request, image_id, subject)
+            formats: dict[str, str] = {
+                name: query[name] for name in ("disk_format", "container_format") if name in query
+            }
+            image = await self._with_formats(image, formats)
+        else:
+            image = await self._core.load(request, image_id, "upload_image")
         _check_stores(request, ())
         await self._receive_body(request, image, SAVING, ACTIVE)
 
@@ -144,19 +168,44 @@ class ImageDataHandlers:
         if body.method.name not in IMPORT_METHODS:
             raise Invalid(f"Unknown import method '{body.method.name[:64]}': use {IMPORT_METHODS[0]}.")
         _check_stores(request, body.stores)
+        staged = await self._core.load(request, image_id, "modify_image")
+        if staged.is_staged:
+            await self._signed.verify(staged, self._store.path(image_id), request.context.token)
 
         def alter(image: Image) -> Image:
             if not image.is_staged:
                 raise Conflict(f"Image {image_id} is {image.status}: stage its data before importing it.")
+            if not same_signature(image, staged) or image.checksum != staged.checksum:
+                raise Conflict(f"Image {image_id} was changed during the import: try again.")
             return msgspec.structs.replace(image, status=ACTIVE)
 
-        await self._core.change(request, image_id, "modify_image", alter)
+        asked = msgspec.structs.replace(body, stores=list(dict.fromkeys(body.stores)))  # no more than there are
+
+        def record(image: Image) -> Task:
+            now = self._core.now()
+            return Task(
+                id=self._core.new_id(),
+                type="api_image_import",
+                status="success",  # an import is complete when it is answered
+                owner=image.owner,
+                image_id=image_id,
+                user_id=request.context.user_id,
+                request_id=request.context.request_id,
+                input={"image_id": image_id, "import_req": msgspec.to_builtins(asked), "backend": [STORE]},
+                result={"image_id": image_id},
+                message="",
+                created_at=now,
+                updated_at=now,
+                expires_at=now + KEPT,
+            )
+
+        await self._core.change(request, image_id, "modify_image", alter, record)
 
     async def download(self, request: Request, image_id: str) -> Response:
         """Send the data of an image to a caller that policy allows or that has a ticket for it."""
         ticket = request.raw_query.get("ticket")
         if ticket is not None:
-            image = await self._by_ticket(request, image_id, ticket[-1])
+            image = await self._core.load_by_ticket(request, image_id, image_id)
         else:
             image = await self._core.load(request, image_id, "download_image")
         if image.status == DEACTIVATED and (ticket is not None or not request.context.is_admin):
@@ -178,20 +227,23 @@ class ImageDataHandlers:
         try:
             stream = await self._store.open_download(image_id, begin, end)
         except FileNotFoundError:
-            raise not_found(image_id) from None  # the image was deleted meanwhile
+            raise queries.no_image(image_id) from None  # the image was deleted meanwhile
         headers["content-length"] = str(end - begin)
         status = 206 if "content-range" in headers else 200
         return Response(status=status, headers=headers, content_type=_OCTETS, stream=stream)
 
-    async def _by_ticket(self, request: Request, image_id: str, ticket: str) -> Image:
-        if self._tickets is None:
-            raise Unauthorized("This service takes no tickets.")
-        self._tickets.verify(ticket, image_id, self._core.clock.now())
-        request.authorized = True  # the service that issued the ticket has asked policy for the user
-        image = await self._core.database.read(queries.get, image_id, "")
-        if image is None:
-            raise not_found(image_id)
-        return image
+    async def _with_formats(self, image: Image, formats: dict[str, str]) -> Image:
+        """Set the formats of an image whose data a host is about to send."""
+        for name, value in formats.items():
+            attributes.check(name, value)
+        altered = msgspec.structs.replace(image, **formats)
+        if altered == image or image.status != QUEUED:
+            return image
+        try:
+            await self._core.database.write(queries.replace, image, altered, self._core.now())
+        except Changed:
+            raise Conflict(f"Image {image.id} was changed at the same moment: try again.") from None
+        return msgspec.structs.replace(altered, revision=image.revision + 1)
 
     # --- receiving ---
 
@@ -204,7 +256,12 @@ class ImageDataHandlers:
         if not await self.can_receive(image):
             raise Conflict(f"Image {image.id} is {image.status}: data is uploaded once, while it is queued.")
         await self.receive(
-            image, _chunks(request.falcon, self._idle_timeout), _declared_size(request), status_during, status_after
+            image,
+            _chunks(request.falcon, self._idle_timeout),
+            _declared_size(request),
+            status_during,
+            status_after,
+            token=request.context.token,
         )
 
     async def can_receive(self, image: Image) -> bool:
@@ -217,11 +274,19 @@ class ImageDataHandlers:
         return aborted
 
     async def receive(
-        self, image: Image, chunks: AsyncIterator[bytes], declared: int | None, status_during: str, status_after: str
+        self,
+        image: Image,
+        chunks: AsyncIterator[bytes],
+        declared: int | None,
+        status_during: str,
+        status_after: str,
+        *,
+        token: str = "",
     ) -> None:
         """Write data to a temporary file, check it, and make it the data of the image; undo everything on an error.
 
-        `declared` is the size that the client has announced. `status_during` and `status_after` are of the image.
+        `declared` is the size that the client has announced, `token` that of the client. `status_during` and
+        `status_after` are of the image.
         """
         if declared is not None and declared > self._max_size:
             raise self._too_large()
@@ -243,6 +308,8 @@ class ImageDataHandlers:
             if declared is not None and upload.size != declared:
                 raise Invalid(f"{declared} bytes were announced, but {upload.size} were sent.")
             await self._store.run(upload.sync)
+            if status_after == ACTIVE:
+                await self._signed.verify(image, upload.path, token)
             uploaded = Uploaded(
                 path=upload.path,
                 size=upload.size,

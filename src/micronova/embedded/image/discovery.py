@@ -5,13 +5,13 @@ from typing import Any
 from micronova.embedded.image import queries
 from micronova.embedded.image.attributes import SCHEMAS
 from micronova.embedded.image.core import Core
+from micronova.embedded.image.metadefs.schemas import SCHEMAS as METADEF_SCHEMAS
+from micronova.embedded.image.model import IMPORT_METHODS, STORE
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
 
 NEWEST = 17  # the minor version of v2
-IMPORT_METHODS = ("glance-direct",)
-STORE = "file"
 
 
 class Discovery:
@@ -28,8 +28,11 @@ class Discovery:
         return [
             Route(method="GET", path="", handler=self.versions, policy=None, status=300, name="versions"),
             Route(method="GET", path="/versions", handler=self.versions, policy=None),
+            Route(method="GET", path="/versions/", handler=self.versions, policy=None),
             Route(method="GET", path="/v2", handler=self.versions, policy=None, status=300),
+            Route(method="GET", path="/v2/", handler=self.versions, policy=None, status=300),
             Route(method="GET", path="/v2/schemas/{name}", handler=self.schema, policy="default"),
+            Route(method="GET", path="/v2/schemas/metadefs/{name}", handler=self.metadef_schema, policy="default"),
             Route(method="GET", path="/v2/info/import", handler=self.imports, policy="default"),
             Route(method="GET", path="/v2/info/stores", handler=self.stores, policy="default"),
             Route(method="GET", path=detail, handler=self.stores_detail, policy="stores_info_detail"),
@@ -50,6 +53,12 @@ class Discovery:
         if name not in SCHEMAS:
             raise NotFound(f"There is no schema '{name[:64]}'; there are {', '.join(SCHEMAS)}.")
         return SCHEMAS[name]
+
+    async def metadef_schema(self, request: Request, name: str) -> dict[str, Any]:
+        """Show the schema of a metadata definition, or of a list of them."""
+        if name not in METADEF_SCHEMAS:
+            raise NotFound(f"There is no schema 'metadefs/{name[:64]}'; there are {', '.join(METADEF_SCHEMAS)}.")
+        return METADEF_SCHEMAS[name]
 
     async def imports(self, request: Request) -> dict[str, Any]:
         """Show the import methods."""

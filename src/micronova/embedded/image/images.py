@@ -2,22 +2,16 @@
 
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
-from micronova.embedded.image import attributes, listing, patch, queries, views
+from micronova.embedded.image import attributes, listing, patch, queries, task_queries, views
 from micronova.embedded.image.core import Core
-from micronova.embedded.image.discovery import IMPORT_METHODS
-from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, Image
+from micronova.embedded.image.model import ACTIVE, DEACTIVATED, IMPORT_METHODS, QUEUED, Image
 from micronova.embedded.image.store import Store
-from micronova.http.paging import next_link
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.objects.errors import Forbidden, Invalid, NotFound
-
-DEFAULT_LIMIT = 25
-MAX_LIMIT = 1000
 
 _DEFAULTS: dict[str, Any] = {
     "name": None,
@@ -59,9 +53,16 @@ class Images:
                 body=dict[str, Any],
                 status=201,
             ),
-            route(method="GET", path=one, handler=self.show, policy="get_image"),
+            route(method="GET", path=one, handler=self.show, policy="get_image", takes_ticket=True),
             route(method="PATCH", path=one, handler=self.patch, policy="modify_image", body=list[Any]),
-            route(method="DELETE", path=one, handler=self.delete, policy="delete_image", status=204),
+            route(
+                method="DELETE",
+                path=one,
+                handler=self.delete,
+                policy="delete_image",
+                status=204,
+                takes_ticket=True,
+            ),
             route(method="GET", path=f"{one}/tasks", handler=self.tasks, policy="get_image"),
             route(method="PUT", path=tag, handler=self.add_tag, policy="modify_image", status=204),
             route(method="DELETE", path=tag, handler=self.remove_tag, policy="modify_image", status=204),
@@ -97,23 +98,18 @@ class Images:
 
     async def list(self, request: Request) -> dict[str, Any]:
         """List the images that the caller may see."""
-        wanted = listing.read(request.raw_query, default_limit=DEFAULT_LIMIT, max_limit=MAX_LIMIT)
+        wanted = listing.read(request.raw_query)
         found = await self._core.database.read(
             queries.list_images, wanted, request.context.project_id, request.context.is_admin
         )
         if found is None:
             raise Invalid(f"Invalid query parameter 'marker': there is no image {str(wanted.marker)[:64]}.")
         shown, more = found
-        path = "/v2/images"  # relative to the service, as Glance does
-        answer: dict[str, Any] = {
+        return {
             "images": [views.image(image) for image in shown],
             "schema": "/v2/schemas/images",
+            **listing.links("/v2/images", request.raw_query, shown[-1].id if shown and more else None),
         }
-        query = [(name, value) for name, values in request.raw_query.items() if name != "marker" for value in values]
-        answer["first"] = f"{path}?{urlencode(query)}" if query else path
-        if shown and more:
-            answer["next"] = next_link(path, request.raw_query, shown[-1].id)
-        return answer
 
     async def show(self, request: Request, image_id: str) -> dict[str, Any]:
         """Show one image."""
@@ -179,9 +175,10 @@ class Images:
         await self._core.change(request, image_id, action, alter)
 
     async def tasks(self, request: Request, image_id: str) -> dict[str, Any]:
-        """List the tasks of an image: none, because an import is complete when it is answered."""
+        """List the tasks of an image: its import."""
         await self._core.load(request, image_id)
-        return {"tasks": []}
+        found = await self._core.database.read(task_queries.of_image, image_id, self._core.now())
+        return {"tasks": [views.task(task, details=True) for task in found]}
 
     def _authorize_visibility(self, request: Request, old: Image | None, new: Image) -> None:
         rule = _VISIBILITY_RULES.get(new.visibility)

@@ -1,15 +1,19 @@
-"""The query string of an image list, parsed into filters that the queries turn into SQL."""
+"""The query strings of lists: which page is wanted, and of images the filters that the queries turn into SQL."""
 
 import csv
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
-from micronova.embedded.common.query import Query, QueryRules
+from micronova.embedded.common.query import Query, QueryRules, last
 from micronova.embedded.image.model import MEMBER_STATUSES, VISIBILITIES
+from micronova.http.paging import next_link
 from micronova.objects.errors import Invalid
 
+DEFAULT_LIMIT = 25
+MAX_LIMIT = 1000
 SORT_KEYS = ("name", "status", "container_format", "disk_format", "size", "id", "created_at", "updated_at")
 COMPARISONS = ("gt", "gte", "eq", "neq", "lt", "lte")
 _LISTS = ("id", "name", "status", "container_format", "disk_format")  # these accept in:a,b
@@ -43,7 +47,7 @@ QUERY = QueryRules(
 )
 
 
-class Period(msgspec.Struct, frozen=True):
+class TimeComparison(msgspec.Struct, frozen=True):
     """A comparison with a time. Image times are shown in whole seconds and are compared as shown."""
 
     column: str
@@ -58,33 +62,92 @@ class Listing(msgspec.Struct, kw_only=True):
     one_of: dict[str, list[str]] = {}
     properties: dict[str, str] = {}
     tags: list[str] = []
-    times: list[Period] = []
+    times: list[TimeComparison] = []
     size_min: int | None = None
     size_max: int | None = None
     visibility: str | None = None  # one, "all", or None for the default list
     member_status: str = "accepted"  # one, or "all"
     order: list[tuple[str, bool]] = []  # (column, descending)
-    limit: int = 25
+    limit: int
     marker: str | None = None
 
 
-def read(query: Query, *, default_limit: int, max_limit: int) -> Listing:
-    """Return the parsed query string; a parameter that is no attribute is a property. Raise Invalid."""
-    listing = Listing(order=_order(query), tags=list(query.get("tag", ())))
-    last = {name: values[-1] for name, values in query.items()}
-    listing.equal["os_hidden"] = QUERY.boolean("os_hidden", last.get("os_hidden", "false"))
-    if "protected" in last:
-        listing.equal["protected"] = QUERY.boolean("protected", last["protected"])
-    listing.visibility = _choice("visibility", last.get("visibility"), (*VISIBILITIES, "all"))
-    listing.member_status = (
-        _choice("member_status", last.get("member_status"), (*MEMBER_STATUSES, "all")) or listing.member_status
+PAGING = ("limit", "marker", "sort_key", "sort_dir")
+
+
+def refuse_others(query: Query, *known: str) -> None:
+    """Raise Invalid for a query parameter that a list does not have; it is refused rather than ignored."""
+    for name in query:
+        if name not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise Invalid(f"The list has no query parameter '{name[:64]}': {takes}.")
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a list a caller wants, and in which order."""
+
+    sort_key: str
+    descending: bool
+    limit: int | None
+    marker: str | None
+
+
+def read_page(
+    query: Query,
+    sort_keys: Sequence[str],
+    *also: str,
+    default: int | None = DEFAULT_LIMIT,
+    most: int = MAX_LIMIT,
+) -> Page:
+    """Return which part of a list of anything but images the query asks for; raise Invalid.
+
+    The list has the query parameters `also`.
+    """
+    refuse_others(query, *PAGING, *also)
+    sort_key, direction = last(query, "sort_key") or "created_at", last(query, "sort_dir") or "desc"
+    _check_order(sort_key, direction, sort_keys)
+    limit = QUERY.limit(query, most=most)
+    return Page(
+        sort_key=sort_key,
+        descending=direction == "desc",
+        limit=default if limit is None else limit,
+        marker=last(query, "marker"),
     )
-    listing.size_min = _number("size_min", last["size_min"]) if "size_min" in last else None
-    listing.size_max = _number("size_max", last["size_max"]) if "size_max" in last else None
-    limit = QUERY.limit(query, most=max_limit, refuse_above=_MAX_INT)
-    listing.limit = min(default_limit, max_limit) if limit is None else limit
-    listing.marker = last.get("marker")
-    for name, value in last.items():
+
+
+def links(path: str, query: Query, after: str | None) -> dict[str, str]:
+    """Return the links of a list: to its first page, and to the page that follows the item `after`, if there is one.
+
+    They are relative to the service, as Glance's are.
+    """
+    kept = [(name, value) for name, values in query.items() if name != "marker" for value in values]
+    found = {"first": f"{path}?{urlencode(kept)}" if kept else path}
+    return found if after is None else {**found, "next": next_link(path, query, after)}
+
+
+def read(query: Query) -> Listing:
+    """Return the parsed query string of a list of images; a parameter that is no attribute is a property.
+
+    Raise Invalid.
+    """
+    limit = QUERY.limit(query, most=MAX_LIMIT, refuse_above=_MAX_INT)
+    listing = Listing(
+        order=_order(query),
+        tags=list(query.get("tag", ())),
+        limit=DEFAULT_LIMIT if limit is None else limit,
+    )
+    given = {name: values[-1] for name, values in query.items()}
+    listing.equal["os_hidden"] = QUERY.boolean("os_hidden", given.get("os_hidden", "false"))
+    if "protected" in given:
+        listing.equal["protected"] = QUERY.boolean("protected", given["protected"])
+    listing.visibility = choice("visibility", given.get("visibility"), (*VISIBILITIES, "all"))
+    listing.member_status = (
+        choice("member_status", given.get("member_status"), (*MEMBER_STATUSES, "all")) or listing.member_status
+    )
+    listing.size_min = _number("size_min", given["size_min"]) if "size_min" in given else None
+    listing.size_max = _number("size_max", given["size_max"]) if "size_max" in given else None
+    listing.marker = given.get("marker")
+    for name, value in given.items():
         if name in _LISTS:
             _list_or_equal(listing, name, value)
         elif name in _TEXTS:
@@ -92,7 +155,7 @@ def read(query: Query, *, default_limit: int, max_limit: int) -> Listing:
         elif name in _NUMBERS:
             listing.equal[name] = _number(name, value)
         elif name in _TIMES:
-            listing.times.append(_period(name, value))
+            listing.times.append(_time_comparison(name, value))
         elif name not in _OTHER:
             listing.properties[name] = value
     return listing
@@ -120,13 +183,13 @@ def _split(name: str, text: str) -> list[str]:
     return items
 
 
-def _period(name: str, value: str) -> Period:
+def _time_comparison(name: str, value: str) -> TimeComparison:
     op, colon, rest = value.partition(":")
     if not colon or op not in COMPARISONS:
         if op.isalpha():
             raise Invalid(f"Invalid query parameter '{name}': the operator must be one of {', '.join(COMPARISONS)}.")
         op, rest = "eq", value
-    return Period(name, op, QUERY.time(name, rest) // SECOND * SECOND)
+    return TimeComparison(name, op, QUERY.time(name, rest) // SECOND * SECOND)
 
 
 def _order(query: Query) -> list[tuple[str, bool]]:
@@ -146,17 +209,22 @@ def _order(query: Query) -> list[tuple[str, bool]]:
         order = list(zip(keys, directions * (len(keys) if len(directions) == 1 else 1), strict=True))
     found: dict[str, bool] = {}
     for key, direction in order:
-        if key not in SORT_KEYS:
-            raise Invalid(f"Invalid sort key '{key[:64]}': it must be one of {', '.join(SORT_KEYS)}.")
-        if direction not in ("asc", "desc"):
-            raise Invalid(f"Invalid sort direction '{direction[:64]}': it must be asc or desc.")
+        _check_order(key, direction, SORT_KEYS)
         found.setdefault(key, direction == "desc")
     for key in ("created_at", "id"):  # without a unique last key, a page could repeat or lose an image
         found.setdefault(key, order[0][1] == "desc")
     return list(found.items())
 
 
-def _choice(name: str, value: str | None, allowed: Sequence[str]) -> str | None:
+def _check_order(key: str, direction: str, allowed: Sequence[str]) -> None:
+    if key not in allowed:
+        raise Invalid(f"Invalid sort key '{key[:64]}': it must be one of {', '.join(allowed)}.")
+    if direction not in ("asc", "desc"):
+        raise Invalid(f"Invalid sort direction '{direction[:64]}': it must be asc or desc.")
+
+
+def choice(name: str, value: str | None, allowed: Sequence[str]) -> str | None:
+    """Return the value of a query parameter; raise Invalid if it is none of the allowed ones."""
     if value is not None and value not in allowed:
         raise Invalid(f"Invalid query parameter '{name}': it must be one of {', '.join(allowed)}.")
     return value

@@ -6,8 +6,9 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.image.attributes import MAX_MEMBERS
 from micronova.embedded.image.model import Member
+from micronova.embedded.image.queries import no_image
 from micronova.embedded.image.tables import images, members
-from micronova.objects.errors import Conflict, NotFound, TooLarge
+from micronova.objects.errors import Conflict, TooLarge
 
 
 def add(conn: sa.Connection, image_id: str, project_id: str, now: int) -> Member:
@@ -15,7 +16,7 @@ def add(conn: sa.Connection, image_id: str, project_id: str, now: int) -> Member
     # The update locks the row of the image, so that concurrent requests cannot exceed the limit together.
     taken = conn.execute(images.update().where(images.c.id == image_id).values(revision=images.c.revision + 1))
     if not taken.rowcount:
-        raise NotFound(f"No image found with ID {image_id}.")
+        raise no_image(image_id)
     member = Member(image_id=image_id, member=project_id, status="pending", created_at=now, updated_at=now)
     if not insert_if_absent(conn, members, msgspec.structs.asdict(member)):
         raise Conflict(f"Image {image_id} is shared with project {project_id} already.")

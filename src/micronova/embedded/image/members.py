@@ -1,13 +1,13 @@
 """Members: the projects that an image is shared with, and whether they accept it."""
 
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from micronova.embedded.image import attributes, member_queries, views
 from micronova.embedded.image.core import Core
-from micronova.embedded.image.model import Image, Member
+from micronova.embedded.image.model import Image, Member, MemberStatus
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Forbidden, NotFound
@@ -19,10 +19,10 @@ class NewMember(msgspec.Struct):
     member: Annotated[str, msgspec.Meta(min_length=1, max_length=attributes.MAX_NAME)]
 
 
-class MemberStatus(msgspec.Struct):
+class MemberChange(msgspec.Struct):
     """The body of a change of a member's status."""
 
-    status: Literal["pending", "accepted", "rejected"]
+    status: MemberStatus
 
 
 class Members:
@@ -39,7 +39,7 @@ class Members:
             route(method="POST", path=all_, handler=self.add, policy="add_member", body=NewMember),
             route(method="GET", path=all_, handler=self.list, policy="get_members"),
             route(method="GET", path=one, handler=self.show, policy="get_member"),
-            route(method="PUT", path=one, handler=self.set_status, policy="modify_member", body=MemberStatus),
+            route(method="PUT", path=one, handler=self.set_status, policy="modify_member", body=MemberChange),
             route(method="DELETE", path=one, handler=self.remove, policy="delete_member", status=204),
         ]
 
@@ -66,7 +66,7 @@ class Members:
 
     async def set_status(self, request: Request, image_id: str, member_id: str) -> dict[str, Any]:
         """Accept or reject an image; only the member may do that, not the owner."""
-        body: MemberStatus = request.body
+        body: MemberChange = request.body
         image = await self._load(request, image_id, "get_member")
         if not self._may_see(request, image, member_id):
             raise self._not_found(image_id, member_id)

@@ -1,6 +1,7 @@
-"""Images and members as the service reads them: statuses, and who may see them."""
+"""Images and members as the service reads them: statuses, and who may see them. `task_queries.py` has tasks."""
 
 from enum import Enum
+from typing import Literal, get_args
 
 import msgspec
 
@@ -21,8 +22,12 @@ STATUSES = (
     UPLOADING,
     "importing",
 )
+STORE = "file"  # the only place where data is kept
+IMPORT_METHODS = ("glance-direct",)
 VISIBILITIES = ("public", "community", "shared", "private")
-MEMBER_STATUSES = ("pending", "accepted", "rejected")
+MemberStatus = Literal["pending", "accepted", "rejected"]
+MEMBER_STATUSES: tuple[str, ...] = get_args(MemberStatus)
+TASK_STATUSES = ("pending", "processing", "success", "failure")
 
 
 class UploadState(Enum):
@@ -64,6 +69,12 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     def is_staged(self) -> bool:
         """Return whether the image has staged data that waits for an import."""
         return self.status == UPLOADING and self.upload_id is None
+
+    @property
+    def metadata_bytes(self) -> int:
+        """Return how many bytes the tags and properties have, which users choose."""
+        texts = (*self.tags, *self.properties, *self.properties.values())
+        return sum(len(text.encode()) for text in texts if text)
 
     def target_for(self, project_id: str) -> dict[str, str | None]:
         """Return the policy target for a caller of this project."""

@@ -1,4 +1,4 @@
-"""The queries of the image service. Every function runs in one transaction; see `micronova.db.engine`."""
+"""The queries about images, their uploads and the usage of projects. Every function runs in one transaction."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -11,12 +11,20 @@ from micronova.db import keyset
 from micronova.db.keyset import SortKey
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
-from micronova.embedded.image.listing import SECOND, Listing, Period
+from micronova.embedded.image.listing import SECOND, Listing, TimeComparison
 from micronova.embedded.image.model import ACTIVE, DEACTIVATED, QUEUED, UPLOADING, DataSummary, Image, UploadState
 from micronova.embedded.image.tables import deleted_images, images, members, properties, reservations, tags, usage
-from micronova.objects.errors import Conflict, TooLarge
+from micronova.objects.errors import Conflict, NotFound, TooLarge
 
+PAGE_BYTES = 2 << 20  # of tags and properties in a page of a list
+RETRY_AFTER = 5  # seconds after which an upload that others keep out may be tried again
+READ_TOGETHER = 50  # images of a list; each may have 64 KiB of properties
 _COLUMNS = [column.key for column in images.columns]
+
+
+def no_image(image_id: str) -> NotFound:
+    """Return the error for an image that does not exist or that the caller may not see."""
+    return NotFound(f"There is no image {image_id[:64]}.")
 
 
 @cache
@@ -64,7 +72,10 @@ def get(conn: sa.Connection, image_id: str, caller: str) -> Image | None:
 
 
 def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bool) -> tuple[list[Image], bool] | None:
-    """Return a page of images that the caller may see, and whether more follow; None if the marker is none of them."""
+    """Return a page of images that the caller may see, and whether more follow; None if the marker is none of them.
+
+    A page ends early, after at least one image, when its tags and properties have `PAGE_BYTES`: users choose them.
+    """
     statement = _select(conn.dialect.name).where(*_visible(listing, caller, is_admin), *_conditions(listing))
     after = None
     if listing.marker is not None:
@@ -73,8 +84,20 @@ def list_images(conn: sa.Connection, listing: Listing, caller: str, is_admin: bo
             return None
         after = [getattr(mark, name) for name, _ in listing.order]
     keys = [SortKey(images.c[name], descending) for name, descending in listing.order]
-    rows, more = keyset.fetch(conn, statement, keys, after, listing.limit, {"caller": caller})
-    return [_image(row) for row in rows], more
+    found: list[Image] = []
+    more, left = True, PAGE_BYTES
+    while more and left > 0:
+        wanted = min(listing.limit - len(found), READ_TOGETHER)
+        rows, more = keyset.fetch(conn, statement, keys, after, wanted, {"caller": caller})
+        for row in rows:
+            if found and left <= 0:
+                return found, True
+            found.append(_image(row))
+            left -= found[-1].metadata_bytes
+        if len(found) >= listing.limit:
+            break
+        after = [getattr(found[-1], name) for name, _ in listing.order] if found else after
+    return found, more
 
 
 def _visible(listing: Listing, caller: str, is_admin: bool) -> list[sa.ColumnElement[bool]]:
@@ -99,7 +122,7 @@ def _conditions(listing: Listing) -> list[sa.ColumnElement[bool]]:
         found.append(images.c.size >= listing.size_min)
     if listing.size_max is not None:
         found.append(images.c.size <= listing.size_max)
-    found += [_in_period(period) for period in listing.times]
+    found += [_compares(comparison) for comparison in listing.times]
     for tag in listing.tags:
         found.append(sa.exists().where(tags.c.image_id == images.c.id, tags.c.tag == tag))
     for name, value in listing.properties.items():
@@ -108,8 +131,8 @@ def _conditions(listing: Listing) -> list[sa.ColumnElement[bool]]:
     return found
 
 
-def _in_period(period: Period) -> sa.ColumnElement[bool]:
-    column, begin, end = images.c[period.column], period.second, period.second + SECOND
+def _compares(comparison: TimeComparison) -> sa.ColumnElement[bool]:
+    column, begin, end = images.c[comparison.column], comparison.second, comparison.second + SECOND
     conditions: dict[str, sa.ColumnElement[bool]] = {
         "gt": column >= end,
         "gte": column >= begin,
@@ -118,7 +141,7 @@ def _in_period(period: Period) -> sa.ColumnElement[bool]:
         "eq": sa.and_(column >= begin, column < end),
         "neq": sa.or_(column < begin, column >= end),
     }
-    return conditions[period.op]
+    return conditions[comparison.op]
 
 
 def create(conn: sa.Connection, image: Image, most: int | None = None) -> None:
@@ -255,7 +278,8 @@ def _check_uploads(conn: sa.Connection, owner: str | None, most: int) -> None:
     _lock_usage(conn, owner or "")
     under_way = sa.select(sa.func.count()).where(images.c.owner == owner, images.c.upload_id.is_not(None))
     if conn.execute(under_way).scalar_one() >= most:
-        raise TooLarge(f"The project may have {most} uploads under way: wait until one has ended.")
+        message = f"The project may have {most} uploads under way: wait until one has ended."
+        raise TooLarge(message, retry_after=RETRY_AFTER)
 
 
 def _is_upload_of(image_id: str, upload_id: str) -> sa.ColumnElement[bool]:

@@ -14,10 +14,15 @@ from micronova.embedded.image.discovery import Discovery
 from micronova.embedded.image.formats import check_format
 from micronova.embedded.image.images import Images
 from micronova.embedded.image.members import Members
+from micronova.embedded.image.metadefs import store as metadefs
+from micronova.embedded.image.metadefs.items import Objects, Properties, Tags
+from micronova.embedded.image.metadefs.namespaces import Namespaces, ResourceTypes
 from micronova.embedded.image.model import ACTIVE, QUEUED, SAVING, Image
+from micronova.embedded.image.signatures import CertificateSource
 from micronova.embedded.image.store import BLOCK, Store
 from micronova.embedded.image.sweep import sweep
 from micronova.embedded.image.tables import metadata
+from micronova.embedded.image.tasks import Tasks
 from micronova.http.faults import image_fault
 from micronova.http.service import Authenticator, Observer, Policy, Service
 from micronova.http.tickets import Tickets
@@ -27,6 +32,15 @@ from micronova.objects.errors import Conflict
 MIGRATIONS = "micronova.embedded.image.migrations"
 MAX_SIZE = 1 << 40  # bytes of an image
 MAX_BODY = 1 << 20  # bytes of a JSON body; an image may have many properties
+# The types of resources that OpenStack's own metadata definitions are for.
+RESOURCE_TYPES = (
+    "OS::Cinder::Volume",
+    "OS::Glance::Image",
+    "OS::Nova::Aggregate",
+    "OS::Nova::Flavor",
+    "OS::Nova::Server",
+    "OS::Trove::Instance",
+)
 _NAMESPACE = uuid.UUID("3c0b7f1e-5a0c-4d5e-9f53-2f6d0c3b7a11")  # of the ids of images that `ensure_image` creates
 
 
@@ -53,26 +67,33 @@ class ImageService:
         project_uploads: int | None = None,
         idle_timeout: float = 60.0,
         threads: int = 4,
+        certificates: CertificateSource | None = None,
     ) -> None:
         self._database = database
         self._schema = schema
-        self._core = Core(database, clock)
+        self._core = Core(database, clock, tickets=Tickets(ticket_key) if ticket_key else None)
         self._store = Store(directory, threads)
         self._data = ImageDataHandlers(
             self._core,
             self._store,
-            tickets=Tickets(ticket_key) if ticket_key else None,
             check=check,
             max_size=max_size,
             project_limit=project_limit,
             project_uploads=project_uploads,
             idle_timeout=idle_timeout,
+            certificates=certificates,
         )
         routes = [
             *Discovery(self._core, project_limit, project_images).routes(),
             *Images(self._core, self._store, max_metadata=max_metadata, project_images=project_images).routes(),
             *self._data.routes(),
             *Members(self._core).routes(),
+            *Tasks(self._core).routes(),
+            *Namespaces(self._core).routes(),
+            *ResourceTypes(self._core).routes(),
+            *Objects(self._core).routes(),
+            *Properties(self._core).routes(),
+            *Tags(self._core).routes(),
         ]
         self.service = Service(
             "image",
@@ -84,11 +105,13 @@ class ImageService:
             public_url=public_url,
             max_body=MAX_BODY,
             observer=observer,
+            ignores_slash=False,  # /v2/images/ is an image without an id, not the list
         )
 
     async def start(self) -> None:
         """Bring the schema up to date, and clean up after interrupted uploads and deletes."""
         await upgrade(self._database, metadata, MIGRATIONS, schema=self._schema)
+        await self._database.write(metadefs.ensure_resource_types, RESOURCE_TYPES, self._core.now())
         await self._store.start()
         await sweep(self._core, self._store)
 

@@ -131,6 +131,10 @@ class Store:
         """Create the file of a new upload."""
         return await self.run(Upload, self._directory, image_id, upload_id)
 
+    def path(self, image_id: str) -> Path:
+        """Return the file of an image's data."""
+        return self._directory / image_id
+
     async def open_download(self, image_id: str, begin: int, end: int) -> Download:
         """Open the file of an image; raise FileNotFoundError."""
         file = await self.run(os.open, self._directory / image_id, os.O_RDONLY | os.O_CLOEXEC)

@@ -93,3 +93,73 @@ reservations = sa.Table(
     Index("upload_reservations_by_image", "image_id"),
     Index("upload_reservations_by_project", "project_id"),
 )
+
+# Without a foreign key to the images: a task is shown after its image has been deleted too.
+tasks = sa.Table(
+    "tasks",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("type", String(30), nullable=False),
+    Column("status", String(30), nullable=False),
+    Column("owner", String(255)),
+    Column("image_id", String(36)),
+    Column("user_id", String(64)),
+    Column("request_id", String(64)),
+    Column("input", sa.JSON, nullable=False),
+    Column("result", sa.JSON),
+    Column("message", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Index("tasks_by_created", "created_at", "id"),
+    Index("tasks_by_expiry", "expires_at"),
+    Index("tasks_by_image", "image_id"),
+)
+
+metadef_namespaces = sa.Table(
+    "metadef_namespaces",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("namespace", String(80), nullable=False, unique=True),
+    Column("display_name", String(80)),
+    Column("description", Text),
+    Column("visibility", String(16), nullable=False),
+    Column("protected", Boolean, nullable=False),
+    Column("owner", String(255)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("metadef_namespaces_by_created", "created_at", "id"),
+)
+
+# The objects, properties and tags of namespaces.
+metadef_items = sa.Table(
+    "metadef_items",
+    metadata,
+    Column("namespace_id", String(36), ForeignKey("metadef_namespaces.id", ondelete="CASCADE"), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(80), primary_key=True),
+    Column("definition", sa.JSON, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+metadef_resource_types = sa.Table(
+    "metadef_resource_types",
+    metadata,
+    Column("name", String(80), primary_key=True),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+)
+
+# Without a foreign key to the resource types, of which none is ever deleted.
+metadef_associations = sa.Table(
+    "metadef_associations",
+    metadata,
+    Column("namespace_id", String(36), ForeignKey("metadef_namespaces.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", String(80), primary_key=True),
+    Column("prefix", String(80)),
+    Column("properties_target", String(80)),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("metadef_associations_by_name", "name"),
+)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from micronova.embedded.image.model import Image, Member
+from micronova.embedded.image.model import STORE, Image, Member
+from micronova.embedded.image.task_queries import Task
 from micronova.http.paging import iso
 
 _SHOWN = (
@@ -16,6 +17,7 @@ def image(item: Image) -> dict[str, Any]:
     """Return an image as one object of attributes and properties."""
     path = f"/v2/images/{item.id}"
     staged = item.is_staged  # its data is not shown before the import
+    stores = {"stores": STORE} if item.size is not None and not staged else {}
     return {
         **item.properties,
         **{name: getattr(item, name) for name in _SHOWN},
@@ -26,6 +28,7 @@ def image(item: Image) -> dict[str, Any]:
         "self": path,
         "file": f"{path}/file",
         "schema": "/v2/schemas/image",
+        **stores,
     }
 
 
@@ -39,3 +42,22 @@ def member(item: Member) -> dict[str, Any]:
         "updated_at": iso(item.updated_at),
         "schema": "/v2/schemas/member",
     }
+
+
+def task(item: Task, *, details: bool = False) -> dict[str, Any]:
+    """Return a task, with what it was told and what came of it if `details` is set."""
+    shown = {
+        "id": item.id,
+        "type": item.type,
+        "status": item.status,
+        "owner": item.owner,
+        "image_id": item.image_id,
+        "user_id": item.user_id,
+        "request_id": item.request_id,
+        "created_at": iso(item.created_at),
+        "updated_at": iso(item.updated_at),
+        "expires_at": iso(item.expires_at),
+        "self": f"/v2/tasks/{item.id}",
+        "schema": "/v2/schemas/task",
+    }
+    return {**shown, "input": item.input, "result": item.result, "message": item.message} if details else shown

@@ -11,17 +11,16 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.cidrs import (
-    SLAAC_MODES,
     Address,
     Network,
     Pool,
     address_of,
-    eui64,
     from_hint,
     number_of,
     parse_pools,
 )
 from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.ipv6 import eui64, uses_slaac
 from micronova.embedded.network.request_bodies import ip_address
 from micronova.embedded.network.row_types import SubnetRow
 from micronova.embedded.network.tables import addresses, subnets
@@ -40,13 +39,18 @@ class AllocationSubnet:
     cidr: Network
     pools: tuple[Pool, ...]
     gateway: str | None
-    slaac: bool  # guests derive their address from prefix and MAC address
+    slaac: bool  # guests derive their addresses (`derived_address`)
     service_types: tuple[str, ...]
 
     @property
     def version(self) -> int:
         """4 or 6."""
         return self.cidr.version
+
+    def derived_address(self, mac: str) -> Address:
+        """Return the address that a guest with this MAC address derives; for subnets with SLAAC."""
+        assert isinstance(self.cidr, ipaddress.IPv6Network)
+        return eui64(self.cidr, mac)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def allocation_subnet(row: SubnetRow) -> AllocationSubnet:
         row.cidr,
         tuple((pool["start"], pool["end"]) for pool in row.allocation_pools),
         row.gateway_ip,
-        row.ipv6_address_mode in SLAAC_MODES or row.ipv6_ra_mode in SLAAC_MODES,
+        uses_slaac(row.ipv6_ra_mode, row.ipv6_address_mode),
         tuple(row.service_types),
     )
 
@@ -116,22 +120,22 @@ def address_requests(
     the gateway address. `held` are the addresses that the port has.
     """
     fitting = [subnet for subnet in candidates if serves(subnet, device_owner)]
-    routers = device_owner == device_owners.ROUTER_INTERFACE
-    own = [] if routers else [AddressRequest((subnet,)) for subnet in fitting if subnet.slaac]
+    is_router = device_owner == device_owners.ROUTER_INTERFACE
+    derived = [] if is_router else [AddressRequest((subnet,)) for subnet in fitting if subnet.slaac]
     if requested is None:
         found = []
         for version in (4, 6):
             choices = tuple(subnet for subnet in fitting if subnet.version == version and not subnet.slaac)
             if choices:
                 found.append(AddressRequest(choices))
-        return found + own
+        return found + derived
     if len(requested) > MAX_PER_PORT:
         raise invalid(f"Exceeded maximum amount of fixed ips per port: {MAX_PER_PORT}.")
     found = [_address_request(network_id, candidates, entry) for entry in requested]
     named = [(request.choices[0].id, request.address) for request in found if request.address is not None]
     if len(set(named)) != len(named):
         raise invalid("Duplicate IP addresses in fixed_ips.", "HTTPBadRequest")
-    if routers:
+    if is_router:
         return found
     for request in found:
         if request.choices[0].slaac and request.address is not None and str(request.address) not in held:
@@ -140,7 +144,7 @@ def address_requests(
                 "make their addresses themselves, from their MAC addresses.",
                 "AllocationOnAutoAddressSubnet",
             )
-    return [request for request in found if not request.choices[0].slaac] + own
+    return [request for request in found if not request.choices[0].slaac] + derived
 
 
 def _address_request(
@@ -197,15 +201,20 @@ def allocate(
             "IpAddressInUse",
         )
     if chosen.slaac:
-        own = eui64(chosen.cidr, mac)
-        if _insert(conn, chosen, own, port_id, position):
-            return chosen, own
-        raise conflict(f"The IP address {own} is in use.", "IpAddressInUse")
+        return chosen, allocate_derived(conn, chosen, port_id, position, mac)
     for candidate in request.choices:
         found = _allocate_any(conn, candidate, port_id, position, (request.hints or {}).get(candidate.id))
         if found is not None:
             return candidate, found
     raise conflict(f"No more IP addresses available on network {chosen.network_id}.", "IpAddressGenerationFailure")
+
+
+def allocate_derived(conn: sa.Connection, subnet: AllocationSubnet, port_id: str, position: int, mac: str) -> Address:
+    """Allocate the address that a port's guest derives by SLAAC; raise Conflict if another port has it."""
+    address = subnet.derived_address(mac)
+    if not _insert(conn, subnet, address, port_id, position):
+        raise conflict(f"The IP address {address} is in use.", "IpAddressInUse")
+    return address
 
 
 def _allocate_any(

@@ -15,15 +15,17 @@ from msgspec import Meta
 
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import dhcp_ports
-from micronova.embedded.network.agent.desired_state import document_of
+from micronova.embedded.network.agent.desired_state import state_of_parts
 from micronova.embedded.network.agent_heartbeats import AgentHeartbeats, Beat, record_beats
 from micronova.embedded.network.binding import events_of
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.host_changes import host_topic, note
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.row_types import PortChanges, PortRow, port_with
 from micronova.embedded.network.state_watch import StateWatch
 from micronova.embedded.network.tables import ports
+from micronova.embedded.network.topics import host_topic
+from micronova.embedded.network.trunk_ports import refresh_status
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 
@@ -81,7 +83,7 @@ class AgentRoutes:
             return Response(body=found)
         shown: dict[str, Any] = {"fingerprint": found.fingerprint}
         if found.fingerprint != query.fingerprint:
-            shown["state"] = document_of({name: msgspec.json.decode(raw) for name, raw in found.parts.items()})
+            shown["state"] = state_of_parts({name: msgspec.json.decode(raw) for name, raw in found.parts.items()})
         return Response(body=shown)
 
     async def report(self, request: Request) -> dict[str, float]:
@@ -116,5 +118,6 @@ def _record_wired(conn: sa.Connection, core: Core, report: Report, beat: Beat) -
                 events += events_of(core, before, port_with(before, after))
                 changed = True
     if changed:
+        refresh_status(conn, [*report.up, *report.down])
         note(conn, core.now(), [host_topic(report.host)])
     return None, events

@@ -17,6 +17,7 @@ from micronova.embedded.common.chunks import SIZE
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.router_placement import place
 from micronova.embedded.network.tables import AGENT_TYPE, agents
+from micronova.objects.background import end_tasks
 from micronova.objects.errors import Unavailable
 
 WINDOW = 0.2  # seconds between two transactions
@@ -55,9 +56,7 @@ class AgentHeartbeats:
 
     async def stop(self) -> None:
         """Stop; agents whose heartbeats wait send them again."""
-        if self._worker is not None:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+        await end_tasks(self._worker)
 
     async def _work(self) -> None:
         taken: list[_Waiting] = []
@@ -92,7 +91,7 @@ class AgentHeartbeats:
         count = await write(record_beats, self._core, beats, counting)
         if count is not None:
             self._counted_at = now
-            self._core.count_agents(count)
+            self._core.set_heartbeat_interval(count)
 
 
 def _end(taken: Sequence[_Waiting], error: Exception | None = None) -> None:

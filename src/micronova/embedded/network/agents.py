@@ -1,36 +1,23 @@
-"""The agent API, and which hosts have a live network agent."""
+"""The agent API."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
 
+from micronova.embedded.network.agent_liveness import is_alive
 from micronova.embedded.network.collection import Deletable, Resource, Updatable
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import not_found
-from micronova.embedded.network.listing import Attributes, Clause
+from micronova.embedded.network.listing import Attributes, Clause, flag
 from micronova.embedded.network.request_bodies import Body, Flag, Name, body_of_one, convert_text
 from micronova.embedded.network.router_placement import place
-from micronova.embedded.network.row_types import AgentRow
+from micronova.embedded.network.row_types import ShownAgentRow
 from micronova.embedded.network.tables import agents
 from micronova.http.paging import iso
 from micronova.http.request import Request
-
-
-def alive_since(core: Core) -> int:
-    """Return the time since which a live agent must have sent a heartbeat."""
-    return core.agent_times().alive_since
-
-
-def hosts_with_agents(conn: sa.Connection, hosts: Sequence[str], since: int) -> set[str]:
-    """Return the hosts whose network agent has sent a heartbeat since a time."""
-    return set(conn.execute(_HOSTS_WITH_AGENTS, {"hosts": hosts, "since": since}).scalars())
-
-
-_HOSTS_WITH_AGENTS = sa.select(agents.c.host).where(
-    agents.c.host.in_(sa.bindparam("hosts", expanding=True)), agents.c.heartbeat_at >= sa.bindparam("since")
-)
 
 
 class AgentUpdate(Body, kw_only=True):
@@ -40,31 +27,42 @@ class AgentUpdate(Body, kw_only=True):
     description: Name | UnsetType = UNSET
 
 
-class Agents(Updatable[AgentRow], Deletable[AgentRow]):
+class Agents(Updatable[ShownAgentRow], Deletable[ShownAgentRow]):
     """The agent API, for admins."""
 
     singular = "agent"
     plural = "agents"
     slug = "agents"
-    taggable = False
     attributes = Attributes(
         agents,
         {
             **{name: agents.c[name] for name in ("id", "agent_type", "binary", "host", "topic", "description")},
             **{name: agents.c[name] for name in ("availability_zone", "admin_state_up", "created_at")},
         },
-        {"alive": lambda values: sa.true()},
     )
     update_body = body_of_one("agent", AgentUpdate)
+
+    def __init__(self, core: Core) -> None:
+        self.attributes = replace(self.attributes, special={"alive": self._alive_filter})
+        super().__init__(core)
+
+    def _alive_filter(self, values: Sequence[str]) -> Clause:
+        """Return the condition of the filter `alive`; of several values Neutron reads the first."""
+        return flag("alive", is_alive(self.core.agent_times().alive_since), values[:1])
+
+    def select(self) -> sa.Select[Any]:
+        """Select agents with whether they are alive."""
+        # The statement is built once, and the time is read each time that it runs.
+        since = sa.bindparam("since", callable_=lambda: self.core.agent_times().alive_since, type_=sa.BigInteger)
+        return sa.select(agents, is_alive(since).label("is_alive"))
 
     def scope(self, request: Request) -> Clause | None:
         """Agents belong to no project, so policy alone decides."""
         return None
 
-    def resources(self, conn: sa.Connection, rows: Sequence[AgentRow]) -> list[Resource]:
-        """Return agents with whether they are alive."""
-        since = alive_since(self.core)
-        return [Resource(_agent(row, row.heartbeat_at >= since), {}) for row in rows]
+    def resources(self, conn: sa.Connection, rows: Sequence[ShownAgentRow]) -> list[Resource]:
+        """Return agents."""
+        return [Resource(_agent(row), {}) for row in rows]
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update an agent."""
@@ -93,7 +91,7 @@ class Agents(Updatable[AgentRow], Deletable[AgentRow]):
         place(conn, self.core.agent_times())
 
 
-def _agent(row: AgentRow, alive: bool) -> dict[str, Any]:
+def _agent(row: ShownAgentRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "agent_type": row.agent_type,
@@ -101,7 +99,7 @@ def _agent(row: AgentRow, alive: bool) -> dict[str, Any]:
         "host": row.host,
         "topic": row.topic,
         "availability_zone": row.availability_zone,
-        "alive": alive,
+        "alive": row.is_alive,
         "admin_state_up": row.admin_state_up,
         "description": row.description,
         "configurations": row.configurations,

@@ -1,8 +1,8 @@
 """Port binding: the columns that follow from a port's host, its status, and the events for compute.
 
 A host plugs a guest into the Linux bridge of the network, so the vif_type of a bound port is `bridge`, and its details
-name the bridge as Neutron does. On a host with a network agent the port stays DOWN until the agent has wired it. On a
-host without one, such as a simulated host, the port becomes ACTIVE when it is bound.
+name the bridge as Neutron does. On a host with a network agent, silent or not, the port stays DOWN until the agent has
+wired it. On a host that never had one, such as a simulated host, the port becomes ACTIVE when it is bound.
 """
 
 from micronova.embedded.network.core import Core

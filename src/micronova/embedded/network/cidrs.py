@@ -13,7 +13,6 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Pool = tuple[int, int]  # first and last address, both included
 
-SLAAC_MODES = ("slaac", "dhcpv6-stateless")
 _LINK_LOCAL = ipaddress.IPv6Network("fe80::/10")  # every device has such addresses without a subnet
 
 
@@ -106,14 +105,6 @@ def check_gateway(cidr: Network, gateway: str) -> str:
     if cidr.version == 4 and cidr.prefixlen < 31 and int(address) in edges:
         raise invalid(f"Gateway {address} is the network or broadcast address of {cidr}.")
     return str(address)
-
-
-def eui64(cidr: Network, mac: str) -> Address:
-    """Return the address that a guest with this MAC address derives by SLAAC."""
-    octets = [int(part, 16) for part in mac.split(":")]
-    octets[0] ^= 2
-    host = [*octets[:3], 255, 254, *octets[3:]]
-    return address_of(int(cidr.network_address) | int.from_bytes(bytes(host), "big"), 6)
 
 
 def from_hint(pools: Sequence[Pool], hint: int | None) -> Iterator[Pool]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import sqlalchemy as sa
@@ -11,9 +11,10 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.revisions import retry
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import RevisionMismatch, not_found
-from micronova.embedded.network.listing import Attributes, Clause, Listing
+from micronova.embedded.network.listing import Attributes, Clause, Listing, flags
 from micronova.embedded.network.request_bodies import objects
 from micronova.embedded.network.row_types import OwnedRow
+from micronova.embedded.network.sharing import Access, access_of, own_or_shared, shared_with
 from micronova.embedded.network.tables import tags
 from micronova.http.paging import iso
 from micronova.http.request import Request
@@ -31,6 +32,7 @@ class Resource:
 
     values: dict[str, Any]
     target: dict[str, Any]
+    access: Access | None = None  # who may use it, or the network that it is on
 
     @property
     def id(self) -> str:
@@ -47,9 +49,9 @@ class Collection(ABC, Generic[R]):
     singular: ClassVar[str]
     plural: ClassVar[str]
     slug: ClassVar[str]  # the collection's name in paths
-    attributes: ClassVar[Attributes]
+    attributes: Attributes
     defaults: ClassVar[Mapping[str, Any]] = {}  # setting an attribute to its default needs no permission
-    taggable: ClassVar[bool] = True
+    object_type: ClassVar[str | None] = None  # in RBAC policies, if projects can share the resources
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -69,7 +71,27 @@ class Collection(ABC, Generic[R]):
         """Return the condition on rows that the caller may see; None for all rows."""
         if self.crosses_projects(request):
             return None  # policy decides about each row
-        return self.attributes.table.c.project_id == request.context.project_id
+        mine = request.context.project_id
+        if self.object_type is not None:
+            return own_or_shared(self.object_type, mine)
+        return self.attributes.table.c.project_id == mine
+
+    def shared_with_caller(self, request: Request) -> Clause:
+        """Return the condition that a resource is shared with the caller's project."""
+        assert self.object_type is not None
+        return shared_with(self.object_type, self.attributes.table.c.id, request.context.project_id)
+
+    def attributes_for(self, request: Request) -> Attributes:
+        """Return the attributes by which the caller can filter: `shared` says what is shared with the caller."""
+        if self.object_type is None:
+            return self.attributes
+        mine = flags(shared=self.shared_with_caller(request))
+        return replace(self.attributes, special={**self.attributes.special, **mine})
+
+    def access_to(self, conn: sa.Connection, rows: Sequence[OwnedRow]) -> dict[str, Access]:
+        """Return who may use resources."""
+        assert self.object_type is not None
+        return access_of(conn, self.object_type, [row.id for row in rows])
 
     @abstractmethod
     def resources(self, conn: sa.Connection, rows: Sequence[R]) -> list[Resource]:
@@ -102,7 +124,7 @@ class Collection(ABC, Generic[R]):
     async def index(self, request: Request) -> dict[str, Any]:
         """List the resources that the caller may see."""
         request.authorized = True  # a caller that may see nothing gets an empty list
-        listing = Listing.parse(request.raw_query, self.attributes, self.core.settings.max_limit)
+        listing = Listing.parse(request.raw_query, self.attributes_for(request), self.core.settings.max_limit)
         conditions = listing.conditions()
         if any(name in listing.filters and not request.allows(rule) for name, rule in self.hidden):
             # A filter on a hidden field would reveal its value.
@@ -147,6 +169,8 @@ class Collection(ABC, Generic[R]):
     ) -> Resource:
         """Return a resource; raise NotFound if the caller may not see it, Forbidden if it may only see it."""
         resource = await self.core.database.read(load or self.load, id) if _plausible(id) else None
+        if resource is not None:
+            resource = seen_by(request, resource)
         if resource is None or not request.allows(f"get_{self.singular}", resource.target):
             raise not_found(self.singular, id)
         if rule is not None:
@@ -186,7 +210,7 @@ class Collection(ABC, Generic[R]):
         """Return the attributes that the caller may see, of each resource that it may see."""
         decided: dict[tuple[Any, ...], tuple[str, ...] | None] = {}
         shown = []
-        for resource in resources:
+        for resource in (seen_by(request, each) for each in resources):
             key = tuple(resource.target.values())
             if key not in decided:
                 decided[key] = self._hidden_from(request, resource.target)
@@ -202,10 +226,16 @@ class Collection(ABC, Generic[R]):
 
     def check_fields(self, request: Request, action: str, given: Mapping[str, Any], target: Mapping[str, Any]) -> None:
         """Raise Forbidden if the caller may not set one of the attributes."""
-        prefix = f"{action}_{self.singular}:"
+        defaults = self.defaults if action == "create" else {}
+        chosen = {name: value for name, value in given.items() if (name, value) not in defaults.items()}
+        self.check_names(request, f"{action}_{self.singular}:", chosen, target)
+
+    @staticmethod
+    def check_names(request: Request, prefix: str, given: Mapping[str, Any], target: Mapping[str, Any]) -> None:
+        """Raise Forbidden if a rule for one of the attributes, which begins with the prefix, refuses it."""
         for name, value in given.items():
             rule = prefix + name
-            if rule not in NAMES or (action == "create" and (name, value) in self.defaults.items()):
+            if rule not in NAMES:
                 continue
             request.authorize(target, rule)
             parts = value if isinstance(value, list) else [value]
@@ -298,6 +328,29 @@ def check_revision(request: Request, resource: Resource) -> None:
             f"Constrained to {number[:20]}, but current revision is {resource.values['revision_number']}.",
             type="RevisionNumberConstraintFailed",
         )
+
+
+_IN_TARGETS: Mapping[str, Callable[[Access, str | None], bool]] = {
+    "shared": Access.is_shared,
+    "router:external": Access.is_external,
+    "network:shared": Access.is_shared,
+    "network:router:external": Access.is_external,
+}
+
+
+def seen_by(request: Request, resource: Resource) -> Resource:
+    """Return a resource as the caller's project sees it: whether it, or its network, is shared with that project."""
+    access, project = resource.access, request.context.project_id
+    if access is None:
+        return resource
+    target = {
+        name: _IN_TARGETS[name](access, project) if name in _IN_TARGETS else value
+        for name, value in resource.target.items()
+    }
+    values = resource.values
+    if "shared" in values:
+        values = {**values, "shared": target["shared"]}
+    return Resource(values, target, access)
 
 
 def standard_values(row: OwnedRow, tagged: Mapping[str, Sequence[str]]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from micronova.db.engine import Database
 from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DNS_DOMAIN
+from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.notifier import Event, Notifier
-from micronova.embedded.network.router_placement import Times
 from micronova.objects.clock import Clock, micros
 
 P = ParamSpec("P")
@@ -29,12 +29,13 @@ QUOTAS: Mapping[str, int] = {
     "security_group_rule": 100,
     "subnet": 100,
     "subnetpool": -1,
+    "trunk": -1,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of the network service."""
+class NetworkServiceSettings:
+    """Settings of the embedded network service."""
 
     quotas: Mapping[str, int] = field(default_factory=lambda: dict(QUOTAS))
     mac_prefix: str = "fa:16:3e"
@@ -79,7 +80,7 @@ class Core:
         database: Database,
         clock: Clock,
         random_source: random.Random,
-        settings: Settings,
+        settings: NetworkServiceSettings,
         notifier: Notifier,
         wake_agents: Callable[[], None],
     ) -> None:
@@ -96,14 +97,14 @@ class Core:
         """Return the time in microseconds, as the database stores it."""
         return micros(self.clock.now())
 
-    def count_agents(self, count: int) -> None:
-        """Set the interval of heartbeats for so many agents."""
-        self.heartbeat_interval = max(self.settings.agent_down_after / 3, count / BEATS_PER_SECOND)
+    def set_heartbeat_interval(self, agents: int) -> None:
+        """Set the interval of heartbeats for this number of agents."""
+        self.heartbeat_interval = max(self.settings.agent_down_after / 3, agents / BEATS_PER_SECOND)
 
-    def agent_times(self) -> Times:
-        """Return which agents are alive now, and how long a silent one keeps the routers."""
+    def agent_times(self) -> AgentTimes:
+        """Return since when a live agent has sent a heartbeat, and how long a silent one keeps the routers."""
         now, silence = self.now(), micros(3 * self.heartbeat_interval)
-        return Times(now, alive_since=now - silence, grace=silence // 2)
+        return AgentTimes(now, alive_since=now - silence, grace=silence // 2)
 
     def new_id(self) -> str:
         """Return a new id."""
@@ -123,7 +124,10 @@ class Core:
     async def write_with_events(
         self, fn: Callable[Concatenate[sa.Connection, P], tuple[R, list[Event]]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Do the same for a transaction that may return events for compute: they are written with it and sent then."""
+        """Run a transaction that also returns events for compute; wake agents, and send the events.
+
+        The events are written in the transaction, so that they are sent even if this process dies.
+        """
         result, events = await self.write_and_wake(_with_events, fn, self.notifier, args, kwargs)
         self.notifier.hand_over(events)
         return cast(R, result)

@@ -4,6 +4,7 @@ DHCP = "network:dhcp"
 FLOATING_IP = "network:floatingip"
 ROUTER_GATEWAY = "network:router_gateway"
 ROUTER_INTERFACE = "network:router_interface"
+SUBPORT = "trunk:subport"  # of ports that guests have in VLANs; it is a guest's port
 
 SERVICE = "network:"  # the prefix of all of them
 

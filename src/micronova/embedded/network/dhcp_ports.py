@@ -18,16 +18,15 @@ from micronova.embedded.network.addresses import (
     addresses_of,
     allocation_subnets,
 )
-from micronova.embedded.network.binding import binding_columns, status_of
+from micronova.embedded.network.binding import binding_columns
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.notifier import Event
-from micronova.embedded.network.port_changes import change_port, delete_port, insert_ports
+from micronova.embedded.network.port_changes import create_ports, delete_port, update_port
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,
-    new_port_row,
-    random_macs,
     remember_addresses,
+    service_port,
     with_hints,
 )
 from micronova.embedded.network.row_types import port_with
@@ -61,27 +60,26 @@ async def _apply(core: Core, host: str, due: Due) -> None:
         remember_addresses(core, await core.write_with_events(_insert, core, host, _plan(core, host, due)))
     elif due.address_requests:
         await core.write_with_events(
-            change_port, core, due.port_id, None, {}, None, with_hints(core, due.address_requests), None, {host}
+            update_port, core, due.port_id, {}, agent_hosts={host}, wanted=with_hints(core, due.address_requests)
         )
     else:
         await core.write_with_events(delete_port, core, due.port_id)
 
 
 def _plan(core: Core, host: str, due: Due) -> PortPlan:
-    row = new_port_row(core, "", due.network_id)  # of no project, so no quota counts it
-    row = port_with(
-        row, {"device_id": f"dhcp-{host}"[:255], "device_owner": device_owners.DHCP, "port_security_enabled": False}
+    plan = service_port(
+        core, "", due.network_id, f"dhcp-{host}"[:255], device_owners.DHCP, due.address_requests, status="DOWN"
     )
-    row = port_with(row, binding_columns(due.network_id, host, row["vnic_type"], port_security=False))
-    row["status"] = status_of(row, agent_on_host=True)
-    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, due.address_requests))
+    binding = binding_columns(due.network_id, host, plan.row["vnic_type"], port_security=False)
+    plan.row = port_with(plan.row, binding)
+    return plan
 
 
 def _insert(conn: sa.Connection, core: Core, host: str, plan: PortPlan) -> tuple[list[CreatedPort], list[Event]]:
     conn.execute(sa.select(agents.c.id).where(agents.c.host == host).with_for_update())  # serialises reports
     if plan.row["network_id"] in _dhcp_ports(conn, host):
         return [], []
-    return insert_ports(conn, core, [plan])
+    return create_ports(conn, core, [plan])
 
 
 def _due(conn: sa.Connection, host: str) -> list[Due]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.extensions import EXTENSIONS
+from micronova.embedded.network.listing import filters_of, unknown_filter
 from micronova.http.request import Request
 from micronova.http.service import AUTHENTICATED, Route
 from micronova.objects.errors import NotFound
@@ -83,9 +84,11 @@ class Documents:
         request.authorize({})
         name = self.core.settings.availability_zone
         found = [{"name": name, "resource": kind, "state": "available"} for kind in ("network", "router")]
-        query = request.raw_query
-        kept = [zone for zone in found if all(zone[k] in v for k, v in query.items() if k in zone)]
-        return {"availability_zones": kept}
+        for filter_, values in filters_of(request.raw_query).items():
+            if filter_ not in ("name", "resource", "state"):
+                raise unknown_filter(filter_)
+            found = [zone for zone in found if zone[filter_] in values]
+        return {"availability_zones": found}
 
     async def providers(self, request: Request) -> dict[str, Any]:
         """GET /v2.0/service-providers: none."""

@@ -21,13 +21,17 @@ _TITLES = {
     "network_ip_availability": ("NetworkNotFound", "Network"),
     "subnet": ("SubnetNotFound", "Subnet"),
     "subnetpool": ("SubnetPoolNotFound", "Subnet pool"),
+    "address_scope": ("AddressScopeNotFound", "Address scope"),
     "port": ("PortNotFound", "Port"),
     "security_group": ("SecurityGroupNotFound", "Security group"),
     "security_group_rule": ("SecurityGroupRuleNotFound", "Security group rule"),
+    "default_security_group_rule": ("DefaultSecurityGroupRuleNotFound", "Default security group rule"),
     "router": ("RouterNotFound", "Router"),
     "floatingip": ("FloatingIPNotFound", "Floating IP"),
     "agent": ("AgentNotFound", "Agent"),
     "policy": ("QosPolicyNotFound", "QoS policy"),
+    "trunk": ("TrunkNotFound", "Trunk"),
+    "rbac_policy": ("RbacPolicyNotFound", "RBAC policy"),
 }
 
 # The types of errors from code that all services share, which sets no type.

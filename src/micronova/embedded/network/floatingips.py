@@ -10,7 +10,6 @@ from micronova.embedded.common import revisions
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import address_requests, addresses_of
-from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import belongs_to_server, event
 from micronova.embedded.network.collection import (
     Creatable,
@@ -23,9 +22,9 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import note, router_topic
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes
-from micronova.embedded.network.networks import network_target
+from micronova.embedded.network.network_targets import visible_network
 from micronova.embedded.network.notifier import CHANGED, Event
 from micronova.embedded.network.port_rows import (
     CreatedPort,
@@ -34,6 +33,7 @@ from micronova.embedded.network.port_rows import (
     read_port_facts,
     remember_addresses,
     remove_port,
+    service_port,
 )
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
@@ -49,10 +49,10 @@ from micronova.embedded.network.request_bodies import (
     ip_address,
     project_of,
 )
-from micronova.embedded.network.router_ports import service_port
 from micronova.embedded.network.row_types import FloatingIPRow, PortRow
 from micronova.embedded.network.rows import Association, NewFloatingIP, erase, locked, new_row
 from micronova.embedded.network.tables import addresses, floatingips, ports, router_interfaces, routers, subnets
+from micronova.embedded.network.topics import router_topic
 from micronova.http.request import Request
 from micronova.objects.errors import NotFound
 
@@ -130,10 +130,8 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
 
     async def _plan(self, request: Request, id: str, given: dict[str, Any]) -> PortPlan:
         network_id = given["floating_network_id"]
-        facts = await self.core.database.read(read_port_facts, [network_id], [], [], [], alive_since(self.core))
-        network = facts.networks.get(network_id)
-        if network is None or not request.allows("get_network", network_target(network)):
-            raise not_found("network", network_id)
+        facts = await self.core.database.read(read_port_facts, [network_id])
+        network = visible_network(request, network_id, facts.networks, facts.access)
         if not network.external:
             raise invalid(
                 f"Bad floatingip request: Network {network_id} is not a valid external network.", "BadRequest"
@@ -158,6 +156,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         ports_made: list[CreatedPort] = []
         events: list[Event] = []
         topics: set[str] = set()
+        _lock_ports(conn, [given["port_id"] for _, given, _ in wanted if given.get("port_id")])
         for row, given, plan in wanted:
             made = insert_port(conn, plan)
             ports_made.append(made)
@@ -166,7 +165,7 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
             if given.get("port_id"):
                 change, port = _association(conn, row, given, any_port)
                 row = {**row, **change}
-                events += _tell(self.core, port)
+                events += _send_report(self.core, port)
             elif given.get("fixed_ip_address"):
                 raise invalid(
                     "Bad floatingip request: fixed_ip_address cannot be specified without a port_id.", "BadRequest"
@@ -185,24 +184,26 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         resource = await self.find_to(request, "update", id)
         [given] = self.given(request)
         any_port = request.context.is_admin
+        port_id = given.get("port_id", resource.values["port_id"])
         changed = await self.core.write_with_events(
-            self._change, id, resource.values["revision_number"], given, any_port
+            self._change, id, resource.values["revision_number"], given, port_id, any_port
         )
         return {self.singular: self.view(request, changed)}
 
     def _change(
-        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], any_port: bool
+        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], port_id: str | None, any_port: bool
     ) -> tuple[Resource, list[Event]]:
+        """Write the change; `port_id` is the port that the floating IP then has, if the revision is still this one."""
+        _lock_ports(conn, [port_id] if port_id else [])
         row = locked(conn, floatingips, id)._mapping
         values = {"description": given["description"]} if "description" in given else {}
         events: list[Event] = []
         if "port_id" in given or given.get("fixed_ip_address"):
-            events += _tell(self.core, _port(conn, row["port_id"]))
-            wanted = given.get("port_id", row["port_id"])
-            if wanted:
-                change, port = _association(conn, row, {**given, "port_id": wanted}, any_port)
+            events += _send_report(self.core, _port(conn, row["port_id"]))
+            if port_id:
+                change, port = _association(conn, row, {**given, "port_id": port_id}, any_port)
                 values.update(change)
-                events += [each for each in _tell(self.core, port) if each.tag not in {n.tag for n in events}]
+                events += [each for each in _send_report(self.core, port) if each.tag not in {n.tag for n in events}]
             else:
                 values.update(port_id=None, fixed_ip_address=None, router_id=None, status="DOWN")
         revisions.update(conn, floatingips.c.revision, id, revision, values, self.core.now())
@@ -218,9 +219,9 @@ class FloatingIPs(Creatable[FloatingIPRow], Updatable[FloatingIPRow], Deletable[
         row: FloatingIPRow = locked(conn, floatingips, id)
         erase(conn, floatingips, id)
         note(conn, self.core.now(), _topics(row.router_id))
-        remove_port(conn, row.floating_port_id, self.core.now(), of_service=True)
+        remove_port(conn, row.floating_port_id, self.core.now(), with_owner=True)
         release(conn, row.project_id, "floatingip")
-        return None, _tell(self.core, _port(conn, row.port_id))
+        return None, _send_report(self.core, _port(conn, row.port_id))
 
 
 def _topics(*router_ids: str | None) -> set[str]:
@@ -251,6 +252,15 @@ def _values(row: FloatingIPRow, port: Any, tagged: dict[str, list[str]]) -> dict
 def _port(conn: sa.Connection, id: str | None) -> PortRow | None:
     found = conn.execute(sa.select(ports).where(ports.c.id == id)).mappings().first() if id else None
     return cast(PortRow | None, found)
+
+
+def _lock_ports(conn: sa.Connection, ids: Sequence[str]) -> None:
+    """Lock the ports that floating IPs get, so that none loses its address meanwhile.
+
+    They are locked before the floating IPs, as by a delete of a port.
+    """
+    if ids:
+        conn.execute(sa.select(ports.c.id).where(ports.c.id.in_(ids)).order_by(ports.c.id).with_for_update())
 
 
 def _association(conn: sa.Connection, row: Any, given: dict[str, Any], any_port: bool) -> tuple[Association, PortRow]:
@@ -321,7 +331,7 @@ def _router_between(conn: sa.Connection, subnet_id: str, network_id: str) -> str
     return conn.execute(statement.limit(1)).scalar()
 
 
-def _tell(core: Core, port: PortRow | None) -> list[Event]:
+def _send_report(core: Core, port: PortRow | None) -> list[Event]:
     """Return the event for the server of a port whose floating IP changed."""
     if port is None or not belongs_to_server(port):
         return []

@@ -1,7 +1,8 @@
 """The table of changes that concern hosts, written by the transactions that make them.
 
-The desired state of a host has parts (`host_document.py`), and the name of each part is a topic. A transaction that
-changes a part notes its topic. `state_watch.py` reads the table, and then only the parts that have changed.
+The desired state of a host has parts (`state_parts.py`), and the name of each part is a topic (`topics.py`). A
+transaction that changes a part notes its topic. `state_watch.py` reads the table, and then only the parts that have
+changed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,38 +13,7 @@ import sqlalchemy as sa
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.tables import host_changes, port_security_groups
-
-ROUTERS = "routers"  # the topic of which routers there are
-
-
-def host_topic(name: str) -> str:
-    """Return the topic of the ports that are bound to a host."""
-    return f"host:{name}"
-
-
-def network_topic(id: str) -> str:
-    """Return the topic of a network with its subnets."""
-    return f"network:{id}"
-
-
-def rules_topic(group: str) -> str:
-    """Return the topic of the rules of a security group."""
-    return f"rules:{group}"
-
-
-def members_topic(group: str) -> str:
-    """Return the topic of the addresses of a security group's ports."""
-    return f"members:{group}"
-
-
-def policy_topic(id: str) -> str:
-    """Return the topic of a QoS policy."""
-    return f"policy:{id}"
-
-
-def router_topic(id: str) -> str:
-    """Return the topic of a router with its ports and floating IPs."""
-    return f"router:{id}"
+from micronova.embedded.network.topics import host_topic, members_topic, router_topic
 
 
 def note(conn: sa.Connection, now: int, topics: Iterable[str]) -> None:
@@ -54,7 +24,10 @@ def note(conn: sa.Connection, now: int, topics: Iterable[str]) -> None:
 
 
 def topics_of_ports(*ports: Mapping[str, Any]) -> set[str]:
-    """Return the topics of ports that are created, changed or deleted; a changed port is given as before and after."""
+    """Return the topics of the hosts and routers that have these ports.
+
+    They are noted if ports are created, changed or deleted; a changed port is given as it was and as it is.
+    """
     topics = set()
     for port in ports:
         if port["host"]:
@@ -64,8 +37,11 @@ def topics_of_ports(*ports: Mapping[str, Any]) -> set[str]:
     return topics
 
 
-def topics_of_members(conn: sa.Connection, port_ids: Sequence[str]) -> set[str]:
-    """Return the topics of the security groups of ports whose addresses change."""
+def topics_of_groups(conn: sa.Connection, port_ids: Sequence[str]) -> set[str]:
+    """Return the topics of the members of the security groups that have these ports.
+
+    They are noted if addresses of the ports change, or if the ports are deleted.
+    """
     g = port_security_groups.c
     topics: set[str] = set()
     for part in chunks(port_ids):

@@ -1,6 +1,6 @@
 """The IP availability API: how many addresses of a network's subnets are allocated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -9,10 +9,14 @@ from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.cidrs import parse_pools
 from micronova.embedded.network.collection import Collection, Resource
 from micronova.embedded.network.errors import not_found
-from micronova.embedded.network.listing import Attributes, Clause, Listing
+from micronova.embedded.network.listing import QUERY, Attributes, Clause, Listing
 from micronova.embedded.network.row_types import NetworkRow
 from micronova.embedded.network.tables import addresses, networks, subnets
 from micronova.http.request import Request
+
+
+def _has_version(values: Sequence[str]) -> Clause:
+    return QUERY.matches(subnets.c.ip_version, "ip_version", values)
 
 
 class IPAvailability(Collection[NetworkRow]):
@@ -21,15 +25,10 @@ class IPAvailability(Collection[NetworkRow]):
     singular = "network_ip_availability"
     plural = "network_ip_availabilities"
     slug = "network-ip-availabilities"
-    taggable = False
     attributes = Attributes(
         networks,
         {"network_id": networks.c.id, "network_name": networks.c.name, "project_id": networks.c.project_id},
-        {
-            "ip_version": lambda values: networks.c.id.in_(
-                sa.select(subnets.c.network_id).where(subnets.c.ip_version.in_([4 if v == "4" else 6 for v in values]))
-            )
-        },
+        {"ip_version": lambda values: networks.c.id.in_(sa.select(subnets.c.network_id).where(_has_version(values)))},
     )
 
     def scope(self, request: Request) -> Clause | None:
@@ -38,12 +37,24 @@ class IPAvailability(Collection[NetworkRow]):
 
     def resources(self, conn: sa.Connection, rows: Sequence[NetworkRow]) -> list[Resource]:
         """Return networks with the used and total addresses of each subnet."""
+        return self._resources(conn, rows, sa.true())
+
+    def page(
+        self, conn: sa.Connection, listing: Listing, conditions: Iterable[Clause], scope: Clause | None
+    ) -> list[Resource] | None:
+        """Return a page; with a filter on `ip_version` only the subnets of that version are counted."""
+        rows = self.rows(conn, listing, conditions, scope)
+        versions = listing.filters.get("ip_version")
+        counted = sa.true() if versions is None else _has_version(versions)
+        return None if rows is None else self._resources(conn, rows, counted)
+
+    def _resources(self, conn: sa.Connection, rows: Sequence[NetworkRow], on_subnets: Clause) -> list[Resource]:
         below: dict[str, list[dict[str, Any]]] = {}
         for part in chunks([row.id for row in rows]):
             counted = (
                 sa.select(subnets, sa.func.count(addresses.c.number).label("used"))
                 .outerjoin(addresses, addresses.c.subnet_id == subnets.c.id)
-                .where(subnets.c.network_id.in_(part))
+                .where(subnets.c.network_id.in_(part), on_subnets)
                 .group_by(*subnets.c)
             )
             for row in conn.execute(counted):

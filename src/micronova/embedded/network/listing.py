@@ -18,7 +18,7 @@ Clause = sa.ColumnElement[bool]
 Filter = Callable[[Sequence[str]], Clause]
 
 _RESERVED = frozenset({"fields", "sort_key", "sort_dir", "limit", "marker", "page_reverse"})
-_TAG_FILTERS = frozenset({"tags", "tags-any", "not-tags", "not-tags-any"})
+_TAG_FILTERS = ("tags", "tags-any", "not-tags", "not-tags-any")
 MAX_LIMIT = 2**31 - 1
 _STANDARD = ("id", "project_id", "description", "created_at", "updated_at")
 
@@ -38,7 +38,7 @@ class Attributes:
 
     table: sa.Table
     columns: Mapping[str, sa.Column[Any]]  # by name in the API
-    special: Mapping[str, Filter] = field(default_factory=dict)
+    special: Mapping[str, Filter] = field(default_factory=dict)  # filters that are not columns
 
     @classmethod
     def standard(
@@ -47,36 +47,59 @@ class Attributes:
         *names: str,
         renamed: Mapping[str, sa.Column[Any]] | None = None,
         special: Mapping[str, Filter] | None = None,
+        taggable: bool = True,
     ) -> "Attributes":
-        """Return the attributes of nearly all resources, columns by name, and columns with another name in the API."""
+        """Return the attributes of nearly all resources, columns by name, and columns with another name in the API.
+
+        They can be filtered by the time of their last change, and by tags if they can have any.
+        """
         columns = {name: table.c[name] for name in (*_STANDARD, *names)}
-        return cls(table, {**columns, "revision_number": table.c.revision, **(renamed or {})}, special or {})
+        filters: dict[str, Filter] = {"changed_since": partial(_changed_since, table.c.updated_at)}
+        if taggable:
+            filters |= {name: partial(_tagged, table.c.id, name) for name in _TAG_FILTERS}
+        return cls(
+            table,
+            {**columns, "revision_number": table.c.revision, **(renamed or {})},
+            {**filters, **(special or {})},
+        )
+
+    @property
+    def taggable(self) -> bool:
+        """Whether the resources can have tags."""
+        return "tags" in self.special
 
     def clause(self, name: str, values: Sequence[str]) -> Clause:
         """Return the condition of one filter."""
         if name in self.special:
             return self.special[name](values)
-        if name in _TAG_FILTERS:
-            return _tagged(self.table.c.id, name, values)
-        if name == "changed_since":
-            return self.table.c.updated_at >= QUERY.time(name, values[-1])
         if name not in self.columns:
-            raise Invalid(f"['{name[:64]}'] is invalid attribute for filtering")
+            raise unknown_filter(name)
         return QUERY.matches(self.columns[name], name, values, empty_is_null=True)
 
 
 def flags(**clauses: Clause) -> dict[str, Filter]:
     """Return boolean filters: true selects the rows for which the clause holds, false the others."""
-    return {name: partial(_flag, name, clause) for name, clause in clauses.items()}
+    return {name: partial(flag, name, clause) for name, clause in clauses.items()}
 
 
-def _flag(name: str, clause: Clause, values: Sequence[str]) -> Clause:
+def flag(name: str, clause: Clause, values: Sequence[str]) -> Clause:
+    """Return the condition of a boolean filter."""
     return clause if any(QUERY.boolean(name, value) for value in values) else sa.not_(clause)
 
 
 def only_empty(values: Sequence[str]) -> Clause:
     """Return the condition of a filter on an attribute that is always empty here."""
     return sa.true() if "" in values else sa.false()
+
+
+def unknown_filter(name: str) -> Invalid:
+    """Return the error for a filter that a collection does not have."""
+    return Invalid(f"['{name[:64]}'] is invalid attribute for filtering")
+
+
+def filters_of(query: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the filters of a query string; the other parameters are about pages, sorting and fields."""
+    return {name: values for name, values in query.items() if name not in _RESERVED}
 
 
 @dataclass
@@ -96,7 +119,7 @@ class Listing:
     @classmethod
     def parse(cls, query: Mapping[str, list[str]], attributes: Attributes, most: int | None = None) -> "Listing":
         """Parse a query string; raise Invalid if it is malformed. A page has at most `most` resources."""
-        filters = {name: values for name, values in query.items() if name not in _RESERVED}
+        filters = filters_of(query)
         if "tenant_id" in filters:
             filters["project_id"] = filters.pop("tenant_id") + filters.get("project_id", [])
         keys, directions = query.get("sort_key", []), query.get("sort_dir", [])
@@ -161,6 +184,10 @@ class Listing:
         if not self.fields:
             return document
         return {name: document[name] for name in self.fields if name in document}
+
+
+def _changed_since(updated_at: sa.Column[int], values: Sequence[str]) -> Clause:
+    return updated_at >= QUERY.time("changed_since", values[-1])
 
 
 def _tagged(identifier: sa.Column[str], name: str, values: Sequence[str]) -> Clause:

@@ -1,6 +1,7 @@
 """The network API, and the segments of networks."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -10,6 +11,7 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
+from micronova.embedded.network.address_scopes import scopes_of
 from micronova.embedded.network.collection import (
     Creatable,
     Deletable,
@@ -19,12 +21,12 @@ from micronova.embedded.network.collection import (
     standard_values,
     tags_of,
 )
-from micronova.embedded.network.core import Settings
+from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.host_changes import network_topic, note, topics_of_members, topics_of_ports
+from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.listing import Attributes, Clause
-from micronova.embedded.network.qos_use import check_use, default_policy
-from micronova.embedded.network.quotas import charge_all, release_all
+from micronova.embedded.network.qos_use import check_enforced, check_use, default_policy
+from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
     Domain,
@@ -41,18 +43,34 @@ from micronova.embedded.network.request_bodies import (
     project_of,
     zone_hints,
 )
-from micronova.embedded.network.row_types import NetworkAccessRow, NetworkOfRow, NetworkRow
+from micronova.embedded.network.row_types import NetworkRow
 from micronova.embedded.network.rows import NewNetwork, locked, new_row
+from micronova.embedded.network.sharing import (
+    ALL,
+    EXTERNAL,
+    NETWORK,
+    NOBODY,
+    SHARED,
+    Use,
+    check_still_shared,
+    depend_on,
+    own_or_shared,
+    remove_entries,
+    share_with_all,
+    stop_sharing_with_all,
+)
 from micronova.embedded.network.tables import (
     addresses,
     floatingips,
     networks,
     ports,
+    rbac_policies,
     routers,
     subnets,
     tags,
     topologies,
 )
+from micronova.embedded.network.topics import network_topic
 from micronova.http.request import Request
 
 SEGMENTS = {"vxlan": (1, 16_777_215), "geneve": (1, 16_777_215), "gre": (1, 2**31 - 1)}
@@ -100,29 +118,6 @@ class NetworkCreate(NetworkUpdate, kw_only=True, rename=_RENAME):
     provider_segmentation_id: Number | None | UnsetType = UNSET
 
 
-def network_target(row: NetworkAccessRow) -> dict[str, Any]:
-    """Return the policy target of a network."""
-    return {"project_id": row.project_id, "shared": row.shared, "router:external": row.external}
-
-
-def network_part_of(row: NetworkOfRow) -> dict[str, Any]:
-    """Return the part of a policy target that describes the network of a row with `network_*` labels."""
-    return network_part(row.network_project, row.network_shared, row.network_external)
-
-
-def network_part(project_id: str, shared: bool, external: bool) -> dict[str, Any]:
-    """Return the part of a policy target that describes the network of what is on it."""
-    return {"network:project_id": project_id, "network:shared": shared, "network:router:external": external}
-
-
-NETWORK_LABELS = (
-    networks.c.project_id.label("network_project"),
-    networks.c.shared.label("network_shared"),
-    networks.c.external.label("network_external"),
-    networks.c.qos_policy_id.label("network_qos_policy"),
-)
-
-
 class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRow]):
     """The network API."""
 
@@ -143,23 +138,23 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             "subnets": lambda values: networks.c.id.in_(
                 sa.select(subnets.c.network_id).where(subnets.c.id.in_(values))
             ),
-            "availability_zone": lambda values: sa.true(),
         },
     )
     create_body = body_of_one_or_many("network", "networks", NetworkCreate)
     update_body = body_of_one("network", NetworkUpdate)
     defaults = {"shared": False, "router:external": False, "is_default": False, "port_security_enabled": True}
+    object_type = NETWORK
 
     def scope(self, request: Request) -> Clause | None:
-        """Limit callers to their own, shared and external networks."""
+        """Limit callers to their own networks and those that are shared with them, also as external ones."""
         if self.crosses_projects(request):
             return None
-        return sa.or_(networks.c.project_id == request.context.project_id, networks.c.shared, networks.c.external)
+        return own_or_shared(NETWORK, request.context.project_id, (SHARED, EXTERNAL))
 
     def resources(self, conn: sa.Connection, rows: Sequence[NetworkRow]) -> list[Resource]:
         """Return networks with the ids of their subnets."""
         ids = [row.id for row in rows]
-        tagged = tags_of(conn, ids)
+        tagged, access = tags_of(conn, ids), self.access_to(conn, rows)
         below: dict[str, list[str]] = {}
         statement = sa.select(subnets.c.id, subnets.c.network_id).order_by(subnets.c.created_at, subnets.c.id)
         # A list of all is cheaper to read completely than by long IN lists.
@@ -167,11 +162,20 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             statement = statement.where(subnets.c.network_id.in_(ids))
         for row in conn.execute(statement):
             below.setdefault(row.network_id, []).append(row.id)
-        return [Resource(_values(row, below.get(row.id, []), tagged), network_target(row)) for row in rows]
+        scopes = scopes_of(conn, ids)
+        return [
+            Resource(
+                _values(row, below.get(row.id, []), tagged, scopes.get(row.id, {})),
+                {"project_id": row.project_id, "shared": False, "router:external": False},
+                access.get(row.id, NOBODY),
+            )
+            for row in rows
+        ]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
         """Create networks, each on its own segment."""
-        wanted = []
+        wanted: list[tuple[NewNetwork, dict[str, Any]]] = []
+        relies_on: list[Use] = []
         for given in self.given(request):
             convert_text(given, _FLAGS, ("mtu", "provider:segmentation_id"))
             project = project_of(given, request.context, self.crosses_projects(request))
@@ -182,9 +186,9 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             }
             request.authorize(target)
             self.check_fields(request, "create", given, target)
-            await self.core.database.read(check_use, request, given)
+            relies_on += await self.core.database.read(check_use, request, given)
             wanted.append((self.row(project, given), given))
-        return self.answer(request, await self.core.database.write(self.insert, wanted))
+        return self.answer(request, await self.core.database.write(self._insert, wanted, relies_on))
 
     def row(self, project: str, given: dict[str, Any]) -> NewNetwork:
         """Return the row of a new network."""
@@ -208,13 +212,22 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
             "qos_policy_id": given.get("qos_policy_id"),
         }
 
+    def _insert(
+        self, conn: sa.Connection, wanted: list[tuple[NewNetwork, dict[str, Any]]], relies_on: list[Use]
+    ) -> list[Resource]:
+        made = self.insert(conn, wanted)
+        check_still_shared(conn, relies_on)
+        return made
+
     def insert(self, conn: sa.Connection, wanted: list[tuple[NewNetwork, dict[str, Any]]]) -> list[Resource]:
         """Insert networks, each on the requested segment or on a free one."""
+        entries: Counter[str] = Counter()
         for row, given in wanted:
             if row["is_default"]:
                 _only_default(conn, row["id"], row["external"])
             if "qos_policy_id" not in given:
                 row["qos_policy_id"] = default_policy(conn, row["project_id"])
+            check_enforced(conn, row["qos_policy_id"], "network", row["id"])
             # Concurrent creates may choose the same segment: a unique index decides, and the other tries the next one.
             for segment in _free_segments(conn, row):
                 # The row stays as it is, because a transaction that runs again has to choose again.
@@ -224,8 +237,15 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
                 raise _no_segment(row)
             if given.get("tags"):
                 set_tags(conn, row["id"], given["tags"])
-        charge_all(conn, (row["project_id"] for row, _ in wanted), "network", self.core.settings.quotas)
+            for action in [*([SHARED] if row["shared"] else ()), *([EXTERNAL] if row["external"] else ())]:
+                entries[row["project_id"]] += self._open(conn, row["id"], row["project_id"], action)
+        for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
+            charge(conn, project, "network", self.core.settings.quotas, count)
+            charge_unchecked(conn, project, "rbac_policy", entries[project])
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
+
+    def _open(self, conn: sa.Connection, id: str, owner: str, action: str) -> int:
+        return share_with_all(conn, self.core.new_id, NETWORK, id, owner, action)
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
         """Update a network."""
@@ -235,26 +255,46 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         self.check_fields(request, "update", given, resource.target)
         if "mtu" in given:
             _mtu(given, resource.values["provider:network_type"], self.core.settings)
-        await self.core.database.read(check_use, request, given, resource.values["qos_policy_id"])
+        relies_on = await self.core.database.read(check_use, request, given, resource.values["qos_policy_id"])
         revision = resource.values["revision_number"]
-        changed = await self.core.write_and_wake(self._change, id, revision, given, self.core.now())
+        changed = await self.core.write_and_wake(self._change, id, revision, given, relies_on, self.core.now())
         return {self.singular: self.view(request, changed)}
 
-    def _change(self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], now: int) -> Resource:
+    def _change(
+        self, conn: sa.Connection, id: str, revision: int, given: dict[str, Any], relies_on: list[Use], now: int
+    ) -> Resource:
         names = {"router:external": "external"}
         values = {names.get(k, k): v for k, v in given.items()}
-        row = conn.execute(sa.select(networks).where(networks.c.id == id)).first()
-        if row is None or row.revision != revision:
+        row = locked(conn, networks, id)  # no new port relies on what is taken back here
+        if row.revision != revision:
             raise Changed
-        if row.shared and values.get("shared") is False:
+        if values.get("shared") is False:
             _check_unshared(conn, row)
         if row.external and values.get("external") is False:
             _check_not_external(conn, row)
         if values.get("is_default"):
             _only_default(conn, id, values.get("external", row.external))
+        if values.get("qos_policy_id", row.qos_policy_id) != row.qos_policy_id:
+            check_enforced(conn, values["qos_policy_id"], "network", id)
         revisions.update(conn, networks.c.revision, id, revision, values, now)
+        check_still_shared(conn, relies_on)
         note(conn, now, [network_topic(id)])
+        self._change_entries(conn, row, values.get("shared"), values.get("external"))
         return self.reload(conn, id)
+
+    def _change_entries(self, conn: sa.Connection, row: NetworkRow, shared: bool | None, external: bool | None) -> None:
+        """Add or remove what shares a network with all projects; a network that is not external has no such entries."""
+        added, gone = 0, []
+        if shared:
+            added += self._open(conn, row.id, row.project_id, SHARED)
+        elif shared is False:
+            gone += stop_sharing_with_all(conn, NETWORK, row.id)
+        if external and not row.external:
+            added += self._open(conn, row.id, row.project_id, EXTERNAL)
+        elif external is False:
+            gone += remove_entries(conn, NETWORK, row.id, rbac_policies.c.action == EXTERNAL)
+        release_all(conn, gone)
+        charge_unchecked(conn, row.project_id, "rbac_policy", added)
 
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a network that no port uses."""
@@ -290,33 +330,36 @@ class Networks(Creatable[NetworkRow], Updatable[NetworkRow], Deletable[NetworkRo
         topics = {network_topic(id)}
         if gone:
             ids = [each.id for each in gone]
-            topics |= topics_of_ports(*(dict(each._mapping) for each in gone)) | topics_of_members(conn, ids)
+            topics |= topics_of_ports(*(dict(each._mapping) for each in gone)) | topics_of_groups(conn, ids)
             conn.execute(addresses.delete().where(addresses.c.port_id.in_(ids)))
             conn.execute(ports.delete().where(ports.c.id.in_(ids)))
         conn.execute(subnets.delete().where(subnets.c.network_id == id))
         conn.execute(networks.delete().where(networks.c.id == id))
         conn.execute(tags.delete().where(tags.c.resource_id.in_([id, *(each.id for each in (*gone, *below, *idle))])))
+        entries = remove_entries(conn, NETWORK, id)
         note(conn, self.core.now(), topics)
         freed: dict[str, Sequence[Any]] = {"port": gone, "subnet": below, "floatingip": idle, "network": [row]}
-        release_all(conn, ((each.project_id, kind) for kind, all_ in freed.items() for each in all_))
+        release_all(conn, [*entries, *((each.project_id, kind) for kind, all_ in freed.items() for each in all_)])
 
 
-def _values(row: NetworkRow, below: list[str], tagged: dict[str, list[str]]) -> dict[str, Any]:
+def _values(
+    row: NetworkRow, below: list[str], tagged: dict[str, list[str]], scopes: Mapping[int, str]
+) -> dict[str, Any]:
     return {
         **standard_values(row, tagged),
         "name": row.name,
         "admin_state_up": row.admin_state_up,
         "status": row.status,
         "subnets": below,
-        "shared": row.shared,
+        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
         "router:external": row.external,
         "is_default": row.is_default,
         "port_security_enabled": row.port_security_enabled,
         "mtu": row.mtu,
         "dns_domain": row.dns_domain,
         "qos_policy_id": row.qos_policy_id,
-        "ipv4_address_scope": None,
-        "ipv6_address_scope": None,
+        "ipv4_address_scope": scopes.get(4),
+        "ipv6_address_scope": scopes.get(6),
         "availability_zone_hints": row.availability_zone_hints,
         "availability_zones": [],
         "provider:network_type": row.network_type,
@@ -325,7 +368,7 @@ def _values(row: NetworkRow, below: list[str], tagged: dict[str, list[str]]) -> 
     }
 
 
-def _segment(given: dict[str, Any], settings: Settings) -> tuple[str, str, int | None]:
+def _segment(given: dict[str, Any], settings: NetworkServiceSettings) -> tuple[str, str, int | None]:
     """Return type, physical network and segment of a network; the segment is None if one has to be chosen."""
     kind = given.get("provider:network_type")
     physical_network = given.get("provider:physical_network") or ""
@@ -378,7 +421,7 @@ def _no_segment(row: NewNetwork) -> Exception:
     return conflict(f"Unable to create the network. The {kind} segment is in use by another network.", type_)
 
 
-def _mtu(given: dict[str, Any], kind: str, settings: Settings) -> int:
+def _mtu(given: dict[str, Any], kind: str, settings: NetworkServiceSettings) -> int:
     most = settings.mtu - OVERHEAD.get(kind, 0)
     mtu = given.get("mtu") or most
     if not 68 <= mtu <= most:
@@ -397,8 +440,7 @@ def _only_default(conn: sa.Connection, id: str, external: bool) -> None:
 
 
 def _check_unshared(conn: sa.Connection, row: NetworkRow) -> None:
-    others = sa.select(ports.c.id).where(ports.c.network_id == row.id, ports.c.project_id.not_in([row.project_id, ""]))
-    if conn.execute(others.limit(1)).first() is not None:
+    if depend_on(conn, NETWORK, row.id, row.project_id, SHARED, ALL):
         raise conflict(
             f"Unable to reconfigure sharing settings for network {row.id}. Multiple tenants are using it.",
             "InvalidSharedSetting",

@@ -25,6 +25,7 @@ from micronova.db.locking import in_order
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.tables import events, ports
 from micronova.http.client import ServiceClient
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 
@@ -39,6 +40,7 @@ CHANGED = "network-changed"
 BATCH = 200  # events in one request
 WINDOW = 0.02  # seconds in which further events are collected, and compute commits its own part of the change
 HOLD = 10.0  # seconds after which a sweep takes the rows of a sender that has not finished
+CLOCKS = 1.0  # seconds by which the clocks of two processes may differ
 RENEW = HOLD / 3  # seconds after which a sender that has not finished holds its rows for longer
 MOST_QUEUED = 2_000  # events that a process has in memory
 SWEEP = 2.0  # seconds between sweeps
@@ -78,6 +80,7 @@ class Notifier:
         self._more = False  # the last sweep took as many events as it may
         self._answers = True  # compute has answered the last request
         self._trim_at = 0.0
+        self._renew_at = 0.0  # when the queued events must be held for longer
         self.sent = 0  # events that compute accepted
         self.requests = 0
 
@@ -104,6 +107,8 @@ class Notifier:
     def hand_over(self, committed: Sequence[Event]) -> None:
         """Queue events of the outbox for sending; a sweep takes those for which there is no room."""
         if self._compute is not None and committed:
+            if self._idle.is_set():
+                self._renew_at = self._clock.monotonic() + RENEW
             self._queue.extend(committed[: max(0, MOST_QUEUED - len(self._queue))])
             self._idle.clear()
             self._wake.set()
@@ -111,15 +116,14 @@ class Notifier:
     async def start(self) -> None:
         """Start to send, and to sweep what earlier processes left."""
         if self._compute is not None:
-            self._tasks = [asyncio.create_task(self._send_forever()), asyncio.create_task(self._sweep_forever())]
+            self._tasks = [
+                keep_running(self._send_forever, name="network-events", clock=self._clock),
+                keep_running(self._sweep_forever, name="network-events-sweep", clock=self._clock),
+            ]
 
     async def stop(self) -> None:
         """Stop; events that are not sent stay in the outbox."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(*self._tasks)
         self._tasks = []
 
     async def _send_forever(self) -> None:
@@ -160,8 +164,8 @@ class Notifier:
         if self._queue:
             return  # other processes may have room
         if await self._database.read(any_due, micros(now)):  # without a write if there are none
-            found = await self._database.write(claim_due, micros(now), micros(HOLD))
-            self._more = len(found) == BATCH
+            claimed, found = await self._database.write(claim_due, micros(now), micros(HOLD))
+            self._more = claimed == BATCH
             self.hand_over(found)
 
     async def _trim(self) -> None:
@@ -211,7 +215,7 @@ class Notifier:
         request = asyncio.ensure_future(sending)
         try:
             while True:
-                pause = asyncio.ensure_future(self._clock.sleep(RENEW))
+                pause = asyncio.ensure_future(self._clock.sleep(max(0.0, self._renew_at - self._clock.monotonic())))
                 await asyncio.wait({request, pause}, return_when=asyncio.FIRST_COMPLETED)
                 pause.cancel()
                 if request.done():
@@ -219,6 +223,7 @@ class Notifier:
                 ids = [event.id for event in (*batch, *self._queue)]
                 with contextlib.suppress(MicronovaError):  # the answer matters more
                     await self._database.write(renew, ids, micros(self._clock.now()), micros(HOLD))
+                self._renew_at = self._clock.monotonic() + RENEW
         finally:
             request.cancel()
 
@@ -253,8 +258,11 @@ def any_due(conn: sa.Connection, now: int) -> bool:
     return conn.execute(sa.select(events.c.id).where(events.c.not_before <= now).limit(1)).first() is not None
 
 
-def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
-    """Take events that no process is sending; delete those that are not true any more, and return the others."""
+def claim_due(conn: sa.Connection, now: int, hold: int) -> tuple[int, list[Event]]:
+    """Take events that no process is sending, and delete those that are not true any more.
+
+    Return how many were taken, and the others.
+    """
     due = sa.select(events.c.id).where(events.c.not_before <= now).order_by(events.c.not_before).limit(BATCH)
     if conn.dialect.name == "postgresql":
         due = due.with_for_update(skip_locked=True)
@@ -270,7 +278,7 @@ def claim_due(conn: sa.Connection, now: int, hold: int) -> list[Event]:
     obsolete = [row.id for row in rows if not _is_true(row, known.get(row.tag))]
     if obsolete:
         conn.execute(events.delete().where(events.c.id.in_(obsolete)))
-    return [
+    return len(rows), [
         Event(id=r.id, name=r.name, server_id=r.server_id, tag=r.tag, created_at=r.created_at, attempts=r.attempts)
         for r in rows
         if r.id not in obsolete
@@ -289,8 +297,10 @@ def _is_true(event: Any, port: Any) -> bool:
 
 def record_results(conn: sa.Connection, done: list[str], again: list[Event], now: int) -> None:
     """Delete events that compute has accepted, and schedule the next attempt for the newest of equal others."""
+    ids = [*done, *(event.id for event in again)]
+    conn.execute(sa.select(events.c.id).where(events.c.id.in_(ids)).order_by(events.c.id).with_for_update())
     if done:
-        conn.execute(events.delete().where(in_order(events.c.id, events.c.id.in_(done))))
+        conn.execute(events.delete().where(events.c.id.in_(done)))
     if not again:
         return
     newer = events.alias()
@@ -301,16 +311,14 @@ def record_results(conn: sa.Connection, done: list[str], again: list[Event], now
         sa.tuple_(newer.c.created_at, newer.c.id) > sa.tuple_(events.c.created_at, events.c.id),
     )
     repeated = sa.and_(events.c.id.in_([event.id for event in again]), superseded)
-    conn.execute(events.delete().where(in_order(events.c.id, repeated)))
+    conn.execute(events.delete().where(repeated))
     waits: dict[float, list[str]] = {}
     for event in again:
         wait = min(MAX_RETRY_DELAY, 0.5 * 2 ** min(event.attempts, 10))
         age = round((now - event.created_at) / 10_000_000)  # a tenth, in seconds
         waits.setdefault(max(wait, min(age, MAX_OLD_RETRY_DELAY)), []).append(event.id)
     for wait, ids in sorted(waits.items()):
-        conn.execute(
-            events.update().where(in_order(events.c.id, events.c.id.in_(ids))).values(not_before=now + micros(wait))
-        )
+        conn.execute(events.update().where(events.c.id.in_(ids)).values(not_before=now + micros(wait)))
 
 
 def renew(conn: sa.Connection, ids: Sequence[str], now: int, hold: int) -> None:
@@ -320,8 +328,11 @@ def renew(conn: sa.Connection, ids: Sequence[str], now: int, hold: int) -> None:
 
 
 def retry_all(conn: sa.Connection, now: int) -> None:
-    """Let all events that compute did not take be sent again now."""
-    waiting = sa.and_(events.c.attempts > 0, events.c.not_before > now)
+    """Let all events that compute did not take be sent again now.
+
+    Those that are due within the time of a hold are left alone, because another process may be sending them.
+    """
+    waiting = sa.and_(events.c.attempts > 0, events.c.not_before > now + micros(HOLD + CLOCKS))
     conn.execute(events.update().where(in_order(events.c.id, waiting)).values(not_before=now))
 
 

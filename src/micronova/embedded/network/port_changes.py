@@ -6,69 +6,42 @@ from typing import Any, cast
 import sqlalchemy as sa
 
 from micronova.embedded.common import revisions
-from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest
 from micronova.embedded.network.binding import binding_columns, events_of, status_of
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import members_topic, note, topics_of_ports
+from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.host_changes import note, topics_of_ports
 from micronova.embedded.network.notifier import Event
-from micronova.embedded.network.port_input import checked_values
+from micronova.embedded.network.port_input import check_port_security, requested_columns
 from micronova.embedded.network.port_rows import (
-    LOCK,
     CreatedPort,
     PortPlan,
+    add_to_groups,
     allocate_addresses,
     belongs_to_service,
+    groups_of,
     insert_port,
+    locked_port,
     mac_in_use,
     remove_port,
 )
+from micronova.embedded.network.qos_use import check_enforced
 from micronova.embedded.network.quotas import charge_all
 from micronova.embedded.network.row_types import PortRow, port_with
+from micronova.embedded.network.sharing import Use, check_still_shared
 from micronova.embedded.network.slaac import follow_mac
-from micronova.embedded.network.tables import addresses, port_security_groups, ports
+from micronova.embedded.network.tables import addresses, floatingips, port_security_groups, ports
+from micronova.embedded.network.topics import members_topic
+from micronova.embedded.network.trunk_ports import check_binding, check_in_no_trunk, follow_parent, refresh_status
 
 
-def groups_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the security groups of ports."""
-    found: dict[str, list[str]] = {}
-    for part in chunks(port_ids):
-        for row in conn.execute(_GROUPS, {"ids": part}):
-            found.setdefault(row.port_id, []).append(row.security_group_id)
-    return found
-
-
-_GROUPS = (
-    sa.select(port_security_groups)
-    .where(port_security_groups.c.port_id.in_(sa.bindparam("ids", expanding=True)))
-    .order_by(port_security_groups.c.port_id, port_security_groups.c.security_group_id)
-)
-
-
-def check_security(row: PortRow, groups: Sequence[str]) -> None:
-    """Raise Conflict if a port without port security has security groups or address pairs."""
-    if row["port_security_enabled"]:
-        return
-    if groups:
-        raise conflict(
-            "Port has security group associated. Cannot disable port security or ip address until security group "
-            "is removed.",
-            "PortSecurityPortHasSecurityGroup",
-        )
-    if row["allowed_address_pairs"]:
-        raise conflict(
-            "Port Security must be enabled in order to have allowed address pairs on a port.",
-            "AddressPairAndPortSecurityRequired",
-        )
-
-
-def insert_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> tuple[list[CreatedPort], list[Event]]:
+def create_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> tuple[list[CreatedPort], list[Event]]:
     """Create ports and charge the quota."""
     made, events = [], []
     for plan in plans:
+        check_enforced(conn, plan.row["qos_policy_id"], "port", plan.row["id"])
         each = insert_port(conn, plan)
         made.append(each)
         events += events_of(core, None, each.row)
@@ -76,34 +49,40 @@ def insert_ports(conn: sa.Connection, core: Core, plans: Sequence[PortPlan]) -> 
     return made, events
 
 
-def change_port(
+def update_port(
     conn: sa.Connection,
     core: Core,
     id: str,
-    revision: int | None,
     given: Mapping[str, Any],
-    groups: list[str] | None,
-    wanted: list[AddressRequest] | None,
-    mac: str | None,
+    *,
     agent_hosts: set[str],
+    revision: int | None = None,
+    groups: list[str] | None = None,
+    wanted: list[AddressRequest] | None = None,
+    mac: str | None = None,
+    relies_on: Sequence[Use] = (),
 ) -> tuple[None, list[Event]]:
-    """Change a port; with a revision, raise Changed if the port has another one.
+    """Update a port; with a revision, raise Changed if the port has another one.
 
-    The row is locked and read here, so concurrent changes are all kept. What the caller checked before (project and
-    network of the port) never changes.
+    `groups`, `wanted` addresses and `mac` replace what the port has; None leaves it. `agent_hosts` are hosts with a
+    live network agent. The row is locked and read here, so concurrent updates are all kept. What the caller checked
+    before (project and network of the port) never changes.
     """
-    found = conn.execute(LOCK, {"id": id}).mappings().first()
-    if found is None or revision not in (None, found["revision"]):
+    before = locked_port(conn, id)
+    if revision not in (None, before["revision"]):
         raise Changed
-    before = cast(PortRow, dict(found))
-    after = port_with(before, checked_values(given, before))
+    after = port_with(before, requested_columns(given, before))
     _check_service_port(conn, before, after)
-    moved = False
+    addresses_changed = False
     if mac is not None and mac != before["mac_address"]:
         _check_mac(conn, before, mac)
         after["mac_address"] = mac
-        moved = follow_mac(conn, id, before["mac_address"], mac)
+        addresses_changed = follow_mac(conn, id, before["mac_address"], mac)
     rebound = (after["host"], after["vnic_type"]) != (before["host"], before["vnic_type"])
+    if after["qos_policy_id"] != before["qos_policy_id"]:
+        check_enforced(conn, after["qos_policy_id"], "port", id)
+    if after["host"] != before["host"]:
+        check_binding(conn, id)
     if rebound or after["port_security_enabled"] != before["port_security_enabled"]:
         binding = binding_columns(
             after["network_id"], after["host"], after["vnic_type"], after["port_security_enabled"]
@@ -113,27 +92,30 @@ def change_port(
     if switched and not device_owners.is_service(after["device_owner"]):
         after["status"] = status_of(after, after["host"] in agent_hosts)
     held = groups_of(conn, [id]).get(id, [])
-    check_security(after, held if groups is None else groups)
+    check_port_security(after, held if groups is None else groups)
     if wanted is not None:
-        moved = _readdress(conn, id, after["mac_address"], wanted) or moved
-    regrouped = groups is not None and set(groups) != set(held)
-    if regrouped:
+        addresses_changed = _readdress(conn, id, after["mac_address"], wanted) or addresses_changed
+    groups_changed = groups is not None and set(groups) != set(held)
+    if groups_changed:
         conn.execute(port_security_groups.delete().where(port_security_groups.c.port_id == id))
-        if groups:
-            rows = [{"port_id": id, "security_group_id": group} for group in groups]
-            conn.execute(port_security_groups.insert(), rows)
+        add_to_groups(conn, id, groups or ())
     old = cast(dict[str, Any], before)
     changes = {name: value for name, value in after.items() if value != old[name]}
     revisions.update(conn, ports.c.revision, id, before["revision"], changes, core.now())
+    check_still_shared(conn, relies_on)
+    if after["host"] != before["host"]:
+        follow_parent(conn, core, after, agent_hosts)
+    if switched:
+        refresh_status(conn, [id])
     topics = topics_of_ports(before, after)
-    if moved or regrouped or after["allowed_address_pairs"] != before["allowed_address_pairs"]:
+    if addresses_changed or groups_changed or after["allowed_address_pairs"] != before["allowed_address_pairs"]:
         topics.update(members_topic(group) for group in (*held, *(groups or ())))
     note(conn, core.now(), topics)
     # If the request also removes the port from its server, the events are for that server.
     subject = after
     if not after["device_id"]:
         subject = port_with(after, {"device_id": before["device_id"], "device_owner": before["device_owner"]})
-    return None, events_of(core, before, subject, moved or regrouped)
+    return None, events_of(core, before, subject, addresses_changed or groups_changed)
 
 
 def _check_service_port(conn: sa.Connection, before: PortRow, after: PortRow) -> None:
@@ -182,13 +164,36 @@ def _readdress(conn: sa.Connection, id: str, mac: str, wanted: Sequence[AddressR
         else:
             new.append(request)
     gone = [row for row in held if (row.subnet_id, row.address) not in keep]
+    _check_no_floating(conn, id, [row.address for row in gone])
     for row in gone:
         conn.execute(addresses.delete().where(a.subnet_id == row.subnet_id, a.address == row.address))
     allocate_addresses(conn, new, id, mac, start=len(held))
     return bool(gone or new)
 
 
+def _check_no_floating(conn: sa.Connection, id: str, gone: Sequence[str]) -> None:
+    """Raise Invalid, as Neutron does, if a floating IP leads to or is one of these addresses of a port.
+
+    The next port with the address may belong to another project. Who associates a floating IP locks its port, too.
+    """
+    if not gone:
+        return
+    f = floatingips.c
+    inside = sa.and_(f.port_id == id, f.fixed_ip_address.in_(gone))
+    outside = sa.and_(f.floating_port_id == id, f.floating_ip_address.in_(gone))
+    used = conn.execute(sa.select(floatingips).where(inside | outside).order_by(f.id).limit(1)).first()
+    if used is None:
+        return
+    if used.floating_port_id == id:
+        address, reason = used.floating_ip_address, f"it is the address of floating IP {used.id}"
+    else:
+        address = used.fixed_ip_address
+        reason = f"floating IP {used.floating_ip_address} leads to it: disassociate that first"
+    raise invalid(f"Bad port request: {address} cannot be taken from port {id}: {reason}.", "BadRequest")
+
+
 def delete_port(conn: sa.Connection, core: Core, id: str) -> tuple[None, list[Event]]:
     """Delete a port that does not belong to a router or a floating IP."""
+    check_in_no_trunk(conn, id)
     gone = remove_port(conn, id, core.now())
     return None, events_of(core, gone, None)

@@ -1,10 +1,10 @@
 """Checks of the attributes of ports, and their conversion to columns."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from micronova.embedded.network.errors import invalid
+from micronova.embedded.network.errors import conflict, invalid
 from micronova.embedded.network.request_bodies import ip_network, mac_address
 from micronova.embedded.network.row_types import PortChanges, PortRow
 
@@ -29,7 +29,7 @@ MAX_PAIRS = 10
 _LABEL = re.compile(r"^(?!-)[a-zA-Z0-9-]{1,63}(?<!-)\Z")
 
 
-def checked_values(given: Mapping[str, Any], before: PortRow) -> PortChanges:
+def requested_columns(given: Mapping[str, Any], before: PortRow) -> PortChanges:
     """Return the columns that a request sets; raise Invalid for bad values."""
     found = cast(PortChanges, {name: given[name] for name in PLAIN if name in given})
     if "binding:host_id" in given:
@@ -50,6 +50,23 @@ def checked_values(given: Mapping[str, Any], before: PortRow) -> PortChanges:
     if "extra_dhcp_opts" in given:
         found["extra_dhcp_opts"] = _options(given["extra_dhcp_opts"] or [], before["extra_dhcp_opts"])
     return found
+
+
+def check_port_security(row: PortRow, groups: Sequence[str]) -> None:
+    """Raise Conflict if a port without port security has security groups or address pairs."""
+    if row["port_security_enabled"]:
+        return
+    if groups:
+        raise conflict(
+            "Port has security group associated. Cannot disable port security or ip address until security group "
+            "is removed.",
+            "PortSecurityPortHasSecurityGroup",
+        )
+    if row["allowed_address_pairs"]:
+        raise conflict(
+            "Port Security must be enabled in order to have allowed address pairs on a port.",
+            "AddressPairAndPortSecurityRequired",
+        )
 
 
 def _pairs(given: list[dict[str, Any]], mac: str) -> list[dict[str, str]]:

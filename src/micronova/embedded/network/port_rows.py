@@ -7,23 +7,19 @@ from typing import cast
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
+from micronova.embedded.common.chunks import chunks
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest, AllocationSubnet, allocate, allocation_subnets
-from micronova.embedded.network.agents import hosts_with_agents
+from micronova.embedded.network.agent_liveness import hosts_with_agents
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import (
-    members_topic,
-    note,
-    router_topic,
-    topics_of_members,
-    topics_of_ports,
-)
+from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.quotas import release
-from micronova.embedded.network.row_types import PortNetworkRow, PortRow
+from micronova.embedded.network.row_types import PortNetworkRow, PortRow, port_with
 from micronova.embedded.network.rows import new_row
 from micronova.embedded.network.security_groups import default_groups
+from micronova.embedded.network.sharing import NETWORK, SECURITY_GROUP, Access, Use, access_of, check_still_shared
 from micronova.embedded.network.tables import (
     floatingips,
     networks,
@@ -34,6 +30,7 @@ from micronova.embedded.network.tables import (
     security_groups,
     tags,
 )
+from micronova.embedded.network.topics import members_topic, router_topic
 from micronova.objects.errors import Unavailable
 
 MACS = 4  # MAC addresses that are tried for a new port; a unique index decides
@@ -48,7 +45,8 @@ class PortPlan:
     address_requests: list[AddressRequest]
     groups: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
-    own_mac: bool = False  # the user named the MAC address
+    mac_is_given: bool = False  # the user named the MAC address
+    relies_on: list[Use] = field(default_factory=list)
 
 
 @dataclass
@@ -67,21 +65,23 @@ class PortFacts:
     """What has to be known to create or change the ports of a request."""
 
     networks: dict[str, PortNetworkRow]
+    access: dict[str, Access]  # to the networks
     subnets: dict[str, list[AllocationSubnet]]
-    defaults: dict[str, str]  # project -> its default security group
-    groups: dict[str, str]  # security group -> its project
-    agent_hosts: set[str]  # hosts with a live network agent
+    default_groups: dict[str, str]  # project -> its default security group
+    group_projects: dict[str, str]  # security group -> its project
+    group_access: dict[str, Access]  # to security groups
+    agent_hosts: set[str]  # hosts with a network agent
 
 
 def read_port_facts(
     conn: sa.Connection,
     network_ids: Sequence[str],
-    projects: Sequence[str],
-    group_ids: Sequence[str],
-    hosts: Sequence[str],
-    agents_alive_since: int,
+    *,
+    projects: Sequence[str] = (),
+    group_ids: Sequence[str] = (),
+    hosts: Sequence[str] = (),
 ) -> PortFacts:
-    """Read what has to be known about the ports of a request."""
+    """Read what has to be known about the ports of a request; `projects` are those whose default group is needed."""
     rows = conn.execute(_NETWORKS, {"ids": network_ids})
     groups: dict[str, str] = {}
     if group_ids:
@@ -89,15 +89,17 @@ def read_port_facts(
         groups = {r.id: r.project_id for r in conn.execute(statement.where(security_groups.c.id.in_(group_ids)))}
     return PortFacts(
         networks={row.id: row for row in rows},
+        access=access_of(conn, NETWORK, network_ids),
         subnets=allocation_subnets(conn, network_ids),
-        defaults=default_groups(conn, projects) if projects else {},
-        groups=groups,
-        agent_hosts=hosts_with_agents(conn, hosts, agents_alive_since) if hosts else set(),
+        default_groups=default_groups(conn, projects) if projects else {},
+        group_projects=groups,
+        group_access=access_of(conn, SECURITY_GROUP, list(groups)),
+        agent_hosts=hosts_with_agents(conn, hosts) if hosts else set(),
     )
 
 
 _NETWORKS = sa.select(
-    *(networks.c[name] for name in ("id", "project_id", "shared", "external", "port_security_enabled", "qos_policy_id"))
+    *(networks.c[name] for name in ("id", "project_id", "external", "port_security_enabled", "qos_policy_id"))
 ).where(networks.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
@@ -150,6 +152,23 @@ def with_hints(core: Core, address_requests: list[AddressRequest]) -> list[Addre
     ]
 
 
+def service_port(
+    core: Core,
+    project: str,
+    network_id: str,
+    device_id: str,
+    device_owner: str,
+    wanted: list[AddressRequest],
+    status: str = "ACTIVE",
+) -> PortPlan:
+    """Plan a port that the service creates: without security groups, and in a quota only if it has a project."""
+    row = new_port_row(core, project, network_id)
+    row = port_with(
+        row, {"device_id": device_id, "device_owner": device_owner, "status": status, "port_security_enabled": False}
+    )
+    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, wanted))
+
+
 def remember_addresses(core: Core, made: Sequence[CreatedPort]) -> None:
     """Let later searches begin after the allocated addresses."""
     for each in made:
@@ -158,7 +177,7 @@ def remember_addresses(core: Core, made: Sequence[CreatedPort]) -> None:
 
 
 def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
-    """Insert a port with MAC address, addresses and security groups; the caller charges the quota afterwards."""
+    """Insert the rows of a port: MAC address, addresses, security groups and tags. The caller charges the quota."""
     row = plan.row
     pairs = row["allowed_address_pairs"]
     for mac in plan.macs:
@@ -167,17 +186,15 @@ def insert_port(conn: sa.Connection, plan: PortPlan) -> CreatedPort:
         if insert_if_absent(conn, ports, row):
             break
     else:
-        if plan.own_mac:
+        if plan.mac_is_given:
             raise mac_in_use(row["network_id"], row["mac_address"])
         raise Unavailable("No free MAC address was found on the network: try again.")
     fixed, taken = allocate_addresses(conn, plan.address_requests, row["id"], row["mac_address"])
-    if plan.groups:
-        rows = [{"port_id": row["id"], "security_group_id": group} for group in plan.groups]
-        conn.execute(port_security_groups.insert(), rows)
-    members = [members_topic(group) for group in plan.groups]
-    note(conn, row["created_at"], [*topics_of_ports(row), *members])
+    add_to_groups(conn, row["id"], plan.groups)
+    note(conn, row["created_at"], [*topics_of_ports(row), *map(members_topic, plan.groups)])
     if plan.tags:
         conn.execute(tags.insert(), [{"resource_id": row["id"], "tag": tag} for tag in dict.fromkeys(plan.tags)])
+    check_still_shared(conn, plan.relies_on)
     return CreatedPort(row, fixed, plan.groups, plan.tags, taken)
 
 
@@ -194,6 +211,29 @@ def allocate_addresses(
     return fixed, taken
 
 
+def groups_of(conn: sa.Connection, port_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Return the security groups of ports."""
+    found: dict[str, list[str]] = {}
+    for part in chunks(port_ids):
+        for row in conn.execute(_GROUPS, {"ids": part}):
+            found.setdefault(row.port_id, []).append(row.security_group_id)
+    return found
+
+
+_GROUPS = (
+    sa.select(port_security_groups)
+    .where(port_security_groups.c.port_id.in_(sa.bindparam("ids", expanding=True)))
+    .order_by(port_security_groups.c.port_id, port_security_groups.c.security_group_id)
+)
+
+
+def add_to_groups(conn: sa.Connection, port_id: str, groups: Sequence[str]) -> None:
+    """Add a port to security groups."""
+    if groups:
+        rows = [{"port_id": port_id, "security_group_id": group} for group in groups]
+        conn.execute(port_security_groups.insert(), rows)
+
+
 def mac_in_use(network_id: str, mac: str) -> Exception:
     """Return the error for a MAC address that another port of the network has."""
     return conflict(
@@ -201,18 +241,15 @@ def mac_in_use(network_id: str, mac: str) -> Exception:
     )
 
 
-def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = False) -> PortRow:
-    """Delete a port with its addresses, tags and associations, and return its last row.
+def remove_port(conn: sa.Connection, id: str, now: int, *, with_owner: bool = False) -> PortRow:
+    """Delete the rows of a port with its addresses, tags and associations; return its last row. It releases the quota.
 
-    A port of a router or a floating IP can only be deleted with its owner (`of_service`).
+    A port that belongs to a router or a floating IP is deleted only with its owner (`with_owner`).
     """
-    row = conn.execute(LOCK, {"id": id}).mappings().first()
-    if row is None:
-        raise Changed
-    gone = cast(PortRow, dict(row))
-    if not of_service:
+    gone = locked_port(conn, id)
+    if not with_owner:
         _check_free(conn, gone)
-    topics = topics_of_ports(gone) | topics_of_members(conn, [id])
+    topics = topics_of_ports(gone) | topics_of_groups(conn, [id])
     if routers_of := conn.execute(_ROUTERS_OF, {"id": id}).scalars().all():
         conn.execute(_DISASSOCIATE, {"port": id, "now": now})
         topics.update(router_topic(router) for router in routers_of if router)
@@ -223,7 +260,15 @@ def remove_port(conn: sa.Connection, id: str, now: int, *, of_service: bool = Fa
     return gone
 
 
-LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
+def locked_port(conn: sa.Connection, id: str) -> PortRow:
+    """Lock the row of a port and return it; raise Changed if it is gone."""
+    row = conn.execute(_LOCK, {"id": id}).mappings().first()
+    if row is None:
+        raise Changed
+    return cast(PortRow, dict(row))
+
+
+_LOCK = sa.select(ports).where(ports.c.id == sa.bindparam("id")).with_for_update()
 _DELETE = ports.delete().where(ports.c.id == sa.bindparam("id"))
 _UNTAG = tags.delete().where(tags.c.resource_id == sa.bindparam("id"))
 _ROUTERS_OF = (

@@ -8,19 +8,24 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.addresses import AddressRequest, address_requests, addresses_of
-from micronova.embedded.network.agents import alive_since
 from micronova.embedded.network.binding import binding_columns, status_of
 from micronova.embedded.network.collection import Creatable, Deletable, Resource, Updatable, standard_values, tags_of
 from micronova.embedded.network.errors import not_found
 from micronova.embedded.network.listing import Attributes, Clause, Listing
-from micronova.embedded.network.networks import NETWORK_LABELS, network_part, network_part_of, network_target
-from micronova.embedded.network.port_changes import change_port, check_security, delete_port, groups_of, insert_ports
+from micronova.embedded.network.network_targets import (
+    NETWORK_LABELS,
+    parent_network,
+    parent_network_of,
+    visible_network,
+)
+from micronova.embedded.network.port_changes import create_ports, delete_port, update_port
 from micronova.embedded.network.port_filters import FILTERS
-from micronova.embedded.network.port_input import checked_values
+from micronova.embedded.network.port_input import check_port_security, requested_columns
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortFacts,
     PortPlan,
+    groups_of,
     new_port_row,
     random_macs,
     read_port_facts,
@@ -50,8 +55,10 @@ from micronova.embedded.network.row_types import (
     port_on_network,
     port_with,
 )
-from micronova.embedded.network.security_groups import ensure_default
+from micronova.embedded.network.security_groups import ensure_default_group
+from micronova.embedded.network.sharing import NETWORK, NOBODY, SECURITY_GROUP, Use, access_of, uses
 from micronova.embedded.network.tables import networks, ports
+from micronova.embedded.network.trunk_ports import trunk_details_of
 from micronova.http.request import Request
 from micronova.objects.errors import Forbidden
 
@@ -161,9 +168,16 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         fixed = addresses_of(conn, ids) if addressed else {}
         groups = groups_of(conn, ids) if not fields or "security_groups" in fields else {}
         tagged = tags_of(conn, ids) if not fields or "tags" in fields else {}
+        trunked = trunk_details_of(conn, ids) if not fields or "trunk_details" in fields else {}
         suffix = self.core.settings.dns_domain
+        access = access_of(conn, NETWORK, list({row.network_id for row in rows}))
         return [
-            Resource(values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix), _target(row))
+            Resource(
+                values_of(row, fixed.get(row.id, []), groups.get(row.id, []), tagged, suffix)
+                | ({"trunk_details": trunked[row.id]} if row.id in trunked else {}),
+                _target(row),
+                access.get(row.network_id, NOBODY),
+            )
             for row in rows
         ]
 
@@ -174,10 +188,13 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         rows = self.rows(conn, listing, conditions, scope)
         return None if rows is None else self._resources(conn, rows, listing.fields)
 
-    def _bare(self, conn: sa.Connection, id: str) -> Resource | None:
+    def _load_for_delete(self, conn: sa.Connection, id: str) -> Resource | None:
         """Return a port with only what a delete needs."""
-        row = conn.execute(_BARE, {"id": id}).first()
-        return None if row is None else Resource({"id": row.id, "revision_number": row.revision}, _target(row))
+        row = conn.execute(_SELECT_FOR_DELETE, {"id": id}).first()
+        if row is None:
+            return None
+        access = access_of(conn, NETWORK, [row.network_id]).get(row.network_id, NOBODY)
+        return Resource({"id": row.id, "revision_number": row.revision}, _target(row), access)
 
     # --- create ---
 
@@ -192,34 +209,36 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         facts = await self._facts(asked, projects)
         plans = []
         for given, project in zip(asked, projects, strict=True):
-            network = facts.networks.get(given["network_id"])
-            if network is None or not request.allows("get_network", network_target(network)):
-                raise not_found("network", given["network_id"])
+            network = visible_network(request, given["network_id"], facts.networks, facts.access)
             target = {
                 "project_id": project,
                 "device_owner": owner_class(given.get("device_owner", "")),
-                **network_part(network.project_id, network.shared, network.external),
+                **parent_network(request, network, facts.access),
             }
             request.authorize(target)
             self.check_fields(request, "create", given, target)
+            policy: list[Use] = []
             if given.get("qos_policy_id"):
-                await self.core.database.read(check_use, request, given)
-            plans.append(await self._plan(given, project, network, facts, crosses_projects))
-        made = await self.core.write_with_events(insert_ports, self.core, plans)
+                policy = await self.core.database.read(check_use, request, given)
+            plan = await self._plan(given, project, network, facts, crosses_projects)
+            plan.relies_on += policy
+            plans.append(plan)
+        made = await self.core.write_with_events(create_ports, self.core, plans)
         remember_addresses(self.core, made)
         resources = [
-            self._resource(port_on_network(each.row, facts.networks[each.row["network_id"]]), each) for each in made
+            self._resource(port_on_network(each.row, facts.networks[each.row["network_id"]]), each, facts)
+            for each in made
         ]
         return self.answer(request, resources)
 
     async def _facts(self, asked: Sequence[Mapping[str, Any]], projects: Sequence[str]) -> PortFacts:
+        by_default = {p for p, given in zip(projects, asked, strict=True) if given.get("security_groups") is None}
         return await self.core.database.read(
             read_port_facts,
             list({given["network_id"] for given in asked}),
-            list({p for p, given in zip(projects, asked, strict=True) if given.get("security_groups") is None}),
-            list({group for given in asked for group in given.get("security_groups") or ()}),
-            list({given["binding:host_id"] for given in asked if given.get("binding:host_id")}),
-            alive_since(self.core),
+            projects=list(by_default),
+            group_ids=list({group for given in asked for group in given.get("security_groups") or ()}),
+            hosts=list({given["binding:host_id"] for given in asked if given.get("binding:host_id")}),
         )
 
     async def _plan(
@@ -227,7 +246,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
     ) -> PortPlan:
         row = new_port_row(self.core, project, network.id)
         row["port_security_enabled"] = given.get("port_security_enabled", network.port_security_enabled)
-        row = port_with(row, checked_values(given, row))
+        row = port_with(row, requested_columns(given, row))
         row = port_with(row, binding_columns(network.id, row["host"], row["vnic_type"], row["port_security_enabled"]))
         row["status"] = status_of(row, row["host"] in facts.agent_hosts)
         candidates = facts.subnets.get(network.id, [])
@@ -236,8 +255,8 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         if groups is None:
             groups = []
             if row["port_security_enabled"] and not device_owners.is_service(row["device_owner"]):
-                groups = [facts.defaults.get(project) or await ensure_default(self.core, project)]
-        check_security(row, groups)
+                groups = [facts.default_groups.get(project) or await ensure_default_group(self.core, project)]
+        check_port_security(row, groups)
         mac = given.get("mac_address")
         return PortPlan(
             row=row,
@@ -245,13 +264,18 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
             address_requests=with_hints(self.core, wanted),
             groups=groups,
             tags=given.get("tags", []),
-            own_mac=bool(mac),
+            mac_is_given=bool(mac),
+            relies_on=[
+                *uses(NETWORK, network.id, network.project_id, project, facts.access.get(network.id, NOBODY)),
+                *_uses_of_groups(groups, project, facts),
+            ],
         )
 
-    def _resource(self, row: PortOnNetworkRow, made: CreatedPort) -> Resource:
+    def _resource(self, row: PortOnNetworkRow, made: CreatedPort, facts: PortFacts) -> Resource:
         tagged = {row.id: sorted(set(made.tags))}
         suffix = self.core.settings.dns_domain
-        return Resource(values_of(row, made.fixed_ips, made.groups, tagged, suffix), _target(row))
+        access = facts.access.get(row.network_id, NOBODY)
+        return Resource(values_of(row, made.fixed_ips, made.groups, tagged, suffix), _target(row), access)
 
     # --- update ---
 
@@ -263,8 +287,9 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         old = resource.values
         target = {**resource.target, "device_owner": owner_class(given.get("device_owner", old["device_owner"]))}
         self.check_fields(request, "update", given, target)
+        relies_on: list[Use] = []
         if "qos_policy_id" in given:
-            await self.core.database.read(check_use, request, given, old["qos_policy_id"])
+            relies_on = await self.core.database.read(check_use, request, given, old["qos_policy_id"])
         asked = {
             "network_id": old["network_id"],
             "security_groups": given.get("security_groups") or [],
@@ -272,6 +297,7 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         }
         facts = await self._facts([asked], [old["project_id"]])
         groups = _chosen_groups(given, old["project_id"], facts, self.crosses_projects(request))
+        relies_on += _uses_of_groups(groups or (), old["project_id"], facts)
         wanted: list[AddressRequest] | None = None
         if "fixed_ips" in given:
             device_owner = given.get("device_owner", old["device_owner"])
@@ -283,7 +309,16 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
         mac = mac_address(given["mac_address"]) if given.get("mac_address") else None
         revision = old["revision_number"] if request.header("if-match") else None
         await self.core.write_with_events(
-            change_port, self.core, id, revision, given, groups, wanted, mac, facts.agent_hosts
+            update_port,
+            self.core,
+            id,
+            given,
+            agent_hosts=facts.agent_hosts,
+            revision=revision,
+            groups=groups,
+            wanted=wanted,
+            mac=mac,
+            relies_on=relies_on,
         )
         changed = await self.core.database.read(self.load, id)
         if changed is None:
@@ -293,9 +328,9 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
     async def try_delete(self, request: Request, id: str) -> None:
         """Delete a port that does not belong to a router or a floating IP."""
         try:
-            await self.find_to(request, "delete", id, self._bare)
+            await self.find_to(request, "delete", id, self._load_for_delete)
         except Forbidden as error:
-            port = await self.core.database.read(self._bare, id)
+            port = await self.core.database.read(self._load_for_delete, id)
             if port is None or port.target["device_owner"] != "compute:":
                 raise
             raise Forbidden(
@@ -305,8 +340,10 @@ class Ports(Creatable[PortOnNetworkRow], Updatable[PortOnNetworkRow], Deletable[
 
 
 _ADDRESS_FIELDS = frozenset({"fixed_ips", "dns_assignment", "ip_allocation"})
-_BARE = (
-    sa.select(ports.c.id, ports.c.project_id, ports.c.device_owner, ports.c.revision, *NETWORK_LABELS)
+_SELECT_FOR_DELETE = (
+    sa.select(
+        *(ports.c[name] for name in ("id", "project_id", "network_id", "device_owner", "revision")), *NETWORK_LABELS
+    )
     .join(networks, networks.c.id == ports.c.network_id)
     .where(ports.c.id == sa.bindparam("id"))
 )
@@ -314,7 +351,7 @@ _SELECT = sa.select(ports, *NETWORK_LABELS).join(networks, networks.c.id == port
 
 
 def _target(row: PortAccessRow) -> dict[str, Any]:
-    return {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **network_part_of(row)}
+    return {"project_id": row.project_id, "device_owner": owner_class(row.device_owner), **parent_network_of(row)}
 
 
 def owner_class(device_owner: str) -> str:
@@ -375,6 +412,23 @@ def _chosen_groups(
         return None
     chosen = list(dict.fromkeys(given["security_groups"] or ()))
     for group in chosen:
-        if group not in facts.groups or (facts.groups[group] != project and not crosses_projects):
+        owner = facts.group_projects.get(group)
+        shared = facts.group_access.get(group, NOBODY).is_shared(project)
+        if owner is None or not (owner == project or shared or crosses_projects):
             raise not_found("security_group", group)
     return chosen
+
+
+def _uses_of_groups(groups: Sequence[str], project: str, facts: PortFacts) -> list[Use]:
+    """Return the uses of security groups that other projects share."""
+    return [
+        use
+        for group in groups
+        for use in uses(
+            SECURITY_GROUP,
+            group,
+            facts.group_projects.get(group, project),
+            project,
+            facts.group_access.get(group, NOBODY),
+        )
+    ]

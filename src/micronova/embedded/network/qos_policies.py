@@ -1,5 +1,6 @@
-"""The QoS policy API: named sets of bandwidth limits. A project may have a default policy."""
+"""The QoS policy API: named sets of rules. A project may have a default policy."""
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +21,9 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.listing import Attributes, Clause, flags
+from micronova.embedded.network.listing import Attributes, flags
 from micronova.embedded.network.qos_use import default_policy, policy_target
+from micronova.embedded.network.quotas import charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
     Flag,
@@ -33,12 +35,34 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import BandwidthLimitRow, PolicyRow
+from micronova.embedded.network.row_types import PolicyRow
 from micronova.embedded.network.rows import NewPolicy, erase, locked, new_row
-from micronova.embedded.network.tables import bandwidth_limit_rules, networks, ports, qos_policies
+from micronova.embedded.network.sharing import (
+    ALL,
+    NOBODY,
+    QOS_POLICY,
+    SHARED,
+    depend_on,
+    remove_entries,
+    share_with_all,
+    stop_sharing_with_all,
+)
+from micronova.embedded.network.tables import (
+    bandwidth_limit_rules,
+    dscp_marking_rules,
+    minimum_bandwidth_rules,
+    networks,
+    ports,
+    qos_policies,
+)
 from micronova.http.request import Request
 
-RULE_TYPE = "bandwidth_limit"
+# The tables of rules, and the columns that the API shows, by type.
+RULE_TABLES: Mapping[str, tuple[sa.Table, tuple[str, ...]]] = {
+    "bandwidth_limit": (bandwidth_limit_rules, ("id", "max_kbps", "max_burst_kbps", "direction")),
+    "dscp_marking": (dscp_marking_rules, ("id", "dscp_mark")),
+    "minimum_bandwidth": (minimum_bandwidth_rules, ("id", "min_kbps", "direction")),
+}
 _FLAGS = ("shared", "is_default")
 
 
@@ -73,24 +97,22 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
     )
     create_body = body_of_one_or_many("policy", "policies", PolicyCreate)
     update_body = body_of_one("policy", PolicyUpdate)
-
-    def scope(self, request: Request) -> Clause | None:
-        """Limit callers to their own and shared policies."""
-        if self.crosses_projects(request):
-            return None
-        return sa.or_(qos_policies.c.project_id == request.context.project_id, qos_policies.c.shared)
+    object_type = QOS_POLICY
 
     def resources(self, conn: sa.Connection, rows: Sequence[PolicyRow]) -> list[Resource]:
         """Return policies with their rules."""
         ids = [row.id for row in rows]
-        tagged = tags_of(conn, ids)
+        tagged, access = tags_of(conn, ids), self.access_to(conn, rows)
         rules: dict[str, list[dict[str, Any]]] = {}
-        r = bandwidth_limit_rules.c
-        for part in chunks(ids):
-            for rule in conn.execute(sa.select(bandwidth_limit_rules).where(r.policy_id.in_(part)).order_by(r.id)):
-                shown = {**rule_values(rule), "qos_policy_id": rule.policy_id, "type": RULE_TYPE}
+        for (kind, (table, _)), part in itertools.product(RULE_TABLES.items(), chunks(ids)):
+            r = table.c
+            for rule in conn.execute(sa.select(table).where(r.policy_id.in_(part)).order_by(r.id)):
+                shown = {**rule_values(kind, rule), "qos_policy_id": rule.policy_id, "type": kind}
                 rules.setdefault(rule.policy_id, []).append(shown)
-        return [Resource(_values(row, rules.get(row.id, []), tagged), policy_target(row)) for row in rows]
+        return [
+            Resource(_values(row, rules.get(row.id, []), tagged), policy_target(row), access.get(row.id, NOBODY))
+            for row in rows
+        ]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
         """Create policies."""
@@ -114,12 +136,20 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
             "default_of": project if given.get("is_default") else None,
         }
 
+    def _share(self, conn: sa.Connection, id: str, owner: str) -> int:
+        return share_with_all(conn, self.core.new_id, QOS_POLICY, id, owner)
+
     def _insert(self, conn: sa.Connection, wanted: Sequence[tuple[NewPolicy, Sequence[str]]]) -> list[Resource]:
+        entries: Counter[str] = Counter()
         for row, tagged in wanted:
             if not insert_if_absent(conn, qos_policies, row):
                 raise _default_exists(row["project_id"])
             if tagged:
                 set_tags(conn, row["id"], tagged)
+            if row["shared"]:
+                entries[row["project_id"]] += self._share(conn, row["id"], row["project_id"])
+        for project, count in sorted(entries.items()):
+            charge_unchecked(conn, project, "rbac_policy", count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
@@ -137,9 +167,14 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
             values["default_of"] = project if given["is_default"] else None
             if given["is_default"] and default_policy(conn, project) not in (None, resource.id):
                 raise _default_exists(project)
-        if resource.values["shared"] and given.get("shared") is False:
-            _check_unused(conn, resource.id, project)
+        if given.get("shared") is False:
+            locked(conn, qos_policies, resource.id)
+            _check_unshared(conn, resource.id, project)
         revisions.update(conn, qos_policies.c.revision, resource.id, resource.values["revision_number"], values, now)
+        if given.get("shared"):
+            charge_unchecked(conn, project, "rbac_policy", self._share(conn, resource.id, project))
+        elif given.get("shared") is False:
+            release_all(conn, stop_sharing_with_all(conn, QOS_POLICY, resource.id))
         return self.reload(conn, resource.id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -152,23 +187,19 @@ class QosPolicies(Creatable[PolicyRow], Updatable[PolicyRow], Deletable[PolicyRo
         locked(conn, qos_policies, id)
         _check_unused(conn, id)
         erase(conn, qos_policies, id)  # the database deletes its rules, too
+        release_all(conn, remove_entries(conn, QOS_POLICY, id))
 
 
-def rule_values(row: BandwidthLimitRow) -> dict[str, Any]:
-    """Return a rule as the API shows it."""
-    return {
-        "id": row.id,
-        "max_kbps": row.max_kbps,
-        "max_burst_kbps": row.max_burst_kbps,
-        "direction": row.direction,
-    }
+def rule_values(kind: str, row: Any) -> dict[str, Any]:
+    """Return a rule of a type as the API shows it."""
+    return {name: getattr(row, name) for name in RULE_TABLES[kind][1]}
 
 
 def _values(row: PolicyRow, rules: Sequence[dict[str, Any]], tagged: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     return {
         **standard_values(row, tagged),
         "name": row.name,
-        "shared": row.shared,
+        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
         "is_default": row.default_of is not None,
         "rules": rules,
     }
@@ -178,11 +209,14 @@ def _default_exists(project: str) -> Exception:
     return conflict(f"A default QoS policy exists for project {project}.", "QoSPolicyDefaultAlreadyExists")
 
 
-def _check_unused(conn: sa.Connection, id: str, except_by: str | None = None) -> None:
+def _check_unshared(conn: sa.Connection, id: str, owner: str) -> None:
+    if using := depend_on(conn, QOS_POLICY, id, owner, SHARED, ALL):
+        raise conflict(f"QoS Policy {id} is used by project {using[0]}.", "QosPolicyInUse")
+
+
+def _check_unused(conn: sa.Connection, id: str) -> None:
     for kind, table in (("network", networks), ("port", ports)):
         used = sa.select(table.c.id).where(table.c.qos_policy_id == id)
-        if except_by is not None:
-            used = used.where(table.c.project_id != except_by)
         found = conn.execute(used.limit(1)).scalar()
         if found is not None:
             raise conflict(f"QoS Policy {id} is used by {kind} {found}.", "QosPolicyInUse")

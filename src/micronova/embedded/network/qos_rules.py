@@ -1,5 +1,10 @@
-"""The API of QoS rules: bandwidth limits for what a port sends and receives."""
+"""The API of QoS rules: bandwidth limits of what a port sends and receives, and the DSCP mark of what it sends.
 
+Rules for a minimum bandwidth can be made, but no host guarantees one: networks and ports with them are refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -9,64 +14,151 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed, retry
 from micronova.embedded.network.collection import Resource
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note, policy_topic
-from micronova.embedded.network.listing import Attributes, Listing
-from micronova.embedded.network.qos_policies import RULE_TYPE, QosPolicies, rule_values
-from micronova.embedded.network.request_bodies import Body, body_of_one, convert_text, objects
-from micronova.embedded.network.tables import bandwidth_limit_rules, qos_policies
+from micronova.embedded.network.errors import conflict, invalid
+from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.listing import QUERY, Attributes, Listing, filters_of, unknown_filter
+from micronova.embedded.network.qos_policies import RULE_TABLES, QosPolicies, rule_values
+from micronova.embedded.network.qos_use import check_not_in_use
+from micronova.embedded.network.request_bodies import Body, Number, body_of_one, convert_text, objects
+from micronova.embedded.network.tables import qos_policies
+from micronova.embedded.network.topics import policy_topic
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound
 
 MOST = 2**31 - 1
+DSCP_MARKS = (0, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 44, 46, 48, 56)
+"""The marks that RFCs 2474, 2597, 3246 and 5865 define, which Neutron accepts."""
+
 Kilobits = Annotated[int, Meta(ge=0, le=MOST)] | Annotated[str, Meta(pattern=r"^\d{1,9}$")]
-_NUMBERS = ("max_kbps", "max_burst_kbps")
-_SINGULAR = "bandwidth_limit_rule"
 
 
-class RuleUpdate(Body, kw_only=True):
-    """The attributes that an update may set."""
+class LimitUpdate(Body, kw_only=True):
+    """The attributes of a bandwidth limit that an update may set."""
 
     max_kbps: Kilobits | UnsetType = UNSET
     max_burst_kbps: Kilobits | UnsetType = UNSET
     direction: Literal["egress", "ingress"] | UnsetType = UNSET
 
 
-class RuleCreate(RuleUpdate, kw_only=True):
-    """The attributes that a create may set."""
+class LimitCreate(LimitUpdate, kw_only=True):
+    """The attributes of a bandwidth limit that a create may set."""
 
     max_kbps: Kilobits
 
 
-class BandwidthRules:
-    """The bandwidth limits of policies."""
+class MarkUpdate(Body, kw_only=True):
+    """The attributes of a DSCP mark that an update may set."""
 
-    attributes = Attributes(
-        bandwidth_limit_rules,
-        {name: bandwidth_limit_rules.c[name] for name in ("id", "max_kbps", "max_burst_kbps", "direction")},
-    )
+    dscp_mark: Number | UnsetType = UNSET
 
-    def __init__(self, core: Core) -> None:
+
+class MarkCreate(MarkUpdate, kw_only=True):
+    """The attributes of a DSCP mark that a create may set."""
+
+    dscp_mark: Number
+
+
+class MinimumUpdate(Body, kw_only=True):
+    """The attributes of a minimum bandwidth that an update may set."""
+
+    min_kbps: Kilobits | UnsetType = UNSET
+    direction: Literal["egress", "ingress"] | UnsetType = UNSET
+
+
+class MinimumCreate(MinimumUpdate, kw_only=True):
+    """The attributes of a minimum bandwidth that a create may set."""
+
+    min_kbps: Kilobits
+
+
+@dataclass(frozen=True)
+class RuleKind:
+    """A type of rules."""
+
+    name: str
+    create_body: type[Body]
+    update_body: type[Body]
+    numbers: tuple[str, ...]
+    parameters: Sequence[Mapping[str, Any]]  # what admins are told of the type
+    defaults: Mapping[str, Any]
+    enforced: bool = True  # hosts do what the rule says; otherwise no network or port can have the policy
+    one_per: str | None = None  # a policy has one rule for each value of this column; None: it has one rule
+
+    @property
+    def singular(self) -> str:
+        """The name of a rule in the API."""
+        return f"{self.name}_rule"
+
+    @property
+    def table(self) -> sa.Table:
+        """The table of the rules."""
+        return RULE_TABLES[self.name][0]
+
+    @property
+    def attributes(self) -> Attributes:
+        """The attributes by which rules can be filtered and sorted."""
+        table, names = RULE_TABLES[self.name]
+        return Attributes(table, {name: table.c[name] for name in names})
+
+
+def _range(name: str) -> dict[str, Any]:
+    return {"parameter_name": name, "parameter_type": "range", "parameter_values": {"start": 0, "end": MOST}}
+
+
+def _choices(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    return {"parameter_name": name, "parameter_type": "choices", "parameter_values": list(values)}
+
+
+BANDWIDTH_LIMIT = RuleKind(
+    "bandwidth_limit",
+    LimitCreate,
+    LimitUpdate,
+    ("max_kbps", "max_burst_kbps"),
+    [_range("max_kbps"), _range("max_burst_kbps"), _choices("direction", ["egress", "ingress"])],
+    {"max_burst_kbps": 0, "direction": "egress"},
+    one_per="direction",
+)
+DSCP_MARKING = RuleKind("dscp_marking", MarkCreate, MarkUpdate, ("dscp_mark",), [_choices("dscp_mark", DSCP_MARKS)], {})
+MINIMUM_BANDWIDTH = RuleKind(
+    "minimum_bandwidth",
+    MinimumCreate,
+    MinimumUpdate,
+    ("min_kbps",),
+    [_range("min_kbps"), _choices("direction", ["egress", "ingress"])],
+    {"direction": "egress"},
+    enforced=False,
+    one_per="direction",
+)
+RULE_KINDS = (BANDWIDTH_LIMIT, DSCP_MARKING, MINIMUM_BANDWIDTH)
+_ENFORCED = tuple(kind.name for kind in RULE_KINDS if kind.enforced)
+
+
+class PolicyRules:
+    """The rules of policies, of one type."""
+
+    def __init__(self, core: Core, kind: RuleKind) -> None:
         self.core = core
+        self.kind = kind
         self._policies = QosPolicies(core)
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        all_ = f"{self._policies.path}/{{id}}/{_SINGULAR}s"
+        kind = self.kind
+        all_ = f"{self._policies.path}/{{id}}/{kind.singular}s"
         one_ = f"{all_}/{{rule}}"
 
         def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
             return Route(
-                method=method, path=path, handler=handler, policy=f"{verb}_policy_{_SINGULAR}", status=status,
+                method=method, path=path, handler=handler, policy=f"{verb}_policy_{kind.singular}", status=status,
                 body=body, checks_policy=True,
             )  # fmt: skip
 
         return [
             route("GET", all_, self.index, "get", 200),
-            route("POST", all_, self.create, "create", 201, body_of_one(_SINGULAR, RuleCreate)),
+            route("POST", all_, self.create, "create", 201, body_of_one(kind.singular, kind.create_body)),
             route("GET", one_, self.show, "get", 200),
-            route("PUT", one_, self.update, "update", 200, body_of_one(_SINGULAR, RuleUpdate)),
+            route("PUT", one_, self.update, "update", 200, body_of_one(kind.singular, kind.update_body)),
             route("DELETE", one_, self.delete, "delete", 204),
         ]
 
@@ -76,41 +168,43 @@ class BandwidthRules:
     async def index(self, request: Request, id: str) -> dict[str, Any]:
         """List the rules of a policy."""
         policy = await self._policy(request, id)
-        listing = Listing.parse(request.raw_query, self.attributes)
-        found = await self.core.database.read(_page, policy.id, listing)
+        listing = Listing.parse(request.raw_query, self.kind.attributes)
+        found = await self.core.database.read(_page, self.kind, policy.id, listing)
         if found is None:
             raise _missing(listing.marker or "", policy.id)
-        return {f"{_SINGULAR}s": [listing.choose(each) for each in found]}
+        return {f"{self.kind.singular}s": [listing.choose(each) for each in found]}
 
     async def show(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Show one rule."""
         policy = await self._policy(request, id)
-        return {_SINGULAR: await self.core.database.read(_rule, policy.id, rule)}
+        return {self.kind.singular: await self.core.database.read(_rule, self.kind, policy.id, rule)}
 
     async def create(self, request: Request, id: str) -> dict[str, Any]:
-        """Create a rule; a policy has at most one per direction."""
+        """Create a rule."""
         policy = await self._policy(request, id)
-        row = {"max_burst_kbps": 0, "direction": "egress", **self._given(request)}
-        row |= {"id": self.core.new_id(), "policy_id": policy.id}
-        await self.core.write_and_wake(_insert, row, self.core.now())
-        return {_SINGULAR: {name: row[name] for name in ("id", *_NUMBERS, "direction")}}
+        row = {**self.kind.defaults, **self._given(request), "id": self.core.new_id(), "policy_id": policy.id}
+        await self.core.write_and_wake(_insert, self.kind, row, self.core.now())
+        return {self.kind.singular: {name: row[name] for name in RULE_TABLES[self.kind.name][1]}}
 
     async def update(self, request: Request, id: str, rule: str) -> dict[str, Any]:
         """Update a rule; it applies to all ports with the policy."""
         policy = await self._policy(request, id)
         given = self._given(request)
-        found = await retry(self.core.write_and_wake, _change, policy.id, rule, given, self.core.now())
-        return {_SINGULAR: found}
+        found = await retry(self.core.write_and_wake, _change, self.kind, policy.id, rule, given, self.core.now())
+        return {self.kind.singular: found}
 
     async def delete(self, request: Request, id: str, rule: str) -> None:
         """Delete a rule."""
         policy = await self._policy(request, id)
-        await self.core.write_and_wake(_remove, policy.id, rule, self.core.now())
+        await self.core.write_and_wake(_remove, self.kind, policy.id, rule, self.core.now())
 
-    @staticmethod
-    def _given(request: Request) -> dict[str, Any]:
-        [given] = objects(request.body, _SINGULAR)
-        convert_text(given, numbers=_NUMBERS)
+    def _given(self, request: Request) -> dict[str, Any]:
+        [given] = objects(request.body, self.kind.singular)
+        convert_text(given, numbers=self.kind.numbers)
+        if given.get("dscp_mark", 0) not in DSCP_MARKS:
+            raise invalid(
+                f"Invalid input for dscp_mark: {given['dscp_mark']} is not in {list(DSCP_MARKS)}.", "HTTPBadRequest"
+            )
         return given
 
 
@@ -128,46 +222,42 @@ class RuleTypes:
     async def index(self, request: Request) -> dict[str, Any]:
         """List the rule types."""
         request.authorize({})
-        wanted = request.raw_query.get("type", [RULE_TYPE])
-        return {"rule_types": [{"type": RULE_TYPE}] if RULE_TYPE in wanted else []}
+        filters = filters_of(request.raw_query)
+        for name in filters:
+            if name not in ("type", "all_supported", "all_rules"):
+                raise unknown_filter(name)
+        every = any(QUERY.boolean("all_rules", value) for value in filters.get("all_rules", ()))
+        known = tuple(RULE_TABLES) if every else _ENFORCED
+        return {"rule_types": [{"type": each} for each in known if each in filters.get("type", known)]}
 
     async def show(self, request: Request, type: str) -> dict[str, Any]:
         """Show a rule type with its parameters, for admins."""
         request.authorize({})
-        if type != RULE_TYPE:
-            raise NotFound(f"QoS rule type {type[:64]} could not be found; there is {RULE_TYPE}.")
-        shown: dict[str, Any] = {"type": RULE_TYPE}
+        kind = next((each for each in RULE_KINDS if each.name == type and each.enforced), None)
+        if kind is None:
+            raise NotFound(f"QoS rule type {type[:64]} could not be found; there are {', '.join(_ENFORCED)}.")
+        shown: dict[str, Any] = {"type": kind.name}
         if request.context.is_admin:
-            shown["drivers"] = [{"name": "micronova", "supported_parameters": _PARAMETERS}]
+            shown["drivers"] = [{"name": "micronova", "supported_parameters": kind.parameters}]
         return {"rule_type": shown}
-
-
-_PARAMETERS = [
-    *(
-        {"parameter_name": name, "parameter_type": "range", "parameter_values": {"start": 0, "end": MOST}}
-        for name in _NUMBERS
-    ),
-    {"parameter_name": "direction", "parameter_type": "choices", "parameter_values": ["egress", "ingress"]},
-]
 
 
 def _missing(rule: str, policy: str) -> NotFound:
     return NotFound(f"QoS rule {rule[:64]} for policy {policy} could not be found.", type="QosRuleNotFound")
 
 
-def _page(conn: sa.Connection, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
-    mine = bandwidth_limit_rules.c.policy_id == policy
-    rows = listing.page(conn, sa.select(bandwidth_limit_rules).where(mine, *listing.conditions()))
-    return None if rows is None else [rule_values(row) for row in rows]
+def _page(conn: sa.Connection, kind: RuleKind, policy: str, listing: Listing) -> list[dict[str, Any]] | None:
+    mine = sa.select(kind.table).where(kind.table.c.policy_id == policy, *listing.conditions())
+    rows = listing.page(conn, mine)
+    return None if rows is None else [rule_values(kind.name, row) for row in rows]
 
 
-def _rule(conn: sa.Connection, policy: str, id: str) -> dict[str, Any]:
-    r = bandwidth_limit_rules.c
-    mine = sa.select(bandwidth_limit_rules).where(r.id == id, r.policy_id == policy)
-    row = conn.execute(mine).first()
+def _rule(conn: sa.Connection, kind: RuleKind, policy: str, id: str) -> dict[str, Any]:
+    r = kind.table.c
+    row = conn.execute(sa.select(kind.table).where(r.id == id, r.policy_id == policy)).first()
     if row is None:
         raise _missing(id, policy)
-    return rule_values(row)
+    return rule_values(kind.name, row)
 
 
 def _touch(conn: sa.Connection, policy: str, now: int) -> None:
@@ -178,36 +268,65 @@ def _touch(conn: sa.Connection, policy: str, now: int) -> None:
     note(conn, now, [policy_topic(policy)])
 
 
-def _insert(conn: sa.Connection, row: dict[str, Any], now: int) -> None:
+def _insert(conn: sa.Connection, kind: RuleKind, row: dict[str, Any], now: int) -> None:
     _touch(conn, row["policy_id"], now)
-    if not insert_if_absent(conn, bandwidth_limit_rules, row):
-        raise _second(conn, row["policy_id"], row["direction"])
+    if not kind.enforced:
+        check_not_in_use(conn, row["policy_id"])
+    _check_parameters(conn, kind, row["policy_id"], row)
+    if not insert_if_absent(conn, kind.table, row):
+        raise _second(conn, kind, row["policy_id"], row)
 
 
-def _second(conn: sa.Connection, policy: str, direction: str) -> Exception:
-    r = bandwidth_limit_rules.c
-    other = conn.execute(sa.select(r.id).where(r.policy_id == policy, r.direction == direction)).scalar()
+def _check_parameters(conn: sa.Connection, kind: RuleKind, policy: str, row: Mapping[str, Any]) -> None:
+    """Raise Conflict if a minimum bandwidth would be larger than the limit in the same direction."""
+    if kind not in (BANDWIDTH_LIMIT, MINIMUM_BANDWIDTH):
+        return
+    other = MINIMUM_BANDWIDTH if kind is BANDWIDTH_LIMIT else BANDWIDTH_LIMIT
+    own, theirs = kind.numbers[0], other.numbers[0]
+    o = other.table.c
+    found = conn.execute(sa.select(o[theirs]).where(o.policy_id == policy, o.direction == row["direction"])).scalar()
+    if found is None:
+        return
+    numbers = {own: row[own], theirs: found}
+    if numbers["min_kbps"] > numbers["max_kbps"]:
+        raise conflict(
+            f"Unable to add the rule with value {row[own]} to the policy {policy} as the existing rule of type "
+            f"{other.name} has value {found}.",
+            "QoSRuleParameterConflict",
+        )
+
+
+def _like(kind: RuleKind, policy: str, row: Mapping[str, Any]) -> sa.Select[Any]:
+    """Return the statement for the rule of a policy besides which there cannot be this one."""
+    found = sa.select(kind.table.c.id).where(kind.table.c.policy_id == policy)
+    return found if kind.one_per is None else found.where(kind.table.c[kind.one_per] == row[kind.one_per])
+
+
+def _second(conn: sa.Connection, kind: RuleKind, policy: str, row: Mapping[str, Any]) -> Exception:
+    other = conn.execute(_like(kind, policy, row)).scalar()
+    how_many = "one" if kind.one_per is None else f"one for each {kind.one_per}"
     return conflict(
-        f"Rule {RULE_TYPE} conflicts with rule {other} which already exists in QoS Policy {policy}: there can be one "
-        f"for each direction.",
+        f"Rule {kind.name} conflicts with rule {other} which already exists in QoS Policy {policy}: there can be "
+        f"{how_many}.",
         "QoSRulesConflict",
     )
 
 
-def _change(conn: sa.Connection, policy: str, id: str, given: dict[str, Any], now: int) -> dict[str, Any]:
-    before = _rule(conn, policy, id)
-    r = bandwidth_limit_rules.c
-    turned = given.get("direction", before["direction"])
-    others = sa.select(r.id).where(r.policy_id == policy, r.direction == turned, r.id != id)
-    if conn.execute(others).first() is not None:
-        raise _second(conn, policy, turned)
-    if given and not conn.execute(bandwidth_limit_rules.update().where(r.id == id).values(**given)).rowcount:
+def _change(
+    conn: sa.Connection, kind: RuleKind, policy: str, id: str, given: dict[str, Any], now: int
+) -> dict[str, Any]:
+    after = {**_rule(conn, kind, policy, id), **given}
+    r = kind.table.c
+    if conn.execute(_like(kind, policy, after).where(r.id != id)).first() is not None:
+        raise _second(conn, kind, policy, after)
+    _check_parameters(conn, kind, policy, after)
+    if given and not conn.execute(kind.table.update().where(r.id == id).values(**given)).rowcount:
         raise Changed
     _touch(conn, policy, now)
-    return _rule(conn, policy, id)
+    return _rule(conn, kind, policy, id)
 
 
-def _remove(conn: sa.Connection, policy: str, id: str, now: int) -> None:
-    _rule(conn, policy, id)
-    conn.execute(bandwidth_limit_rules.delete().where(bandwidth_limit_rules.c.id == id))
+def _remove(conn: sa.Connection, kind: RuleKind, policy: str, id: str, now: int) -> None:
+    _rule(conn, kind, policy, id)
+    conn.execute(kind.table.delete().where(kind.table.c.id == id))
     _touch(conn, policy, now)

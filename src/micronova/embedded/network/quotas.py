@@ -45,6 +45,8 @@ def charge_all(conn: sa.Connection, projects: Iterable[str], resource: str, defa
 
 def charge_unchecked(conn: sa.Connection, project_id: str, resource: str, amount: int) -> None:
     """Charge resources that the service itself creates for a project, regardless of the limit."""
+    if not project_id or not amount:
+        return
     values = {"project": project_id, "kind": resource, "amount": amount}
     if conn.execute(_CHARGE_UNCHECKED, values).rowcount != 1:
         insert_if_absent(conn, usages, {"project_id": project_id, "resource": resource, "used": 0})
@@ -96,6 +98,7 @@ class QuotaUpdate(Body, kw_only=True):
     security_group_rule: Number | UnsetType = UNSET
     subnet: Number | UnsetType = UNSET
     subnetpool: Number | UnsetType = UNSET
+    trunk: Number | UnsetType = UNSET
     force: Flag | None | UnsetType = UNSET
     check_limit: Flag | None | UnsetType = UNSET
     project_id: Annotated[str, Meta(max_length=255)] | UnsetType = UNSET
@@ -146,9 +149,9 @@ class Quotas:
         return {"quota": {**await self._limits(project), "project_id": project, "tenant_id": project}}
 
     async def default(self, request: Request, project: str) -> dict[str, Any]:
-        """GET /quotas/{project}/default: the default limits."""
+        """GET /quotas/{project}/default: the default limits, which are no project's."""
         self._may_read(request, project)
-        return {"quota": {**self.core.settings.quotas, "project_id": project, "tenant_id": project}}
+        return {"quota": dict(self.core.settings.quotas)}
 
     async def details(self, request: Request, project: str) -> dict[str, Any]:
         """GET /quotas/{project}/details: limits and usage."""

@@ -10,18 +10,12 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from micronova.db.upsert import insert_if_absent
-from micronova.embedded.network.host_changes import host_topic, note
+from micronova.embedded.network.agent_liveness import AgentTimes, is_alive
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.tables import AGENT_TYPE, agents, router_placement
+from micronova.embedded.network.topics import host_topic
 
 _NAME = "routers"  # of the only row
-
-
-class Times(NamedTuple):
-    """What silence means, in microseconds."""
-
-    now: int
-    alive_since: int  # agents that sent a heartbeat since then are alive
-    grace: int  # for which a host keeps the routers after it was first found silent
 
 
 class _Placement(NamedTuple):
@@ -34,14 +28,14 @@ def router_host(conn: sa.Connection) -> str | None:
     return conn.execute(_HOST).scalar()
 
 
-def is_due(conn: sa.Connection, times: Times) -> bool:
+def is_due(conn: sa.Connection, times: AgentTimes) -> bool:
     """Return whether `place` would change something."""
-    return _next(conn, conn.execute(_CURRENT).first(), times) is not None
+    return _next(conn, conn.execute(_CURRENT, {"since": times.alive_since}).first(), times) is not None
 
 
-def place(conn: sa.Connection, times: Times) -> None:
+def place(conn: sa.Connection, times: AgentTimes) -> None:
     """Place the routers on another host if theirs is gone or was silent for the grace time; note the hosts."""
-    row = conn.execute(_CURRENT.with_for_update(of=router_placement)).first()
+    row = conn.execute(_CURRENT.with_for_update(of=router_placement), {"since": times.alive_since}).first()
     found = _next(conn, row, times)
     if found is None:
         return
@@ -54,9 +48,9 @@ def place(conn: sa.Connection, times: Times) -> None:
         note(conn, times.now, [host_topic(host) for host in (found.host, row.host if row is not None else "") if host])
 
 
-def _next(conn: sa.Connection, row: Any, times: Times) -> _Placement | None:
+def _next(conn: sa.Connection, row: Any, times: AgentTimes) -> _Placement | None:
     """Return what should be stored, None if it is stored already."""
-    if row is not None and row.admin_state_up and row.heartbeat_at >= times.alive_since:
+    if row is not None and row.admin_state_up and row.is_alive:
         return None if row.silent_since is None else _Placement(row.host, None)
     first = conn.execute(_FIRST_ALIVE, {"since": times.alive_since}).scalar()
     if row is None or not row.admin_state_up:
@@ -70,11 +64,14 @@ def _next(conn: sa.Connection, row: Any, times: Times) -> _Placement | None:
 
 _HOST = sa.select(router_placement.c.host)
 _CURRENT = sa.select(
-    router_placement.c.host, router_placement.c.silent_since, agents.c.heartbeat_at, agents.c.admin_state_up
+    router_placement.c.host,
+    router_placement.c.silent_since,
+    agents.c.admin_state_up,
+    is_alive(sa.bindparam("since")).label("is_alive"),
 ).outerjoin(agents, sa.and_(agents.c.host == router_placement.c.host, agents.c.agent_type == AGENT_TYPE))
 _FIRST_ALIVE = (
     sa.select(agents.c.host)
-    .where(agents.c.heartbeat_at >= sa.bindparam("since"), agents.c.admin_state_up, agents.c.agent_type == AGENT_TYPE)
+    .where(is_alive(sa.bindparam("since")), agents.c.admin_state_up, agents.c.agent_type == AGENT_TYPE)
     .order_by(agents.c.host)
     .limit(1)
 )

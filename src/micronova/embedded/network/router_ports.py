@@ -15,24 +15,24 @@ from micronova.embedded.network.addresses import (
     addresses_of,
     allocation_subnet,
 )
-from micronova.embedded.network.agents import alive_since
+from micronova.embedded.network.collection import Resource, seen_by
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import network_topic, note, router_topic, topics_of_ports
-from micronova.embedded.network.networks import NETWORK_LABELS, network_part_of, network_target
+from micronova.embedded.network.host_changes import note, topics_of_ports
+from micronova.embedded.network.network_targets import NETWORK_LABELS, parent_network_of, visible_network
 from micronova.embedded.network.port_rows import (
     CreatedPort,
     PortPlan,
     insert_port,
-    new_port_row,
-    random_macs,
+    locked_port,
     read_port_facts,
     remove_port,
-    with_hints,
+    service_port,
 )
 from micronova.embedded.network.quotas import charge
 from micronova.embedded.network.request_bodies import ip_address, ip_network
-from micronova.embedded.network.row_types import RouterRow, SubnetOnNetworkRow, port_with
+from micronova.embedded.network.row_types import RouterRow, SubnetOnNetworkRow
+from micronova.embedded.network.sharing import EXTERNAL, NETWORK, NOBODY, Access, access_of, uses
 from micronova.embedded.network.tables import (
     addresses,
     floatingips,
@@ -42,6 +42,8 @@ from micronova.embedded.network.tables import (
     routers,
     subnets,
 )
+from micronova.embedded.network.topics import network_topic, router_topic
+from micronova.embedded.network.trunk_ports import check_in_no_trunk
 from micronova.http.request import Request
 from micronova.objects.errors import Conflict, NotFound
 
@@ -69,13 +71,14 @@ class InterfacePlan:
 async def plan_gateway(core: Core, request: Request, router_id: str, gateway: dict[str, Any]) -> GatewayPlan:
     """Check the requested external network and plan the router's port on it."""
     network_id = gateway["network_id"]
-    facts = await core.database.read(read_port_facts, [network_id], [], [], [], alive_since(core))
-    network = facts.networks.get(network_id)
-    if network is None or not request.allows("get_network", network_target(network)):
-        raise not_found("network", network_id)
+    facts = await core.database.read(read_port_facts, [network_id])
+    network = visible_network(request, network_id, facts.networks, facts.access)
     if not network.external:
         raise invalid(f"Bad router request: Network {network_id} is not an external network.", "BadRequest")
-    return gateway_on(core, router_id, facts.subnets.get(network_id, []), gateway)
+    plan = gateway_on(core, router_id, facts.subnets.get(network_id, []), gateway)
+    caller, access = request.context.project_id, facts.access.get(network_id, NOBODY)
+    plan.port.relies_on += uses(NETWORK, network_id, network.project_id, caller, access, EXTERNAL)
+    return plan
 
 
 def gateway_on(core: Core, router_id: str, candidates: list[AllocationSubnet], gateway: dict[str, Any]) -> GatewayPlan:
@@ -89,23 +92,6 @@ def gateway_on(core: Core, router_id: str, candidates: list[AllocationSubnet], g
         explicit=asked is not None,
         port=service_port(core, "", network_id, router_id, device_owners.ROUTER_GATEWAY, wanted),
     )
-
-
-def service_port(
-    core: Core,
-    project: str,
-    network_id: str,
-    device_id: str,
-    device_owner: str,
-    wanted: list[AddressRequest],
-    status: str = "ACTIVE",
-) -> PortPlan:
-    """Plan a port that the service creates: without security groups, and in a quota only if it has a project."""
-    row = new_port_row(core, project, network_id)
-    row = port_with(
-        row, {"device_id": device_id, "device_owner": device_owner, "status": status, "port_security_enabled": False}
-    )
-    return PortPlan(row=row, macs=random_macs(core), address_requests=with_hints(core, wanted))
 
 
 def set_gateway(conn: sa.Connection, core: Core, router_id: str, plan: GatewayPlan) -> None:
@@ -146,7 +132,7 @@ def clear_gateway(conn: sa.Connection, core: Core, row: RouterRow, moving_within
         .where(routers.c.id == row.id)
         .values(external_network_id=None, gateway_port_id=None, enable_snat=True)
     )
-    remove_port(conn, row.gateway_port_id, core.now(), of_service=True)
+    remove_port(conn, row.gateway_port_id, core.now(), with_owner=True)
 
 
 # --- interfaces ---
@@ -161,11 +147,14 @@ async def plan_interface(
     if port_id is not None:
         return await core.database.read(_plan_by_port, request, port_id)
     assert subnet_id is not None
-    row = await core.database.read(_subnet, subnet_id)
-    if row is None or not request.allows("get_subnet", {"project_id": row.project_id, **network_part_of(row)}):
+    row, access = await core.database.read(_subnet, subnet_id)
+    if row is None:
+        raise not_found("subnet", subnet_id)
+    seen = seen_by(request, Resource({}, {"project_id": row.project_id, **parent_network_of(row)}, access))
+    if not request.allows("get_subnet", seen.target):
         raise not_found("subnet", subnet_id)
     mine = request.context.project_id in (row.project_id, row.network_project)
-    if not (mine or row.network_shared or request.context.is_admin):
+    if not (mine or seen.target["network:shared"] or request.context.is_admin):
         raise invalid(
             f"Bad router request: Cannot add interface to router because subnet {subnet_id} is not owned by project "
             f"making the request.",
@@ -173,7 +162,12 @@ async def plan_interface(
         )
     if row.gateway_ip is None:
         raise invalid("Bad router request: Subnet for router interface must have a gateway IP.", "BadRequest")
-    return interface_on(core, router["project_id"], router["id"], allocation_subnet(row))
+    plan = interface_on(core, router["project_id"], router["id"], allocation_subnet(row))
+    assert plan.port is not None
+    owner, caller = row.network_project, request.context.project_id
+    if not mine:
+        plan.port.relies_on += uses(NETWORK, row.network_id, owner, caller, access)
+    return plan
 
 
 def interface_on(core: Core, project: str, router_id: str, subnet: AllocationSubnet) -> InterfacePlan:
@@ -239,16 +233,15 @@ def connect(conn: sa.Connection, core: Core, router_id: str, plan: InterfacePlan
 
 def _adopt(conn: sa.Connection, core: Core, router_id: str, port_id: str) -> None:
     """Turn a user's port into a router interface."""
-    row = conn.execute(sa.select(ports).where(ports.c.id == port_id).with_for_update()).first()
-    if row is None:
-        raise Changed
-    if row.device_id:
+    port = locked_port(conn, port_id)
+    check_in_no_trunk(conn, port_id)
+    if port["device_id"]:
         raise conflict(
-            f"Unable to complete operation on port {port_id} for network {row.network_id}. Port already has an "
-            f"attached device {row.device_id}.",
+            f"Unable to complete operation on port {port_id} for network {port['network_id']}. Port already has an "
+            f"attached device {port['device_id']}.",
             "PortInUse",
         )
-    note(conn, core.now(), topics_of_ports(dict(row._mapping)))
+    note(conn, core.now(), topics_of_ports(port))
     conn.execute(
         ports.update()
         .where(ports.c.id == port_id)
@@ -292,7 +285,7 @@ def disconnect(
     gone = rows[0].port_id
     joined = [allocation_subnet(row) for row in conn.execute(sa.select(subnets).where(subnets.c.id.in_(held)))]
     conn.execute(router_interfaces.delete().where(i.port_id == gone))
-    remove_port(conn, gone, core.now(), of_service=True)
+    remove_port(conn, gone, core.now(), with_owner=True)
     note(conn, core.now(), [router_topic(router_id), *(network_topic(each.network_id) for each in joined)])
     _drop_dead_routes(conn, router_id)
     return _described(gone, joined)
@@ -374,9 +367,11 @@ def _described(port_id: str, joined: list[AllocationSubnet]) -> dict[str, Any]:
     }
 
 
-def _subnet(conn: sa.Connection, id: str) -> SubnetOnNetworkRow | None:
-    return conn.execute(
+def _subnet(conn: sa.Connection, id: str) -> tuple[SubnetOnNetworkRow | None, Access]:
+    row: Any = conn.execute(
         sa.select(subnets, *NETWORK_LABELS)
         .join(networks, networks.c.id == subnets.c.network_id)
         .where(subnets.c.id == id)
     ).first()
+    access = {} if row is None else access_of(conn, NETWORK, [row.network_id])
+    return row, access.get(row.network_id, NOBODY) if access else NOBODY

@@ -14,12 +14,13 @@ from micronova.embedded.network.collection import (
     Deletable,
     Resource,
     Updatable,
+    check_revision,
     set_tags,
     standard_values,
     tags_of,
 )
 from micronova.embedded.network.errors import conflict, invalid
-from micronova.embedded.network.host_changes import ROUTERS, note, router_topic
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes, flags, only_empty
 from micronova.embedded.network.port_rows import remember_addresses
 from micronova.embedded.network.quotas import charge_all, release
@@ -50,6 +51,7 @@ from micronova.embedded.network.router_ports import (
 from micronova.embedded.network.row_types import RouterRow
 from micronova.embedded.network.rows import NewRouter, erase, locked, new_row
 from micronova.embedded.network.tables import router_interfaces, routers, topologies
+from micronova.embedded.network.topics import ROUTERS, router_topic
 from micronova.http.request import Request
 from micronova.http.service import Route
 
@@ -115,6 +117,16 @@ class RoutesOnly(Body, kw_only=True):
     routes: ExtraRoutes
 
 
+class NoGateways(Body, kw_only=True):
+    """An empty object, which clients send for an empty list of gateways."""
+
+
+class GatewaysOnly(Body, kw_only=True):
+    """Gateways to add, to set or to remove."""
+
+    external_gateways: Annotated[list[GatewayBody], Meta(max_length=10)] | NoGateways | None | UnsetType = UNSET
+
+
 class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
     """The router API."""
 
@@ -134,6 +146,7 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         """Return the routes, with those for interfaces and extra routes."""
         one_ = f"{self.path}/{{id}}"
         extra = body_of_one("router", RoutesOnly)
+        gateways = body_of_one("router", GatewaysOnly)
         return [
             *super().routes(),
             self.route(
@@ -148,6 +161,14 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
             ),
             self.route("PUT", f"{one_}/add_extraroutes", self.add_routes, "add_extraroutes", body=extra),
             self.route("PUT", f"{one_}/remove_extraroutes", self.remove_routes, "remove_extraroutes", body=extra),
+            *(
+                self.route("PUT", f"{one_}/{name}", handler, name, body=gateways)
+                for name, handler in (
+                    ("add_external_gateways", self.add_gateways),
+                    ("update_external_gateways", self.set_gateways),
+                    ("remove_external_gateways", self.remove_gateways),
+                )
+            ),
         ]
 
     def resources(self, conn: sa.Connection, rows: Sequence[RouterRow]) -> list[Resource]:
@@ -221,7 +242,10 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         _settle_gateway(given)
         self.check_fields(request, "update", given, resource.target)
         _refuse_modes(given)
-        gateway = given.get("external_gateway_info")
+        return await self._update(request, resource, given)
+
+    async def _update(self, request: Request, resource: Resource, given: dict[str, Any]) -> dict[str, Any]:
+        gateway, id = given.get("external_gateway_info"), resource.id
         plan = await plan_gateway(self.core, request, id, gateway) if gateway else None
         changed = await self.core.write_and_wake(self._change, id, resource.values["revision_number"], given, plan)
         if plan is not None:
@@ -262,6 +286,75 @@ class Routers(Creatable[RouterRow], Updatable[RouterRow], Deletable[RouterRow]):
         erase(conn, routers, id)
         note(conn, self.core.now(), [ROUTERS])
         release(conn, row.project_id, "router")
+
+    # --- gateways: a router has one at most ---
+
+    async def add_gateways(self, request: Request, id: str) -> Any:
+        """PUT add_external_gateways: set the gateway of a router that has none."""
+        return await retry(self._add_gateways, request, id)
+
+    async def _add_gateways(self, request: Request, id: str) -> Any:
+        resource, asked = await self._gateways(request, id, "add_external_gateways")
+        if not asked:
+            return {self.singular: self.view(request, resource)}
+        if resource.values["external_gateway_info"]:
+            raise conflict(
+                f"Unable to add extra gateways to router {id}: it has a gateway, and routers have one at most here. "
+                "Remove the gateway first, or replace it by update_external_gateways.",
+                "UnableToAddExtraGateways",
+            )
+        return await self._update(request, resource, {"external_gateway_info": asked[0]})
+
+    async def set_gateways(self, request: Request, id: str) -> Any:
+        """PUT update_external_gateways: set the gateway of a router, or remove it by an empty list."""
+        return await retry(self._set_gateways, request, id)
+
+    async def _set_gateways(self, request: Request, id: str) -> Any:
+        resource, asked = await self._gateways(request, id, "update_external_gateways")
+        if asked is None:
+            return {self.singular: self.view(request, resource)}
+        return await self._update(request, resource, {"external_gateway_info": asked[0] if asked else None})
+
+    async def remove_gateways(self, request: Request, id: str) -> Any:
+        """PUT remove_external_gateways: remove the gateway if it is the one that the request describes."""
+        return await retry(self._remove_gateways, request, id)
+
+    async def _remove_gateways(self, request: Request, id: str) -> Any:
+        resource, asked = await self._gateways(request, id, "remove_external_gateways")
+        if not asked:
+            return {self.singular: self.view(request, resource)}
+        current = resource.values["external_gateway_info"]
+        if current is None:
+            raise conflict(
+                f"Unable to remove gateways from router {id}: it has no external gateway.", "UnableToRemoveGateways"
+            )
+        if not _matches(current, asked[0]):
+            raise conflict(
+                f"Unable to match a requested gateway to the gateway of router {id}: it is on network "
+                f"{current['network_id']}.",
+                "UnableToMatchGateways",
+            )
+        return await self._update(request, resource, {"external_gateway_info": None})
+
+    async def _gateways(self, request: Request, id: str, rule: str) -> tuple[Resource, list[dict[str, Any]] | None]:
+        """Return the router and the gateways of the request; None if it names none at all."""
+        resource = await self.find(request, id, rule)
+        check_revision(request, resource)
+        [given] = self.given(request)
+        if "external_gateways" not in given:
+            return resource, None
+        self.check_names(request, f"{rule}:", given, resource.target)
+        asked: list[dict[str, Any]] = given["external_gateways"] or []
+        if len(asked) > 1:
+            raise invalid(
+                f"Unable to change the gateways of router {id}: routers have one external gateway at most here.",
+                "UnableToAddExtraGateways",
+            )
+        for gateway in asked:
+            if not gateway.get("network_id"):
+                raise invalid("Invalid input for external_gateways: network_id is required.", "HTTPBadRequest")
+            convert_text(gateway, ("enable_snat",))
+        return resource, asked
 
     # --- interfaces and routes ---
 
@@ -344,6 +437,18 @@ def _settle_gateway(given: dict[str, Any]) -> None:
         given["external_gateway_info"] = None
         return
     convert_text(gateway, ("enable_snat",))
+
+
+def _matches(current: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Return whether a request describes the gateway: its network, and one of its addresses if it names any."""
+    if asked["network_id"] != current["network_id"]:
+        return False
+    wanted = asked.get("external_fixed_ips")
+    return not wanted or any(
+        all(held[name] == value for name, value in each.items())
+        for each in wanted
+        for held in current["external_fixed_ips"]
+    )
 
 
 def _refuse_modes(given: dict[str, Any]) -> None:

@@ -20,26 +20,24 @@ class OwnedRow(Protocol):
 
 
 class NetworkAccessRow(Protocol):
-    """What policy needs of a row of `networks`."""
+    """What policy and routers need of a row of `networks`."""
 
+    id: str
     project_id: str
-    shared: bool
     external: bool
 
 
 class PortNetworkRow(NetworkAccessRow, Protocol):
     """What a new port needs of a row of `networks`."""
 
-    id: str
     port_security_enabled: bool
     qos_policy_id: str | None
 
 
 class NetworkOfRow(Protocol):
-    """What policy and ports need to know of the network of a subnet or port; `networks.NETWORK_LABELS` select it."""
+    """What policy and ports need of the network of a subnet or port; `network_targets.NETWORK_LABELS` select it."""
 
     network_project: str
-    network_shared: bool
     network_external: bool
     network_qos_policy: str | None
 
@@ -62,6 +60,23 @@ class BandwidthLimitRow(Protocol):
     max_burst_kbps: int
 
 
+class DscpMarkingRow(Protocol):
+    """A row of `dscp_marking_rules`."""
+
+    id: str
+    policy_id: str
+    dscp_mark: int
+
+
+class MinimumBandwidthRow(Protocol):
+    """A row of `minimum_bandwidth_rules`."""
+
+    id: str
+    policy_id: str
+    direction: str
+    min_kbps: int
+
+
 class NetworkRow(OwnedRow, Protocol):
     """A row of `networks`."""
 
@@ -81,6 +96,15 @@ class NetworkRow(OwnedRow, Protocol):
     qos_policy_id: str | None
 
 
+class AddressScopeRow(Protocol):
+    """A row of `address_scopes`."""
+
+    id: str
+    project_id: str
+    name: str
+    ip_version: int
+
+
 class SubnetPoolRow(OwnedRow, Protocol):
     """A row of `subnetpools`."""
 
@@ -93,6 +117,7 @@ class SubnetPoolRow(OwnedRow, Protocol):
     default_quota: int | None
     shared: bool
     is_default: bool
+    address_scope_id: str | None
 
 
 class SubnetRow(OwnedRow, Protocol):
@@ -169,6 +194,24 @@ class RuleRow(OwnedRow, Protocol):
     fingerprint: str
 
 
+class DefaultRuleRow(Protocol):
+    """A row of `default_security_group_rules`."""
+
+    id: str
+    description: str
+    direction: str
+    ethertype: str
+    protocol: str | None
+    port_range_min: int | None
+    port_range_max: int | None
+    remote_ip_prefix: str | None
+    remote_group_id: str | None
+    remote_is_parent: bool
+    used_in_default_sg: bool
+    used_in_non_default_sg: bool
+    fingerprint: str
+
+
 class RuleOfGroupRow(RuleRow, Protocol):
     """A row of `security_group_rules` with what policy and the API need of its group."""
 
@@ -187,6 +230,35 @@ class RouterRow(OwnedRow, Protocol):
     enable_snat: bool
     routes: list[dict[str, str]]
     availability_zone_hints: list[str]
+
+
+class TrunkRow(OwnedRow, Protocol):
+    """A row of `trunks`."""
+
+    name: str
+    port_id: str
+    admin_state_up: bool
+    status: str
+
+
+class SubportRow(Protocol):
+    """A row of `subports`."""
+
+    port_id: str
+    trunk_id: str
+    segmentation_type: str
+    segmentation_id: int
+
+
+class RbacPolicyRow(Protocol):
+    """A row of `rbac_policies`."""
+
+    id: str
+    project_id: str
+    object_type: str
+    object_id: str
+    action: str
+    target: str
 
 
 class FloatingIPRow(OwnedRow, Protocol):
@@ -218,6 +290,12 @@ class AgentRow(Protocol):
     created_at: int
     started_at: int
     heartbeat_at: int
+
+
+class ShownAgentRow(AgentRow, Protocol):
+    """A row of `agents` with whether the agent is alive."""
+
+    is_alive: bool
 
 
 class PortChanges(TypedDict, total=False):
@@ -278,7 +356,6 @@ def port_on_network(row: PortRow, network: PortNetworkRow) -> PortOnNetworkRow:
     """Return a row of `ports` as a cursor returns it, with what policy and the API need of its network."""
     labels = {
         "network_project": network.project_id,
-        "network_shared": network.shared,
         "network_external": network.external,
         "network_qos_policy": network.qos_policy_id,
     }

@@ -1,4 +1,7 @@
-"""Creating, locking and deleting rows of resources."""
+"""Creating, locking and deleting rows of resources.
+
+The types of new rows have the columns of the rows in `row_types`; a test compares them.
+"""
 
 from collections.abc import Mapping
 from typing import Any, TypedDict
@@ -40,6 +43,15 @@ class NewNetwork(OwnedColumns):
     qos_policy_id: str | None
 
 
+class NewAddressScope(TypedDict):
+    """A new row of `address_scopes`."""
+
+    id: str
+    project_id: str
+    name: str
+    ip_version: int
+
+
 class PoolSizes(TypedDict):
     """The columns of `subnetpools` that follow from its prefixes."""
 
@@ -57,6 +69,7 @@ class NewSubnetPool(OwnedColumns, PoolSizes):
     default_quota: int | None
     shared: bool
     is_default: bool
+    address_scope_id: str | None
 
 
 class NewSubnet(OwnedColumns):
@@ -105,6 +118,19 @@ class NewRule(OwnedColumns, RuleMatch):
     fingerprint: str
 
 
+class NewDefaultRule(RuleMatch):
+    """A new row of `default_security_group_rules`."""
+
+    id: str
+    description: str
+    direction: str
+    remote_group_id: str | None
+    remote_is_parent: bool
+    used_in_default_sg: bool
+    used_in_non_default_sg: bool
+    fingerprint: str
+
+
 class NewRouter(OwnedColumns):
     """A new row of `routers`."""
 
@@ -143,6 +169,26 @@ class NewPolicy(OwnedColumns):
     name: str
     shared: bool
     default_of: str | None
+
+
+class NewTrunk(OwnedColumns):
+    """A new row of `trunks`."""
+
+    name: str
+    port_id: str
+    admin_state_up: bool
+    status: str
+
+
+class NewRbacPolicy(TypedDict):
+    """A new row of `rbac_policies`."""
+
+    id: str
+    project_id: str
+    object_type: str
+    object_id: str
+    action: str
+    target: str
 
 
 def new_row(core: Core, project: str, given: Mapping[str, Any], revision: int = 0) -> OwnedColumns:

@@ -11,7 +11,7 @@ from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.revisions import Changed
 from micronova.embedded.network.collection import Creatable, Deletable, Resource, tags_of
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import note, rules_topic
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes, Clause, flags, only_empty
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
@@ -27,7 +27,9 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import RuleOfGroupRow, RuleRow
 from micronova.embedded.network.rows import NewRule, RuleMatch, new_row
+from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, Access, access_of
 from micronova.embedded.network.tables import security_group_rules, security_groups
+from micronova.embedded.network.topics import rules_topic
 from micronova.http.paging import iso
 from micronova.http.request import Request
 
@@ -63,10 +65,9 @@ ONLY_V6 = (43, 44, 58, 59, 60)
 _EVERYWHERE = ("0.0.0.0/0", "::/0")
 
 
-class RuleCreate(Body, kw_only=True):
-    """The attributes that a create may set."""
+class RuleAttributes(Body, kw_only=True):
+    """The attributes that rules and default rules have."""
 
-    security_group_id: Identifier
     direction: Annotated[str, Meta(pattern=r"^(ingress|egress)\Z")]
     ethertype: Annotated[str, Meta(max_length=16)] | None | UnsetType = UNSET
     protocol: Annotated[str, Meta(max_length=40)] | int | None | UnsetType = UNSET
@@ -76,6 +77,12 @@ class RuleCreate(Body, kw_only=True):
     remote_group_id: ShortText | None | UnsetType = UNSET
     remote_address_group_id: None | UnsetType = UNSET
     description: Name | None | UnsetType = UNSET
+
+
+class RuleCreate(RuleAttributes, kw_only=True):
+    """The attributes that a create may set."""
+
+    security_group_id: Identifier
     project_id: Project | UnsetType = UNSET
     tenant_id: Project | UnsetType = UNSET
 
@@ -94,6 +101,7 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
             "remote_address_group_id": only_empty,
             **flags(belongs_to_default_sg=security_groups.c.default_of.is_not(None)),
         },
+        taggable=False,
     )
     create_body = body_of_one_or_many("security_group_rule", "security_group_rules", RuleCreate)
 
@@ -128,12 +136,13 @@ class SecurityGroupRules(Creatable[RuleOfGroupRow], Deletable[RuleOfGroupRow]):
         named = {given["security_group_id"] for given in asked} | {
             given["remote_group_id"] for given in asked if given.get("remote_group_id")
         }
-        known = await self.core.database.read(_group_owners, list(named))
+        known, access = await self.core.database.read(_group_owners, list(named))
         wanted = []
         for given in asked:
             for name in ("security_group_id", "remote_group_id"):
                 group = given.get(name)
-                target = {"project_id": known.get(group or ""), "shared": False}
+                shared = access.get(group or "", NOBODY).is_shared(request.context.project_id)
+                target = {"project_id": known.get(group or ""), "shared": shared}
                 if group and (group not in known or not request.allows("get_security_group", target)):
                     raise not_found("security_group", group)
             project = known[given["security_group_id"]]
@@ -339,9 +348,10 @@ def touch_group(conn: sa.Connection, id: str, now: int) -> None:
     note(conn, now, [rules_topic(id)])
 
 
-def _group_owners(conn: sa.Connection, ids: list[str]) -> dict[str, str]:
+def _group_owners(conn: sa.Connection, ids: list[str]) -> tuple[dict[str, str], dict[str, Access]]:
     s = security_groups.c
-    return {row.id: row.project_id for row in conn.execute(sa.select(s.id, s.project_id).where(s.id.in_(ids)))}
+    rows = conn.execute(sa.select(s.id, s.project_id).where(s.id.in_(ids)))
+    return {row.id: row.project_id for row in rows}, access_of(conn, SECURITY_GROUP, ids)
 
 
 def _delete(conn: sa.Connection, id: str, now: int) -> None:

@@ -22,8 +22,9 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.core import Core
+from micronova.embedded.network.default_security_group_rules import first_rules_of
 from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note, rules_topic
+from micronova.embedded.network.host_changes import note
 from micronova.embedded.network.listing import Attributes, flags
 from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
@@ -37,10 +38,12 @@ from micronova.embedded.network.request_bodies import (
     convert_text,
     project_of,
 )
-from micronova.embedded.network.row_types import SecurityGroupRow
+from micronova.embedded.network.row_types import DefaultRuleRow, SecurityGroupRow
 from micronova.embedded.network.rows import NewRule, NewSecurityGroup, erase, locked, new_row
 from micronova.embedded.network.security_group_rules import fingerprint, rule_values
+from micronova.embedded.network.sharing import NOBODY, SECURITY_GROUP, remove_entries
 from micronova.embedded.network.tables import port_security_groups, security_group_rules, security_groups
+from micronova.embedded.network.topics import rules_topic
 from micronova.http.request import Request
 
 
@@ -70,15 +73,16 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         security_groups,
         "name",
         "stateful",
-        special=flags(shared=sa.false(), is_default=security_groups.c.default_of.is_not(None)),
+        special=flags(is_default=security_groups.c.default_of.is_not(None)),
     )
     create_body = body_of_one_or_many("security_group", "security_groups", SecurityGroupCreate)
     update_body = body_of_one("security_group", SecurityGroupUpdate)
+    object_type = SECURITY_GROUP
 
     def resources(self, conn: sa.Connection, rows: Sequence[SecurityGroupRow]) -> list[Resource]:
         """Return security groups with their rules."""
         ids = [row.id for row in rows]
-        tagged = tags_of(conn, ids)
+        tagged, access = tags_of(conn, ids), self.access_to(conn, rows)
         rules: dict[str, list[dict[str, Any]]] = {}
         of_default = {row.id for row in rows if row.default_of is not None}
         for part in chunks(ids):
@@ -87,7 +91,10 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
             for rule in conn.execute(statement.order_by(r.created_at, r.id)):
                 shown = rule_values(rule, rule.security_group_id in of_default)
                 rules.setdefault(rule.security_group_id, []).append(shown)
-        return [Resource(_values(row, rules.get(row.id, []), tagged), _target(row)) for row in rows]
+        return [
+            Resource(_values(row, rules.get(row.id, []), tagged), _target(row), access.get(row.id, NOBODY))
+            for row in rows
+        ]
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List security groups; the project's default one is created first, if it is missing."""
@@ -101,7 +108,7 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
         """Return a project's default security group; create it if it is missing."""
         found = await self.core.database.read(default_groups, [project])
         if project not in found:
-            return await retry(ensure_default, self.core, project)
+            return await retry(ensure_default_group, self.core, project)
         return found[project]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
@@ -121,15 +128,15 @@ class SecurityGroups(Creatable[SecurityGroupRow], Updatable[SecurityGroupRow], D
     def _insert(
         self, conn: sa.Connection, wanted: Sequence[tuple[NewSecurityGroup, Sequence[str]]]
     ) -> Sequence[Resource]:
+        first: Counter[str] = Counter()
         for row, tagged in wanted:
             conn.execute(security_groups.insert(), row)
-            rules = [rule_row(self.core, row, "egress", ethertype) for ethertype in ("IPv4", "IPv6")]
-            conn.execute(security_group_rules.insert(), rules)
+            first[row["project_id"]] += _insert_first_rules(conn, self.core, row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
         for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
             charge(conn, project, "security_group", self.core.settings.quotas, count)
-            charge(conn, project, "security_group_rule", self.core.settings.quotas, 2 * count)
+            charge(conn, project, "security_group_rule", self.core.settings.quotas, first[project])
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _values(row: SecurityGroupRow, rules: Sequence[dict[str, Any]], tagged: dict
         **standard_values(row, tagged),
         "name": row.name,
         "stateful": row.stateful,
-        "shared": False,
+        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
         "is_default": row.default_of is not None,
         "security_group_rules": rules,
     }
@@ -191,28 +198,32 @@ _DEFAULTS = sa.select(security_groups.c.id, security_groups.c.default_of).where(
 )
 
 
-async def ensure_default(core: Core, project: str) -> str:
-    """Create a project's default security group: all egress, and ingress from its own members."""
+async def ensure_default_group(core: Core, project: str) -> str:
+    """Create a project's default security group with the rules that are for such groups."""
     row = group_row(core, project, {"name": "default", "description": "Default security group"})
     row["default_of"] = project
-    rules = [
-        *(rule_row(core, row, "egress", ethertype) for ethertype in ("IPv4", "IPv6")),
-        *(rule_row(core, row, "ingress", ethertype, row["id"]) for ethertype in ("IPv4", "IPv6")),
-    ]
-    return await core.database.write(_insert_default, row, rules)
+    return await core.database.write(_insert_default, core, row)
 
 
-def _insert_default(conn: sa.Connection, row: NewSecurityGroup, rules: list[NewRule]) -> str:
+def _insert_default(conn: sa.Connection, core: Core, row: NewSecurityGroup) -> str:
     project = row["project_id"]
     if not insert_if_absent(conn, security_groups, row):
         found = default_groups(conn, [project])
         if project not in found:
             raise Changed
         return found[project]
-    conn.execute(security_group_rules.insert(), rules)
+    first = _insert_first_rules(conn, core, row)
     charge_unchecked(conn, project, "security_group", 1)
-    charge_unchecked(conn, project, "security_group_rule", len(rules))
+    charge_unchecked(conn, project, "security_group_rule", first)
     return row["id"]
+
+
+def _insert_first_rules(conn: sa.Connection, core: Core, group: NewSecurityGroup) -> int:
+    """Insert the rules that a new security group gets; return their number."""
+    defaults = first_rules_of(conn, group["default_of"] is not None)
+    if defaults:
+        conn.execute(security_group_rules.insert(), [rule_row(core, group, default) for default in defaults])
+    return len(defaults)
 
 
 def group_row(core: Core, project: str, given: dict[str, Any]) -> NewSecurityGroup:
@@ -225,25 +236,23 @@ def group_row(core: Core, project: str, given: dict[str, Any]) -> NewSecurityGro
     }
 
 
-def rule_row(
-    core: Core, group: NewSecurityGroup, direction: str, ethertype: str, remote_group: str | None = None
-) -> NewRule:
-    """Return the row of a rule that allows everything in one direction."""
+def rule_row(core: Core, group: NewSecurityGroup, default: DefaultRuleRow) -> NewRule:
+    """Return the row of a new group's rule from a default rule."""
     row: NewRule = {
         "id": core.new_id(),
         "project_id": group["project_id"],
-        "description": "",
+        "description": default.description,
         "created_at": group["created_at"],
         "updated_at": group["created_at"],
         "revision": 0,
         "security_group_id": group["id"],
-        "direction": direction,
-        "ethertype": ethertype,
-        "protocol": None,
-        "port_range_min": None,
-        "port_range_max": None,
-        "remote_ip_prefix": None,
-        "remote_group_id": remote_group,
+        "direction": default.direction,
+        "ethertype": default.ethertype,
+        "protocol": default.protocol,
+        "port_range_min": default.port_range_min,
+        "port_range_max": default.port_range_max,
+        "remote_ip_prefix": default.remote_ip_prefix,
+        "remote_group_id": group["id"] if default.remote_is_parent else default.remote_group_id,
         "fingerprint": "",
     }
     row["fingerprint"] = fingerprint(row)
@@ -278,5 +287,6 @@ def _delete(conn: sa.Connection, id: str, now: int) -> None:
         raise Changed
     note(conn, now, [rules_topic(each.security_group_id) for each in gone])
     freed = [(row.project_id, "security_group"), *((each.project_id, "security_group_rule") for each in gone)]
+    freed += remove_entries(conn, SECURITY_GROUP, id)
     erase(conn, security_groups, id)
     release_all(conn, freed)

@@ -7,10 +7,12 @@ import falcon.asgi
 
 from micronova.db.engine import Database
 from micronova.db.schema import upgrade
+from micronova.embedded.network.address_scopes import AddressScopes
 from micronova.embedded.network.agent_api import AgentRoutes
 from micronova.embedded.network.agents import Agents
 from micronova.embedded.network.collection import Collection
-from micronova.embedded.network.core import Core, Settings
+from micronova.embedded.network.core import Core, NetworkServiceSettings
+from micronova.embedded.network.default_security_group_rules import DefaultSecurityGroupRules, create_first_rules
 from micronova.embedded.network.documents import Documents
 from micronova.embedded.network.errors import fault_body
 from micronova.embedded.network.floatingips import FloatingIPs
@@ -19,8 +21,9 @@ from micronova.embedded.network.networks import Networks
 from micronova.embedded.network.notifier import Notifier
 from micronova.embedded.network.ports import Ports
 from micronova.embedded.network.qos_policies import QosPolicies
-from micronova.embedded.network.qos_rules import BandwidthRules, RuleTypes
+from micronova.embedded.network.qos_rules import RULE_KINDS, PolicyRules, RuleTypes
 from micronova.embedded.network.quotas import Quotas
+from micronova.embedded.network.rbac_policies import RbacPolicies
 from micronova.embedded.network.routers import Routers
 from micronova.embedded.network.security_group_rules import SecurityGroupRules
 from micronova.embedded.network.security_groups import SecurityGroups
@@ -30,10 +33,10 @@ from micronova.embedded.network.subnets import Subnets
 from micronova.embedded.network.tables import metadata
 from micronova.embedded.network.tags import TagRoutes
 from micronova.embedded.network.topology import Builder, Topologies
+from micronova.embedded.network.trunks import Trunks
 from micronova.http.client import ServiceClient
 from micronova.http.service import Authenticator, Observer, Policy, Route, Service
 from micronova.objects.clock import Clock
-from micronova.policies.network import NAMES
 
 MIGRATIONS = "micronova.embedded.network.migrations"
 PRIVATE_CIDR = "10.0.0.0/20"  # about four thousand addresses
@@ -44,12 +47,16 @@ COLLECTIONS: tuple[type[Collection[Any]], ...] = (
     Networks,
     Subnets,
     SubnetPools,
+    AddressScopes,
     Ports,
     SecurityGroups,
     SecurityGroupRules,
+    DefaultSecurityGroupRules,
     Routers,
+    Trunks,
     FloatingIPs,
     QosPolicies,
+    RbacPolicies,
     Agents,
     IPAvailability,
 )
@@ -68,7 +75,7 @@ class NetworkService:
         *,
         schema: str | None = None,
         random_source: random.Random | None = None,
-        settings: Settings | None = None,
+        settings: NetworkServiceSettings | None = None,
         public_url: str | None = None,
         mount: str = "/network",
         observer: Observer | None = None,
@@ -77,7 +84,7 @@ class NetworkService:
         self.database = database
         self._schema = schema
         self.notifier = Notifier(database, clock, compute)
-        settings = settings or Settings()
+        settings = settings or NetworkServiceSettings()
         self.core = Core(
             database,
             clock,
@@ -104,6 +111,7 @@ class NetworkService:
     async def start(self) -> None:
         """Bring the schema up to date and start to send events to compute."""
         await upgrade(self.database, metadata, MIGRATIONS, schema=self._schema)
+        await create_first_rules(self.core)
         await self.notifier.start()
         await self.watch.start()
 
@@ -145,9 +153,13 @@ def routes(core: Core) -> list[Route]:
     for kind in COLLECTIONS:
         collection = kind(core)
         found += collection.routes()
-        if collection.taggable:
-            found += [each for each in TagRoutes(collection).routes() if each.policy in NAMES]
-    found += BandwidthRules(core).routes() + RuleTypes().routes()
+        if collection.attributes.taggable:
+            found += TagRoutes(collection).routes()
+    # Neutron has the tags of QoS policies here, and the policies themselves below /qos.
+    found += TagRoutes(QosPolicies(core), "/v2.0/policies").routes()
+    for rules in RULE_KINDS:
+        found += PolicyRules(core, rules).routes()
+    found += RuleTypes().routes()
     return found + Quotas(core).routes() + Topologies(core).routes()
 
 

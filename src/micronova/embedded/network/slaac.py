@@ -5,15 +5,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network import device_owners
-from micronova.embedded.network.addresses import AllocationSubnet, allocation_subnet, serves
+from micronova.embedded.network.addresses import AllocationSubnet, allocate_derived, allocation_subnet, serves
 from micronova.embedded.network.binding import belongs_to_server, event
-from micronova.embedded.network.cidrs import eui64, number_of
 from micronova.embedded.network.core import Core
-from micronova.embedded.network.errors import conflict
-from micronova.embedded.network.host_changes import note, topics_of_members, topics_of_ports
+from micronova.embedded.network.host_changes import note, topics_of_groups, topics_of_ports
 from micronova.embedded.network.notifier import CHANGED, Event
 from micronova.embedded.network.tables import addresses, ports, subnets
 
@@ -32,7 +29,7 @@ def give_to_ports(conn: sa.Connection, core: Core, subnet: AllocationSubnet) -> 
         counted = sa.select(a.port_id, sa.func.max(a.position).label("last")).where(a.port_id.in_(part))
         last |= {row.port_id: row.last for row in conn.execute(counted.group_by(a.port_id))}
     for row in chosen:
-        _take(conn, subnet, row["mac_address"], row["id"], last.get(row["id"], -1) + 1)
+        allocate_derived(conn, subnet, row["id"], last.get(row["id"], -1) + 1, row["mac_address"])
     return _changed(conn, core, chosen)
 
 
@@ -53,21 +50,11 @@ def follow_mac(conn: sa.Connection, port_id: str, old: str, new: str) -> bool:
     found = False
     for row in held:
         subnet = allocation_subnet(row)
-        if subnet.slaac and row.address == str(eui64(subnet.cidr, old)):
+        if subnet.slaac and row.address == str(subnet.derived_address(old)):
             conn.execute(addresses.delete().where(a.subnet_id == subnet.id, a.address == row.address))
-            _take(conn, subnet, new, port_id, row.position)
+            allocate_derived(conn, subnet, port_id, row.position, new)
             found = True
     return found
-
-
-def _take(conn: sa.Connection, subnet: AllocationSubnet, mac: str, port_id: str, position: int) -> None:
-    own = eui64(subnet.cidr, mac)
-    row = {
-        "subnet_id": subnet.id, "number": number_of(own), "address": str(own), "port_id": port_id,
-        "position": position,
-    }  # fmt: skip
-    if not insert_if_absent(conn, addresses, row):
-        raise conflict(f"The IP address {own} is in use.", "IpAddressInUse")
 
 
 def _changed(conn: sa.Connection, core: Core, rows: Sequence[Any]) -> list[Event]:
@@ -75,5 +62,5 @@ def _changed(conn: sa.Connection, core: Core, rows: Sequence[Any]) -> list[Event
     for part in chunks([row["id"] for row in rows]):
         counted = {"revision": ports.c.revision + 1, "updated_at": core.now()}
         conn.execute(ports.update().where(ports.c.id.in_(part)).values(**counted))
-    note(conn, core.now(), topics_of_ports(*rows) | topics_of_members(conn, [row["id"] for row in rows]))
+    note(conn, core.now(), topics_of_ports(*rows) | topics_of_groups(conn, [row["id"] for row in rows]))
     return [event(core, CHANGED, row) for row in rows if belongs_to_server(row)]

@@ -2,12 +2,11 @@
 
 Each process reads the table of changes (`change_feed.py`) once a second, however many agents wait, and at once after
 a transaction of its own that notes changes (`Core.write_and_wake`). So the processes of the service need to know
-nothing of each other. A part (`host_document.py`) is kept in memory while a host has it in its state, and read once
+nothing of each other. A part (`state_parts.py`) is kept in memory while a host has it in its state, and read once
 for all of them.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database
+from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.change_feed import (
     KEEP,
     Change,
@@ -28,9 +28,10 @@ from micronova.embedded.network.change_feed import (
     read_changes,
     recent_changes,
 )
-from micronova.embedded.network.host_changes import host_topic
-from micronova.embedded.network.host_document import Part, read_parts, too_large
-from micronova.embedded.network.router_placement import Times, is_due, place
+from micronova.embedded.network.router_placement import is_due, place
+from micronova.embedded.network.state_parts import Part, read_parts, too_large
+from micronova.embedded.network.topics import MEMBERS, OVERSIZED, host_topic, kind_and_id
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import MicronovaError
 
@@ -42,7 +43,6 @@ PURGE_INTERVAL = 60.0  # seconds between deletions of old changes
 MAX_AGE = 600.0  # seconds after which a part is read again although no change was noted
 IDLE = 300.0  # seconds without a request after which a host is forgotten
 READS = 4  # of parts that run at once, so that other requests get the database, too
-OVERSIZED = "oversized"  # the part with the groups that a state leaves out; only this module makes it
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +70,7 @@ class _Known:
     """What is known of the desired state of a host."""
 
     asked_at: float  # by the monotonic clock
+    requests: int = 0  # that read parts of it
     fingerprint: str = ""
     digests: Mapping[str, bytes] = field(default_factory=dict)  # of its parts, by name
     names: frozenset[str] = frozenset()  # of parts that were read for it
@@ -81,7 +82,7 @@ class _Known:
 class StateWatch:
     """Keeps the parts of hosts' desired states and waits for their changes."""
 
-    def __init__(self, database: Database, clock: Clock, agent_times: Callable[[], Times]) -> None:
+    def __init__(self, database: Database, clock: Clock, agent_times: Callable[[], AgentTimes]) -> None:
         self._database = database
         self._clock = clock
         self._agent_times = agent_times
@@ -100,15 +101,12 @@ class StateWatch:
 
     async def start(self) -> None:
         """Start to follow the changes."""
-        self._task = asyncio.create_task(self._follow(), name="state-watch")
+        self._task = keep_running(self._follow, name="state-watch", clock=self._clock)
 
     async def stop(self) -> None:
         """Stop following the changes."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await end_tasks(self._task)
+        self._task = None
 
     def end_waits(self) -> None:
         """Let no request wait any more: the service stops."""
@@ -136,7 +134,11 @@ class StateWatch:
             if known.fingerprint == fingerprint and fingerprint and not whole:
                 before = known.digests
             if self._is_old(known):
-                await self._update(host, known)
+                known.requests += 1
+                try:
+                    await self._update(host, known)
+                finally:
+                    known.requests -= 1
             if known.fingerprint != fingerprint:
                 return self._difference(known, fingerprint, before)
             if self._ended:
@@ -207,15 +209,12 @@ class StateWatch:
 
     def _conclude(self, known: _Known) -> None:
         """Set the fingerprint of a host's state from its parts."""
-        sizes = {
-            name.partition(":")[2]: self._parts[name].part.size for name in known.names if name.startswith("members:")
-        }
-        left_out = too_large(sizes)
+        groups = {name: id for name in known.names for kind, id in [kind_and_id(name)] if kind == MEMBERS}
+        left_out = too_large({id: self._parts[name].part.size for name, id in groups.items()})
         digests = {
             name: self._parts[name].digest
             for name in sorted(known.names)
-            if self._parts[name].part.content is not None
-            and not (name.startswith("members:") and name.partition(":")[2] in left_out)
+            if self._parts[name].part.content is not None and groups.get(name) not in left_out
         }
         if left_out:
             known.oversized, digests[OVERSIZED] = _encoded(left_out)
@@ -359,7 +358,8 @@ class StateWatch:
         if await self._database.read(any_before, horizon):
             await self._database.write(purge_changes, horizon)
         idle = self._clock.monotonic() - IDLE
-        for host in [host for host, known in self._hosts.items() if known.asked_at < idle]:
+        # A read may take as long as an outage: the parts of a host for which one runs are not dropped.
+        for host in [host for host, known in self._hosts.items() if known.asked_at < idle and not known.requests]:
             known = self._hosts.pop(host)
             known.changed.set()
             self._release(host, known.names)
@@ -376,6 +376,6 @@ def _encoded(content: Any) -> tuple[msgspec.Raw, bytes]:
     return msgspec.Raw(raw), hashlib.blake2b(raw, digest_size=16).digest()
 
 
-def _look(conn: sa.Connection, asked: Question, times: Times | None) -> tuple[list[Change], bool]:
+def _look(conn: sa.Connection, asked: Question, times: AgentTimes | None) -> tuple[list[Change], bool]:
     """Return the changes, and with times whether the routers have to be placed."""
     return read_changes(conn, asked), times is not None and is_due(conn, times)

@@ -1,6 +1,7 @@
 """The subnet pool API: prefixes from which the ranges of subnets are allocated."""
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -8,6 +9,7 @@ import sqlalchemy as sa
 from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
+from micronova.embedded.network.address_scopes import check_owner, check_scope
 from micronova.embedded.network.cidrs import Network, free_prefix
 from micronova.embedded.network.collection import (
     Creatable,
@@ -19,11 +21,13 @@ from micronova.embedded.network.collection import (
     tags_of,
 )
 from micronova.embedded.network.errors import invalid, not_found
-from micronova.embedded.network.listing import Attributes, Clause, only_empty
-from micronova.embedded.network.quotas import charge_all, release
+from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.listing import Attributes, Clause
+from micronova.embedded.network.quotas import charge, charge_unchecked, release_all
 from micronova.embedded.network.request_bodies import (
     Body,
     Flag,
+    Identifier,
     Name,
     Number,
     Project,
@@ -37,7 +41,16 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import SubnetPoolRow
 from micronova.embedded.network.rows import NewSubnetPool, PoolSizes, erase, locked, new_row
+from micronova.embedded.network.sharing import (
+    NOBODY,
+    SUBNET_POOL,
+    access_of,
+    own_or_shared,
+    remove_entries,
+    share_with_all,
+)
 from micronova.embedded.network.tables import subnetpools, subnets
+from micronova.embedded.network.topics import network_topic
 from micronova.http.request import Request
 
 Prefixes = Annotated[list[ShortText], Meta(max_length=100)]
@@ -55,7 +68,7 @@ class SubnetPoolUpdate(Body, kw_only=True):
     default_prefixlen: Number | UnsetType = UNSET
     default_quota: Number | None | UnsetType = UNSET
     is_default: Flag | UnsetType = UNSET
-    address_scope_id: None | UnsetType = UNSET
+    address_scope_id: Identifier | None | UnsetType = UNSET
 
 
 class SubnetPoolCreate(SubnetPoolUpdate, kw_only=True):
@@ -75,23 +88,30 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
     slug = "subnetpools"
     attributes = Attributes.standard(
         subnetpools,
-        *("name", "ip_version", "shared", "is_default", *_NUMBERS),
-        special={"address_scope_id": only_empty},
+        *("name", "ip_version", "shared", "is_default", "address_scope_id", *_NUMBERS),
     )
     create_body = body_of_one_or_many("subnetpool", "subnetpools", SubnetPoolCreate)
     update_body = body_of_one("subnetpool", SubnetPoolUpdate)
     defaults = {"shared": False, "is_default": False}
+    object_type = SUBNET_POOL
 
     def scope(self, request: Request) -> Clause | None:
         """Limit callers to their own and shared pools."""
         if request.context.is_admin:
             return None
-        return sa.or_(subnetpools.c.project_id == request.context.project_id, subnetpools.c.shared)
+        return own_or_shared(SUBNET_POOL, request.context.project_id)
 
     def resources(self, conn: sa.Connection, rows: Sequence[SubnetPoolRow]) -> list[Resource]:
         """Return subnet pools."""
-        tagged = tags_of(conn, [row.id for row in rows])
-        return [Resource(_values(row, tagged), {"project_id": row.project_id, "shared": row.shared}) for row in rows]
+        tagged, access = tags_of(conn, [row.id for row in rows]), self.access_to(conn, rows)
+        return [
+            Resource(
+                _values(row, tagged),
+                {"project_id": row.project_id, "shared": False},
+                access.get(row.id, NOBODY),
+            )
+            for row in rows
+        ]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
         """Create subnet pools."""
@@ -110,19 +130,29 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
                 "shared": given.get("shared", False),
                 "is_default": given.get("is_default", False),
                 "default_quota": given.get("default_quota"),
+                "address_scope_id": given.get("address_scope_id"),
                 **_sizes(given),
             }
             wanted.append((row, given.get("tags", [])))
-        return self.answer(request, await self.core.database.write(self._insert, wanted))
+        return self.answer(request, await self.core.database.write(self._insert, request, wanted))
 
-    def _insert(self, conn: sa.Connection, wanted: list[tuple[NewSubnetPool, list[str]]]) -> list[Resource]:
+    def _insert(
+        self, conn: sa.Connection, request: Request, wanted: list[tuple[NewSubnetPool, list[str]]]
+    ) -> list[Resource]:
+        entries: Counter[str] = Counter()
         for row, tagged in wanted:
             if row["is_default"]:
                 _check_only_default(conn, row["ip_version"], row["id"])
+            check_scope(conn, request, row["id"], None, row["address_scope_id"], row["ip_version"], row["prefixes"])
             conn.execute(subnetpools.insert(), row)
             if tagged:
                 set_tags(conn, row["id"], tagged)
-        charge_all(conn, (row["project_id"] for row, _ in wanted), "subnetpool", self.core.settings.quotas)
+            if row["shared"]:
+                shared = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], row["project_id"])
+                entries[row["project_id"]] += shared
+        for project, count in sorted(Counter(row["project_id"] for row, _ in wanted).items()):
+            charge_unchecked(conn, project, "rbac_policy", entries[project])
+            charge(conn, project, "subnetpool", self.core.settings.quotas, count)
         return self.reload_all(conn, [row["id"] for row, _ in wanted])
 
     async def try_update(self, request: Request, id: str) -> dict[str, Any]:
@@ -142,14 +172,20 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
                     "Illegal update to prefixes: Existing prefixes must be a subset of the new prefixes.",
                     "IllegalSubnetPoolPrefixUpdate",
                 )
-        values = {k: v for k, v in given.items() if k != "address_scope_id"} | sizes
-        changed = await self.core.database.write(self._change, id, old["revision_number"], values, self.core.now())
+        changed = await self.core.write_and_wake(self._change, request, resource, {**given, **sizes})
         return {self.singular: self.view(request, changed)}
 
-    def _change(self, conn: sa.Connection, id: str, revision: int, values: dict[str, Any], now: int) -> Resource:
+    def _change(self, conn: sa.Connection, request: Request, resource: Resource, values: dict[str, Any]) -> Resource:
+        id, before, now = resource.id, resource.values["address_scope_id"], self.core.now()
+        after = values.get("address_scope_id", before)
+        check_owner(conn, request, id, before)
+        check_scope(conn, request, id, before, after, values["ip_version"], values["prefixes"])
+        if before != after:
+            below = sa.select(subnets.c.network_id).where(subnets.c.subnetpool_id == id).distinct()
+            note(conn, now, map(network_topic, conn.execute(below).scalars()))
         if values.get("is_default"):
             _check_only_default(conn, values["ip_version"], id)
-        revisions.update(conn, subnetpools.c.revision, id, revision, values, now)
+        revisions.update(conn, subnetpools.c.revision, id, resource.values["revision_number"], values, now)
         return self.reload(conn, id)
 
     async def try_delete(self, request: Request, id: str) -> None:
@@ -165,7 +201,7 @@ class SubnetPools(Creatable[SubnetPoolRow], Updatable[SubnetPoolRow], Deletable[
                 "Unable to delete subnet pool: Subnet pool has existing allocations.", "SubnetPoolDeleteError"
             )
         erase(conn, subnetpools, id)
-        release(conn, row.project_id, "subnetpool")
+        release_all(conn, [(row.project_id, "subnetpool"), *remove_entries(conn, SUBNET_POOL, id)])
 
 
 def take_prefix(
@@ -213,7 +249,8 @@ def _choose(conn: sa.Connection, given: dict[str, Any], version: int, caller: st
     statement = sa.select(subnetpools).with_for_update()
     if given.get("subnetpool_id"):
         pool = conn.execute(statement.where(subnetpools.c.id == given["subnetpool_id"])).first()
-        if pool is None or not (may_all or pool.shared or pool.project_id == caller):
+        access = access_of(conn, SUBNET_POOL, [given["subnetpool_id"]]).get(given["subnetpool_id"], NOBODY)
+        if pool is None or not (may_all or access.is_shared(caller) or pool.project_id == caller):
             raise not_found("subnetpool", given["subnetpool_id"])
     else:
         default = statement.where(subnetpools.c.is_default, subnetpools.c.ip_version == version)
@@ -235,9 +272,9 @@ def _values(row: SubnetPoolRow, tagged: dict[str, list[str]]) -> dict[str, Any]:
         "max_prefixlen": row.max_prefixlen,
         "default_prefixlen": row.default_prefixlen,
         "default_quota": row.default_quota,
-        "shared": row.shared,
+        "shared": False,  # `collection.seen_by` says whether it is shared with who asks
         "is_default": row.is_default,
-        "address_scope_id": None,
+        "address_scope_id": row.address_scope_id,
     }
 
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -9,9 +10,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from micronova.embedded.common import revisions
 from micronova.embedded.common.revisions import Changed
+from micronova.embedded.network.address_scopes import check_subnet
 from micronova.embedded.network.addresses import allocation_subnet
 from micronova.embedded.network.cidrs import (
-    SLAAC_MODES,
     Network,
     check_gateway,
     check_pools,
@@ -30,15 +31,16 @@ from micronova.embedded.network.collection import (
 )
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict, invalid, not_found
-from micronova.embedded.network.host_changes import network_topic, note
-from micronova.embedded.network.listing import QUERY, Attributes, Clause, only_empty
-from micronova.embedded.network.networks import (
-    AUTOMATIC_OWNERS,
+from micronova.embedded.network.host_changes import note
+from micronova.embedded.network.ipv6 import uses_slaac
+from micronova.embedded.network.listing import QUERY, Attributes, Clause, flags, only_empty
+from micronova.embedded.network.network_targets import (
     NETWORK_LABELS,
-    network_part,
-    network_part_of,
-    network_target,
+    parent_network,
+    parent_network_of,
+    visible_network,
 )
+from micronova.embedded.network.networks import AUTOMATIC_OWNERS
 from micronova.embedded.network.notifier import Event
 from micronova.embedded.network.quotas import charge_all, release
 from micronova.embedded.network.request_bodies import (
@@ -59,9 +61,11 @@ from micronova.embedded.network.request_bodies import (
 )
 from micronova.embedded.network.row_types import SubnetOnNetworkRow, SubnetRow
 from micronova.embedded.network.rows import NewSubnet, erase, locked, new_row
+from micronova.embedded.network.sharing import EXTERNAL, NETWORK, NOBODY, SHARED, Access, access_of, shared_with
 from micronova.embedded.network.slaac import give_to_ports, take_from_ports
 from micronova.embedded.network.subnetpools import take_prefix
 from micronova.embedded.network.tables import addresses, networks, ports, router_interfaces, subnets
+from micronova.embedded.network.topics import network_topic
 from micronova.http.request import Request
 
 V6Mode = Literal["slaac", "dhcpv6-stateful", "dhcpv6-stateless"]
@@ -124,7 +128,6 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         *("name", "network_id", "cidr", "ip_version", "gateway_ip", "enable_dhcp", "subnetpool_id"),
         *("ipv6_ra_mode", "ipv6_address_mode"),
         special={
-            "shared": lambda values: QUERY.matches(networks.c.shared, "shared", values),
             "router:external": lambda values: QUERY.matches(networks.c.external, "router:external", values),
             "segment_id": only_empty,
         },
@@ -142,31 +145,38 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
         if self.crosses_projects(request):
             return None
         mine = request.context.project_id
-        return sa.or_(
-            subnets.c.project_id == mine, networks.c.project_id == mine, networks.c.shared, networks.c.external
-        )
+        shared = shared_with(NETWORK, subnets.c.network_id, mine, (SHARED, EXTERNAL))
+        return sa.or_(subnets.c.project_id == mine, networks.c.project_id == mine, shared)
+
+    def attributes_for(self, request: Request) -> Attributes:
+        """Return the attributes by which the caller can filter; a subnet is as shared as its network."""
+        mine = flags(shared=shared_with(NETWORK, subnets.c.network_id, request.context.project_id))
+        return replace(self.attributes, special={**self.attributes.special, **mine})
 
     def resources(self, conn: sa.Connection, rows: Sequence[SubnetOnNetworkRow]) -> list[Resource]:
         """Return subnets."""
         tagged = tags_of(conn, [row.id for row in rows])
-        return [Resource(_values(row, tagged), {"project_id": row.project_id, **network_part_of(row)}) for row in rows]
+        access = access_of(conn, NETWORK, list({row.network_id for row in rows}))
+        return [
+            Resource(
+                _values(row, tagged),
+                {"project_id": row.project_id, **parent_network_of(row)},
+                access.get(row.network_id, NOBODY),
+            )
+            for row in rows
+        ]
 
     async def try_create(self, request: Request) -> dict[str, Any]:
         """Create subnets with a given range or one from a pool."""
         asked = self.given(request)
         names = list({given["network_id"] for given in asked})
-        known = await self.core.database.read(_networks, names)
+        known, access = await self.core.database.read(_networks, names)
         wanted = []
         for given in asked:
             convert_text(given, _FLAGS, ("ip_version", "prefixlen"))
-            network = known.get(given["network_id"])
-            if network is None or not request.allows("get_network", network_target(network)):
-                raise not_found("network", given["network_id"])
+            network = visible_network(request, given["network_id"], known, access)
             project = project_of(given, request.context, self.crosses_projects(request))
-            target = {
-                "project_id": project,
-                **network_part(network.project_id, network.shared, network.external),
-            }
+            target = {"project_id": project, **parent_network(request, network, access)}
             request.authorize(target)
             self.check_fields(request, "create", given, target)
             wanted.append((self.row(project, given), given))
@@ -224,6 +234,7 @@ class Subnets(Creatable[SubnetOnNetworkRow], Updatable[SubnetOnNetworkRow], Dele
                 row["subnetpool_id"] = pool_id
                 row["ip_version"] = cidr.version
                 _settle_range(row, given, cidr)
+            check_subnet(conn, row["network_id"], row["ip_version"], row["subnetpool_id"])
             _check_overlap(conn, row["network_id"], ipaddress.ip_network(row["cidr"]))
             conn.execute(subnets.insert(), row)
             if given.get("tags"):
@@ -305,8 +316,9 @@ def _values(row: SubnetOnNetworkRow, tagged: dict[str, list[str]]) -> dict[str, 
     }
 
 
-def _networks(conn: sa.Connection, ids: list[str]) -> dict[str, Any]:
-    return {row.id: row for row in conn.execute(sa.select(networks).where(networks.c.id.in_(ids)))}
+def _networks(conn: sa.Connection, ids: list[str]) -> tuple[dict[str, Any], dict[str, Access]]:
+    rows = conn.execute(sa.select(networks).where(networks.c.id.in_(ids)))
+    return {row.id: row for row in rows}, access_of(conn, NETWORK, ids)
 
 
 def _settle_range(row: NewSubnet, given: dict[str, Any], cidr: Network) -> None:
@@ -314,7 +326,7 @@ def _settle_range(row: NewSubnet, given: dict[str, Any], cidr: Network) -> None:
     if cidr.version != row["ip_version"]:
         raise invalid(f"cidr '{cidr}' does not match the ip_version '{row['ip_version']}'.")
     check_range(cidr)
-    if cidr.version == 6 and cidr.prefixlen != 64 and _slaac(row):
+    if cidr.version == 6 and cidr.prefixlen != 64 and uses_slaac(row["ipv6_ra_mode"], row["ipv6_address_mode"]):
         raise invalid(f"Invalid CIDR {cidr} for IPv6 address mode: a SLAAC subnet has a /64.")
     row["cidr"] = str(cidr)
     gateway = given.get("gateway_ip", "")
@@ -328,10 +340,6 @@ def _settle_range(row: NewSubnet, given: dict[str, Any], cidr: Network) -> None:
     else:
         row["allocation_pools"] = check_pools(cidr, pools, row["gateway_ip"])
     row["host_routes"] = _routes(given, cidr)
-
-
-def _slaac(row: Any) -> bool:
-    return row["ipv6_address_mode"] in SLAAC_MODES or row["ipv6_ra_mode"] in SLAAC_MODES
 
 
 def _check_modes(row: Any) -> None:

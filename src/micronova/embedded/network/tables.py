@@ -71,6 +71,26 @@ bandwidth_limit_rules = sa.Table(
     sa.UniqueConstraint("policy_id", "direction", name="bandwidth_limit_rules_direction"),
 )
 
+dscp_marking_rules = sa.Table(
+    "dscp_marking_rules",
+    metadata,
+    _id(),
+    sa.Column(
+        "policy_id", sa.String(36), sa.ForeignKey("qos_policies.id", ondelete="CASCADE"), nullable=False, unique=True
+    ),
+    sa.Column("dscp_mark", sa.Integer, nullable=False),
+)
+
+minimum_bandwidth_rules = sa.Table(
+    "minimum_bandwidth_rules",
+    metadata,
+    _id(),
+    sa.Column("policy_id", sa.String(36), sa.ForeignKey("qos_policies.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("direction", sa.String(8), nullable=False),
+    sa.Column("min_kbps", sa.Integer, nullable=False),
+    sa.UniqueConstraint("policy_id", "direction", name="minimum_bandwidth_rules_direction"),
+)
+
 networks = sa.Table(
     "networks",
     metadata,
@@ -93,6 +113,16 @@ networks = sa.Table(
     sa.UniqueConstraint("network_type", "physical_network", "segmentation_id", name="networks_segment"),
 )
 
+# Addresses of a scope are unique in it, and are routed without translation.
+address_scopes = sa.Table(
+    "address_scopes",
+    metadata,
+    _id(),
+    sa.Column("project_id", sa.String(255), nullable=False, index=True),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("ip_version", sa.Integer, nullable=False),
+)
+
 subnetpools = sa.Table(
     "subnetpools",
     metadata,
@@ -106,6 +136,7 @@ subnetpools = sa.Table(
     sa.Column("default_quota", sa.Integer),
     sa.Column("shared", sa.Boolean, nullable=False),
     sa.Column("is_default", sa.Boolean, nullable=False),
+    sa.Column("address_scope_id", sa.String(36), sa.ForeignKey("address_scopes.id"), index=True),
 )
 
 subnets = sa.Table(
@@ -197,6 +228,25 @@ security_group_rules = sa.Table(
     sa.UniqueConstraint("security_group_id", "fingerprint", name="security_group_rules_alike"),
 )
 
+# The rules that new security groups get.
+default_security_group_rules = sa.Table(
+    "default_security_group_rules",
+    metadata,
+    _id(),
+    sa.Column("description", sa.String(255), nullable=False),
+    sa.Column("direction", sa.String(8), nullable=False),
+    sa.Column("ethertype", sa.String(8), nullable=False),
+    sa.Column("protocol", sa.String(40)),
+    sa.Column("port_range_min", sa.Integer),
+    sa.Column("port_range_max", sa.Integer),
+    sa.Column("remote_ip_prefix", sa.String(64)),
+    sa.Column("remote_group_id", sa.String(36), sa.ForeignKey("security_groups.id", ondelete="CASCADE"), index=True),
+    sa.Column("remote_is_parent", sa.Boolean, nullable=False),  # the remote group is the new group itself
+    sa.Column("used_in_default_sg", sa.Boolean, nullable=False),
+    sa.Column("used_in_non_default_sg", sa.Boolean, nullable=False),
+    sa.Column("fingerprint", sa.String(200), nullable=False, unique=True),  # equal for equal rules
+)
+
 port_security_groups = sa.Table(
     "port_security_groups",
     metadata,
@@ -227,6 +277,26 @@ router_interfaces = sa.Table(
     sa.UniqueConstraint("router_id", "subnet_id", name="router_interfaces_subnet"),
 )
 
+trunks = sa.Table(
+    "trunks",
+    metadata,
+    _id(),
+    *_owned(),
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id"), nullable=False, unique=True),  # its parent
+    sa.Column("admin_state_up", sa.Boolean, nullable=False),
+    sa.Column("status", sa.String(16), nullable=False),  # it follows from those of its ports
+)
+
+subports = sa.Table(
+    "subports",
+    metadata,
+    sa.Column("port_id", sa.String(36), sa.ForeignKey("ports.id"), primary_key=True),
+    sa.Column("trunk_id", sa.String(36), sa.ForeignKey("trunks.id", ondelete="CASCADE"), nullable=False),
+    sa.Column("segmentation_type", sa.String(32), nullable=False),
+    sa.Column("segmentation_id", sa.Integer, nullable=False),
+    sa.UniqueConstraint("trunk_id", "segmentation_type", "segmentation_id", name="subports_segment"),
+)
+
 floatingips = sa.Table(
     "floatingips",
     metadata,
@@ -244,6 +314,20 @@ floatingips = sa.Table(
     sa.Column("dns_name", sa.String(255), nullable=False),
     sa.Column("dns_domain", sa.String(255), nullable=False),
     sa.UniqueConstraint("port_id", "fixed_ip_address", name="floatingips_fixed"),
+)
+
+# Who may use what belongs to another project. There is one row for each object, action and target.
+rbac_policies = sa.Table(
+    "rbac_policies",
+    metadata,
+    _id(),
+    sa.Column("project_id", sa.String(255), nullable=False, index=True),
+    sa.Column("object_type", sa.String(32), nullable=False),
+    sa.Column("object_id", sa.String(36), nullable=False),
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("target", sa.String(255), nullable=False),  # a project, or * for all
+    sa.UniqueConstraint("object_id", "object_type", "action", "target", name="rbac_policies_entry"),
+    sa.Index("rbac_policies_by_target", "target", "object_type", "action", "object_id"),
 )
 
 tags = sa.Table(

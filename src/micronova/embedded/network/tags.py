@@ -23,12 +23,14 @@ class TagsBody(Body, kw_only=True):
 class TagRoutes:
     """The tag API of one kind of resource."""
 
-    def __init__(self, collection: Collection[Any]) -> None:
+    def __init__(self, collection: Collection[Any], path: str | None = None) -> None:
+        """`path` is that of the collection, if the tags are not below the usual one."""
         self.of = collection
+        self._path = path or collection.path
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        all_, one = f"{self.of.path}/{{id}}/tags", f"{self.of.path}/{{id}}/tags/{{tag}}"
+        all_, one = f"{self._path}/{{id}}/tags", f"{self._path}/{{id}}/tags/{{tag}}"
 
         def route(method: str, path: str, handler: Any, verb: str, status: int, body: Any = None) -> Route:
             rule = f"{verb}_{self.of.singular}:tags"

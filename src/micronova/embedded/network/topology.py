@@ -15,10 +15,11 @@ from micronova.embedded.network.addresses import allocation_subnet, allocation_s
 from micronova.embedded.network.core import Core
 from micronova.embedded.network.errors import conflict
 from micronova.embedded.network.networks import PUBLIC_WIRE, Networks
-from micronova.embedded.network.quotas import charge
+from micronova.embedded.network.quotas import charge, charge_unchecked
 from micronova.embedded.network.router_ports import connect, disconnect, gateway_on, interface_on
 from micronova.embedded.network.routers import Routers
 from micronova.embedded.network.rows import new_row
+from micronova.embedded.network.sharing import SUBNET_POOL, share_with_all
 from micronova.embedded.network.subnets import Subnets
 from micronova.embedded.network.tables import (
     marks,
@@ -191,11 +192,14 @@ class Builder:
 
     def _pool(self, conn: sa.Connection, project: str, prefix: str) -> None:
         about = {"description": "Ranges for networks that are made automatically"}
+        row = new_row(self.core, project, about)
+        entries = share_with_all(conn, self.core.new_id, SUBNET_POOL, row["id"], project)
+        charge_unchecked(conn, project, "rbac_policy", entries)
         charge(conn, project, "subnetpool", self.core.settings.quotas)
         conn.execute(
             subnetpools.insert(),
             {
-                **new_row(self.core, project, about),
+                **row,
                 "name": "shared-default-subnetpool-v4",
                 "ip_version": 4,
                 "prefixes": [str(ipaddress.ip_network(prefix))],
@@ -205,6 +209,7 @@ class Builder:
                 "default_quota": None,
                 "shared": True,
                 "is_default": True,
+                "address_scope_id": None,
             },
         )
 

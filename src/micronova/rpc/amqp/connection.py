@@ -23,6 +23,7 @@ from pamqp import commands
 from pamqp.base import Frame
 
 from micronova.objects.clock import Clock
+from micronova.objects.errors import resource_exhausted
 from micronova.rpc.amqp import frames
 from micronova.rpc.amqp.channel import Channel
 from micronova.rpc.amqp.url import BrokerUrl
@@ -86,8 +87,10 @@ class Connection(asyncio.Protocol):
             # A name that is unknown may be known later: that of a container, for example.
             wrong = isinstance(error, UnicodeError | ssl.SSLCertVerificationError)
             raise (WrongSettings if wrong else ConnectionLost)(_explain(error)) from error
-        except BaseException:
+        except BaseException as error:
             connection.abort()
+            if lack := resource_exhausted(error):  # resolving a name needs a thread
+                raise ConnectionLost(str(lack)) from error
             raise
         return connection
 
@@ -268,12 +271,15 @@ class Connection(asyncio.Protocol):
         self.write(pamqp.frame.marshal(frame, 0))
 
     async def _send_heartbeats(self, seconds: float) -> None:
-        while not self.closed.done():
-            await self._clock.sleep(seconds / 2)
-            if self._clock.monotonic() - self._last_received > seconds * 2:
-                self.abort(f"nothing was received from the broker for {seconds * 2} seconds")
-            else:
-                self.write(frames.HEARTBEAT_FRAME)
+        try:
+            while not self.closed.done():
+                await self._clock.sleep(seconds / 2)
+                if self._clock.monotonic() - self._last_received > seconds * 2:
+                    self.abort(f"nothing was received from the broker for {seconds * 2} seconds")
+                else:
+                    self.write(frames.HEARTBEAT_FRAME)
+        except Exception as error:  # nobody would notice any more that the broker is silent
+            self.abort(f"a heartbeat could not be sent: {error}")
 
     def _end(self, reason: str) -> None:
         if self.closed.done():

@@ -20,7 +20,7 @@ from itertools import count
 
 from micronova.rpc.dispatch import Outcome
 from micronova.rpc.errors import BusUnavailable
-from micronova.rpc.local import Exchange, LocalBus, LocalDelivery, Queue
+from micronova.rpc.local import Exchange, LocalBus, LocalDelivery, Queue, take_in_turn
 from micronova.rpc.unix import frames as f
 
 log = logging.getLogger(__name__)
@@ -289,14 +289,7 @@ class _Consumer:
 
     def take_waiting(self) -> None:
         """Take messages from the queues in turn, as many as the client may have."""
-        while self.can_take:
-            took = False
-            for queue in self._queues:
-                if queue.waiting and self.can_take:
-                    self.take(queue.waiting.popleft())
-                    took = True
-            if not took:
-                return
+        take_in_turn(self, self._queues)
 
     def leave(self) -> None:
         """Take no more messages."""

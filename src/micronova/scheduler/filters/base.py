@@ -32,6 +32,7 @@ class HostFilter(ABC):
     scope: ClassVar[Scope] = Scope.ALL
     covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose free amounts this filter checks
     hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
+    judges_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
     extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
 
     def __init__(self, options: FilterOptions) -> None:

@@ -8,6 +8,7 @@ from micronova.scheduler.filters.base import FilterOptions, HostFilter
 from micronova.scheduler.filters.basic import AvailabilityZoneFilter, ComputeFilter, RetryFilter
 from micronova.scheduler.filters.capabilities import ComputeCapabilitiesFilter
 from micronova.scheduler.filters.groups import ServerGroupAffinityFilter, ServerGroupAntiAffinityFilter
+from micronova.scheduler.filters.hints import DifferentHostFilter, SameHostFilter
 from micronova.scheduler.filters.image import ImagePropertiesFilter
 from micronova.scheduler.filters.resources import DiskFilter, RamFilter
 
@@ -25,6 +26,8 @@ BUILT_IN: dict[str, type[HostFilter]] = {
         ImagePropertiesFilter,
         ServerGroupAntiAffinityFilter,
         ServerGroupAffinityFilter,
+        SameHostFilter,
+        DifferentHostFilter,
     )
 }
 

@@ -4,6 +4,7 @@ from micronova.objects import power_state
 from micronova.virt.fake.guests import FakeGuest
 
 _FIRMWARE = "Booting from Hard Disk..."
+_INTERRUPT = "[   42.000000] Uhhuh. NMI received for unknown reason 30 on CPU 0."
 
 
 def console_text(guest: FakeGuest) -> str:
@@ -14,6 +15,8 @@ def console_text(guest: FakeGuest) -> str:
     for boot in range(1, guest.boots + 1):
         hung = boot in guest.hung
         lines += [_FIRMWARE] if hung else _boot(guest, boot)
+        if boot == guest.boots:
+            lines += [_INTERRUPT] * guest.interrupts
         if boot < guest.boots and not hung:
             lines.append("[   61.204511] reboot: Restarting system")
     if guest.power_state == power_state.SHUTDOWN:
@@ -35,7 +38,7 @@ def _boot(guest: FakeGuest, boot: int) -> list[str]:
         f"[    0.010000] Memory: {guest.memory_mb * 1024}K available",
         f"[    0.084000] smpboot: Total of {guest.vcpus} processors activated",
         f"[    0.220000] DMI: Micronova simulated guest, instance {guest.uuid}",
-        f"[    1.402000] virtio_blk vda: {guest.local_gb} GiB, image {guest.image or 'none'}",
+        *_disks(guest, boot),
         "[    1.730000] EXT4-fs (vda1): mounted filesystem with ordered data mode",
         *interfaces,
         f"[    2.480000] init: hostname set to {guest.hostname}",
@@ -43,3 +46,11 @@ def _boot(guest: FakeGuest, boot: int) -> list[str]:
         "",
         f"{guest.hostname} login: ",
     ]
+
+
+def _disks(guest: FakeGuest, boot: int) -> list[str]:
+    own = f"{guest.local_gb} GiB, image {guest.image or 'none'}"
+    rescue = dict(guest.rescues).get(boot)
+    if rescue is None:
+        return [f"[    1.402000] virtio_blk vda: {own}"]
+    return [f"[    1.402000] virtio_blk vda: image {rescue}", f"[    1.403000] virtio_blk vdb: {own}"]

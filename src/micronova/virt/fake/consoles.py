@@ -7,13 +7,18 @@ from collections.abc import Awaitable, Callable
 from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
 from micronova.virt.fake.guests import FakeGuest
 from micronova.virt.fake.screen import show_screen
+from micronova.virt.fake.spice import SpiceScreen
 from micronova.virt.fake.terminal import run_terminal
 
 ADDRESS = "127.0.0.1"
 
 Serve = Callable[[FakeGuest, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
-_SERVE: dict[ConsoleProtocol, Serve] = {"vnc": show_screen, "serial": run_terminal}
+_SERVERS: dict[ConsoleProtocol, Callable[[], Serve]] = {
+    "vnc": lambda: show_screen,
+    "spice": lambda: SpiceScreen().serve,
+    "serial": lambda: run_terminal,
+}
 
 
 class _Console:
@@ -66,13 +71,13 @@ class FakeConsoles:
         async with self._lock:
             found = self._open.get((guest.uuid, protocol))
             if found is None:
-                console = _Console(guest, _SERVE[protocol])
+                console = _Console(guest, _SERVERS[protocol]())
                 found = self._open[guest.uuid, protocol] = console, await console.listen()
         return ConsoleEndpoint(host=ADDRESS, port=found[1])
 
     def end(self, uuid: str) -> None:
         """Close the consoles of a guest that has stopped."""
-        for protocol in _SERVE:
+        for protocol in _SERVERS:
             found = self._open.pop((uuid, protocol), None)
             if found is not None:
                 found[0].end()

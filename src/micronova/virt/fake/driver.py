@@ -1,55 +1,48 @@
 """The fake driver: a simulator of one compute host, with capacity, latencies and faults."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
-from uuid import UUID, uuid5
 
 from micronova.conf.hosts import FakeSettings
+from micronova.http.image_downloads import ImageDownloads
 from micronova.objects import power_state
 from micronova.objects.clock import Clock
-from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.errors import (
-    BuildAborted,
     Conflict,
     InstanceNotFound,
-    InsufficientResources,
-    MicronovaError,
-    Unavailable,
 )
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt.driver import (
     POWER_AFTER,
     BootSign,
+    CPUTimes,
     DriverEvents,
-    DriverFailed,
     GuestPlan,
     Lifecycle,
     RebootType,
+    do_nothing,
     implemented,
     last_lines,
 )
+from micronova.virt.fake import moves
 from micronova.virt.fake.console_log import console_text
-from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.diagnostics import boot_sign, diagnose
 from micronova.virt.fake.faults import FaultRules
-from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
-
-_NODES = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
-"""Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
-
-_ERRORS: dict[str, type[MicronovaError]] = {
-    "fail": DriverFailed,
-    "abort": BuildAborted,
-    "no_resources": InsufficientResources,
-    "unavailable": Unavailable,
-}
+from micronova.virt.fake.guests import FakeGuest, GuestStore
+from micronova.virt.fake.host import SimulatedHost, expect
+from micronova.virt.fake.signed_images import SignedImages
+from micronova.virt.fake.snapshots import FakeDiskCopy, disk_content
 
 
 class FakeDriver:
     """One simulated host."""
+
+    verifies_signatures = True
 
     def __init__(
         self,
@@ -60,25 +53,26 @@ class FakeDriver:
         faults: FaultRules,
         cloud_id: str,
         clock: Clock,
+        images: ImageDownloads | None = None,
     ) -> None:
         self.host = host
-        self._settings = settings
+        self._signed = SignedImages(images or ImageDownloads())
+        self._simulated = SimulatedHost(host, settings, store, faults, cloud_id, clock)
         self._store = store
         self._faults = faults
-        self._cloud_id = cloud_id
         self._clock = clock
-        self._events: DriverEvents | None = None
-        self._consoles = FakeConsoles()
+        self._forced: dict[str, asyncio.Event] = {}  # live migrations that run
         self._up_since = clock.monotonic()
+        self._images: set[str] = set()  # ids of the images in the cache
 
     async def init_host(self, events: DriverEvents) -> None:
         """Remember the agent's callbacks."""
-        self._events = events
+        self._simulated.events = events
 
     async def close(self) -> None:
         """Leave the guests as they are."""
-        self._events = None
-        await self._consoles.close()
+        self._simulated.events = None
+        await self._simulated.consoles.close()
 
     def capabilities(self) -> frozenset[str]:
         """Return everything that is implemented."""
@@ -86,163 +80,343 @@ class FakeDriver:
 
     async def get_available_resources(self) -> list[NodeResources]:
         """Return the node of the host."""
-        return [self._node()]
+        return [self._simulated.node()]
 
     async def list_guests(self) -> list[Guest]:
         """Return this cloud's guests."""
-        return [_view(guest) for guest in self._store if guest.cloud == self._cloud_id]
+        return [_view(guest) for guest in self._simulated]
 
     async def info(self, uuid: str) -> Guest | None:
         """Return a guest, or None."""
-        guest = self._find(uuid)
+        guest = self._simulated.find(uuid)
         return None if guest is None else _view(guest)
 
     async def spawn(self, plan: GuestPlan) -> None:
         """Make a guest."""
-        instance = plan.instance
-        if self._store.get(instance.uuid) is not None:
-            raise Conflict(f"A guest {instance.uuid} exists already on {self.host}.")
-        flavor = instance.flavor
-        guest = FakeGuest(
-            uuid=instance.uuid,
-            cloud=self._cloud_id,
-            node=self.host,
-            epoch=plan.epoch,
-            name=instance.name,
-            hostname=instance.hostname,
-            vcpus=flavor.vcpus,
-            memory_mb=flavor.ram,
-            local_gb=flavor.resources().get("DISK_GB", 0),
-            image="" if instance.image is None else instance.image.name or instance.image.id,
-            interfaces=tuple(_interface(vif) for vif in plan.network_info),
-            metadata=instance.metadata,
-        )
+        self._simulated.require_unknown(plan.instance.uuid)
+        guest = self._simulated.new(plan)
         # Stored before a fault can occur, as a real hypervisor has disks by now: `destroy` must find it.
         self._store.put(guest)
-        crash = await self._simulate("spawn", guest)
+        await self._signed.verify(plan.instance.image, plan.image_url)
+        crash = await self._simulated.call("spawn", guest)
+        if plan.instance.image is not None:
+            self._images.add(plan.instance.image.id)
         await plan.plugged()
-        self._boot(guest)
-        if crash:
-            self._set_power(guest, power_state.CRASHED, "crashed")
+        self._simulated.boot(guest, crash=crash)
 
     async def destroy(self, uuid: str) -> None:
         """Remove a guest."""
-        guest = self._find(uuid)
+        guest = self._simulated.find(uuid)
         if guest is not None:
-            await self._simulate("destroy", guest)
-            self._store.remove(uuid)
-            self._consoles.end(uuid)
+            await self._simulated.call("destroy", guest)
+            self._simulated.remove(uuid)
 
     async def power_on(self, plan: GuestPlan) -> None:
         """Boot a guest that does not run."""
-        guest = self._known(plan.instance.uuid)
-        crash = await self._simulate("power_on", guest)
+        guest = self._simulated.require(plan.instance.uuid)
+        crash = await self._simulated.call("power_on", guest)
         if guest.power_state != power_state.RUNNING:
+            guest.rescue_epoch = None
             await plan.plugged()
-            self._boot(guest)
+            self._simulated.boot(guest)
         if crash:
-            self._set_power(guest, power_state.CRASHED, "crashed")
+            self._simulated.crash(guest)
 
     async def power_off(self, uuid: str, timeout: float) -> None:
         """Shut a guest down; one with a `shutdown` fault does not react and is stopped after the timeout."""
-        guest = self._known(uuid)
-        await self._simulate("power_off", guest)
-        if guest.power_state == power_state.SHUTDOWN:
-            return
-        if timeout > 0:
-            fault = self._faults.draw("shutdown", self.host, guest.name, guest.metadata)
-            wait = timeout if fault.kind else min(fault.delay, timeout)
-            if wait:
-                await self._clock.sleep(wait)
-        self._set_power(guest, power_state.SHUTDOWN, "stopped")
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("power_off", guest)
+        if guest.power_state != power_state.SHUTDOWN:
+            await self._simulated.shut_down(guest, timeout)
 
     async def reboot(self, plan: GuestPlan, kind: RebootType) -> None:
         """Boot a guest again."""
-        guest = self._known(plan.instance.uuid)
-        crash = await self._simulate("reboot", guest)
+        guest = self._simulated.require(plan.instance.uuid)
+        crash = await self._simulated.call("reboot", guest)
         if kind == "HARD":
+            guest.rescue_epoch = None
             await plan.plugged()
-        self._boot(guest)
-        if crash:
-            self._set_power(guest, power_state.CRASHED, "crashed")
+        self._simulated.boot(guest, crash=crash)
 
     async def pause(self, uuid: str) -> None:
         """Pause a guest."""
-        guest = self._known(uuid)
-        await self._simulate("pause", guest)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("pause", guest)
         if guest.power_state != power_state.PAUSED:
-            self._expect(guest, power_state.RUNNING, "paused")
-            self._set_power(guest, power_state.PAUSED, "paused")
+            expect(guest, power_state.RUNNING, "paused")
+            self._simulated.set_power(guest, power_state.PAUSED, "paused")
 
     async def unpause(self, uuid: str) -> None:
         """Let a paused guest run again."""
-        guest = self._known(uuid)
-        await self._simulate("unpause", guest)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("unpause", guest)
         if guest.power_state != power_state.RUNNING:
-            self._expect(guest, power_state.PAUSED, "unpaused")
-            self._set_power(guest, power_state.RUNNING, "resumed")
+            expect(guest, power_state.PAUSED, "unpaused")
+            self._simulated.set_power(guest, power_state.RUNNING, "resumed")
 
     async def suspend(self, uuid: str) -> None:
         """Suspend a guest."""
-        guest = self._known(uuid)
-        await self._simulate("suspend", guest)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("suspend", guest)
         if guest.power_state != power_state.SUSPENDED:
-            self._expect(guest, power_state.RUNNING, "suspended")
-            self._set_power(guest, power_state.SUSPENDED, "suspended")
+            expect(guest, power_state.RUNNING, "suspended")
+            self._simulated.set_power(guest, power_state.SUSPENDED, "suspended")
 
     async def resume(self, plan: GuestPlan) -> None:
         """Resume a suspended guest."""
-        guest = self._known(plan.instance.uuid)
-        await self._simulate("resume", guest)
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("resume", guest)
         if guest.power_state != power_state.RUNNING:
-            self._expect(guest, power_state.SUSPENDED, "resumed")
+            expect(guest, power_state.SUSPENDED, "resumed")
             await plan.plugged()
-            self._set_power(guest, power_state.RUNNING, "resumed")
+            self._simulated.set_power(guest, power_state.RUNNING, "resumed")
+
+    async def snapshot(self, plan: GuestPlan) -> FakeDiskCopy:
+        """Return an image that says what it was made of."""
+        guest = self._simulated.require(plan.instance.uuid)
+        if await self._simulated.call("snapshot", guest):
+            self._simulated.crash(guest)
+
+        async def during_upload() -> None:
+            await self._simulated.call("upload", guest)
+
+        return FakeDiskCopy(disk_content(guest), during_upload)
+
+    async def rescue(self, plan: GuestPlan, timeout: float, *, stopping: Callable[[], None] = do_nothing) -> None:
+        """Boot a guest from its rescue image, unless this order has done that."""
+        assert plan.rescue_image is not None
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._signed.verify(plan.rescue_image, plan.image_url)
+        crash = await self._simulated.call("rescue", guest)
+        if guest.rescue_epoch == plan.epoch and guest.power_state == power_state.RUNNING:
+            return
+        if guest.power_state == power_state.RUNNING:
+            stopping()
+            await self.power_off(guest.uuid, timeout)
+        await plan.plugged()
+        guest.rescue_epoch = plan.epoch
+        guest.rescues = (*guest.rescues, (guest.boots + 1, plan.rescue_image.name or plan.rescue_image.id))
+        self._simulated.boot(guest, crash=crash)
+
+    async def unrescue(self, plan: GuestPlan) -> None:
+        """Boot a guest from its own disk, unless it has."""
+        guest = self._simulated.require(plan.instance.uuid)
+        crash = await self._simulated.call("unrescue", guest)
+        if guest.rescue_epoch is None and guest.power_state == power_state.RUNNING:
+            return
+        await plan.plugged()
+        guest.rescue_epoch = None
+        self._simulated.boot(guest, crash=crash)
+
+    async def set_admin_password(self, plan: GuestPlan, password: str) -> None:
+        """Accept any password; a simulated guest has no users."""
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("set_admin_password", guest)
+        expect(guest, power_state.RUNNING, "given a password")
+
+    async def trigger_crash_dump(self, uuid: str) -> None:
+        """Send a guest a non-maskable interrupt, of which its console tells; with a `crash` fault the guest panics."""
+        guest = self._simulated.require(uuid)
+        crash = await self._simulated.call("trigger_crash_dump", guest)
+        if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
+            raise Conflict(f"The guest {uuid} does not run: it cannot dump its memory.")
+        guest.interrupts += 1
+        self._store.put(guest)
+        if crash:
+            self._simulated.crash(guest)
+
+    async def rebuild(
+        self,
+        plan: GuestPlan,
+        *,
+        start: bool,
+        timeout: float,
+        removed: Callable[[], Awaitable[None]],
+        stopping: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Replace a guest by a new one, which boots if it is to be started."""
+        uuid = plan.instance.uuid
+        await self._signed.verify(plan.instance.image, plan.image_url)
+        old = self._simulated.find(uuid)
+        if old is None:
+            self._simulated.require_unknown(uuid)
+        elif old.power_state == power_state.RUNNING:
+            stopping()
+            await self._simulated.shut_down(old, timeout)
+        guest = self._simulated.new(plan)
+        # Stored before a fault can occur, as a real hypervisor has removed the old disks by now.
+        self._store.put(guest)
+        self._simulated.consoles.end(uuid)
+        await removed()
+        crash = await self._simulated.call("rebuild", guest)
+        if not start:
+            self._simulated.set_power(guest, power_state.SHUTDOWN, "stopped")
+            return
+        await plan.plugged()
+        self._simulated.boot(guest, crash=crash)
 
     async def attach_interface(self, plan: GuestPlan, vif: VIF) -> None:
         """Plug an interface; unplug it if the network does not confirm it."""
-        guest = self._known(plan.instance.uuid)
-        await self._simulate("attach_interface", guest)
-        self._plug(guest, vif.port_id, _interface(vif))
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("attach_interface", guest)
+        self._simulated.plug(guest, vif)
         try:
             await plan.plugged()
         except BaseException:
-            self._plug(guest, vif.port_id, None)
+            self._simulated.unplug(guest, vif)
             raise
 
     async def detach_interface(self, uuid: str, vif: VIF) -> None:
         """Unplug an interface."""
-        guest = self._known(uuid)
-        await self._simulate("detach_interface", guest)
-        self._plug(guest, vif.port_id, None)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("detach_interface", guest)
+        self._simulated.unplug(guest, vif)
+
+    async def resize(self, plan: GuestPlan) -> None:
+        """Give a guest another size; its disks grow."""
+        guest = self._simulated.require(plan.instance.uuid)
+        if guest.epoch == plan.epoch:
+            return
+        expect(guest, power_state.SHUTDOWN, "resized")
+        await self._simulated.call("resize", guest)
+        before = moves.size_of(guest)
+        moves.give_size(guest, plan)
+        guest.previous = before
+        self._store.put(guest)
+
+    async def confirm_resize(self, uuid: str) -> None:
+        """Forget what a guest was before it was resized."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("confirm_resize", guest)
+        guest.previous = None
+        self._store.put(guest)
+
+    async def revert_resize(self, plan: GuestPlan) -> None:
+        """Make a guest what it was before it was resized; what it has written since is lost."""
+        guest = self._simulated.require(plan.instance.uuid)
+        await self._simulated.call("revert_resize", guest)
+        if guest.epoch == plan.epoch:  # this order has done it
+            return
+        if guest.power_state not in (power_state.SHUTDOWN, power_state.CRASHED):
+            self._simulated.set_power(guest, power_state.SHUTDOWN, "stopped")
+        moves.restore_size(guest, plan)
+        self._store.put(guest)
+
+    async def export_disks(self, uuid: str) -> bytes:
+        """Return the disks: they are small enough to be sent as they are."""
+        guest = self._simulated.require(uuid)
+        expect(guest, power_state.SHUTDOWN, "moved")
+        await self._simulated.call("export_disks", guest)
+        return moves.encode_disks(guest.disks)
+
+    async def import_guest(self, plan: GuestPlan, disks: bytes) -> None:
+        """Make a guest with the disks of one on another host."""
+        self._simulated.require_unknown(plan.instance.uuid)
+        guest = self._simulated.new(plan)
+        guest.disks = moves.decode_disks(disks)
+        self._store.put(guest)
+        await self._simulated.call("import_guest", guest)
+        moves.give_size(guest, plan)
+        guest.power_state = power_state.SHUTDOWN
+        self._store.put(guest)
+
+    async def check_live_migration(self, plan: GuestPlan) -> None:
+        """Fail by rule only: simulated hosts receive every guest."""
+        await self._simulated.call("check_live_migration", self._simulated.new(plan))
+
+    async def live_migrate(self, uuid: str) -> bytes:
+        """Send a guest; it takes as long as the rules of the simulation say, or until it is forced to end."""
+        guest = self._simulated.require(uuid)
+        if guest.sent is None:
+            if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
+                raise Conflict(f"The guest {uuid} does not run: it cannot be sent.")
+            forced = self._forced[uuid] = asyncio.Event()
+            copying = asyncio.ensure_future(self._simulated.call("live_migrate", guest))
+            ended = asyncio.ensure_future(forced.wait())
+            try:
+                await asyncio.wait({copying, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if copying.done():
+                    copying.result()
+            finally:
+                del self._forced[uuid]
+                for each in (copying, ended):
+                    each.cancel()
+            guest.sent, guest.power_state = guest.power_state, power_state.PAUSED
+            self._store.put(guest)
+        return moves.encode_state(guest)
+
+    async def force_complete_live_migration(self, uuid: str) -> None:
+        """End the copy of a guest's memory at once."""
+        if uuid not in self._forced:
+            raise Conflict(f"The guest {uuid} is not being sent.")
+        self._forced[uuid].set()
+
+    async def rollback_live_migration(self, uuid: str) -> int:
+        """Let a guest that was sent continue here."""
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("rollback_live_migration", guest)
+        if guest.sent is not None:
+            guest.power_state, guest.sent = guest.sent, None
+            self._store.put(guest)
+        return guest.power_state
+
+    async def receive_live_guest(self, plan: GuestPlan, state: bytes) -> int:
+        """Continue a guest that was sent."""
+        self._simulated.require_unknown(plan.instance.uuid)
+        guest = self._simulated.new(plan)
+        self._store.put(guest)
+        await self._simulated.call("receive_live_guest", guest)
+        moves.give_state(guest, state)
+        self._store.put(guest)
+        return guest.power_state
 
     async def get_diagnostics(self, uuid: str) -> GuestDiagnostics:
         """Return invented statistics that grow with the guest's age."""
-        guest = self._known(uuid)
-        await self._simulate("diagnostics", guest)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("diagnostics", guest)
         return diagnose(guest, self._clock.now())
+
+    async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
+        """Keep an image; a simulated host needs its data only to verify it. Rules match its name as a guest's."""
+        await self._signed.verify(image, url)
+        if image.id in self._images:
+            return False
+        await self._simulated.fail_by_rule("cache_image", image.name, {})
+        self._images.add(image.id)
+        return True
 
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
         """Return whether guests have begun to boot; those with a `boot` fault have not, or only after its delay."""
         now = self._clock.now()
-        found = [guest for uuid in uuids if (guest := self._find(uuid)) is not None]
+        found = [guest for uuid in uuids if (guest := self._simulated.find(uuid)) is not None]
         return {guest.uuid: boot_sign(guest, now) for guest in found if guest.power_state == power_state.RUNNING}
 
     async def get_console_output(self, uuid: str, length: int | None) -> str:
         """Return an invented console log."""
-        guest = self._known(uuid)
-        await self._simulate("console", guest)
+        guest = self._simulated.require(uuid)
+        await self._simulated.call("console", guest)
         return last_lines(console_text(guest), length)
 
     async def get_vnc_console(self, uuid: str) -> ConsoleEndpoint:
         """Return where a picture that reacts to keys is shown."""
-        return await self._console("vnc", uuid)
+        return await self._simulated.console("vnc", uuid)
+
+    async def get_spice_console(self, uuid: str) -> ConsoleEndpoint:
+        """Return where the console of a guest's screen is by SPICE."""
+        return await self._simulated.console("spice", uuid)
 
     async def get_serial_console(self, uuid: str, number: int = 0) -> ConsoleEndpoint:
         """Return where a small shell answers; there is one serial port."""
         if number:
             raise InstanceNotFound(f"The guest {uuid} has no serial port {number}.")
-        return await self._console("serial", uuid)
+        return await self._simulated.console("serial", uuid)
+
+    async def get_host_cpu_stats(self) -> CPUTimes:
+        """Return the times of simulated processors: each running guest keeps one of them busy for a tenth."""
+        passed = int((self._clock.monotonic() - self._up_since) * 1e9)
+        busy = passed * sum(guest.power_state == power_state.RUNNING for guest in self._simulated) // 10
+        idle = max(0, passed * self._simulated.node().vcpus - busy)
+        return CPUTimes(user=busy, kernel=0, idle=idle, iowait=0, frequency=1000)
 
     async def get_host_uptime(self) -> str:
         """Return the time since the driver was made."""
@@ -263,96 +437,15 @@ class FakeDriver:
         """Stop a guest as if its owner had shut it down from inside."""
         self.guest_becomes(uuid, "crashed" if crashed else "stopped")
 
+    def guest_writes(self, uuid: str, text: str) -> None:
+        """Write to a guest's root disk, as its user could."""
+        guest = self._simulated.require(uuid)
+        guest.disks = moves.written(guest.disks, text)
+        self._store.put(guest)
+
     def guest_becomes(self, uuid: str, event: Lifecycle) -> None:
         """Change a guest's power state without an order, as somebody at the hypervisor could."""
-        self._set_power(self._known(uuid), POWER_AFTER[event], event)
-
-    def _find(self, uuid: str) -> FakeGuest | None:
-        guest = self._store.get(uuid)
-        return guest if guest is not None and guest.cloud == self._cloud_id else None
-
-    def _known(self, uuid: str) -> FakeGuest:
-        guest = self._find(uuid)
-        if guest is None:
-            raise InstanceNotFound(f"There is no guest {uuid} on {self.host}.")
-        return guest
-
-    def _expect(self, guest: FakeGuest, state: int, what: str) -> None:
-        if guest.power_state != state:
-            raise Conflict(f"The guest {guest.uuid} cannot be {what} in its power state {guest.power_state}.")
-
-    def _plug(self, guest: FakeGuest, port: str, interface: FakeInterface | None) -> None:
-        others = tuple(each for each in guest.interfaces if each.port != port)
-        guest.interfaces = others if interface is None else (*others, interface)
-        self._store.put(guest)
-
-    async def _console(self, protocol: ConsoleProtocol, uuid: str) -> ConsoleEndpoint:
-        guest = self._known(uuid)
-        await self._simulate("console", guest)
-        if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
-            raise Conflict(f"Instance {uuid} does not run: its consoles are there again when it does.")
-        return await self._consoles.open(protocol, guest)
-
-    def _boot(self, guest: FakeGuest) -> None:
-        fault = self._faults.draw("boot", self.host, guest.name, guest.metadata)
-        guest.boots += 1
-        guest.booted_at = self._clock.now()
-        guest.silent_for = fault.delay
-        if fault.kind:
-            guest.hung = (*guest.hung, guest.boots)
-        self._set_power(guest, power_state.RUNNING, "started")
-
-    def _set_power(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:
-        guest.power_state = state
-        self._store.put(guest)
-        if state not in (power_state.RUNNING, power_state.PAUSED):
-            self._consoles.end(guest.uuid)
-        if self._events is not None:
-            self._events.lifecycle(guest.uuid, event)
-
-    async def _simulate(self, call: str, guest: FakeGuest) -> bool:
-        """Apply the delays and faults of a call; return whether the guest crashes after it."""
-        fault = self._faults.draw(call, self.host, guest.name, guest.metadata)
-        if fault.delay:
-            await self._clock.sleep(fault.delay)
-        if fault.kind == "hang":
-            await asyncio.get_running_loop().create_future()
-        error = _ERRORS.get(fault.kind)
-        if error is not None:
-            raise error(fault.message or f"Simulated fault {fault.kind!r} at {call} on {self.host}.")
-        return fault.kind == "crash"
-
-    def _node(self) -> NodeResources:
-        settings = self._settings
-        guests = list(self._store)
-        disk_used = sum(guest.local_gb for guest in guests)
-        return NodeResources(
-            node=self.host,
-            node_uuid=str(uuid5(_NODES, f"{self._cloud_id}/{self.host}/{self.host}")),
-            hypervisor_type="fake",
-            hypervisor_version=1_000,
-            vcpus=settings.vcpus,
-            memory_mb=settings.memory_mb,
-            local_gb=settings.local_gb,
-            vcpus_used=sum(guest.vcpus for guest in guests),
-            memory_mb_used=sum(guest.memory_mb for guest in guests),
-            local_gb_used=disk_used,
-            disk_available_gb=settings.local_gb - disk_used,
-            running_vms=sum(guest.power_state == power_state.RUNNING for guest in guests),
-            cpu_info={
-                "arch": "x86_64",
-                "model": "simulated",
-                "vendor": "Micronova",
-                "features": ["vmx", "nx"],
-                "topology": {"cells": 1, "sockets": 1, "cores": settings.vcpus, "threads": 1},
-            },
-            supported=(("x86_64", "fake", "hvm"), ("i686", "fake", "hvm")),
-        )
-
-
-def _interface(vif: VIF) -> FakeInterface:
-    addresses = tuple(address.address for address in vif.fixed_ips)
-    return FakeInterface(port=vif.port_id, mac=vif.mac_address, addresses=addresses)
+        self._simulated.set_power(self._simulated.require(uuid), POWER_AFTER[event], event)
 
 
 def _view(guest: FakeGuest) -> Guest:

@@ -20,19 +20,37 @@ DriverCall = Literal[
     "unpause",
     "suspend",
     "resume",
+    "snapshot",
+    "upload",
+    "rescue",
+    "unrescue",
+    "set_admin_password",
+    "trigger_crash_dump",
+    "rebuild",
     "attach_interface",
     "detach_interface",
+    "resize",
+    "confirm_resize",
+    "revert_resize",
+    "export_disks",
+    "import_guest",
+    "check_live_migration",
+    "live_migrate",
+    "rollback_live_migration",
+    "receive_live_guest",
     "console",
     "diagnostics",
+    "cache_image",
     "*",
 ]
-"""`boot` and `shutdown` are what the guest does when it is started and asked to stop; the others are the methods of the
-driver. `*` is all but `boot`."""
+"""`boot` and `shutdown` are what the guest does when it is started and asked to stop, `upload` is the upload of a
+snapshot; the others are the methods of the driver. `*` is all but `boot`."""
 
-Kind = Literal["fail", "abort", "no_resources", "unavailable", "hang", "crash", "delay"]
+Kind = Literal["fail", "abort", "no_resources", "unavailable", "not_supported", "hang", "crash", "delay"]
 """fail: the hypervisor fails; another host may succeed. abort: the guest cannot be built anywhere. no_resources:
-this host lacks resources after all. unavailable: the hypervisor cannot be reached now. hang: the call does not end
-until it is cancelled. crash: it succeeds, and the guest crashes right after. delay: it succeeds, later."""
+this host lacks resources after all. unavailable: the hypervisor cannot be reached now. not_supported: it cannot do
+that. hang: the call does not end until it is cancelled. crash: it succeeds, and the guest crashes right after. delay:
+it succeeds, later."""
 
 
 class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

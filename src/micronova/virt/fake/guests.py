@@ -25,6 +25,25 @@ class FakeInterface(msgspec.Struct, kw_only=True, frozen=True):
     addresses: tuple[str, ...] = ()
 
 
+class FakeDisk(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """A disk of a simulated guest, on the host where the guest is."""
+
+    name: str  # root | ephemeral | swap
+    size_gb: int
+    boots: int = 0  # how often its guest has booted, which the operating system has written to it
+    text: str = ""  # what the guest has written to it
+
+
+class FakeSize(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What a guest was before it was resized, kept until that is confirmed or reverted."""
+
+    epoch: int
+    vcpus: int
+    memory_mb: int
+    local_gb: int
+    disks: tuple[FakeDisk, ...] = ()
+
+
 class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A simulated guest."""
 
@@ -40,11 +59,17 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     local_gb: int = 0
     image: str = ""
     interfaces: tuple[FakeInterface, ...] = ()
+    disks: tuple[FakeDisk, ...] = ()
+    previous: FakeSize | None = None
+    sent: int | None = None  # its power state before it was sent to another host; it waits for the end of that
     metadata: dict[str, str] = {}
     boots: int = 0
     booted_at: float = 0.0
     silent_for: float = 0.0  # seconds after that until it begins to boot
     hung: tuple[int, ...] = ()  # numbers, from 1, of those boots that hang
+    rescue_epoch: int | None = None  # of the order that rescued it; None if it boots from its own disk
+    rescues: tuple[tuple[int, str], ...] = ()  # numbers of the boots from rescue images, with the images' names
+    interrupts: int = 0  # non-maskable ones since its last boot
 
     @property
     def hangs(self) -> bool:

@@ -49,9 +49,12 @@ class Picture:
 
     def draw(self) -> bytes:
         """Return the whole picture as one rectangle."""
+        return struct.pack(">HHHHi", 0, 0, WIDTH, HEIGHT, _RAW) + self.pixels()
+
+    def pixels(self) -> bytes:
+        """Return the pixels, line by line."""
         band = -(-HEIGHT // len(_SKY))
-        lines = [self._line(y, self._pixel(_SKY[y // band])) for y in range(HEIGHT)]
-        return struct.pack(">HHHHi", 0, 0, WIDTH, HEIGHT, _RAW) + b"".join(lines)
+        return b"".join(self._line(y, self._pixel(_SKY[y // band])) for y in range(HEIGHT))
 
     def _line(self, y: int, background: bytes) -> bytes:
         row, within = divmod(y - (HEIGHT - _ROWS * BLOCK), BLOCK)

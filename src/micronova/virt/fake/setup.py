@@ -30,6 +30,7 @@ def create(setup: DriverSetup) -> dict[str, FakeDriver]:
             faults=faults,
             cloud_id=setup.cloud_id,
             clock=setup.clock,
+            images=setup.images,
         )
     return drivers
 

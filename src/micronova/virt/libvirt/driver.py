@@ -1,13 +1,12 @@
 """The libvirt driver: real guests, under QEMU or another hypervisor of libvirt's.
 
-A guest is made in this order, so that `list_guests` finds it and `destroy` removes it wherever an agent dies:
-
-    record → disks → config drive → definition → started, paused → network confirms → runs → record says complete
+The driver is the contract of `virt/driver.py`. A class of `guests` does the work of each group of methods. The driver
+surrounds what changes a guest, so that its power state is reported once when the order ends.
 
 The sub-packages, from the top (pyproject.toml holds the order):
 
     daemon       the libvirtd that runs the guests: a private one, or an existing one
-    guests       finding, starting, watching and changing guests
+    guests       finding, making, starting, watching and changing guests
     definition   what a guest's definition contains, and its XML
     storage      the guests' files: records, disks, image cache, config drive
     client       the connection to libvirt, its events, and threads for calls that block
@@ -15,56 +14,58 @@ The sub-packages, from the top (pyproject.toml holds the order):
 
 import asyncio
 import logging
-import os
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.http.image_downloads import stream
 from micronova.metadata.vendordata import VendorDataSource
-from micronova.objects import power_state
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
 from micronova.objects.console import ConsoleEndpoint
 from micronova.objects.diagnostics import GuestDiagnostics
-from micronova.objects.errors import Conflict
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
 from micronova.virt.driver import (
     BootSign,
+    CPUTimes,
     DriverEvents,
-    DriverFailed,
     GuestPlan,
     RebootType,
+    do_nothing,
     implemented,
 )
 from micronova.virt.libvirt import resources
-from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.client.connection import Connection
 from micronova.virt.libvirt.client.events import EventQueues, GuestEvent
 from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.daemon.existing import check_way, explain_failure
+from micronova.virt.libvirt.daemon.existing import check_reachable, explain_failure
 from micronova.virt.libvirt.daemon.private import PrivateLibvirtd
-from micronova.virt.libvirt.definition.compose import HostProfile, domain_name
-from micronova.virt.libvirt.guests import diagnostics, domains, hotplug
+from micronova.virt.libvirt.definition.compose import HostProfile
+from micronova.virt.libvirt.guests import agent, diagnostics, domains, hotplug
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.boot_signs import boot_signs
+from micronova.virt.libvirt.guests.builder import GuestBuilder
 from micronova.virt.libvirt.guests.consoles import Consoles
 from micronova.virt.libvirt.guests.graceful import GracefulPower
-from micronova.virt.libvirt.guests.launcher import SAVE_SECONDS_PER_GB, START_TIMEOUT, Launcher
+from micronova.virt.libvirt.guests.launcher import START_TIMEOUT, Launcher
 from micronova.virt.libvirt.guests.lifecycle import LifecycleReporter
+from micronova.virt.libvirt.guests.power import GuestPower
+from micronova.virt.libvirt.guests.rescue import Rescuer
+from micronova.virt.libvirt.guests.rescue_disks import RescueDisks
+from micronova.virt.libvirt.guests.resizing import Resizer
+from micronova.virt.libvirt.guests.snapshots import CopiedDisk, Snapshots
 from micronova.virt.libvirt.host import HostFacts, cpu_flags, kvm_group, read_facts
 from micronova.virt.libvirt.storage import sandbox
-from micronova.virt.libvirt.storage.config_drive import make_config_drive
-from micronova.virt.libvirt.storage.disks import DiskMaker, plan_disks
-from micronova.virt.libvirt.storage.fetch import fetch, stream
+from micronova.virt.libvirt.storage.disks import DiskMaker
+from micronova.virt.libvirt.storage.fetch import fetch
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.image_cache import ImageCache
 from micronova.virt.libvirt.storage.layout import Layout
-from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
+from micronova.virt.libvirt.storage.records import GuestRecords
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,8 @@ FILE_THREADS: Final = 4
 
 class LibvirtDriver:
     """The driver of one host."""
+
+    verifies_signatures = True
 
     def __init__(
         self,
@@ -108,18 +111,35 @@ class LibvirtDriver:
         )
         self._guests = GuestAccess(self._connection, self._records, self._files, host=host, cloud=cloud_id)
         self._reporter = LifecycleReporter(self._guests, clock)
-        self._graceful = GracefulPower(self._connection, self._queues, clock, cloud_id)
         self._images = ImageCache(
             layout,
             self._files,
             clock,
             fetcher=partial(fetch, source=partial(stream, service=image_service)),
-            max_bytes=self._max_cache,
-            used_by_disks=self._backing_files,
+            max_bytes=partial(layout.part_of_disk, settings.image_cache_max_percent),
+            used_by_disks=self._records.backing_files,
             evict=settings.remove_unused_base_images,
         )
         self._disks = DiskMaker(layout, self._images, self._files)
-        self._ready: tuple[HostFacts, Launcher] | None = None
+        rescue_disks = RescueDisks(layout, self._records, self._disks, self._files, settings, vendor_data)
+        self._launcher = Launcher(self._connection, self._guests, self._records, self._files)
+        graceful = GracefulPower(self._connection, self._queues, clock, cloud_id)
+        self._power = GuestPower(self._launcher, self._guests, graceful, rescue_disks, settings)
+        self._builder = GuestBuilder(
+            self._launcher,
+            self._power,
+            self._guests,
+            self._records,
+            self._disks,
+            layout,
+            self._files,
+            settings,
+            vendor_data,
+            logs=None if daemon is None else daemon.directory / "log" / "qemu",
+        )
+        self._rescuer = Rescuer(self._launcher, self._power, self._guests, rescue_disks)
+        self._resizer = Resizer(self._launcher, self._guests, self._records, self._disks, layout, self._files, settings)
+        self._snapshots = Snapshots(self._guests, self._records, layout, self._files, clock)
         self._cleaning: asyncio.Task[None] | None = None
         self._is_qemu = uri.startswith("qemu")
         self._consoles = Consoles(self._guests, self._connection, layout, self._files, settings, sockets=self._is_qemu)
@@ -133,7 +153,7 @@ class LibvirtDriver:
         if missing is not None:
             raise LibvirtMissing(f"Guests' disks cannot be made safely: {missing}.")
         if self._daemon is None and self._is_qemu:
-            await self._files.run(check_way, self._layout.root.parent)
+            await self._files.run(check_reachable, self._layout.root.parent)
         await self._files.run(self._layout.prepare)
         if self._is_qemu:
             await self._files.run(self._layout.check_sharing)
@@ -158,18 +178,17 @@ class LibvirtDriver:
             weighs_cpus=own_cgroups,
             kvm_group=kvm_group(facts.virt_type),
         )
-        ids = guest_ids(self._settings.guest_uids, self._cloud)
-        launcher = Launcher(profile, self._connection, self._guests, self._records, self._files, self._cloud, ids)
-        self._ready = facts, launcher
+        self._launcher.prepare(profile, guest_ids(self._settings.guest_uids, self._cloud))
+        await self._snapshots.clear_all()
         self._reporter.start(events)
-        self._cleaning = asyncio.get_running_loop().create_task(self._remove_unused_images())
+        if self._settings.remove_unused_base_images:
+            self._cleaning = keep_running(self._remove_unused_images, name="libvirt-images", clock=self._clock)
         log.info("host %s runs %s guests with libvirt at %s", self.host, facts.virt_type, self._connection.uri)
 
     async def close(self) -> None:
         """Disconnect from libvirt; the guests and a private libvirtd continue to run."""
-        if self._cleaning is not None:
-            self._cleaning.cancel()
-            await asyncio.gather(self._cleaning, return_exceptions=True)
+        await end_tasks(self._cleaning)
+        await self._snapshots.close()
         await self._reporter.stop()
         await self._consoles.close()
         await self._connection.close()
@@ -183,8 +202,8 @@ class LibvirtDriver:
             found -= {"vnc_console"}
         if not self._settings.spice_enabled:
             found -= {"spice_console"}
-        if self._ready is not None and not self._facts.is_qemu:
-            found -= {"serial_console", "console_log", "boot_signs"}
+        if self._launcher.is_ready and not self._facts.is_qemu:
+            found -= {"serial_console", "console_log", "boot_signs", "snapshot", "admin_password", "crash_dump"}
         return found
 
     async def get_available_resources(self) -> list[NodeResources]:
@@ -204,6 +223,10 @@ class LibvirtDriver:
         )
         return [found]
 
+    async def get_host_cpu_stats(self) -> CPUTimes:
+        """Return the times of the machine's processors."""
+        return await self._connection.read(resources.cpu_times, "measure its processors")
+
     async def get_host_uptime(self) -> str:
         """Return the uptime of the machine."""
         return await self._files.run(resources.uptime)
@@ -220,131 +243,110 @@ class LibvirtDriver:
 
     async def spawn(self, plan: GuestPlan) -> None:
         """Make a guest and start it."""
-        instance = plan.instance
-        uuid = instance.uuid
-        async with self._reporter.changing(uuid):
-            if await self._connection.read(lambda connection: domains.find(connection, uuid), "find the guest"):
-                raise Conflict(f"A guest {uuid} exists already on {self.host}.")
-            # `reserve` refuses what this host cannot give before anything is made.
-            record = GuestRecord(
-                uuid=uuid,
-                cloud=self._cloud,
-                host=self.host,
-                node=instance.node or self.host,
-                epoch=plan.epoch,
-                name=instance.name,
-                vcpus=instance.flavor.vcpus,
-                memory_mb=instance.flavor.ram,
-                local_gb=instance.flavor.resources().get("DISK_GB", 0),
-                disks=plan_disks(plan, self._settings),
-            )
-            record = await self._launcher.reserve(plan, record)
-            await self._disks.make(plan, record)
-            if any(disk.role == "config" for disk in record.disks):
-                await make_config_drive(plan, self._vendor_data, self._layout, self._files)
-            await self._launcher.launch(plan, record)
-            await self._files.run(self._records.save, msgspec.structs.replace(record, complete=True))
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._builder.spawn(plan)
+
+    async def rebuild(
+        self,
+        plan: GuestPlan,
+        *,
+        start: bool,
+        timeout: float,
+        removed: Callable[[], Awaitable[None]],
+        stopping: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Make a guest anew in the place of the old one."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._builder.rebuild(plan, start=start, timeout=timeout, removed=removed, stopping=stopping)
 
     async def destroy(self, uuid: str) -> None:
         """Remove a guest with its definition, disks and logs."""
-        record = await self._files.run(self._records.load, uuid)
-        if record is None:
-            if await self._files.run(self._layout.guest(uuid).exists):
-                raise DriverFailed(f"The record of guest {uuid} is damaged, so its files are not removed.")
-            record = await self._files.run(self._records.load_removed, uuid)
-        if record is not None and not self._guests.owns(record):
-            log.warning("guest %s is not removed: its record names another cloud or host", uuid)
-            return
-
-        def remove(connection: Connect) -> None:
-            domain = domains.find_ours(connection, uuid, self._cloud)
-            if domain is not None:
-                domains.remove(domain)
-
         async with self._reporter.changing(uuid):
-            await self._connection.change(uuid, remove, "remove the guest", timeout=START_TIMEOUT)
-            # The record is removed last: if this agent dies, the next one finds the guest by it.
-            await self._files.run(self._remove_logs, uuid)
-            if record is not None:
-                await self._files.run(self._records.remove, uuid)
+            await self._builder.destroy(uuid)
         self._reporter.forget(uuid)
 
     # --- power ---
 
     async def power_on(self, plan: GuestPlan) -> None:
         """Start a guest that does not run, or resume one that is paused."""
-        uuid = plan.instance.uuid
-        async with self._reporter.changing(uuid):
-            record, power = await self._guests.require(uuid)
-            if power == power_state.PAUSED:
-                # An agent may have died while this guest waited for the network.
-                await plan.plugged()
-                await self._launcher.resume(uuid)
-            elif power != power_state.RUNNING:
-                await self._launcher.relaunch(plan, record)
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._power.on(plan)
 
     async def power_off(self, uuid: str, timeout: float) -> None:
         """Ask a guest to shut down, and stop it if it does not."""
         async with self._reporter.changing(uuid):
-            _, power = await self._guests.require(uuid)
-            if power == power_state.SHUTDOWN:
-                return
-            if power == power_state.RUNNING and timeout > 0 and await self._graceful.shut_down(uuid, timeout):
-                return
-            if power == power_state.RUNNING and timeout > 0:
-                log.info("guest %s did not shut down within %g s and is stopped", uuid, timeout)
-            await self._guests.change(uuid, domains.power_off, "stop the guest")
+            await self._power.off(uuid, timeout)
 
     async def reboot(self, plan: GuestPlan, kind: RebootType) -> None:
         """Restart a guest; one that does not react to a soft reboot gets a hard one."""
-        uuid = plan.instance.uuid
-        async with self._reporter.changing(uuid):
-            record, power = await self._guests.require(uuid)
-            if kind == "SOFT" and power == power_state.RUNNING:
-                if await self._graceful.reboot(uuid, self._settings.wait_soft_reboot_seconds):
-                    return
-                log.info("guest %s did not react to a soft reboot and gets a hard one", uuid)
-            await self._launcher.relaunch(plan, record)
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._power.reboot(plan, kind)
 
     async def pause(self, uuid: str) -> None:
         """Stop the guest's CPUs."""
         async with self._reporter.changing(uuid):
-            _, power = await self._guests.require(uuid)
-            if power != power_state.PAUSED:
-                await self._guests.change(uuid, domains.pause, "pause the guest")
+            await self._power.pause(uuid)
 
     async def unpause(self, uuid: str) -> None:
         """Let the guest's CPUs run again."""
         async with self._reporter.changing(uuid):
-            _, power = await self._guests.require(uuid)
-            if power == power_state.PAUSED:
-                await self._launcher.resume(uuid)
-            elif power != power_state.RUNNING:
-                raise Conflict(f"The guest {uuid} does not run: it cannot be resumed.")
+            await self._power.unpause(uuid)
 
     async def suspend(self, uuid: str) -> None:
         """Save the guest's memory to disk and stop it."""
         async with self._reporter.changing(uuid):
-            record, power = await self._guests.require(uuid)
-            if power == power_state.SUSPENDED:
-                return
-            if power not in (power_state.RUNNING, power_state.PAUSED):
-                raise Conflict(f"The guest {uuid} does not run: it cannot be suspended.")
-            timeout = self._settings.call_timeout + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
-            await self._guests.change(uuid, domains.save, "suspend the guest", timeout=timeout)
+            await self._power.suspend(uuid)
 
     async def resume(self, plan: GuestPlan) -> None:
         """Restore the guest's memory from disk; it has the interfaces that it had when it was suspended."""
-        uuid = plan.instance.uuid
-        async with self._reporter.changing(uuid):
-            record, power = await self._guests.require(uuid)
-            if power == power_state.RUNNING:
-                return
-            if power == power_state.PAUSED:
-                await plan.plugged()
-                await self._launcher.resume(uuid)
-                return
-            await self._launcher.restore(plan, record)
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._power.resume(plan)
+
+    # --- images and repair ---
+
+    async def snapshot(self, plan: GuestPlan) -> CopiedDisk:
+        """Copy the guest's root disk; a guest that runs goes on."""
+        return await self._snapshots.take(plan)
+
+    async def rescue(self, plan: GuestPlan, timeout: float, *, stopping: Callable[[], None] = do_nothing) -> None:
+        """Boot a guest from a rescue disk; its own disks are as its record has them, and nothing else is changed."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._rescuer.rescue(plan, timeout, stopping)
+
+    async def unrescue(self, plan: GuestPlan) -> None:
+        """Boot a guest from its own disks, unless it runs from them, and remove the rescue disk."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._rescuer.unrescue(plan)
+
+    async def set_admin_password(self, plan: GuestPlan, password: str) -> None:
+        """Have the guest's agent set the password of its administrator."""
+        user = agent.administrator(plan.instance)
+        await self._guests.change(
+            plan.instance.uuid,
+            lambda domain: agent.set_password(domain, user, password),
+            "set a password in the guest",
+            lane="agent",
+        )
+
+    async def trigger_crash_dump(self, uuid: str) -> None:
+        """Send a guest a non-maskable interrupt."""
+        await self._guests.change(uuid, domains.inject_nmi, "interrupt the guest")
+
+    # --- size ---
+
+    async def resize(self, plan: GuestPlan) -> None:
+        """Give a guest that is off another size; what it was is kept."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._resizer.resize(plan)
+
+    async def confirm_resize(self, uuid: str) -> None:
+        """Remove what a guest was before it was resized."""
+        await self._resizer.confirm(uuid)
+
+    async def revert_resize(self, plan: GuestPlan) -> None:
+        """Make a guest what it was before it was resized."""
+        async with self._reporter.changing(plan.instance.uuid):
+            await self._resizer.revert(plan)
 
     # --- interfaces ---
 
@@ -387,6 +389,10 @@ class LibvirtDriver:
             uuid, lambda domain: diagnostics.diagnose(domain, hypervisor=hypervisor), "measure the guest"
         )
 
+    async def cache_image(self, image: ImageMeta, url: str | None) -> bool:
+        """Fetch an image to the cache."""
+        return await self._images.fetch(image, url)
+
     async def boot_signs(self, uuids: Collection[str]) -> dict[str, BootSign]:
         """Return which guests have begun to boot, judged by their disks and networks."""
         return await boot_signs(self._connection, self._records, self._files, self._cloud, uuids)
@@ -395,15 +401,7 @@ class LibvirtDriver:
 
     @property
     def _facts(self) -> HostFacts:
-        if self._ready is None:
-            raise DriverFailed("The driver is not ready.")
-        return self._ready[0]
-
-    @property
-    def _launcher(self) -> Launcher:
-        if self._ready is None:
-            raise DriverFailed("The driver is not ready.")
-        return self._ready[1]
+        return self._launcher.host.facts
 
     async def _ensure_daemon(self) -> None:
         if self._daemon is not None:
@@ -417,32 +415,10 @@ class LibvirtDriver:
         # Events were lost while there was no connection.
         self._reporter.check_all_soon()
 
-    def _remove_logs(self, uuid: str) -> None:
-        """Remove QEMU's log of a guest; the logs of an existing libvirt are not ours."""
-        if self._daemon is not None:
-            for file in (self._daemon.directory / "log" / "qemu").glob(f"{domain_name(uuid)}.log*"):
-                file.unlink(missing_ok=True)
-
-    def _backing_files(self) -> set[str]:
-        """Return the names of the cached images that disks are based on. Blocks."""
-        return {disk.backing for record in self._records.all() for disk in record.disks if disk.backing}
-
-    def _max_cache(self) -> int:
-        """Return how many bytes the image cache may take. Blocks."""
-        numbers = os.statvfs(self._layout.base)
-        return numbers.f_blocks * numbers.f_frsize * self._settings.image_cache_max_percent // 100
-
     async def _remove_unused_images(self) -> None:
         while True:
             await self._clock.sleep(self._settings.image_cache_manager_interval)
-            if not self._settings.remove_unused_base_images:
-                continue
             try:
                 await self._images.remove_unused(self._settings.remove_unused_original_minimum_age_seconds)
             except Exception:
                 log.exception("unused images could not be removed from the cache; trying again later")
-
-
-def state_root(state_dir: Path, settings: LibvirtSettings) -> Path:
-    """Return the directory of this host's guests."""
-    return Path(settings.instances_path) if settings.instances_path else state_dir / "libvirt"

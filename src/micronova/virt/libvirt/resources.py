@@ -14,11 +14,14 @@ from uuid import UUID, uuid5
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
+from micronova.virt.driver import CPUTimes
+from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.host import HostFacts
-from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
+from micronova.virt.libvirt.storage.layout import Layout, is_base_link
 from micronova.virt.libvirt.storage.records import GuestRecord
 
 GIB: Final = 1024**3
+ALL_CPUS: Final = -1  # VIR_NODE_CPU_STATS_ALL_CPUS
 _NODES: Final = UUID("2e1d6c0e-5a43-4b1c-8f3e-6d6963726f6e")
 """Namespace of node uuids: the same host of the same cloud has the same uuid after every restart."""
 
@@ -114,6 +117,18 @@ def file_system(folder: Path) -> FileSystem:
     )
 
 
+def cpu_times(connection: Connect) -> CPUTimes:
+    """Return what the processors have done since the machine was started, as libvirt says."""
+    spent, frequency = connection.getCPUStats(ALL_CPUS), connection.getInfo()[3]
+    return CPUTimes(
+        user=spent["user"],
+        kernel=spent["kernel"],
+        idle=spent["idle"],
+        iowait=spent.get("iowait", 0),
+        frequency=frequency,
+    )
+
+
 def uptime(proc: Path = Path("/proc")) -> str:
     """Return how long the host is up, in the form of uptime(1)."""
     minutes = int(float((proc / "uptime").read_text().split()[0])) // 60
@@ -126,7 +141,7 @@ def uptime(proc: Path = Path("/proc")) -> str:
 def _disk_usage(folder: Path) -> int:
     """Return how many bytes the files of a directory occupy; cached images that are linked there are the cache's."""
     try:
-        found = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if entry.name != BASE_LINK]
+        found = [entry.stat(follow_symlinks=False) for entry in os.scandir(folder) if not is_base_link(entry.name)]
         return sum(status.st_blocks * 512 for status in found)
     except FileNotFoundError:
         return 0

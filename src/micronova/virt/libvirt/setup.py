@@ -20,7 +20,7 @@ from micronova.virt.libvirt.daemon.private import (
     missing_directories,
 )
 from micronova.virt.libvirt.daemon.qemu_user import find_qemu_user
-from micronova.virt.libvirt.driver import LibvirtDriver, state_root
+from micronova.virt.libvirt.driver import LibvirtDriver
 from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags
 from micronova.virt.libvirt.storage import sandbox
 from micronova.virt.libvirt.storage.guest_users import guest_ids
@@ -62,6 +62,11 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         image_service=setup.image_service,
     )
     return {host: driver}
+
+
+def state_root(state_dir: Path, settings: LibvirtSettings) -> Path:
+    """Return the directory of this host's guests."""
+    return Path(settings.instances_path) if settings.instances_path else state_dir / "libvirt"
 
 
 def private_libvirtd(

@@ -8,10 +8,11 @@ import pytest
 from micronova.clients.identity.catalog import Catalog
 from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.http.auth import KeystoneTokens
-from micronova.http.client import Answer, ASGITransport
+from micronova.http.client import Answer, ASGITransport, RequestBody
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized, Unavailable
-from tests.unit.embedded.identity.harness import SERVICE, Cloud, ManualClock
+from tests.clocks import HeldClock
+from tests.unit.embedded.identity.harness import SERVICE, Cloud
 
 CONTEXT = RequestContext(request_id="req-1")
 
@@ -23,7 +24,7 @@ class Counting(ASGITransport):
         super().__init__(cloud.identity.service.app, host="cloud.example")
         self.requests: list[str] = []
 
-    async def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+    async def request(self, method: str, url: str, headers: Mapping[str, str], body: RequestBody) -> Answer:
         self.requests.append(f"{method} {url.partition('?')[0]}")
         return await super().request(method, url, headers, body)
 
@@ -34,7 +35,7 @@ def transport(cloud: Cloud) -> Counting:
 
 
 @pytest.fixture
-def token(transport: Counting, clock: ManualClock) -> ServiceToken:
+def token(transport: Counting, clock: HeldClock) -> ServiceToken:
     user, password, project = SERVICE
     return ServiceToken(transport, username=user, password=password, project_name=project, now=clock.now)
 
@@ -45,7 +46,7 @@ def client(transport: Counting, token: ServiceToken) -> IdentityClient:
 
 
 async def test_a_token_is_fetched_once_and_renewed_in_time(
-    cloud: Cloud, transport: Counting, token: ServiceToken, clock: ManualClock
+    cloud: Cloud, transport: Counting, token: ServiceToken, clock: HeldClock
 ) -> None:
     first = await asyncio.gather(*(token.get() for _ in range(20)))
     assert len(set(first)) == 1 and transport.requests == ["POST /v3/auth/tokens"]
@@ -56,7 +57,7 @@ async def test_a_token_is_fetched_once_and_renewed_in_time(
     assert len(transport.requests) == 2
 
 
-async def test_a_short_lived_token_is_used_all_the_same(cloud: Cloud, transport: Counting, clock: ManualClock) -> None:
+async def test_a_short_lived_token_is_used_all_the_same(cloud: Cloud, transport: Counting, clock: HeldClock) -> None:
     user, password, project = SERVICE
     token = ServiceToken(
         transport,
@@ -71,7 +72,7 @@ async def test_a_short_lived_token_is_used_all_the_same(cloud: Cloud, transport:
     assert len(transport.requests) == 1
 
 
-async def test_wrong_settings_are_not_the_callers_fault(transport: Counting, clock: ManualClock) -> None:
+async def test_wrong_settings_are_not_the_callers_fault(transport: Counting, clock: HeldClock) -> None:
     token = ServiceToken(transport, username="micronova", password="wrong", project_name="service", now=clock.now)
     with pytest.raises(Unavailable):
         await token.get()
@@ -79,7 +80,7 @@ async def test_wrong_settings_are_not_the_callers_fault(transport: Counting, clo
         await IdentityClient(transport, token).validate("whatever")
 
 
-async def test_endpoints_by_type_interface_and_region(cloud: Cloud, token: ServiceToken, clock: ManualClock) -> None:
+async def test_endpoints_by_type_interface_and_region(cloud: Cloud, token: ServiceToken, clock: HeldClock) -> None:
     catalog = Catalog(token, clock, region="RegionOne")
     with pytest.raises(Unavailable, match="has not sent its catalog yet"):
         catalog.known_endpoint("compute")
@@ -90,7 +91,7 @@ async def test_endpoints_by_type_interface_and_region(cloud: Cloud, token: Servi
 
 
 async def test_an_endpoint_that_is_added_later(
-    cloud: Cloud, token: ServiceToken, transport: Counting, clock: ManualClock
+    cloud: Cloud, token: ServiceToken, transport: Counting, clock: HeldClock
 ) -> None:
     admin = await cloud.admin()
     catalog = Catalog(token, clock, region="RegionOne")
@@ -115,7 +116,7 @@ async def test_an_endpoint_that_is_added_later(
 
 
 async def test_of_several_endpoints_of_one_interface_the_first_counts(
-    cloud: Cloud, token: ServiceToken, clock: ManualClock
+    cloud: Cloud, token: ServiceToken, clock: HeldClock
 ) -> None:
     await token.get()
     first, second = "http://one", "http://two"
@@ -135,7 +136,7 @@ async def test_of_several_endpoints_of_one_interface_the_first_counts(
     ],
 )
 async def test_the_token_goes_nowhere_without_tls_if_the_identity_service_has_it(
-    token: ServiceToken, clock: ManualClock, endpoints: list[tuple[str, str]], tls_only: bool, chosen: str | None
+    token: ServiceToken, clock: HeldClock, endpoints: list[tuple[str, str]], tls_only: bool, chosen: str | None
 ) -> None:
     await token.get()
     token.catalog = _catalog("dns", *endpoints)
@@ -152,7 +153,7 @@ def _catalog(service: str, *endpoints: tuple[str, str]) -> list[dict[str, object
     return [{"type": service, "endpoints": listed}]
 
 
-async def test_validation(cloud: Cloud, client: IdentityClient, clock: ManualClock) -> None:
+async def test_validation(cloud: Cloud, client: IdentityClient, clock: HeldClock) -> None:
     admin = await cloud.admin()
     user = await cloud.member(admin, "alice")
     told = await client.validate(user.token or "")
@@ -180,7 +181,7 @@ async def test_our_own_revoked_token_is_replaced(cloud: Cloud, client: IdentityC
 
 
 async def test_keystone_tokens_authenticates_with_it(
-    cloud: Cloud, client: IdentityClient, transport: Counting, clock: ManualClock
+    cloud: Cloud, client: IdentityClient, transport: Counting, clock: HeldClock
 ) -> None:
     admin = await cloud.admin()
     tokens = KeystoneTokens(client, clock.now, remember=300)

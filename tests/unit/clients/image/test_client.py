@@ -111,12 +111,12 @@ async def test_lists_are_read_to_their_end(cloud: World, client: ImageClient) ->
     assert await client.list(BOB) == []
     transport = Recorded({"images": [GLANCE], "next": "/v2/images?marker=9c"}, {"images": []})
     assert len(await ImageClient(ServiceClient(transport, own_token)).list("token", status="active")) == 1
-    assert transport.asked == ["GET /v2/images?limit=1000&status=active", "GET /v2/images?marker=9c"]
+    assert transport.asked == ["GET /v2/images?status=active&limit=100", "GET /v2/images?marker=9c"]
 
 
 async def test_a_host_fetches_by_the_url_alone(cloud: World, client: ImageClient) -> None:
     image = await cloud.create(data=b"data", visibility="private")
-    url = client.ticket_url(image["id"])
+    url = client.download_url(image["id"])
     assert url is not None
     parts = urlsplit(url)
     assert url.startswith(f"http://cloud/image/v2/images/{image['id']}/file?ticket=")
@@ -128,5 +128,7 @@ async def test_a_host_fetches_by_the_url_alone(cloud: World, client: ImageClient
 
 async def test_without_tickets_the_url_is_plain(cloud: World) -> None:
     service = ServiceClient(ASGITransport(cloud.app), own_token)
-    assert ImageClient(service, url="http://glance:9292").ticket_url("a/b") == "http://glance:9292/v2/images/a%2Fb/file"
-    assert ImageClient(service).ticket_url("x") is None
+    assert (
+        ImageClient(service, url="http://glance:9292").download_url("a/b") == "http://glance:9292/v2/images/a%2Fb/file"
+    )
+    assert ImageClient(service).download_url("x") is None

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.embedded.identity.harness import Cloud, ManualClock, cloud_at, sqlite_at
+from tests.clocks import HeldClock
+from tests.unit.embedded.identity.harness import Cloud, cloud_at, sqlite_at
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+def clock() -> HeldClock:
+    return HeldClock()
 
 
 @pytest.fixture
-async def cloud(tmp_path: Path, clock: ManualClock) -> AsyncIterator[Cloud]:
+async def cloud(tmp_path: Path, clock: HeldClock) -> AsyncIterator[Cloud]:
     async with cloud_at(sqlite_at(tmp_path), clock=clock) as running:
         yield running

@@ -14,29 +14,12 @@ from micronova.http.asgi import Receive, Scope, Send
 from micronova.http.client import Answer, ASGITransport
 from micronova.http.mount import Mounts
 from micronova.http.tokens import TokenKey
-from micronova.objects.clock import SystemClock
 
 KEY = bytes(range(32))
 ENDPOINTS = {"identity": "/identity/v3", "compute": "/compute/v2.1", "image": "/image", "network": "/network"}
 ADMIN = ("admin", "admin-password", "admin")
 DEMO = ("demo", "demo-password", "demo")
 SERVICE = ("micronova", "service-password", "service")
-
-
-class ManualClock:
-    """A clock that a test sets; sleeping takes real time, so that loops do not spin."""
-
-    def __init__(self) -> None:
-        self.time = 1_700_000_000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        await SystemClock().sleep(seconds)
 
 
 class CountingPasswords(Passwords):
@@ -194,6 +177,7 @@ async def cloud_at(
     database = open_database(url, schema=schema)
     options.setdefault("passwords", CountingPasswords())
     options.setdefault("token_keys", lambda: [TokenKey(KEY)])
+    options.setdefault("secret_key", b"the secret key of a cloud of tests")
     identity = IdentityService(database=database, db_schema=schema, **options)
     try:
         await identity.start()

@@ -10,10 +10,11 @@ from micronova.embedded.identity.store.kinds import EndpointRow, ServiceRow
 from micronova.embedded.identity.store.roles import closure
 from micronova.http.tokens import Claims
 from micronova.objects.errors import Unavailable
-from tests.unit.embedded.identity.harness import CountingPasswords, ManualClock
+from tests.clocks import HeldClock
+from tests.unit.embedded.identity.harness import CountingPasswords
 
 
-def test_the_fifth_failure_locks_for_a_time(clock: ManualClock) -> None:
+def test_the_fifth_failure_locks_for_a_time(clock: HeldClock) -> None:
     lockout = Lockout(clock.now, attempts=5, seconds=60)
     for _ in range(4):
         lockout.failed("alice")
@@ -29,7 +30,7 @@ def test_the_fifth_failure_locks_for_a_time(clock: ManualClock) -> None:
     assert not lockout.locked("alice"), "the count starts again after the lockout"
 
 
-def test_a_success_clears_the_count(clock: ManualClock) -> None:
+def test_a_success_clears_the_count(clock: HeldClock) -> None:
     lockout = Lockout(clock.now, attempts=2)
     lockout.failed("alice")
     lockout.succeeded("alice")
@@ -37,7 +38,7 @@ def test_a_success_clears_the_count(clock: ManualClock) -> None:
     assert not lockout.locked("alice")
 
 
-def test_lockout_keeps_a_limited_number_of_counts(clock: ManualClock) -> None:
+def test_lockout_keeps_a_limited_number_of_counts(clock: HeldClock) -> None:
     lockout = Lockout(clock.now, attempts=1, remember=100)
     for number in range(1000):
         lockout.failed(number)

@@ -12,13 +12,13 @@ from micronova.clients.identity.client import IdentityClient, ServiceToken
 from micronova.clients.identity.feed import RevocationFeed
 from micronova.http.tokens import Revocations, TokenKey, TokenVerifier
 from micronova.objects.errors import Unauthorized
+from tests.clocks import HeldClock
 from tests.unit.embedded.identity.harness import (
     KEY,
     SERVICE,
     Caller,
     Cloud,
     CountingPasswords,
-    ManualClock,
     by_credential,
     by_password,
     by_token,
@@ -104,7 +104,7 @@ async def test_what_revokes_a_token(cloud: Cloud, cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("cause", [own_password, user_disabled, token_revoked, role_removed])
-async def test_revocations_survive_a_restart(tmp_path: Path, clock: ManualClock, cause: Cause) -> None:
+async def test_revocations_survive_a_restart(tmp_path: Path, clock: HeldClock, cause: Cause) -> None:
     async with cloud_at(sqlite_at(tmp_path), clock=clock) as before:
         admin = await before.admin()
         user = await before.member(admin, "alice")
@@ -115,7 +115,7 @@ async def test_revocations_survive_a_restart(tmp_path: Path, clock: ManualClock,
         await after.login("admin", "admin-password", "admin")
 
 
-async def test_a_token_issued_right_after_a_revocation_is_valid(cloud: Cloud, clock: ManualClock) -> None:
+async def test_a_token_issued_right_after_a_revocation_is_valid(cloud: Cloud, clock: HeldClock) -> None:
     """The clock stands still, and yet a token that is issued after a revocation has a later time."""
     admin = await cloud.admin()
     user = await cloud.member(admin, "alice")
@@ -257,7 +257,7 @@ async def test_application_credentials_are_deleted_with_the_role_and_their_token
     assert (await admin.get(path))["application_credentials"] == []
 
 
-async def test_two_processes_on_one_database(database_url: str, clock: ManualClock) -> None:
+async def test_two_processes_on_one_database(database_url: str, clock: HeldClock) -> None:
     """A process refuses what another has revoked after its next poll."""
     schema = f"t{uuid.uuid4().hex}"
     async with (
@@ -275,7 +275,7 @@ async def test_two_processes_on_one_database(database_url: str, clock: ManualClo
         assert valid(two, admin)
 
 
-async def test_a_service_in_another_process_reads_the_feed(cloud: Cloud, clock: ManualClock) -> None:
+async def test_a_service_in_another_process_reads_the_feed(cloud: Cloud, clock: HeldClock) -> None:
     """Another process has only the public key and reads the revocations over HTTP."""
     user, password, project = SERVICE
     token = ServiceToken(cloud.transport, username=user, password=password, project_name=project, now=clock.now)
@@ -309,7 +309,7 @@ async def test_a_service_in_another_process_reads_the_feed(cloud: Cloud, clock: 
     assert len(revocations) == 0, "the tokens have expired: their revocations are forgotten"
 
 
-async def test_old_revocations_are_deleted(cloud: Cloud, clock: ManualClock) -> None:
+async def test_old_revocations_are_deleted(cloud: Cloud, clock: HeldClock) -> None:
     admin = await cloud.admin()
     user = await cloud.member(admin, "alice")
     await user_disabled(cloud, admin, user)

@@ -60,6 +60,23 @@ async def test_postgresql(database_url: str) -> None:
     await both_ways(make)
 
 
+async def test_trusts_of_an_older_database_get_the_columns_of_redelegation(tmp_path: Path) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/identity.db")
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0005")
+
+    def older(conn: sa.Connection) -> None:
+        conn.execute(sa.text("DROP INDEX trusts_by_origin"))
+        for name in ("redelegation_count", "redelegated_trust_id"):
+            conn.execute(sa.text(f"ALTER TABLE trusts DROP COLUMN {name}"))
+
+    current = await database.read(described, None)
+    await database.write(older)
+    assert await database.read(described, None) != current
+    await schema.upgrade(database, metadata, MIGRATIONS)
+    assert await database.read(described, None) == current
+    await database.close()
+
+
 @pytest.mark.parametrize("table", metadata.sorted_tables, ids=lambda table: table.name)
 def test_every_table_has_a_key(table: sa.Table) -> None:
     assert table.primary_key.columns

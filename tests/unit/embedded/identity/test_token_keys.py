@@ -15,7 +15,8 @@ from micronova.http.auth import EitherTokens, KeystoneTokens, SignedTokens
 from micronova.http.tokens import PREFIX, Claims, Revocations, TokenKey, TokenSigner, TokenVerifier, UnknownKey, key_id
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Unauthorized
-from tests.unit.embedded.identity.harness import SERVICE, ManualClock, cloud_at, sqlite_at
+from tests.clocks import HeldClock
+from tests.unit.embedded.identity.harness import SERVICE, cloud_at, sqlite_at
 
 LIFETIME = 3600.0
 CONTEXT = RequestContext(request_id="")
@@ -27,7 +28,7 @@ def claims_of(token: str) -> Claims:
     return msgspec.msgpack.decode(data[:-64], type=Claims)
 
 
-async def test_tokens_live_through_a_rotation(tmp_path: Path, clock: ManualClock) -> None:
+async def test_tokens_live_through_a_rotation(tmp_path: Path, clock: HeldClock) -> None:
     place = StateDirectory(tmp_path)
     first = place.token_keys()
     async with cloud_at(
@@ -90,7 +91,7 @@ def test_a_token_of_an_older_release_names_no_key() -> None:
         TokenVerifier([other.public], Revocations()).verify(token, 1.0)
 
 
-async def test_a_process_that_does_not_know_the_new_key_asks(tmp_path: Path, clock: ManualClock) -> None:
+async def test_a_process_that_does_not_know_the_new_key_asks(tmp_path: Path, clock: HeldClock) -> None:
     place = StateDirectory(tmp_path)
     known = [key.public for key in place.token_keys()]
     async with cloud_at(sqlite_at(tmp_path), clock=clock, token_keys=place.token_keys) as cloud:

@@ -27,7 +27,7 @@ words = st.sampled_from(parts) | st.text()
 @given(st.dictionaries(parameters, st.lists(st.lists(words).map("".join), min_size=1, max_size=3), max_size=5))
 def test_queries(query: dict[str, list[str]]) -> None:
     try:
-        found = listing.read(query, default_limit=25, max_limit=1000)
+        found = listing.read(query)
     except MicronovaError:
         return
     assert 0 <= found.limit <= 1000

@@ -1,6 +1,5 @@
 """An image service for a test, called over HTTP without a socket."""
 
-import asyncio
 import contextlib
 import json
 import uuid
@@ -8,16 +7,14 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from micronova.db.engine import Database, open_database
 from micronova.embedded.image.data import accept_all
 from micronova.embedded.image.service import ImageService
 from micronova.http.client import Answer
-from micronova.objects.context import RequestContext
-from micronova.objects.errors import Unauthorized
 from micronova.policies.enforcer import Enforcer
 from micronova.policies.image import RULES
+from tests.clocks import SetClock
+from tests.unit.embedded.tokens import Tokens
 
 KEY = b"the key of image tickets, shared"
 OCTETS = {"content-type": "application/octet-stream"}
@@ -29,43 +26,13 @@ READER = "rita@p1/reader"
 ADMIN = "root@p0/admin,member,reader"
 
 
-class Tokens:
-    """An authenticator for tests: a token is USER@PROJECT/ROLES; without roles it is a member's."""
-
-    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        if not token or "@" not in token:
-            raise Unauthorized("No token.")
-        who, _, roles = token.partition("/")
-        user, _, project = who.partition("@")
-        return msgspec.structs.replace(
-            context, user_id=user, project_id=project, roles=tuple((roles or "member,reader").split(",")), token=token
-        )
-
-
-class ManualClock:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.time = 1_800_000_000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.time += seconds
-        await asyncio.sleep(0)
-
-
 class World:
     """A running image service."""
 
     def __init__(self, database: Database, directory: Path, **settings: Any) -> None:
         self.database = database
         self.directory = directory / "images"
-        self.clock = ManualClock()
+        self.clock = SetClock()
         settings.setdefault("check", accept_all)  # most tests upload data without a format
         self.role = ImageService(database, self.directory, Enforcer(RULES), Tokens(), self.clock, KEY, **settings)
         self.app = self.role.service.app

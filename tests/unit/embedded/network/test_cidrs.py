@@ -107,8 +107,3 @@ def test_pools_that_cannot_be(pools: list[dict[str, str]], type_: str) -> None:
     with pytest.raises(MicronovaError) as error:
         cidrs.check_pools(V4("10.0.0.0/24"), pools, "10.0.0.1")
     assert error.value.details["type"] == type_
-
-
-def test_eui64() -> None:
-    network = ipaddress.ip_network("2001:db8::/64")
-    assert str(cidrs.eui64(network, "00:16:3e:33:44:55")) == "2001:db8::216:3eff:fe33:4455"

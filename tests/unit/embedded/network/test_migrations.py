@@ -9,7 +9,13 @@ import sqlalchemy as sa
 from micronova.db.engine import open_database
 from micronova.db.schema import upgrade
 from micronova.embedded.network.service import MIGRATIONS
-from micronova.embedded.network.tables import metadata, ports
+from micronova.embedded.network.tables import metadata, ports, rbac_policies, usages
+
+LATER = (
+    "qos_policies", "bandwidth_limit_rules", "dscp_marking_rules", "rbac_policies", "default_security_group_rules",
+    "trunks", "subports", "address_scopes", "minimum_bandwidth_rules",
+)  # fmt: skip
+ADDED = ("qos_policy_id", "address_scope_id")
 
 
 def shape(conn: sa.Connection) -> dict[str, Any]:
@@ -48,12 +54,12 @@ async def test_migrations_and_metadata_agree(kind: str, tmp_path: Path, request:
 
 
 def before_policies() -> sa.MetaData:
-    """Return the tables of the first revision, without QoS."""
+    """Return the tables of the first revision, without QoS and RBAC policies."""
     old = sa.MetaData()
     for table in metadata.sorted_tables:
-        if table.name in ("qos_policies", "bandwidth_limit_rules"):
+        if table.name in LATER:
             continue
-        columns = [column._copy() for column in table.columns if column.name != "qos_policy_id"]
+        columns = [column._copy() for column in table.columns if column.name not in ADDED]
         unique = [
             sa.UniqueConstraint(*(column.name for column in each.columns), name=each.name)
             for each in table.constraints
@@ -63,10 +69,29 @@ def before_policies() -> sa.MetaData:
             sa.ForeignKeyConstraint(each.column_keys, [key.target_fullname for key in each.elements], each.name,
                                     ondelete=each.ondelete)
             for each in table.foreign_key_constraints
-            if "qos_policy_id" not in each.column_keys
+            if not set(each.column_keys) & set(ADDED)
         ]  # fmt: skip
         sa.Table(table.name, old, *columns, *unique, *foreign)
     return old
+
+
+def pool(shared: bool) -> dict[str, Any]:
+    numbers = ("created_at", "updated_at", "revision", "ip_version", "min_prefixlen", "default_prefixlen")
+    return {
+        **dict.fromkeys((*numbers, "max_prefixlen"), 4),
+        "id": str(shared),
+        "project_id": "p1",
+        "name": "",
+        "description": "",
+        "prefixes": [],
+        "default_quota": None,
+        "shared": shared,
+        "is_default": False,
+    }
+
+
+def add_pools(conn: sa.Connection, table: sa.Table) -> None:
+    conn.execute(table.insert(), [pool(True), pool(False)])
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
@@ -82,8 +107,14 @@ async def test_an_old_database_is_brought_up_to_date(kind: str, tmp_path: Path, 
         if schema == "old":
             assert "qos_policy_id" not in [c[0] for c in (await database.read(shape))["ports"]["columns"]]
             await database.write(lambda conn: conn.execute(sa.text("UPDATE alembic_version SET version_num = '0001'")))
+            await database.write(add_pools, tables.tables["subnetpools"])
         await upgrade(database, metadata, MIGRATIONS, schema=named)
         shapes.append(await database.read(shape))
         await database.read(lambda conn: conn.execute(sa.select(ports)).all())
+        if schema == "old":  # what was shared with all has an entry, which its project's quota counts
+            [entry] = await database.read(lambda conn: conn.execute(sa.select(rbac_policies)).all())
+            assert entry[1:] == ("p1", "subnetpool", "True", "access_as_shared", "*")
+            [used] = await database.read(lambda conn: conn.execute(sa.select(usages)).all())
+            assert used == ("p1", "rbac_policy", 1)
         await database.close()
     assert shapes[0] == shapes[1]

@@ -11,14 +11,17 @@ import sqlalchemy as sa
 from micronova.db.engine import Database, open_database
 from micronova.embedded.network import notifier, router_placement
 from micronova.embedded.network.agent_heartbeats import Beat, record_beats
+from micronova.embedded.network.agent_liveness import AgentTimes
 from micronova.embedded.network.change_feed import Question, read_changes, recent_changes
-from micronova.embedded.network.core import Core, Settings
-from micronova.embedded.network.host_document import read_parts
+from micronova.embedded.network.core import Core, NetworkServiceSettings
 from micronova.embedded.network.port_rows import read_port_facts, remove_port
-from micronova.embedded.network.tables import agents, metadata
-from tests.network_rows import host_of, id_of, large_cloud
+from micronova.embedded.network.sharing import EXTERNAL, NETWORK, SECURITY_GROUP, SHARED, own_or_shared
+from micronova.embedded.network.state_parts import read_parts
+from micronova.embedded.network.tables import agents, metadata, networks, security_groups
+from micronova.embedded.network.trunk_ports import check_in_no_trunk, refresh_status, trunk_details_of
+from tests.clocks import ManualClock
+from tests.network_rows import host_of, id_of, large_cloud, trunk_rows
 from tests.plans import fill, sequential_scans
-from tests.unit.embedded.network.world import ManualClock
 
 pytestmark = [pytest.mark.postgresql, pytest.mark.asyncio(loop_scope="module")]
 
@@ -26,13 +29,14 @@ PORTS, PROJECTS, HOSTS, ROUTERS = 50_000, 5_000, 5_000, 2_000
 SMALL = {"router_placement", "usages", "events", "tags"}
 """Tables with one row, or with none here."""
 NOW = 1_800_000_000_000_000
+TIMES = AgentTimes(NOW, NOW - 1, grace=1_000_000)
 HOSTNAMES = [host_of(number) for number in range(10)]
 
 
 def core() -> Core:
     clock: Any = ManualClock()
     nobody: Any = None
-    return Core(nobody, clock, nobody, Settings(), nobody, lambda: None)
+    return Core(nobody, clock, nobody, NetworkServiceSettings(), nobody, lambda: None)
 
 
 def ids(kind: str, count: int) -> list[str]:
@@ -46,6 +50,9 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "members of a group": lambda conn: read_parts(conn, [f"members:{id_of('group', 7)}"]),
     "members of several groups": lambda conn: read_parts(conn, [f"members:{id}" for id in ids("group", 10)]),
     "a router": lambda conn: read_parts(conn, [f"router:{id_of('router', 7)}"]),
+    "what parents show of their trunks": lambda conn: trunk_details_of(conn, ids("port", 10)),
+    "the trunks of ports": lambda conn: refresh_status(conn, [*ids("port", 3), id_of("port", 5_007)]),
+    "a port in no trunk": lambda conn: check_in_no_trunk(conn, id_of("port", PORTS - 7)),
     "heartbeats": lambda conn: record_beats(
         conn, core(), [Beat(host=host, started=False, configurations={}) for host in HOSTNAMES]
     ),
@@ -53,11 +60,17 @@ HOT: dict[str, Callable[[sa.Connection], Any]] = {
     "the first look": lambda conn: recent_changes(conn, NOW),
     "placing the routers": lambda conn: [
         conn.execute(agents.update().where(agents.c.host == host_of(0)).values(heartbeat_at=0)),
-        router_placement.is_due(conn, router_placement.Times(NOW, NOW - 1, grace=1_000_000)),
+        router_placement.is_due(conn, TIMES),
     ],
     "a port's facts": lambda conn: read_port_facts(
-        conn, ids("network", 1), ["p7"], ids("group", 1), ["host00007"], NOW - 1
+        conn, ids("network", 1), projects=["p7"], group_ids=ids("group", 1), hosts=["host00007"]
     ),
+    "networks that a project may use": lambda conn: conn.execute(
+        sa.select(networks).where(own_or_shared(NETWORK, "p7", (SHARED, EXTERNAL))).order_by(networks.c.created_at)
+    ).all(),
+    "security groups that a project may use": lambda conn: conn.execute(
+        sa.select(security_groups).where(own_or_shared(SECURITY_GROUP, "p7")).order_by(security_groups.c.created_at)
+    ).all(),
     "deleting a port": lambda conn: remove_port(conn, id_of("port", PORTS - 7), NOW),
     "events that are due": lambda conn: notifier.claim_due(conn, NOW, 1_000_000),
 }
@@ -70,7 +83,7 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     await opened.write(lambda conn: conn.execute(sa.schema.CreateSchema(schema)))
     try:
         await opened.write(metadata.create_all)
-        await opened.write(fill, metadata, large_cloud(PORTS, PROJECTS, HOSTS, ROUTERS))
+        await opened.write(fill, metadata, (*large_cloud(PORTS, PROJECTS, HOSTS, ROUTERS), *trunk_rows(5_000)))
         yield opened
     finally:
         await opened.write(lambda conn: conn.execute(sa.schema.DropSchema(schema, cascade=True)))

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from micronova.embedded.network.core import Core, Settings
+from micronova.embedded.network.core import Core, NetworkServiceSettings
 from micronova.embedded.network.service import routes
 from micronova.objects.context import RequestContext
 from micronova.policies.enforcer import Enforcer
@@ -20,13 +20,13 @@ def test_every_rule_decides_without_failing() -> None:
             enforcer.allows(rule.name, caller(), target)
         assert enforcer.allows(rule.name, caller("p0", "admin", "member", "reader"), None) or rule.name in (
             "context_is_advsvc", "service_api", "shared", "external", "external_network", "shared_subnetpools",
-            "shared_security_group", "shared_qos_policy", "network_device", "compute_device", "baremetal_device",
-            "manila_device",
+            "shared_address_scopes", "shared_security_group", "shared_qos_policy", "network_device", "compute_device",
+            "baremetal_device", "manila_device",
         ), rule.name  # fmt: skip
 
 
 def test_every_route_names_a_rule_that_exists() -> None:
-    core = Core(None, None, None, Settings(), None, None)  # type: ignore[arg-type]
+    core = Core(None, None, None, NetworkServiceSettings(), None, None)  # type: ignore[arg-type]
     for route in routes(core):
         assert route.policy in (None, "") or route.policy in NAMES, route.label
 

@@ -1,5 +1,6 @@
 """The types of rows say what is in the tables."""
 
+import re
 from typing import Any, get_type_hints
 
 import pytest
@@ -14,14 +15,21 @@ from micronova.embedded.network.subnets import Subnets
 TYPES: list[tuple[type, sa.Table]] = [
     (row_types.PolicyRow, tables.qos_policies),
     (row_types.BandwidthLimitRow, tables.bandwidth_limit_rules),
+    (row_types.DscpMarkingRow, tables.dscp_marking_rules),
+    (row_types.MinimumBandwidthRow, tables.minimum_bandwidth_rules),
     (row_types.NetworkRow, tables.networks),
+    (row_types.AddressScopeRow, tables.address_scopes),
     (row_types.SubnetPoolRow, tables.subnetpools),
     (row_types.SubnetRow, tables.subnets),
     (row_types.PortRow, tables.ports),
     (row_types.SecurityGroupRow, tables.security_groups),
     (row_types.RuleRow, tables.security_group_rules),
+    (row_types.DefaultRuleRow, tables.default_security_group_rules),
     (row_types.RouterRow, tables.routers),
+    (row_types.TrunkRow, tables.trunks),
+    (row_types.SubportRow, tables.subports),
     (row_types.FloatingIPRow, tables.floatingips),
+    (row_types.RbacPolicyRow, tables.rbac_policies),
     (row_types.AgentRow, tables.agents),
 ]
 
@@ -56,23 +64,22 @@ def test_changes_of_a_port_have_the_types_of_its_row() -> None:
 
 
 def test_a_row_of_a_port_on_its_network_has_the_types_of_its_row() -> None:
-    row, network_part_of = get_type_hints(row_types.PortRow), get_type_hints(row_types.PortOnNetworkRow)
+    row, joined = get_type_hints(row_types.PortRow), get_type_hints(row_types.PortOnNetworkRow)
     labels = get_type_hints(row_types.NetworkOfRow)
-    assert network_part_of == {**row, **labels}
+    assert joined == {**row, **labels}
 
 
-NEW_ROWS: list[tuple[type, type]] = [
-    (rows.NewPolicy, row_types.PolicyRow),
-    (rows.NewNetwork, row_types.NetworkRow),
-    (rows.NewSubnetPool, row_types.SubnetPoolRow),
-    (rows.NewSubnet, row_types.SubnetRow),
-    (rows.NewSecurityGroup, row_types.SecurityGroupRow),
-    (rows.NewRule, row_types.RuleRow),
-    (rows.NewRouter, row_types.RouterRow),
-    (rows.NewFloatingIP, row_types.FloatingIPRow),
-]
+NEW_ROWS = {name.removeprefix("New"): each for name, each in vars(rows).items() if name.startswith("New")}
 
 
-@pytest.mark.parametrize(("new", "row"), NEW_ROWS)
-def test_a_new_row_has_the_columns_and_types_of_a_row(new: type, row: type) -> None:
-    assert get_type_hints(new) == get_type_hints(row)
+@pytest.mark.parametrize("name", NEW_ROWS)
+def test_a_new_row_has_the_columns_and_types_of_a_row(name: str) -> None:
+    row = getattr(row_types, f"{name}Row")
+    assert row in [each for each, _ in TYPES], "it has to be compared with its table"
+    assert get_type_hints(NEW_ROWS[name]) == get_type_hints(row)
+
+
+def test_every_type_of_a_whole_row_is_compared_with_its_table() -> None:
+    types = {each for each in vars(row_types).values() if isinstance(each, type) and each.__doc__}
+    whole = {each for each in types if re.fullmatch(r"A row of `\w+`\.", each.__doc__ or "")}
+    assert whole == {row for row, _ in TYPES}

@@ -9,19 +9,18 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.db.engine import Database, open_database
 from micronova.embedded.network import tables
-from micronova.embedded.network.core import Settings
+from micronova.embedded.network.core import NetworkServiceSettings
 from micronova.embedded.network.service import NetworkService
 from micronova.http.client import Answer, ASGITransport, ServiceClient
 from micronova.http.host_keys import HostKeyring, HostTickets
-from micronova.objects.context import RequestContext
-from micronova.objects.errors import Unauthorized
 from micronova.policies.enforcer import Enforcer
 from micronova.policies.network import RULES
+from tests.clocks import ManualClock
+from tests.unit.embedded.tokens import Tokens
 
 ALICE, BOB = "alice@p1", "bob@p2"  # of two projects
 READER = "rita@p1/reader"
@@ -29,53 +28,6 @@ MANAGER = "mona@p1/manager,member,reader"
 ADMIN = "root@p0/admin,manager,member,reader"
 SERVICE = "nova@services/service"
 KEYRING = HostKeyring(b"0123456789abcdef")  # for the tickets of hosts
-
-
-class Tokens:
-    """An authenticator for tests: a token is USER@PROJECT/ROLES; without roles the user is a member."""
-
-    async def authenticate(self, token: str | None, context: RequestContext) -> RequestContext:
-        if not token or "@" not in token:
-            raise Unauthorized("No token.")
-        who, _, roles = token.partition("/")
-        user, _, project = who.partition("@")
-        return msgspec.structs.replace(
-            context, user_id=user, project_id=project, roles=tuple((roles or "member,reader").split(",")), token=token
-        )
-
-
-class ManualClock:
-    """A clock that a test advances; sleeping tasks wait for it."""
-
-    def __init__(self) -> None:
-        self.time = 1_800_000_000.0
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    @property
-    def sleepers(self) -> int:
-        """The number of tasks that sleep."""
-        return sum(not future.done() for _, future in self._sleepers)
-
-    async def sleep(self, seconds: float) -> None:
-        future = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.time + seconds, future))
-        await future
-
-    async def advance(self, seconds: float) -> None:
-        """Advance the clock, and let the tasks run that waited for it."""
-        self.time += seconds
-        due = [future for at, future in self._sleepers if at <= self.time]
-        self._sleepers = [(at, future) for at, future in self._sleepers if at > self.time]
-        for future in due:
-            if not future.done():
-                future.set_result(None)
-        await asyncio.sleep(0)
 
 
 class Compute:
@@ -133,7 +85,7 @@ class World:
         client = ServiceClient(ASGITransport(compute), token, prefix="/v2.1") if compute is not None else None
         self.role = NetworkService(
             database, Enforcer(RULES), HostTickets(KEYRING, Tokens(), clock.now), clock, client,
-            random_source=random.Random(7), schema=schema, settings=Settings(**settings),
+            random_source=random.Random(7), schema=schema, settings=NetworkServiceSettings(**settings),
         )  # fmt: skip
         self.transport = ASGITransport(self.role.service.app, "cloud")
 
@@ -199,11 +151,13 @@ COUNTED_TABLES: Mapping[str, sa.Table] = {
     "floatingip": tables.floatingips,
     "network": tables.networks,
     "port": tables.ports,
+    "rbac_policy": tables.rbac_policies,
     "router": tables.routers,
     "security_group": tables.security_groups,
     "security_group_rule": tables.security_group_rules,
     "subnet": tables.subnets,
     "subnetpool": tables.subnetpools,
+    "trunk": tables.trunks,
 }
 
 
@@ -237,9 +191,7 @@ def plural(kind: str) -> str:
 
 
 def path_of(kind: str) -> str:
-    if kind in ("security_group", "security_group_rule", "network_ip_availability"):
-        return plural(kind).replace("_", "-")
-    return "qos/policies" if kind == "policy" else plural(kind)
+    return "qos/policies" if kind == "policy" else plural(kind).replace("_", "-")
 
 
 def error(answer: Answer) -> str:

@@ -9,8 +9,8 @@ from micronova.embedded.network.agent.metadata import HEAD_LIMIT
 from micronova.http.client import Answer
 from micronova.http.host_keys import HostKeyring, sign_metadata
 from micronova.objects.errors import Unavailable
+from tests.clocks import ManualClock
 from tests.functional.metadata_proxies import MetadataProxies, guest_port, keys_of
-from tests.unit.embedded.network.world import ManualClock
 
 KEYRING = HostKeyring(b"0123456789abcdef")
 HOST = "compute-17"

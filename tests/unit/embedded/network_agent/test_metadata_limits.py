@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 import pytest
 import pytest_asyncio
 
-from micronova.embedded.network.agent.metadata import Limits
+from micronova.embedded.network.agent.metadata import MetadataLimits
 from micronova.http.client import Answer
 from micronova.http.host_keys import HostKeyring
 from tests.functional.metadata_proxies import MetadataProxies, guest_port, keys_of
@@ -36,7 +36,7 @@ def service() -> Service:
     return Service()
 
 
-async def _proxies(service: Service, limits: Limits) -> MetadataProxies:
+async def _proxies(service: Service, limits: MetadataLimits) -> MetadataProxies:
     made = MetadataProxies(service, keys_of(HostKeyring(b"0123456789abcdef"), "h"), limits)
     ports = [("a", GREEDY), ("a", OTHER), ("b", FOREIGN)]
     await made.serve([guest_port(network, address, address, "project") for network, address in ports])
@@ -46,7 +46,7 @@ async def _proxies(service: Service, limits: Limits) -> MetadataProxies:
 @pytest_asyncio.fixture
 async def patient(service: Service) -> AsyncIterator[MetadataProxies]:
     """Yield proxies that wait long enough for every test."""
-    made = await _proxies(service, Limits(per_guest=3, per_network=5, total=7, timeout=600))
+    made = await _proxies(service, MetadataLimits(per_guest=3, per_network=5, total=7, timeout=600))
     yield made
     await made.close()
 
@@ -101,7 +101,7 @@ async def test_addresses_without_a_port_count_as_one_guest(patient: MetadataProx
 
 @pytest_asyncio.fixture
 async def hasty(service: Service) -> AsyncIterator[MetadataProxies]:
-    made = await _proxies(service, Limits(per_guest=1, per_network=5, total=7, timeout=0.05))
+    made = await _proxies(service, MetadataLimits(per_guest=1, per_network=5, total=7, timeout=0.05))
     yield made
     await made.close()
 

@@ -1,12 +1,9 @@
 """From what a host should be like to what is to be done: nothing here touches a kernel."""
 
-import ipaddress
 from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from micronova.embedded.network.agent.desired_state import (
     AddressPair,
@@ -20,8 +17,7 @@ from micronova.embedded.network.agent.desired_state import (
     Rule,
     Subnet,
 )
-from micronova.embedded.network.agent.firewall import link_local
-from micronova.embedded.network.agent.plan import plan, zones_of
+from micronova.embedded.network.agent.plan import plan_of
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import check
 
@@ -70,14 +66,14 @@ def of(kind: type[T], verbs: list[v.Verb]) -> list[T]:
 
 
 def test_every_verb_of_a_plan_is_one_that_the_helper_takes() -> None:
-    for verb in plan(PREFIX, "h", STATE, v.Found()).verbs:
+    for verb in plan_of(PREFIX, "h", STATE, v.Found()).verbs:
         again = msgspec.msgpack.decode(msgspec.msgpack.encode(verb), type=v.AnyVerb)
         assert again == verb
         check(verb, PREFIX)
 
 
 def test_a_network_gets_a_bridge_and_a_server() -> None:
-    made = plan(PREFIX, "h", STATE, v.Found(), "example.org")
+    made = plan_of(PREFIX, "h", STATE, v.Found(), "example.org")
     assert {b.bridge: b.mtu for b in of(v.EnsureBridge, made.verbs)} == {"brqaaaaaaaa-00": 1450, "brqbbbbbbbb-00": 1500}
     [server] = of(v.StartDnsmasq, made.verbs)
     assert server.namespace == f"{PREFIX}-n-aaaaaaaa-00"
@@ -89,13 +85,13 @@ def test_a_network_gets_a_bridge_and_a_server() -> None:
 def test_of_two_addresses_on_one_subnet_the_first_is_leased() -> None:
     more = (FixedIP(subnet_id=SUB, ip_address="10.0.0.5"), FixedIP(subnet_id=SUB, ip_address="10.0.0.30"))
     ports = (msgspec.structs.replace(STATE.ports[0], fixed_ips=more), *STATE.ports[1:])
-    made = plan(PREFIX, "h", msgspec.structs.replace(STATE, ports=ports), v.Found())
+    made = plan_of(PREFIX, "h", msgspec.structs.replace(STATE, ports=ports), v.Found())
     [server] = of(v.StartDnsmasq, made.verbs)
     assert [(h.addresses, h.own) for h in server.hosts] == [(("10.0.0.5",), ("10.0.0.30",))]
 
 
 def test_a_router_translates_for_its_networks() -> None:
-    made = plan(PREFIX, "h", STATE, v.Found()).verbs
+    made = plan_of(PREFIX, "h", STATE, v.Found()).verbs
     [router] = of(v.LoadRouter, made)
     assert (router.source, router.gateway) == ("203.0.113.7", "dev44444444-00")
     assert router.floating == (v.Floating(floating="203.0.113.9", fixed="10.0.0.5"),)
@@ -103,14 +99,14 @@ def test_a_router_translates_for_its_networks() -> None:
     assert addresses[f"{PREFIX}-r-66666666-00", "dev44444444-00"] == ("203.0.113.7/24", "203.0.113.9/32")
     assert addresses[PREFIX, "brqbbbbbbbb-00"] == ("203.0.113.1/24",), "the world beyond is the namespace of bridges"
     off = msgspec.structs.replace(STATE, routers=(msgspec.structs.replace(STATE.routers[0], admin_state_up=False),))
-    assert of(v.LoadRouter, plan(PREFIX, "h", off, v.Found()).verbs) == []
+    assert of(v.LoadRouter, plan_of(PREFIX, "h", off, v.Found()).verbs) == []
 
 
 def test_a_guarded_port_may_send_only_from_what_is_its_own() -> None:
     pairs = (AddressPair(ip_address="10.9.0.0/16"), AddressPair(ip_address="10.0.0.9", mac_address="fa:16:3e:00:00:99"))
     guest = msgspec.structs.replace(STATE.ports[0], allowed_address_pairs=pairs)
     state = msgspec.structs.replace(STATE, ports=(guest,), routers=())
-    [firewall] = of(v.LoadFirewall, plan(PREFIX, "h", state, v.Found()).verbs)
+    [firewall] = of(v.LoadFirewall, plan_of(PREFIX, "h", state, v.Found()).verbs)
     [guarded] = firewall.guarded
     assert {(p.mac[-2:], p.prefix) for p in guarded.pairs} == {
         ("01", "10.0.0.5/32"), ("01", "10.9.0.0/16"), ("99", "10.0.0.9/32"),
@@ -123,7 +119,7 @@ def test_port_security_and_admin_state() -> None:
     def firewall(**changes: object) -> v.LoadFirewall:
         guest = msgspec.structs.replace(STATE.ports[0], **changes)
         [found] = of(
-            v.LoadFirewall, plan(PREFIX, "h", DesiredState(networks=(NETWORK,), ports=(guest,)), v.Found()).verbs
+            v.LoadFirewall, plan_of(PREFIX, "h", DesiredState(networks=(NETWORK,), ports=(guest,)), v.Found()).verbs
         )
         return found
 
@@ -142,7 +138,7 @@ def test_what_is_there_and_should_not_be_goes_but_a_bridge_in_use_stays() -> Non
             "brq88888888-88": v.Link(index=3), "tap88888888-88": v.Link(index=4, bridge="brq88888888-88"),
         },
     )  # fmt: skip
-    made = plan(PREFIX, "h", DesiredState(), found).verbs
+    made = plan_of(PREFIX, "h", DesiredState(), found).verbs
     assert [n.namespace for n in of(v.DeleteNamespace, made)] == [
         f"{PREFIX}-n-99999999-99", f"{PREFIX}-r-99999999-99"
     ]  # fmt: skip
@@ -182,7 +178,7 @@ def six(mode: str | None, address_mode: str | None, *, routed: bool) -> DesiredS
 def test_who_tells_guests_what_in_ipv6(
     mode: str | None, address_mode: str | None, routed: bool, served: tuple[str, bool] | None, announced: str | None
 ) -> None:
-    made = plan(PREFIX, "h", six(mode, address_mode, routed=routed), v.Found(), "example.org").verbs
+    made = plan_of(PREFIX, "h", six(mode, address_mode, routed=routed), v.Found(), "example.org").verbs
     for verb in made:
         check(verb, PREFIX)
     [server] = of(v.StartDnsmasq, made)
@@ -195,6 +191,32 @@ def test_who_tells_guests_what_in_ipv6(
     assert told == ([("dev33333333-00", 1450, announced)] if announced else [])
 
 
+def test_a_trunk_goes_with_its_tap_and_its_subports() -> None:
+    parent = STATE.ports[0]
+    subport = msgspec.structs.replace(
+        parent, id="22222222-0000-4000-8000-000000000000", device_id="", device_owner="trunk:subport", parent=parent.id,
+        vlan=7,
+    )  # fmt: skip
+    tap, below, end = "tap11111111-00", "tap22222222-00", "vlp22222222-00"
+
+    def verbs(*ports: Port, **links: v.Link) -> list[v.Verb]:
+        found = v.Found(links={name.replace("_", "-"): link for name, link in links.items()})
+        made = plan_of(PREFIX, parent.host, DesiredState(networks=(NETWORK,), ports=ports), found).verbs
+        return [each for each in made if isinstance(each, v.EnsureTrunk | v.DeleteLink)]
+
+    there = {"tap11111111_00": v.Link(index=1)}
+    known = {"tap11111111_00": v.Link(index=1, trunk=True), end.replace("-", "_"): v.Link(index=2)}
+    trunk = v.EnsureTrunk(tap=tap, subports=(v.Subport(tap=below, vlan=7, mtu=NETWORK.mtu),))
+    assert verbs(parent, subport) == []
+    assert verbs(parent, **there) == []
+    assert verbs(parent, subport, **there) == [trunk]
+    assert verbs(parent, subport, **known) == [trunk]
+    assert verbs(parent, **known) == [v.EnsureTrunk(tap=tap), v.DeleteLink(device=end)]
+    assert verbs(parent, subport, vlp22222222_00=v.Link(index=2)) == [v.DeleteLink(device=end)], "its tap is gone"
+    elsewhere = msgspec.structs.replace(subport, host="elsewhere")
+    assert verbs(parent, elsewhere, **there) == []
+
+
 def test_limits_go_to_taps_that_are_there_and_leave_nothing_behind() -> None:
     limited = msgspec.structs.replace(STATE.ports[0], egress=Limit(max_kbps=2**31 - 1, max_burst_kbps=7))
     tap, detour = "tap11111111-00", "ifb11111111-00"
@@ -202,7 +224,7 @@ def test_limits_go_to_taps_that_are_there_and_leave_nothing_behind() -> None:
     def verbs(guest: Port, **links: v.Link) -> list[v.Verb]:
         found = v.Found(links={name.replace("_", "-"): link for name, link in links.items()})
         state = DesiredState(networks=(NETWORK,), ports=(guest,))
-        made = plan(PREFIX, "h", state, found).verbs
+        made = plan_of(PREFIX, "h", state, found).verbs
         return [each for each in made if isinstance(each, v.SetBandwidth | v.DeleteLink)]
 
     there = {"tap11111111_00": v.Link(index=1)}
@@ -216,31 +238,15 @@ def test_limits_go_to_taps_that_are_there_and_leave_nothing_behind() -> None:
     assert verbs(limited, ifb11111111_00=v.Link(index=2)) == [v.DeleteLink(device=detour)], "its tap is gone"
 
 
-@given(st.sets(st.uuids().map(str), max_size=60), st.uuids().map(str))
-def test_zones_are_distinct_and_stay(ids: set[str], another: str) -> None:
-    before = zones_of(ids)
-    assert len(set(before.values())) == len(ids)
-    assert all(1 <= zone <= 65535 for zone in before.values())
-    after = zones_of(ids | {another})
-    if after[another] not in before.values():
-        assert sum(before[id] != after[id] for id in ids) <= 1
-
-
-@given(st.integers(0, 2**48 - 1))
-def test_link_local_addresses(number: int) -> None:
-    mac = ":".join(f"{byte:02x}" for byte in number.to_bytes(6, "big"))
-    assert ipaddress.ip_address(link_local(mac)).is_link_local
-
-
 def test_a_tap_that_was_made_outside_is_taken_in_for_its_own_guest_before_it_is_wired() -> None:
     server = "77777777-0000-4000-8000-000000000001"
     guest = port(GUEST, NET, "10.0.0.5", SUB, 1, device_owner="compute:nova", device_id=server)
     state = msgspec.structs.replace(STATE, ports=(guest, *STATE.ports[1:]))
     tap = f"tap{GUEST[:11]}"
     found = v.Found(adopts=True, outside=(tap, "tap99999999-99"))
-    verbs = plan(PREFIX, "h", state, found).verbs
+    verbs = plan_of(PREFIX, "h", state, found).verbs
     adopted = [verb for verb in verbs if isinstance(verb, v.AdoptTap)]
     assert adopted == [v.AdoptTap(tap=tap, mac="fa:16:3e:00:00:01", guest=server)]
     check(adopted[0], PREFIX)
     assert not any(isinstance(verb, v.EnsureTap) for verb in verbs)
-    assert not [verb for verb in plan(PREFIX, "other", state, found).verbs if isinstance(verb, v.AdoptTap)]
+    assert not [verb for verb in plan_of(PREFIX, "other", state, found).verbs if isinstance(verb, v.AdoptTap)]

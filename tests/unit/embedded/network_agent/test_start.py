@@ -13,7 +13,7 @@ from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import Answer, ServiceClient
 from micronova.objects.errors import Forbidden, MicronovaError, Unavailable
 from micronova.privileged import verbs as v
-from tests.unit.embedded.network.world import ManualClock
+from tests.clocks import ManualClock
 
 
 class Helper:
@@ -61,12 +61,12 @@ async def test_the_service_names_the_interval_of_heartbeats() -> None:
     try:
         assert (await asyncio.wait_for(service.reports.get(), 10))["started"]
         await asyncio.sleep(0)
-        await clock.advance(39)
+        await clock.jump(39)
         assert service.reports.empty()
         service.answer = None  # of an older service
-        await clock.advance(1)
+        await clock.jump(1)
         await asyncio.wait_for(service.reports.get(), 10)
-        await clock.advance(25)
+        await clock.jump(25)
         await asyncio.wait_for(service.reports.get(), 10)
     finally:
         await made.stop()
@@ -82,7 +82,7 @@ async def test_a_start_that_nobody_hears_is_told_later() -> None:
         assert tried == ["POST", "GET", "POST"], "at the start, then by those who watch and tell"
         assert service.reports.empty()
         service.error = None
-        await clock.advance(RETRY)
+        await clock.jump(RETRY)
         assert (await asyncio.wait_for(service.reports.get(), 10))["started"]
     finally:
         await made.stop()

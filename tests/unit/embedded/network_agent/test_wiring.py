@@ -9,15 +9,15 @@ import pytest
 
 from micronova.embedded.network.agent.agent import FULL_CHECK, NetworkAgent
 from micronova.embedded.network.agent.desired_state import AddressPair, DesiredState, Network, Port, Rule
-from micronova.embedded.network.agent.firewall import firewall
-from micronova.embedded.network.agent.metadata import Limits, MetadataProxy
-from micronova.embedded.network.agent.plan import zones_of
+from micronova.embedded.network.agent.firewall import firewall_of
+from micronova.embedded.network.agent.metadata import MetadataLimits, MetadataProxy
+from micronova.embedded.network.agent.retries import LONGEST_PAUSE
 from micronova.embedded.network.agent.service import NetworkServiceClient
 from micronova.http.client import Answer, ServiceClient
 from micronova.privileged import verbs as v
 from micronova.privileged.client import PrivilegedError
-from micronova.privileged.names import network_namespace, tap_name
-from tests.unit.embedded.network.world import ManualClock
+from micronova.privileged.names import bridge_name, network_namespace, tap_name
+from tests.clocks import ManualClock
 
 PREFIX = "mn-1a2b3c4d"
 NET = "aaaaaaaa-0000-4000-8000-000000000001"
@@ -35,10 +35,12 @@ class Helper:
         self.namespaces: tuple[str, ...] = (PREFIX,)
         self.links: dict[str, v.Link] = {}
         self.done: list[v.Verb] = []
+        self.tried: list[v.Verb] = []
 
     async def call(self, verb: v.Verb) -> v.Reply:
         if isinstance(verb, v.Inventory):
             return v.Reply(found=v.Found(namespaces=self.namespaces, links=dict(self.links)))
+        self.tried.append(verb)
         if type(verb) in self.failing:
             raise PrivilegedError("It failed.")
         self.done.append(verb)
@@ -98,6 +100,7 @@ class World:
         self.service.up.clear()
         self.service.down.clear()
         self.helper.done.clear()
+        await self.clock.jump(LONGEST_PAUSE)  # what failed is tried again
         return await self.agent.reconcile(state)
 
 
@@ -182,7 +185,7 @@ async def test_what_fails_is_reported_until_it_succeeds(world: World) -> None:
 def test_a_port_with_invalid_addresses_is_closed_and_the_others_are_not(change: dict[str, Any]) -> None:
     good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
     bad = msgspec.structs.replace(good, id=IDS[1], **change)
-    made = firewall(DesiredState(networks=(Network(id=NET),), ports=(good, bad)), zones_of([NET]))
+    made = firewall_of(DesiredState(networks=(Network(id=NET),), ports=(good, bad)))
     assert list(made.closed) == [tap_name(IDS[1])]
     assert [bool(port.pairs) for port in made.verb.guarded] == [True, False]
 
@@ -201,7 +204,7 @@ def test_a_port_with_an_invalid_rule_is_closed_and_the_others_are_not(rule: Rule
     good = Port(id=IDS[0], network_id=NET, mac_address="fa:16:3e:00:00:01", device_owner="compute:nova", host="h")
     bad = msgspec.structs.replace(good, id=IDS[1], security_groups=(IDS[1],))
     state = DesiredState(networks=(Network(id=NET),), ports=(good, bad), rules={IDS[1]: (rule,)})
-    made = firewall(state, zones_of([NET]))
+    made = firewall_of(state)
     assert list(made.closed) == [tap_name(IDS[1])]
 
 
@@ -222,7 +225,7 @@ async def test_a_rule_that_names_a_security_group_with_too_many_addresses_is_lef
     assert [rule.remote_group for rule in guarded.rules] == [small]
     assert world.service.up == [IDS[0]], "its other rules hold"
     [fault] = world.service.faults
-    assert f"{large} has too many addresses (5001)" in fault
+    assert f"{large} has too many addresses (5001 or more)" in fault
     # The firewall of a state is made once, whatever makes the agent look again.
     world.helper.namespaces = ()
     await world.agent.reconcile(state)
@@ -244,20 +247,71 @@ async def test_what_always_fails_neither_ends_nor_delays_the_full_checks(
         return len([verb for verb in world.helper.done if isinstance(verb, v.LoadFirewall)])
 
     assert await loads() == 1
-    await world.clock.advance(FULL_CHECK - 1)
+    await world.clock.jump(FULL_CHECK - 1)
     assert await loads() == 1
-    await world.clock.advance(1)
+    await world.clock.jump(1)
     assert await loads() == 2
-    await world.clock.advance(FULL_CHECK)
+    await world.clock.jump(FULL_CHECK)
     assert await loads() == 3
     assert caplog.text.count("It failed.") == 1, "it is said once"
+
+
+async def test_what_always_fails_is_tried_less_and_less_often(world: World) -> None:
+    """A network that could not be made caused a reconciliation each second for ever."""
+    world.helper.failing = {v.EnsureBridge}
+    state = DesiredState(networks=(Network(id=NET),))
+
+    def attempts() -> int:
+        return sum(isinstance(verb, v.EnsureBridge) for verb in world.helper.tried)
+
+    delays = []
+    for _ in range(8):
+        assert not await world.agent.reconcile(state)
+        delays.append(world.agent._retry_delay)
+        assert world.service.faults == ["It failed."]
+        await world.clock.jump(delays[-1])
+    assert delays == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert attempts() == 8
+    await world.agent.reconcile(state)
+    before = attempts()
+    for _ in range(100):  # whatever else wakes the agent
+        await world.agent.reconcile(state)
+    assert attempts() == before and world.service.faults == ["It failed."]
+    changed = DesiredState(networks=(Network(id=NET, mtu=1400),))
+    await world.agent.reconcile(changed)
+    assert attempts() == before + 1, "another verb is tried at once"
+    world.helper.failing = set()
+    await world.clock.jump(1.0)
+    assert await world.agent.reconcile(changed)
+    assert world.service.faults == []
+
+
+async def test_networks_do_not_wait_for_one_that_fails(world: World) -> None:
+    """A verb may take half a minute to fail."""
+    other = NET.replace("aaaaaaaa", "bbbbbbbb")
+    world.helper.failing = {v.EnsureBridge}
+    await world.agent.reconcile(DesiredState(networks=(Network(id=NET),)))
+    await world.clock.jump(LONGEST_PAUSE)
+    world.helper.tried.clear()
+    await world.agent.reconcile(DesiredState(networks=(Network(id=NET), Network(id=other))))
+    bridges = [verb.bridge for verb in world.helper.tried if isinstance(verb, v.EnsureBridge)]
+    assert bridges == [bridge_name(other), bridge_name(NET)]
+
+
+async def test_what_depends_on_a_verb_that_failed_is_tried_as_soon_as_it_succeeds(world: World) -> None:
+    world.helper.failing = {v.EnsureBridge, v.EnsureTap}
+    for _ in range(5):
+        await world.reconcile()
+    world.helper.failing = set()
+    assert await world.reconcile()
+    assert world.service.up == [IDS[0]]
 
 
 async def test_metadata_that_cannot_be_served_in_one_network_is_served_in_the_others(world: World) -> None:
     networks = [NET, NET.replace("aaaaaaaa", "bbbbbbbb")]
     world.helper.unserved = {network_namespace(PREFIX, NET)}
     unused: Any = SimpleNamespace(close=world.helper.close)
-    limits = Limits(per_guest=1, per_network=1, total=1, timeout=1.0)
+    limits = MetadataLimits(per_guest=1, per_network=1, total=1, timeout=1.0)
     proxy = MetadataProxy(world.helper, unused, unused, limits)
     servers = [
         Port(

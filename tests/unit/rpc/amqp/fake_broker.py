@@ -21,6 +21,7 @@ ANSWERS: dict[type, Frame] = {
     commands.Queue.Bind: commands.Queue.BindOk(),
     commands.Basic.Qos: commands.Basic.QosOk(),
     commands.Basic.Consume: commands.Basic.ConsumeOk("1"),
+    commands.Basic.Cancel: commands.Basic.CancelOk("1"),
 }
 
 

@@ -11,6 +11,7 @@ from pamqp import commands
 from micronova.objects.clock import SystemClock
 from micronova.rpc.amqp import connection
 from micronova.rpc.amqp.bus import AmqpBus
+from micronova.rpc.contract import Interface
 from micronova.rpc.errors import BusUnavailable
 from tests.unit.rpc.amqp.fake_broker import FakeBroker
 from tests.unit.rpc.bus_suite import soon
@@ -99,3 +100,28 @@ async def test_a_broker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
     with socket.create_server(("127.0.0.1", 0)) as silent:
         said = await _reason(f"amqp://guest:guest@127.0.0.1:{silent.getsockname()[1]}/")
     assert said.startswith("it does not answer within ")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError(), ValueError("a bug")])
+async def test_a_bus_connects_again_whatever_an_attempt_raises(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """A process whose attempt to connect again failed for want of a thread had no bus until it was restarted."""
+    raised = asyncio.Event()
+
+    async def cannot(*_: object, **__: object) -> None:
+        raised.set()
+        raise error
+
+    loop = asyncio.get_running_loop()
+    async with FakeBroker() as broker:
+        bus = AmqpBus(broker.url, clock=SystemClock(), random=random.Random(1))
+        await soon(bus.start())
+        with monkeypatch.context() as lacking:
+            lacking.setattr(loop, "create_connection", cannot)
+            for peer in broker.peers:
+                peer.close()
+            await soon(raised.wait())
+        await soon(bus.serve(Interface("example"), object()))
+        assert bus.stats().broker.connected
+        await soon(bus.stop())

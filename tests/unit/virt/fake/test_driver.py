@@ -18,13 +18,15 @@ from micronova.objects.errors import (
     Invalid,
     Unavailable,
 )
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF, FixedIP
 from micronova.virt.driver import CAPABILITIES, Driver, DriverFailed, GuestPlan, Lifecycle, implemented
 from micronova.virt.fake import guests as guests_module
 from micronova.virt.fake.faults import FaultRule, FaultRules
 from micronova.virt.fake.guests import FakeGuest, GuestStore
 from micronova.virt.loader import DriverSetup, create_drivers, load_compute_driver
-from tests.unit.compute.agent_harness import ManualClock, order, settle
+from tests.clocks import ManualClock, settle
+from tests.unit.compute.agent_harness import order
 
 
 class Events:
@@ -422,3 +424,46 @@ async def test_a_guest_boots_unless_a_rule_says_otherwise() -> None:
     await driver.reboot(plan("hangs"), "HARD")
     assert await booted() == {"hangs": True, "slow": True}
     assert (await driver.get_console_output("hangs", None)).count("Linux version") == 1
+
+
+async def test_a_rescued_guest_boots_from_another_image_until_it_boots_from_its_own_disk() -> None:
+    driver = make()
+    await driver.spawn(plan())
+
+    def rescue(epoch: int) -> GuestPlan:
+        order = plan(epoch=epoch)
+        order.rescue_image = ImageMeta(id="r", name="tools")
+        return order
+
+    async def boots() -> tuple[int, bool]:
+        log = await driver.get_console_output("i-1", None)
+        return log.count("Linux version"), "image tools" in log.rpartition("Linux version")[2]
+
+    await driver.rescue(rescue(2), 60.0)
+    await driver.rescue(rescue(2), 60.0)  # the report was lost
+    assert await boots() == (2, True)
+    await driver.unrescue(plan(epoch=3))
+    await driver.unrescue(plan(epoch=3))
+    assert await boots() == (3, False)
+    await driver.rescue(rescue(4), 0.0)
+    await driver.rescue(rescue(5), 0.0)
+    assert await boots() == (5, True)
+    await driver.reboot(plan(epoch=6), "HARD")
+    assert await boots() == (6, False)
+
+
+async def test_a_rebuild_replaces_whatever_is_there() -> None:
+    driver, events = make(), Events()
+    await driver.init_host(events)
+    seen: list[tuple[int, int]] = []
+
+    async def removed() -> None:
+        guest = await driver.info("i-1")
+        seen.append((guest.epoch, guest.power_state))
+
+    for epoch, start, power in ((1, True, power_state.RUNNING), (2, True, power_state.RUNNING), (3, False, 4)):
+        await driver.rebuild(plan(epoch=epoch), start=start, timeout=0.0, removed=removed)
+        guest = await driver.info("i-1")
+        assert (guest.epoch, guest.power_state) == (epoch, power)
+    assert seen == [(epoch, power_state.NOSTATE) for epoch in (1, 2, 3)]
+    assert len(await driver.list_guests()) == 1

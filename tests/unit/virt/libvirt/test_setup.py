@@ -17,7 +17,7 @@ from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.daemon.private import PrivateLibvirtd
 from micronova.virt.libvirt.daemon.qemu_user import QemuUser
 from micronova.virt.loader import DriverSetup, load_compute_driver
-from tests.unit.compute.agent_harness import ManualClock
+from tests.clocks import ManualClock
 
 USER = QemuUser(name="libvirt-qemu", group="libvirt-qemu", uid=64055, gid=64055)
 
@@ -46,7 +46,7 @@ def test_the_loader_knows_it() -> None:
 async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> None:
     (driver,) = make(tmp_path).values()
     assert isinstance(driver, Driver)
-    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection"}
+    assert implemented(driver) == frozenset(CAPABILITIES) - {"fault_injection", "migrate", "live_migrate"}
     (blind,) = make(tmp_path, vnc_enabled=False).values()
     assert "vnc_console" not in blind.capabilities() and "pause" in blind.capabilities()
     assert "spice_console" not in driver.capabilities() | blind.capabilities()

@@ -101,7 +101,7 @@ def plan(
         plugged=_plugged,
         network_info=vifs,
         block_devices=devices,
-        image_ticket=ticket,
+        image_url=ticket,
     )
 
 

@@ -1,33 +1,43 @@
-"""/v3/users/{user_id}/application_credentials"""
+"""/v3/users/{user_id}/application_credentials and /v3/users/{user_id}/access_rules"""
 
 import secrets
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page
+from micronova.embedded.identity.api.delegation import (
+    RoleRef,
+    expiry,
+    is_delegated,
+    named_roles,
+    refuse_restricted,
+    refuse_trust,
+)
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import application_credentials, assignments, roles
-from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, ApplicationCredentialRow, RoleRow
+from micronova.embedded.identity.store import access_rules, application_credentials, assignments, roles
+from micronova.embedded.identity.store.access_rules import WantedRule
+from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, AccessRuleRow, ApplicationCredentialRow, RoleRow
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import roles as roles_table
-from micronova.http.paging import parse_iso
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.errors import Forbidden, Invalid, NotFound
+from micronova.objects.errors import Forbidden, Invalid
 
 
-class RoleRef(Struct, forbid_unknown_fields=True):
-    """A role, by id or by name."""
+class AccessRule(Struct, forbid_unknown_fields=True):
+    """An access rule: an existing one by id, or the service's type, the method and the path."""
 
     id: ID | None = None
-    name: Name | None = None
+    service: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[a-zA-Z0-9-]+\Z")] | None = None
+    path: Annotated[str, Meta(max_length=225, pattern=r"\A/")] | None = None
+    method: Literal["DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"] | None = None
 
 
-class CredentialAttributes(Struct, forbid_unknown_fields=True):
+class ApplicationCredentialAttributes(Struct, forbid_unknown_fields=True):
     """The attributes of a new application credential. Its project is always the project of the token."""
 
     name: Name
@@ -38,13 +48,13 @@ class CredentialAttributes(Struct, forbid_unknown_fields=True):
     unrestricted: bool | None = None
     project_id: ID | None = None
     user_id: ID | None = None
-    access_rules: list[Any] | None = None
+    access_rules: list[AccessRule] = []
 
 
-class CredentialBody(Struct):
+class ApplicationCredentialBody(Struct):
     """A body that holds an application credential."""
 
-    application_credential: CredentialAttributes
+    application_credential: ApplicationCredentialAttributes
 
 
 class ApplicationCredentialsAPI:
@@ -56,10 +66,11 @@ class ApplicationCredentialsAPI:
     def routes(self) -> list[Route]:
         """Return the routes."""
         path = f"{V3}/users/{{user_id}}/application_credentials"
-
         return [
             checked_route("GET", path, self.index, "list_application_credentials"),
-            checked_route("POST", path, self.create, "create_application_credential", status=201, body=CredentialBody),
+            checked_route(
+                "POST", path, self.create, "create_application_credential", status=201, body=ApplicationCredentialBody
+            ),
             checked_route("GET", f"{path}/{{credential_id}}", self.show, "get_application_credential"),
             checked_route(
                 "DELETE",
@@ -70,43 +81,37 @@ class ApplicationCredentialsAPI:
             ),
         ]
 
-    def _refuse_restricted(self, request: Request) -> None:
-        """Raise Forbidden for a token of a restricted application credential: it may not manage credentials."""
-        claims = self._core.verifier.verify(request.context.token, self._core.clock.now())
-        if claims.restricted:
-            raise Forbidden("A restricted application credential may not make or delete application credentials.")
-
     async def index(self, request: Request, user_id: str) -> dict[str, Any]:
         """List a user's application credentials."""
         request.authorize({"user_id": user_id})
+        refuse_trust(self._core.claims(request))
         listed, held = await self._core.database.read(_list, user_id, request.raw_query, page(request))
-        items = [views.application_credential(request, row, held[row["id"]]) for row in listed.rows]
+        items = [views.application_credential(request, row, *held[row["id"]]) for row in listed.rows]
         return collection(request, "application_credentials", items, listed)
 
     async def show(self, request: Request, user_id: str, credential_id: str) -> dict[str, Any]:
         """Show an application credential."""
         request.authorize({"user_id": user_id})
-        row, held = await self._core.database.read(_get, user_id, credential_id)
-        return {"application_credential": views.application_credential(request, row, held)}
+        refuse_trust(self._core.claims(request))
+        row, held, rules = await self._core.database.read(_get, user_id, credential_id)
+        return {"application_credential": views.application_credential(request, row, held, rules)}
 
     async def create(self, request: Request, user_id: str) -> dict[str, Any]:
         """Create an application credential; only this response contains its secret."""
         request.authorize({"user_id": user_id})
-        self._refuse_restricted(request)
-        wanted: CredentialAttributes = request.body.application_credential
-        if wanted.access_rules:
-            raise Invalid(
-                "Invalid input for field/attribute application_credential.access_rules: access rules are not supported."
-            )
+        refuse_restricted(self._core.claims(request))
+        wanted: ApplicationCredentialAttributes = request.body.application_credential
+        wanted_rules = [self._wanted(rule) for rule in wanted.access_rules]
         project_id = request.context.project_id
         if not project_id:
             raise Forbidden("An application credential is for a project: make it with a token for one.")
-        expires_at = _expiry(wanted.expires_at, self._core.now())
+        expires_at = expiry(wanted.expires_at, self._core.now(), "application_credential")
         held = await self._core.database.read(_chosen_roles, user_id, project_id, wanted.roles)
-        # The caller can pass on only the roles of its token, even if the user has more.
+        # A token that was delegated to the caller passes on only its own roles, even if the user has more.
+        delegated = is_delegated(self._core.claims(request))
         if not wanted.roles:
-            held = [row for row in held if row["name"] in request.context.roles]
-        elif not {row["name"] for row in held} <= set(request.context.roles):
+            held = [row for row in held if row["name"] in request.context.roles or not delegated]
+        elif delegated and not {row["name"] for row in held} <= set(request.context.roles):
             raise Invalid(
                 "Invalid input for field/attribute application_credential.roles: the token has not all of them."
             )
@@ -122,31 +127,30 @@ class ApplicationCredentialsAPI:
             role_ids=[role["id"] for role in held],
             unrestricted=bool(wanted.unrestricted),
             expires_at=expires_at,
+            wanted_rules=wanted_rules,
             now=self._core.now(),
         )
-        view = views.application_credential(request, row, held)
+        rules = await self._core.database.read(application_credentials.rules, row)
+        view = views.application_credential(request, row, held, rules)
         return {"application_credential": {**view, "secret": secret}}
+
+    def _wanted(self, rule: AccessRule) -> WantedRule:
+        """Return a rule of a body; raise Invalid if it is incomplete."""
+        where = "Invalid input for field/attribute application_credential.access_rules:"
+        given = (rule.service, rule.path, rule.method)
+        if rule.id is not None:
+            if any(value is not None for value in given):
+                raise Invalid(f"{where} a rule with an id exists already, and has no other attributes.")
+            return WantedRule(self._core.new_id(), id=rule.id)
+        if rule.service is None or rule.path is None or rule.method is None:
+            raise Invalid(f"{where} each has an id, or a service, a path and a method.")
+        return WantedRule(self._core.new_id(), None, rule.service, rule.path, rule.method)
 
     async def delete(self, request: Request, user_id: str, credential_id: str) -> None:
         """Delete an application credential."""
         request.authorize({"user_id": user_id})
-        self._refuse_restricted(request)
+        refuse_restricted(self._core.claims(request))
         await self._core.write_revoking(application_credentials.delete, user_id, credential_id)
-
-
-def _expiry(text: str | None, now: int) -> int | None:
-    if text is None:
-        return None
-    try:
-        expires_at = parse_iso(text)
-    except ValueError:
-        raise Invalid(
-            "Invalid input for field/attribute application_credential.expires_at: "
-            "write a time like 2030-01-31T12:00:00, in UTC."
-        ) from None
-    if expires_at <= now:
-        raise Invalid("Invalid input for field/attribute application_credential.expires_at: it must be in the future.")
-    return expires_at
 
 
 def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: list[RoleRef]) -> list[RoleRow]:
@@ -160,12 +164,10 @@ def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: li
         return held
     chosen: list[str] = []
     for ref in wanted:
-        if ref.id is None and ref.name is None:
-            raise Invalid("Invalid input for field/attribute application_credential.roles: name each by id or by name.")
-        found = [row for row in held if (row["id"] == ref.id if ref.id is not None else row["name"] == ref.name)]
+        found = named_roles(held, ref, "application_credential")
         if not found:
             if ref.id is None and ROLES.first(conn, roles_table.c.name == ref.name) is None:
-                raise NotFound(f"Could not find role: {ref.name}.")
+                raise ROLES.not_found(str(ref.name))
             raise Invalid(
                 "Invalid input for field/attribute application_credential.roles: only roles that the user has on the "
                 "project can be given."
@@ -175,13 +177,58 @@ def _chosen_roles(conn: sa.Connection, user_id: str, project_id: str, wanted: li
     return [row for row in held if row["id"] in ids]
 
 
-def _get(conn: sa.Connection, user_id: str, credential_id: str) -> tuple[ApplicationCredentialRow, list[RoleRow]]:
+Held = tuple[list[RoleRow], list[AccessRuleRow] | None]  # what a credential has
+
+
+def _held(conn: sa.Connection, row: ApplicationCredentialRow) -> Held:
+    return roles.by_ids(conn, row["role_ids"]), application_credentials.rules(conn, row)
+
+
+def _get(
+    conn: sa.Connection, user_id: str, credential_id: str
+) -> tuple[ApplicationCredentialRow, list[RoleRow], list[AccessRuleRow] | None]:
     row = application_credentials.get(conn, user_id, credential_id)
-    return row, roles.by_ids(conn, row["role_ids"])
+    return row, *_held(conn, row)
 
 
 def _list(
     conn: sa.Connection, user_id: str, query: Any, wanted: Page
-) -> tuple[Listed[ApplicationCredentialRow], dict[str, list[RoleRow]]]:
+) -> tuple[Listed[ApplicationCredentialRow], dict[str, Held]]:
     listed = application_credentials.listing(conn, user_id, query, wanted)
-    return listed, {row["id"]: roles.by_ids(conn, row["role_ids"]) for row in listed.rows}
+    return listed, {row["id"]: _held(conn, row) for row in listed.rows}
+
+
+class AccessRulesAPI:
+    """Access rules, which are made with application credentials."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        path, one = f"{V3}/users/{{user_id}}/access_rules", f"{V3}/users/{{user_id}}/access_rules/{{rule_id}}"
+        return [
+            checked_route("GET", path, self.index, "list_access_rules"),
+            checked_route("GET", one, self.show, "get_access_rule"),
+            checked_route("DELETE", one, self.delete, "delete_access_rule", status=204),
+        ]
+
+    async def index(self, request: Request, user_id: str) -> dict[str, Any]:
+        """List a user's access rules."""
+        request.authorize({"user_id": user_id})
+        refuse_trust(self._core.claims(request))
+        listed = await self._core.database.read(access_rules.listing, user_id, request.raw_query, page(request))
+        return collection(request, "access_rules", [views.access_rule(request, row) for row in listed.rows], listed)
+
+    async def show(self, request: Request, user_id: str, rule_id: str) -> dict[str, Any]:
+        """Show an access rule."""
+        request.authorize({"user_id": user_id})
+        refuse_trust(self._core.claims(request))
+        row = await self._core.database.read(access_rules.get, user_id, rule_id)
+        return {"access_rule": views.access_rule(request, row)}
+
+    async def delete(self, request: Request, user_id: str, rule_id: str) -> None:
+        """Delete an access rule that no application credential has."""
+        request.authorize({"user_id": user_id})
+        refuse_restricted(self._core.claims(request))
+        await self._core.write(access_rules.delete, user_id, rule_id)

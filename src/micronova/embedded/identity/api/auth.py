@@ -7,12 +7,13 @@ import sqlalchemy as sa
 
 from micronova.embedded.identity import catalog, tokens
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, collection, public_url, self_link
+from micronova.embedded.identity.api.common import V3, checked_route, collection, public_url, route, self_link
 from micronova.embedded.identity.authentication import Auth, AuthBody, authenticate
 from micronova.embedded.identity.core import Core
-from micronova.embedded.identity.store import assignments, domains, projects, revocations
+from micronova.embedded.identity.store import assignments, projects, revocations
 from micronova.embedded.identity.store.kinds import DomainRow, ProjectRow
 from micronova.embedded.identity.store.rows import Page, flag
+from micronova.embedded.identity.store.tags import tags_of
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 from micronova.http.tokens import Claims
@@ -31,17 +32,14 @@ class AuthAPI:
         path = f"{V3}/auth/tokens"
         return [
             Route(method="POST", path=path, handler=self.issue, policy=None, status=201, body=AuthBody),
-            Route(method="GET", path=path, handler=self.show, policy="identity:validate_token", checks_policy=True),
-            Route(method="HEAD", path=path, handler=self.check, policy="identity:check_token", checks_policy=True),
-            Route(
-                method="DELETE", path=path, handler=self.revoke, policy="identity:revoke_token", checks_policy=True,
-                status=204,
-            ),
-            Route(method="GET", path=f"{V3}/auth/catalog", handler=self.catalog, policy="identity:get_auth_catalog"),
-            Route(method="GET", path=f"{V3}/auth/projects", handler=self.projects, policy="identity:get_auth_projects"),
-            Route(method="GET", path=f"{V3}/auth/domains", handler=self.domains, policy="identity:get_auth_domains"),
-            Route(method="GET", path=f"{V3}/auth/system", handler=self.system, policy="identity:get_auth_system"),
-        ]  # fmt: skip
+            checked_route("GET", path, self.show, "validate_token", about_own_token=True),
+            checked_route("HEAD", path, self.check, "check_token"),
+            checked_route("DELETE", path, self.revoke, "revoke_token", status=204),
+            route("GET", f"{V3}/auth/catalog", self.catalog, "get_auth_catalog"),
+            route("GET", f"{V3}/auth/projects", self.projects, "get_auth_projects"),
+            route("GET", f"{V3}/auth/domains", self.domains, "get_auth_domains"),
+            route("GET", f"{V3}/auth/system", self.system, "get_auth_system"),
+        ]
 
     async def issue(self, request: Request) -> Response:
         """Issue a token to a caller that authenticates."""
@@ -58,32 +56,35 @@ class AuthAPI:
         body = tokens.body(claims, details, with_catalog, public_url(request))
         return Response(body={"token": body}, headers={"x-subject-token": token, "vary": "X-Auth-Token"})
 
-    def _subject(self, request: Request) -> tuple[str, Claims | None]:
-        token = request.header("x-subject-token")
-        if not token:
-            return "", None
-        try:
-            return token, self._core.verifier.verify(token, self._core.clock.now())
-        except Unauthorized:
-            return token, None
-
     def _authorized_subject(self, request: Request) -> tuple[str, Claims]:
-        token, claims = self._subject(request)
-        request.authorize({"user_id": claims.user_id if claims else None})
-        if claims is None:
-            raise NotFound("The token in X-Subject-Token is missing, not valid, expired or revoked.")
+        token = request.header("x-subject-token")
+        if token is None:
+            request.authorize({"user_id": None})
+            raise NotFound("The header X-Subject-Token is missing.")
+        try:
+            claims = self._core.verifier.verify(token, self._core.clock.now())
+        except Unauthorized:  # to everybody: policy cannot tell whose token it was
+            raise NotFound("The token in X-Subject-Token is not valid, expired or revoked.") from None
+        request.authorize({"user_id": claims.user_id})
+        return token, claims
+
+    def _enforceable_subject(self, request: Request) -> tuple[str, Claims]:
+        """Return the token in X-Subject-Token. One with access rules is hidden from callers that ignore them."""
+        token, claims = self._authorized_subject(request)
+        if claims.access_rules is not None and not _knows_access_rules(request):
+            raise NotFound("The token in X-Subject-Token has access rules, and the caller does not enforce these.")
         return token, claims
 
     async def show(self, request: Request) -> Response:
         """Show what a token contains."""
-        token, claims = self._authorized_subject(request)
+        token, claims = self._enforceable_subject(request)
         with_catalog = not flag(request.raw_query, "nocatalog")
         details = await self._core.database.read(tokens.read_details, claims, with_catalog)
         return self._describe(request, token, claims, details, with_catalog)
 
     async def check(self, request: Request) -> Response:
         """Answer 200 if a token is valid, 404 if not."""
-        token, _ = self._authorized_subject(request)
+        token, _ = self._enforceable_subject(request)
         return Response(headers={"x-subject-token": token, "vary": "X-Auth-Token"})
 
     async def revoke(self, request: Request) -> None:
@@ -96,7 +97,7 @@ class AuthAPI:
 
     async def catalog(self, request: Request) -> dict[str, Any]:
         """Return the catalog of the caller's token."""
-        claims = self._core.verifier.verify(request.context.token, self._core.clock.now())
+        claims = self._core.claims(request)
         if not tokens.is_scoped(claims):
             raise Forbidden(
                 "A token without a scope has no catalog: ask for one with a project, a domain or the system."
@@ -121,6 +122,14 @@ class AuthAPI:
         return {"system": [{"all": True}] if allowed else [], "links": {"self": self_link(request)}}
 
 
+def _knows_access_rules(request: Request) -> bool:
+    """Return whether the caller says that it enforces access rules, as keystonemiddleware does."""
+    try:
+        return float(request.header("openstack-identity-access-rules") or 0) >= 1.0
+    except ValueError:
+        return False
+
+
 def projects_of(
     conn: sa.Connection, user_id: str, query: Mapping[str, list[str]]
 ) -> tuple[list[ProjectRow], dict[str, list[str]]]:
@@ -131,4 +140,4 @@ def projects_of(
 
 def _domains_of(conn: sa.Connection, user_id: str) -> tuple[list[DomainRow], dict[str, list[str]]]:
     rows = [row for row in assignments.domains_of(conn, user_id) if row["enabled"]]
-    return rows, domains.tags_of(conn, [row["id"] for row in rows])
+    return rows, tags_of(conn, [row["id"] for row in rows])

@@ -6,8 +6,9 @@ from msgspec import Struct
 
 from micronova.embedded.identity import attributes
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, collection, page
+from micronova.embedded.identity.api.common import V3, collection, page, route
 from micronova.embedded.identity.attributes import (
+    INTERFACES,
     EndpointAttributes,
     EndpointChanges,
     RegionAttributes,
@@ -21,8 +22,6 @@ from micronova.embedded.identity.store.kinds import ENDPOINTS, REGIONS, SERVICES
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import Invalid
-
-INTERFACES = ("public", "internal", "admin")
 
 
 class RegionBody(Struct):
@@ -45,10 +44,6 @@ class EndpointBody(Struct):
 
 def _routes(noun: str, body: type[Struct], index: Any, create: Any, show: Any, update: Any, delete: Any) -> list[Route]:
     path, one = f"{V3}/{noun}s", f"{V3}/{noun}s/{{{noun}_id}}"
-
-    def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-        return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", **more)
-
     return [
         route("GET", path, index, f"list_{noun}s"),
         route("POST", path, create, f"create_{noun}", status=201, body=body),
@@ -66,13 +61,10 @@ class RegionsAPI:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        put = Route(
-            method="PUT", path=f"{V3}/regions/{{region_id}}", handler=self.put, policy="identity:create_region",
-            status=201, body=RegionBody,
-        )  # fmt: skip
+        one = f"{V3}/regions/{{region_id}}"
         return [
             *_routes("region", RegionBody, self.index, self.create, self.show, self.update, self.delete),
-            put,
+            route("PUT", one, self.put, "create_region", status=201, body=RegionBody),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:

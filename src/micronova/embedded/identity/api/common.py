@@ -13,9 +13,14 @@ V3 = "/v3"
 MAX_LIMIT = 1000  # rows in a page that has a limit
 
 
+def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
+    """Return a route with this rule of policy."""
+    return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", **more)
+
+
 def checked_route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
     """Return a route whose handler checks policy itself, after it has loaded the policy target."""
-    return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", checks_policy=True, **more)
+    return route(method, path, handler, rule, checks_policy=True, **more)
 
 
 def page(request: Request) -> Page:
@@ -49,11 +54,6 @@ def collection(request: Request, name: str, items: Sequence[Any], listed: Listed
 def public_url(request: Request) -> str:
     """Return scheme, host and port of this cloud as the client sees them."""
     return request.base_url.removesuffix(request.service.mount)
-
-
-def token_domain(request: Request) -> str | None:
-    """Return the domain that a domain-scoped token limits lists to; None for other tokens."""
-    return request.context.domain_id
 
 
 def default_domain(request: Request) -> str:

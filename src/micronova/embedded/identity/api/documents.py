@@ -1,8 +1,8 @@
-"""Version documents, and the lists of limits, which are always empty here."""
+"""Version documents."""
 
 from typing import Any
 
-from micronova.embedded.identity.api.common import V3, collection
+from micronova.embedded.identity.api.common import V3
 from micronova.http.request import Request, Response
 from micronova.http.service import Route
 
@@ -10,20 +10,14 @@ VERSION = "v3.14"
 
 
 class DocumentsAPI:
-    """Version documents and limits."""
+    """Version documents."""
 
     def routes(self) -> list[Route]:
         """Return the routes."""
         return [
             Route(method="GET", path="/", handler=self.versions, policy=None, status=300),
             Route(method="GET", path=V3, handler=self.version, policy=None),
-            Route(method="GET", path=f"{V3}/limits", handler=self.limits, policy="identity:list_limits"),
-            Route(method="GET", path=f"{V3}/limits/model", handler=self.model, policy="identity:get_limit_model"),
-            Route(
-                method="GET", path=f"{V3}/registered_limits", handler=self.registered_limits,
-                policy="identity:list_registered_limits",
-            ),
-        ]  # fmt: skip
+        ]
 
     def _version(self, request: Request) -> dict[str, Any]:
         return {
@@ -42,15 +36,3 @@ class DocumentsAPI:
     async def version(self, request: Request) -> Response:
         """Return the version document of v3."""
         return Response(body={"version": self._version(request)}, headers={"vary": "X-Auth-Token"})
-
-    async def limits(self, request: Request) -> dict[str, Any]:
-        """List limits: none, because the services that enforce quotas keep them."""
-        return collection(request, "limits", [])
-
-    async def registered_limits(self, request: Request) -> dict[str, Any]:
-        """List default limits: there are none."""
-        return collection(request, "registered_limits", [])
-
-    async def model(self, request: Request) -> dict[str, Any]:
-        """Return how limits would be enforced."""
-        return {"model": {"name": "flat", "description": "Limits hold for each project by itself."}}

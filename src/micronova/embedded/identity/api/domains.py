@@ -7,12 +7,13 @@ from msgspec import Struct
 
 from micronova.embedded.identity import attributes
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, collection, page, token_domain
+from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route
 from micronova.embedded.identity.attributes import DomainAttributes, DomainChanges
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import domains
 from micronova.embedded.identity.store.kinds import DOMAINS, DomainRow
 from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.store.tags import tags_of
 from micronova.http.request import Request
 from micronova.http.service import Route
 
@@ -33,19 +34,18 @@ class DomainsAPI:
         """Return the routes."""
         path, one = f"{V3}/domains", f"{V3}/domains/{{domain_id}}"
         return [
-            Route(method="GET", path=path, handler=self.index, policy="identity:list_domains"),
-            Route(
-                method="POST", path=path, handler=self.create, policy="identity:create_domain", status=201,
-                body=DomainBody,
-            ),
-            Route(method="GET", path=one, handler=self.show, policy="identity:get_domain", checks_policy=True),
-            Route(method="PATCH", path=one, handler=self.update, policy="identity:update_domain", body=DomainBody),
-            Route(method="DELETE", path=one, handler=self.delete, policy="identity:delete_domain", status=204),
-        ]  # fmt: skip
+            route("GET", path, self.index, "list_domains"),
+            route("POST", path, self.create, "create_domain", status=201, body=DomainBody),
+            checked_route("GET", one, self.show, "get_domain"),
+            route("PATCH", one, self.update, "update_domain", body=DomainBody),
+            route("DELETE", one, self.delete, "delete_domain", status=204),
+        ]
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List domains."""
-        listed, tags = await self._core.database.read(_list, request.raw_query, token_domain(request), page(request))
+        listed, tags = await self._core.database.read(
+            _list, request.raw_query, request.context.domain_id, page(request)
+        )
         items = [views.domain(request, row, tags[row["id"]]) for row in listed.rows]
         return collection(request, "domains", items, listed)
 
@@ -65,9 +65,9 @@ class DomainsAPI:
     async def update(self, request: Request, domain_id: str) -> dict[str, Any]:
         """Change a domain."""
         wanted, extra = attributes.changes(request.body.domain, DomainChanges, "domain")
-        await self._core.write_revoking(domains.change, domain_id, wanted, extra)
-        row, tags = await self._core.database.read(_get, domain_id)
-        return {"domain": views.domain(request, row, tags)}
+        row = await self._core.write_revoking(domains.change, domain_id, wanted, extra)
+        tags = await self._core.database.read(tags_of, [domain_id])
+        return {"domain": views.domain(request, row, tags[domain_id])}
 
     async def delete(self, request: Request, domain_id: str) -> None:
         """Delete a domain with everything in it."""
@@ -75,11 +75,11 @@ class DomainsAPI:
 
 
 def _get(conn: sa.Connection, domain_id: str) -> tuple[DomainRow, list[str]]:
-    return DOMAINS.get(conn, domain_id), domains.tags_of(conn, [domain_id])[domain_id]
+    return DOMAINS.get(conn, domain_id), tags_of(conn, [domain_id])[domain_id]
 
 
 def _list(
     conn: sa.Connection, query: Any, only: str | None, wanted: Page
 ) -> tuple[Listed[DomainRow], dict[str, list[str]]]:
     listed = domains.listing(conn, query, only, wanted)
-    return listed, domains.tags_of(conn, [row["id"] for row in listed.rows])
+    return listed, tags_of(conn, [row["id"] for row in listed.rows])

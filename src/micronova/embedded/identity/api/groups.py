@@ -14,7 +14,7 @@ from micronova.embedded.identity.api.common import (
     default_domain,
     domain_target,
     page,
-    token_domain,
+    route,
 )
 from micronova.embedded.identity.attributes import GroupAttributes, GroupChanges
 from micronova.embedded.identity.core import Core
@@ -43,7 +43,7 @@ class GroupsAPI:
         member = f"{one}/users/{{user_id}}"
 
         return [
-            Route(method="GET", path=path, handler=self.index, policy="identity:list_groups"),
+            route("GET", path, self.index, "list_groups"),
             checked_route("POST", path, self.create, "create_group", status=201, body=GroupBody),
             checked_route("GET", one, self.show, "get_group"),
             checked_route("PATCH", one, self.update, "update_group", body=GroupBody),
@@ -58,7 +58,7 @@ class GroupsAPI:
         row = await self._core.database.read(GROUPS.find, group_id)
         request.authorize(domain_target(row))
         if row is None:
-            raise NotFound(f"Could not find group: {group_id[:64]}.")
+            raise GROUPS.not_found(group_id)
         return row
 
     async def _authorize_member(self, request: Request, group_id: str, user_id: str) -> None:
@@ -67,11 +67,13 @@ class GroupsAPI:
         together = group and user and group["domain_id"] == user["domain_id"]
         request.authorize(domain_target(group if together else None))
         if group is None or user is None:
-            raise NotFound(f"Could not find {'user' if group else 'group'}: {(user_id if group else group_id)[:64]}.")
+            raise USERS.not_found(user_id) if group else GROUPS.not_found(group_id)
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List groups."""
-        listed = await self._core.database.read(groups.listing, request.raw_query, token_domain(request), page(request))
+        listed = await self._core.database.read(
+            groups.listing, request.raw_query, request.context.domain_id, page(request)
+        )
         return collection(request, "groups", [views.group(request, row) for row in listed.rows], listed)
 
     async def show(self, request: Request, group_id: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from micronova.embedded.common.query import last
-from micronova.embedded.identity.api.common import V3, self_link
+from micronova.embedded.identity.api.common import V3, route, self_link
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import revocations
 from micronova.embedded.identity.store.revocations import Revocation
@@ -24,12 +24,7 @@ class RevocationsAPI:
     def routes(self) -> list[Route]:
         """Return the route."""
         return [
-            Route(
-                method="GET",
-                path=f"{V3}/OS-REVOKE/events",
-                handler=self.index,
-                policy="identity:list_revoke_events",
-            )
+            route("GET", f"{V3}/OS-REVOKE/events", self.index, "list_revoke_events"),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:

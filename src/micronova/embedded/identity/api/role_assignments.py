@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.query import last
-from micronova.embedded.identity.api.common import V3, collection, link, token_domain
+from micronova.embedded.identity.api.common import V3, checked_route, collection, link
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import role_assignments
 from micronova.embedded.identity.store.assignments import SYSTEM, Grant
@@ -28,19 +28,13 @@ class RoleAssignmentsAPI:
     def routes(self) -> list[Route]:
         """Return the route."""
         return [
-            Route(
-                method="GET",
-                path=f"{V3}/role_assignments",
-                handler=self.index,
-                policy="identity:list_role_assignments",
-                checks_policy=True,
-            )
+            checked_route("GET", f"{V3}/role_assignments", self.index, "list_role_assignments"),
         ]
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List role assignments."""
         query = request.raw_query
-        wanted = _filter(query, token_domain(request))
+        wanted = _filter(query, request.context.domain_id)
         suffix = "_for_tree" if wanted.subtree else ""
         request.authorize(rule=f"identity:list_role_assignments{suffix}")
         found, names = await self._core.database.read(_list, wanted, flag(query, "include_names"))

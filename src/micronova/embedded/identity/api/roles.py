@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from micronova.embedded.identity import attributes
 from micronova.embedded.identity.api import views
-from micronova.embedded.identity.api.common import V3, collection, page, self_link
+from micronova.embedded.identity.api.common import V3, checked_route, collection, page, route, self_link
 from micronova.embedded.identity.attributes import RoleAttributes, RoleChanges
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import roles
@@ -32,13 +32,9 @@ class RolesAPI:
         """Return the routes."""
         path, one = f"{V3}/roles", f"{V3}/roles/{{role_id}}"
         implied = f"{one}/implies/{{implied_id}}"
-
-        def route(method: str, path: str, handler: Any, rule: str, **more: Any) -> Route:
-            return Route(method=method, path=path, handler=handler, policy=f"identity:{rule}", **more)
-
         return [
-            route("GET", path, self.index, "list_roles", checks_policy=True),
-            route("POST", path, self.create, "create_role", status=201, body=RoleBody, checks_policy=True),
+            checked_route("GET", path, self.index, "list_roles"),
+            checked_route("POST", path, self.create, "create_role", status=201, body=RoleBody),
             route("GET", one, self.show, "get_role"),
             route("PATCH", one, self.update, "update_role", body=RoleBody),
             route("DELETE", one, self.delete, "delete_role", status=204),

@@ -14,7 +14,7 @@ from micronova.embedded.identity.api.common import (
     default_domain,
     domain_target,
     page,
-    token_domain,
+    route,
 )
 from micronova.embedded.identity.attributes import Password, UserAttributes, UserChanges
 from micronova.embedded.identity.authentication import UserRef, check_password, refused
@@ -23,7 +23,7 @@ from micronova.embedded.identity.store import groups, users
 from micronova.embedded.identity.store.kinds import USERS, UserRow
 from micronova.http.request import Request
 from micronova.http.service import Route
-from micronova.objects.errors import Forbidden, NotFound
+from micronova.objects.errors import Forbidden
 
 
 class UserBody(Struct):
@@ -56,7 +56,7 @@ class UsersAPI:
         path, one = f"{V3}/users", f"{V3}/users/{{user_id}}"
 
         return [
-            Route(method="GET", path=path, handler=self.index, policy="identity:list_users"),
+            route("GET", path, self.index, "list_users"),
             checked_route("POST", path, self.create, "create_user", status=201, body=UserBody),
             checked_route("GET", one, self.show, "get_user"),
             checked_route("PATCH", one, self.update, "update_user", body=UserBody),
@@ -74,12 +74,14 @@ class UsersAPI:
         row = await self._core.database.read(USERS.find, user_id)
         request.authorize(domain_target(row, user_id=user_id))
         if row is None:
-            raise NotFound(f"Could not find user: {user_id[:64]}.")
+            raise USERS.not_found(user_id)
         return row
 
     async def index(self, request: Request) -> dict[str, Any]:
         """List users."""
-        listed = await self._core.database.read(users.listing, request.raw_query, token_domain(request), page(request))
+        listed = await self._core.database.read(
+            users.listing, request.raw_query, request.context.domain_id, page(request)
+        )
         return collection(request, "users", [views.user(request, row) for row in listed.rows], listed)
 
     async def show(self, request: Request, user_id: str) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from micronova.embedded.identity import catalog
+from micronova.embedded.identity import endpoint_urls
 from micronova.embedded.identity.api.common import link, public_url
 from micronova.embedded.identity.store.kinds import (
+    AccessRuleRow,
     ApplicationCredentialRow,
     DomainRow,
     EndpointRow,
@@ -112,9 +113,20 @@ def short_role(request: Request, row: RoleRow) -> dict[str, Any]:
     return {"id": row["id"], "name": row["name"], "links": {"self": link(request, "roles", row["id"])}}
 
 
-def application_credential(request: Request, row: ApplicationCredentialRow, roles: list[RoleRow]) -> dict[str, Any]:
+def access_rule(request: Request, row: AccessRuleRow) -> dict[str, Any]:
+    """Return an access rule."""
+    return {**_rule(row), "links": {"self": link(request, "users", row["user_id"], "access_rules", row["id"])}}
+
+
+def _rule(row: AccessRuleRow) -> dict[str, Any]:
+    return {"id": row["id"], "service": row["service"], "path": row["path"], "method": row["method"]}
+
+
+def application_credential(
+    request: Request, row: ApplicationCredentialRow, roles: list[RoleRow], rules: list[AccessRuleRow] | None
+) -> dict[str, Any]:
     """Return an application credential, without its secret."""
-    return {
+    view = {
         "id": row["id"],
         "name": row["name"],
         "description": row["description"],
@@ -126,6 +138,7 @@ def application_credential(request: Request, row: ApplicationCredentialRow, role
         "roles": [_role(each) for each in roles],
         "links": {"self": link(request, "users", row["user_id"], "application_credentials", row["id"])},
     }
+    return view if rules is None else {**view, "access_rules": [_rule(each) for each in rules]}
 
 
 def region(request: Request, row: RegionRow) -> dict[str, Any]:
@@ -160,7 +173,7 @@ def endpoint(request: Request, row: EndpointRow) -> dict[str, Any]:
         "region_id": row["region_id"],
         "region": row["region_id"],
         "interface": row["interface"],
-        "url": catalog.resolve(row["url"], public_url(request)),
+        "url": endpoint_urls.fill(row["url"], {"public_url": public_url(request)}),
         "enabled": row["enabled"],
         "links": {"self": link(request, "endpoints", row["id"])},
     }

@@ -4,18 +4,23 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, ApplicationCredentialRow
+from micronova.embedded.identity.store import access_rules
+from micronova.embedded.identity.store.access_rules import WantedRule
+from micronova.embedded.identity.store.kinds import APPLICATION_CREDENTIALS, AccessRuleRow, ApplicationCredentialRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
-from micronova.embedded.identity.tables import application_credentials
-from micronova.objects.errors import NotFound
+from micronova.embedded.identity.tables import application_credential_rules, application_credentials
+
+# Begins the stored hash of a credential that has access rules. Identity services of 0.2 and older do not know these
+# rules. To them the hash matches no secret, and so they issue no token that could do more than the rules allow.
+WITH_RULES = "access-rules:"
 
 
 def get(conn: sa.Connection, user_id: str, credential_id: str) -> ApplicationCredentialRow:
     """Return a user's credential; raise NotFound."""
     row = APPLICATION_CREDENTIALS.find(conn, credential_id)
     if row is None or row["user_id"] != user_id:
-        raise NotFound(f"Could not find application credential: {credential_id[:64]}.")
+        raise APPLICATION_CREDENTIALS.not_found(credential_id)
     return row
 
 
@@ -34,6 +39,18 @@ def listing(
     return APPLICATION_CREDENTIALS.page(conn, conditions, page)
 
 
+def secret_hash(row: ApplicationCredentialRow) -> str:
+    """Return the hash of a credential's secret."""
+    return row["secret_hash"].removeprefix(WITH_RULES)
+
+
+def rules(conn: sa.Connection, row: ApplicationCredentialRow) -> list[AccessRuleRow] | None:
+    """Return the only requests that a credential is good for; None: it is good for all."""
+    if not row["secret_hash"].startswith(WITH_RULES):
+        return None
+    return access_rules.of_credential(conn, row["id"])
+
+
 def create(
     conn: sa.Connection,
     credential_id: str,
@@ -46,22 +63,28 @@ def create(
     role_ids: Sequence[str],
     unrestricted: bool,
     expires_at: int | None,
+    wanted_rules: Sequence[WantedRule],
     now: int,
 ) -> ApplicationCredentialRow:
-    """Create a credential."""
+    """Create a credential. Without rules it is good for all requests."""
+    chosen = access_rules.chosen(conn, user_id, wanted_rules, now) if wanted_rules else []
     row: ApplicationCredentialRow = {
         "id": credential_id,
         "user_id": user_id,
         "project_id": project_id,
         "name": name,
         "description": description,
-        "secret_hash": secret_hash,
+        "secret_hash": WITH_RULES + secret_hash if chosen else secret_hash,
         "role_ids": list(role_ids),
         "unrestricted": unrestricted,
         "expires_at": expires_at,
         "created_at": now,
     }
-    return APPLICATION_CREDENTIALS.insert(conn, row, f"There is an application credential named {name} already.")
+    APPLICATION_CREDENTIALS.insert(conn, row, f"There is an application credential named {name} already.")
+    if chosen:
+        links = [{"credential_id": credential_id, "rule_id": rule["id"]} for rule in chosen]
+        conn.execute(application_credential_rules.insert(), links)
+    return row
 
 
 def delete(conn: sa.Connection, time: RevocationTime, user_id: str, credential_id: str) -> tuple[None, list[str]]:

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
+from micronova.embedded.identity.store import groups as groups_store
 from micronova.embedded.identity.store import projects as projects_store
 from micronova.embedded.identity.store import roles as roles_store
 from micronova.embedded.identity.store.kinds import (
@@ -81,8 +82,7 @@ def remove(conn: sa.Connection, time: RevocationTime, grant: Grant) -> tuple[Non
     if grant.actor == "user":
         holders = [grant.actor_id]
     else:
-        chosen = sa.select(memberships.c.user_id).where(memberships.c.group_id == grant.actor_id)
-        holders = list(conn.execute(chosen).scalars())
+        holders = groups_store.members(conn, grant.actor_id)
     if grant.target == "project" and not grant.inherited:
         for part in chunks(holders):
             conn.execute(

@@ -1,11 +1,11 @@
 """The service catalog: regions, services and endpoints."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
+from micronova.embedded.identity import endpoint_urls
 from micronova.embedded.identity.attributes import (
     EndpointAttributes,
     EndpointChanges,
@@ -25,11 +25,8 @@ from micronova.embedded.identity.store.kinds import (
     ServiceRow,
 )
 from micronova.embedded.identity.store.rows import Listed, Page
-from micronova.embedded.identity.tables import endpoints, regions, services
+from micronova.embedded.identity.tables import endpoints, regions, registered_limits, services
 from micronova.objects.errors import Forbidden, Invalid, NotFound
-
-# The placeholders that the URL of an endpoint may contain, as $(NAME)s or %(NAME)s.
-PLACEHOLDERS = frozenset({"public_url", "project_id", "tenant_id", "user_id"})
 
 
 def entries(conn: sa.Connection) -> list[CatalogEntry]:
@@ -80,12 +77,13 @@ def change_region(conn: sa.Connection, region_id: str, wanted: RegionChanges, ex
 
 
 def delete_region(conn: sa.Connection, region_id: str) -> None:
-    """Delete an empty region; raise Forbidden if it has endpoints or regions."""
+    """Delete an empty region; raise Forbidden if it has endpoints, regions or limits."""
     REGIONS.get(conn, region_id)
     used = conn.execute(sa.select(endpoints.c.id).where(endpoints.c.region_id == region_id).limit(1)).first()
     below = conn.execute(sa.select(regions.c.id).where(regions.c.parent_region_id == region_id).limit(1)).first()
     if used or below:
         raise Forbidden(f"Cannot delete the region {region_id}: it has endpoints, or regions below it.")
+    _refuse_limits(conn, registered_limits.c.region_id == region_id, f"region {region_id}")
     conn.execute(regions.delete().where(regions.c.id == region_id))
 
 
@@ -124,8 +122,9 @@ def change_service(
 
 
 def delete_service(conn: sa.Connection, service_id: str) -> None:
-    """Delete a service with its endpoints."""
+    """Delete a service with its endpoints; raise Forbidden if it has limits."""
     SERVICES.get(conn, service_id)
+    _refuse_limits(conn, registered_limits.c.service_id == service_id, f"service {service_id}")
     conn.execute(endpoints.delete().where(endpoints.c.service_id == service_id))
     conn.execute(services.delete().where(services.c.id == service_id))
 
@@ -148,7 +147,7 @@ def create_endpoint(
         "service_id": _known_service(conn, wanted.service_id),
         "region_id": _known_region(conn, wanted.region_id, wanted.region, now),
         "interface": wanted.interface,
-        "url": _known_placeholders(wanted.url),
+        "url": endpoint_urls.check(wanted.url),
         "enabled": wanted.enabled,
         "extra": dict(extra),
         "created_at": now,
@@ -162,7 +161,7 @@ def change_endpoint(
     """Change an endpoint."""
     row = ENDPOINTS.get(conn, endpoint_id)
     values = given(wanted, "service_id", "interface", "url", "enabled")
-    _known_placeholders(values.get("url", ""))
+    endpoint_urls.check(values.get("url", ""))
     if "service_id" in values:
         _known_service(conn, values["service_id"])
     region_names = given(wanted, "region_id", "region")
@@ -178,15 +177,9 @@ def delete_endpoint(conn: sa.Connection, endpoint_id: str) -> None:
     conn.execute(endpoints.delete().where(endpoints.c.id == endpoint_id))
 
 
-def _known_placeholders(url: str) -> str:
-    """Return the URL; raise Invalid if it has an unknown placeholder."""
-    unknown = set(re.findall(r"[$%]\((\w*)\)s?", url)) - PLACEHOLDERS
-    if unknown:
-        raise Invalid(
-            f"Invalid input for field/attribute endpoint.url: there is no {', '.join(sorted(unknown))} to fill in; "
-            f"there are {', '.join(sorted(PLACEHOLDERS))}."
-        )
-    return url
+def _refuse_limits(conn: sa.Connection, condition: sa.ColumnElement[bool], what: str) -> None:
+    if conn.execute(sa.select(registered_limits.c.id).where(condition).limit(1)).first():
+        raise Forbidden(f"Cannot delete the {what}: delete its registered limits first.")
 
 
 def _known_service(conn: sa.Connection, service_id: str) -> str:

@@ -1,33 +1,35 @@
-"""Domains, and the tags of domains and projects."""
+"""Domains."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from msgspec import UNSET, UnsetType
 
-from micronova.embedded.common.chunks import chunks
 from micronova.embedded.identity.attributes import (
     DomainAttributes,
     DomainChanges,
-    ResourceOptions,
     given,
     merged_options,
-    unique_tags,
 )
-from micronova.embedded.identity.store.kinds import DOMAINS, DomainRow, ProjectRow, RoleRow
+from micronova.embedded.identity.store.immutable import refuse_immutable
+from micronova.embedded.identity.store.kinds import DOMAINS, DomainRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.store.tags import set_tags
+from micronova.embedded.identity.store.trusts import delete_where as delete_trusts
 from micronova.embedded.identity.tables import (
     application_credentials,
     assignments,
+    credentials,
     domains,
     groups,
     implied_roles,
+    limits,
     memberships,
     projects,
     roles,
     tags,
+    trusts,
     users,
 )
 from micronova.objects.errors import Forbidden
@@ -93,12 +95,16 @@ def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[N
         assignments.c.role_id.in_(own_roles),
     ):
         conn.execute(assignments.delete().where(condition))
-    conn.execute(
-        application_credentials.delete().where(
-            application_credentials.c.user_id.in_(inside[users])
-            | application_credentials.c.project_id.in_(inside[projects])
-        )
+    for table in (application_credentials, credentials):
+        of_domain = table.c.user_id.in_(inside[users]) | table.c.project_id.in_(inside[projects])
+        conn.execute(table.delete().where(of_domain))
+    delete_trusts(
+        conn,
+        trusts.c.trustor_user_id.in_(inside[users])
+        | trusts.c.trustee_user_id.in_(inside[users])
+        | trusts.c.project_id.in_(inside[projects]),
     )
+    conn.execute(limits.delete().where((limits.c.domain_id == domain_id) | limits.c.project_id.in_(inside[projects])))
     conn.execute(
         memberships.delete().where(
             memberships.c.user_id.in_(inside[users]) | memberships.c.group_id.in_(inside[groups])
@@ -120,29 +126,3 @@ def delete(conn: sa.Connection, time: RevocationTime, domain_id: str) -> tuple[N
 def names(conn: sa.Connection, ids: Iterable[str | None]) -> dict[str, str]:
     """Return the names of domains by id."""
     return {key: row["name"] for key, row in DOMAINS.by_ids(conn, ids).items()}
-
-
-def tags_of(conn: sa.Connection, owners: Iterable[str]) -> dict[str, list[str]]:
-    """Return the tags of projects or domains by id."""
-    found: dict[str, list[str]] = {owner: [] for owner in owners}
-    for part in chunks(found):
-        for row in conn.execute(tags.select().where(tags.c.owner_id.in_(part)).order_by(tags.c.tag)):
-            found[row.owner_id].append(row.tag)
-    return found
-
-
-def set_tags(conn: sa.Connection, owner_id: str, wanted: Iterable[str]) -> None:
-    """Replace all tags of a project or domain."""
-    found = unique_tags(wanted)
-    conn.execute(tags.delete().where(tags.c.owner_id == owner_id))
-    if found:
-        conn.execute(tags.insert(), [{"owner_id": owner_id, "tag": tag} for tag in found])
-
-
-def refuse_immutable(
-    noun: str, row: DomainRow | ProjectRow | RoleRow, options: ResourceOptions | UnsetType = UNSET
-) -> None:
-    """Raise Forbidden if a resource is immutable, unless the new options end that."""
-    ended = isinstance(options, ResourceOptions) and options.immutable in (False, None)
-    if row["options"].get("immutable") and not ended:
-        raise Forbidden(f"The {noun} {row['id']} is immutable: set its option immutable to false first.")

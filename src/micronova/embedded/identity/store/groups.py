@@ -37,7 +37,7 @@ def create(conn: sa.Connection, group_id: str, wanted: GroupAttributes, extra: M
     """Create a group in the domain `wanted.domain_id`, which must be set."""
     assert wanted.domain_id is not None
     if DOMAINS.find(conn, wanted.domain_id) is None:
-        raise NotFound(f"Could not find domain: {wanted.domain_id}.")
+        raise DOMAINS.not_found(wanted.domain_id)
     row: GroupRow = {
         "id": group_id,
         "domain_id": wanted.domain_id,

@@ -89,6 +89,44 @@ class ApplicationCredentialRow(TypedDict):
     created_at: int
 
 
+class AccessRuleRow(TypedDict):
+    """A row of `access_rules`."""
+
+    id: str
+    user_id: str
+    service: str
+    path: str
+    method: str
+    created_at: int
+
+
+class CredentialRow(TypedDict):
+    """A row of `credentials`."""
+
+    id: str
+    user_id: str
+    project_id: str | None
+    type: str
+    blob: bytes
+    created_at: int
+
+
+class TrustRow(TypedDict):
+    """A row of `trusts`."""
+
+    id: str
+    trustor_user_id: str
+    trustee_user_id: str
+    project_id: str
+    impersonation: bool
+    role_ids: list[str]
+    expires_at: int | None
+    remaining_uses: int | None
+    created_at: int
+    redelegation_count: int
+    redelegated_trust_id: str | None
+
+
 class RegionRow(TypedDict):
     """A row of `regions`."""
 
@@ -124,6 +162,32 @@ class EndpointRow(TypedDict):
     created_at: int
 
 
+class RegisteredLimitRow(TypedDict):
+    """A row of `registered_limits`."""
+
+    id: str
+    service_id: str
+    region_id: str
+    resource_name: str
+    default_limit: int
+    description: str | None
+    created_at: int
+
+
+class LimitRow(TypedDict):
+    """A row of `limits`."""
+
+    id: str
+    project_id: str
+    domain_id: str
+    service_id: str
+    region_id: str
+    resource_name: str
+    resource_limit: int
+    description: str | None
+    created_at: int
+
+
 CatalogEntry = tuple[ServiceRow, list[EndpointRow]]
 
 DOMAINS: Rows[DomainRow] = Rows(tables.domains, "domain")
@@ -132,6 +196,11 @@ USERS: Rows[UserRow] = Rows(tables.users, "user")
 GROUPS: Rows[GroupRow] = Rows(tables.groups, "group")
 ROLES: Rows[RoleRow] = Rows(tables.roles, "role")
 APPLICATION_CREDENTIALS: Rows[ApplicationCredentialRow] = Rows(tables.application_credentials, "application credential")
+ACCESS_RULES: Rows[AccessRuleRow] = Rows(tables.access_rules, "access rule")
+CREDENTIALS: Rows[CredentialRow] = Rows(tables.credentials, "credential")
+TRUSTS: Rows[TrustRow] = Rows(tables.trusts, "trust")
 REGIONS: Rows[RegionRow] = Rows(tables.regions, "region")
 SERVICES: Rows[ServiceRow] = Rows(tables.services, "service")
 ENDPOINTS: Rows[EndpointRow] = Rows(tables.endpoints, "endpoint")
+REGISTERED_LIMITS: Rows[RegisteredLimitRow] = Rows(tables.registered_limits, "registered limit")
+LIMITS: Rows[LimitRow] = Rows(tables.limits, "limit")

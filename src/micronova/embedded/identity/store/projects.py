@@ -6,12 +6,22 @@ from typing import Any
 import sqlalchemy as sa
 
 from micronova.embedded.common.chunks import chunks
-from micronova.embedded.identity.attributes import ProjectAttributes, ProjectChanges, given, merged_options
-from micronova.embedded.identity.store import domains
+from micronova.embedded.identity.attributes import MAX_TAGS, ProjectAttributes, ProjectChanges, given, merged_options
+from micronova.embedded.identity.store.immutable import refuse_immutable
 from micronova.embedded.identity.store.kinds import DOMAINS, PROJECTS, ProjectRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
-from micronova.embedded.identity.tables import application_credentials, assignments, projects, tags
+from micronova.embedded.identity.store.tags import set_tags, tags_of
+from micronova.embedded.identity.store.trusts import delete_where as delete_trusts
+from micronova.embedded.identity.tables import (
+    application_credentials,
+    assignments,
+    credentials,
+    limits,
+    projects,
+    tags,
+    trusts,
+)
 from micronova.objects.errors import Forbidden, Invalid
 
 FILTERS = ("name", "domain_id", "enabled", "parent_id")
@@ -41,7 +51,7 @@ def listing(
         result = Listed(found)
     else:
         result = PROJECTS.page(conn, conditions, page)
-    return result, domains.tags_of(conn, [row["id"] for row in result.rows])
+    return result, tags_of(conn, [row["id"] for row in result.rows])
 
 
 def create(
@@ -74,7 +84,7 @@ def create(
         "created_at": now,
     }
     PROJECTS.insert(conn, row, f"There is a project named {wanted.name} in the domain already.")
-    domains.set_tags(conn, project_id, wanted.tags)
+    set_tags(conn, project_id, wanted.tags)
     return row
 
 
@@ -83,7 +93,7 @@ def change(
 ) -> tuple[tuple[ProjectRow, list[str]], list[str]]:
     """Change a project; return it with its tags. Disabling it revokes the tokens for it."""
     row = PROJECTS.get(conn, project_id)
-    domains.refuse_immutable("project", row, wanted.options)
+    refuse_immutable("project", row, wanted.options)
     if given(wanted, "domain_id").get("domain_id", row["domain_id"]) != row["domain_id"]:
         raise Invalid("Invalid input for field/attribute project.domain_id: a project stays in its domain.")
     if given(wanted, "parent_id").get("parent_id", row["parent_id"]) != row["parent_id"]:
@@ -97,19 +107,22 @@ def change(
             raise Forbidden(f"The project {project_id} has enabled projects below it: disable them first.")
     changed = PROJECTS.update(conn, row, values, f"There is a project named {wanted.name} in the domain already.")
     if isinstance(wanted.tags, list):
-        domains.set_tags(conn, project_id, wanted.tags)
+        set_tags(conn, project_id, wanted.tags)
     subjects = [f"project:{project_id}"] if row["enabled"] and not changed["enabled"] else []
-    return (changed, domains.tags_of(conn, [project_id])[project_id]), revoke(conn, time, subjects)
+    return (changed, tags_of(conn, [project_id])[project_id]), revoke(conn, time, subjects)
 
 
 def delete(conn: sa.Connection, time: RevocationTime, project_id: str) -> tuple[None, list[str]]:
     """Delete a project; raise Forbidden if there are projects below it."""
     row = PROJECTS.get(conn, project_id)
-    domains.refuse_immutable("project", row)
+    refuse_immutable("project", row)
     if conn.execute(sa.select(projects.c.id).where(projects.c.parent_id == project_id).limit(1)).first():
         raise Forbidden(f"Cannot delete the project {project_id}: there are projects below it.")
     conn.execute(assignments.delete().where(assignments.c.target_id == project_id))
     conn.execute(application_credentials.delete().where(application_credentials.c.project_id == project_id))
+    conn.execute(credentials.delete().where(credentials.c.project_id == project_id))
+    delete_trusts(conn, trusts.c.project_id == project_id)
+    conn.execute(limits.delete().where(limits.c.project_id == project_id))
     conn.execute(tags.delete().where(tags.c.owner_id == project_id))
     conn.execute(projects.delete().where(projects.c.id == project_id))
     return None, revoke(conn, time, [f"project:{project_id}"])
@@ -144,15 +157,15 @@ def add_tag(conn: sa.Connection, project_id: str, tag: str) -> None:
     present = _changeable_tags(conn, project_id)
     if tag in present:
         raise Invalid(f"The project has the tag {tag} already.")
-    if len(present) >= 80:
-        raise Invalid("A project may have 80 tags.")
+    if len(present) >= MAX_TAGS:
+        raise Invalid(f"A project may have {MAX_TAGS} tags.")
     conn.execute(tags.insert().values(owner_id=project_id, tag=tag))
 
 
 def replace_tags(conn: sa.Connection, project_id: str, wanted: Sequence[str]) -> list[str]:
     """Replace all tags and return them sorted."""
     _changeable_tags(conn, project_id)
-    domains.set_tags(conn, project_id, wanted)
+    set_tags(conn, project_id, wanted)
     return sorted(wanted)
 
 
@@ -165,8 +178,8 @@ def remove_tag(conn: sa.Connection, project_id: str, tag: str) -> bool:
 
 def _changeable_tags(conn: sa.Connection, project_id: str) -> list[str]:
     """Return the tags of a project; raise Forbidden if it is immutable."""
-    domains.refuse_immutable("project", PROJECTS.get(conn, project_id))
-    return domains.tags_of(conn, [project_id])[project_id]
+    refuse_immutable("project", PROJECTS.get(conn, project_id))
+    return tags_of(conn, [project_id])[project_id]
 
 
 def _tag_conditions(query: Mapping[str, list[str]]) -> list[sa.ColumnElement[bool]]:
@@ -176,7 +189,7 @@ def _tag_conditions(query: Mapping[str, list[str]]) -> list[sa.ColumnElement[boo
         return sa.exists().where(tags.c.owner_id == projects.c.id, tags.c.tag == tag)
 
     def every(name: str) -> list[sa.ColumnElement[bool]]:
-        return [has(tag) for tag in query[name][-1].split(",")[:80]]
+        return [has(tag) for tag in query[name][-1].split(",")[:MAX_TAGS]]
 
     conditions: list[sa.ColumnElement[bool]] = []
     if "tags" in query:

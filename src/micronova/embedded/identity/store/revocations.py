@@ -1,6 +1,8 @@
-"""Revocations in the database: written in the transaction that causes them, read when the service starts.
+"""Revocations in the database: written in the transaction that causes them.
 
-A subject is `user:ID`, `project:ID`, `domain:ID`, `credential:ID`, `grant:USER_ID:TARGET_ID` or `audit:ID`.
+They are read when the service starts and, on PostgreSQL, every few seconds: another process may have made some.
+
+A subject is `user:ID`, `project:ID`, `domain:ID`, `credential:ID`, `trust:ID`, `grant:USER_ID:TARGET_ID` or `audit:ID`.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +19,7 @@ class RevocationTime(Struct, frozen=True):
     """When tokens are revoked, and when the last token issued before that expires (microseconds)."""
 
     at: int
-    forget_at: int
+    expires_at: int
 
 
 class Revocation(Struct, frozen=True):
@@ -32,7 +34,7 @@ def revoke(conn: sa.Connection, time: RevocationTime, subjects: Iterable[str]) -
     """Revoke all tokens of the subjects that were issued until now; return the subjects, for the set in memory."""
     found = sorted(set(subjects))
     for subject in found:
-        _put(conn, subject, time.at, time.forget_at)
+        _put(conn, subject, time.at, time.expires_at)
     return found
 
 

@@ -25,6 +25,7 @@ from micronova.embedded.identity.tables import (
     assignments,
     memberships,
     projects,
+    roles,
 )
 
 Named = UserRow | GroupRow | ProjectRow | DomainRow | RoleRow  # rows that have a name
@@ -149,12 +150,16 @@ def _matches(each: Assigned, wanted: Filter, targets: set[str] | None) -> bool:
 
 
 def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | None) -> list[Assigned]:
-    """Replace groups by their members and inherited grants by grants on the projects; add the implied roles."""
+    """Replace groups by their members and inherited grants by grants on the projects; add the implied roles.
+
+    Roles of domains are left out, because no token has them; what they imply is there.
+    """
     members: dict[str, list[str]] = {}
     for part in chunks(each.source.actor_id for each in found if each.source.actor == "group"):
         for row in conn.execute(memberships.select().where(memberships.c.group_id.in_(part))):
             members.setdefault(row.group_id, []).append(row.user_id)
     below: dict[str, list[str]] = {}
+    of_domains = set(conn.execute(sa.select(roles.c.id).where(roles.c.domain_id != "")).scalars())
     implied = roles_store.implications(conn)
     result: list[Assigned] = []
     for each in found:
@@ -174,6 +179,8 @@ def _effective(conn: sa.Connection, found: list[Assigned], targets: set[str] | N
         for user_id, group_id in holders:
             for target, target_id in places:
                 for role_id, prior in _with_implied(implied, source.role_id):
+                    if role_id in of_domains:
+                        continue
                     grant = Grant("user", user_id, target, target_id, role_id, source.inherited)
                     result.append(Assigned(grant, source, group_id, prior))
     return result

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from micronova.db.upsert import insert_if_absent
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.identity.attributes import RoleAttributes, RoleChanges, given, merged_options
-from micronova.embedded.identity.store.domains import refuse_immutable
+from micronova.embedded.identity.store.immutable import refuse_immutable
 from micronova.embedded.identity.store.kinds import DOMAINS, ROLES, RoleRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import Listed, Page
@@ -105,8 +105,8 @@ def imply(conn: sa.Connection, prior_id: str, implied_id: str) -> tuple[RoleRow,
     prior, implied = ROLES.get(conn, prior_id), ROLES.get(conn, implied_id)
     if implied["name"] == ADMIN and not implied["domain_id"]:
         raise Forbidden(f"No role may imply {ADMIN}.")
-    if implied["domain_id"] and implied["domain_id"] != prior["domain_id"]:
-        raise Forbidden("A role of a domain can be implied only by roles of the same domain.")
+    if implied["domain_id"] and not prior["domain_id"]:
+        raise Forbidden("A role of a domain can be implied only by roles of domains.")
     if prior_id in closure(implications(conn), [implied_id]):
         raise Forbidden("A role cannot imply itself, not even by way of others.")
     insert_if_absent(conn, implied_roles, {"prior_id": prior_id, "implied_id": implied_id})

@@ -54,8 +54,16 @@ class Rows(Generic[R]):
         """Return the row with this id; raise NotFound."""
         row = self.find(conn, key)
         if row is None:
-            raise NotFound(f"Could not find {self.noun}: {key[:64]}.")
+            raise self.not_found(key)
         return row
+
+    def not_found(self, key: str) -> NotFound:
+        """Return the error for a row that does not exist, or is not for the caller to see."""
+        return NotFound(f"Could not find {self.noun}: {key[:64]}.")
+
+    def lock(self, conn: sa.Connection, key: str) -> None:
+        """Lock the row with this id until the transaction ends, so that concurrent ones wait. It need not exist."""
+        conn.execute(self.table.update().where(self.table.c.id == key).values(id=key))
 
     def first(self, conn: sa.Connection, *conditions: sa.ColumnElement[bool]) -> R | None:
         """Return a row that satisfies the conditions, or None."""

@@ -9,13 +9,16 @@ from micronova.embedded.identity.attributes import UserAttributes, UserChanges, 
 from micronova.embedded.identity.store.kinds import DOMAINS, USERS, UserRow
 from micronova.embedded.identity.store.revocations import RevocationTime, revoke
 from micronova.embedded.identity.store.rows import QUERY, Listed, Page
+from micronova.embedded.identity.store.trusts import delete_where as delete_trusts
 from micronova.embedded.identity.tables import (
     application_credentials,
     assignments,
+    credentials,
     memberships,
+    trusts,
     users,
 )
-from micronova.objects.errors import Invalid, NotFound
+from micronova.objects.errors import Invalid
 
 FILTERS = ("name", "domain_id", "enabled")
 FEDERATED = ("idp_id", "protocol_id", "unique_id")
@@ -68,7 +71,7 @@ def create(
     """Create a user in the domain `wanted.domain_id`, which must be set."""
     assert wanted.domain_id is not None
     if DOMAINS.find(conn, wanted.domain_id) is None:
-        raise NotFound(f"Could not find domain: {wanted.domain_id}.")
+        raise DOMAINS.not_found(wanted.domain_id)
     row: UserRow = {
         "id": user_id,
         "domain_id": wanted.domain_id,
@@ -118,10 +121,12 @@ def set_password(
 
 
 def delete(conn: sa.Connection, time: RevocationTime, user_id: str) -> tuple[None, list[str]]:
-    """Delete a user with its assignments, memberships and application credentials."""
+    """Delete a user with its assignments, memberships, credentials and trusts."""
     USERS.get(conn, user_id)
     conn.execute(assignments.delete().where(assignments.c.actor_id == user_id))
     conn.execute(memberships.delete().where(memberships.c.user_id == user_id))
     conn.execute(application_credentials.delete().where(application_credentials.c.user_id == user_id))
+    conn.execute(credentials.delete().where(credentials.c.user_id == user_id))
+    delete_trusts(conn, sa.or_(trusts.c.trustor_user_id == user_id, trusts.c.trustee_user_id == user_id))
     conn.execute(users.delete().where(users.c.id == user_id))
     return None, revoke(conn, time, [f"user:{user_id}"])

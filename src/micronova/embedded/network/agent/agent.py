@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from micronova.embedded.network.agent.desired_state import AGENT_DOWN_AFTER, DesiredState, Port
@@ -16,8 +17,10 @@ from micronova.embedded.network.agent.dnsmasq_watch import DnsmasqWatch
 from micronova.embedded.network.agent.firewall import Firewall
 from micronova.embedded.network.agent.links import LinkWatch
 from micronova.embedded.network.agent.metadata import MetadataProxy
-from micronova.embedded.network.agent.plan import Plan, plan
+from micronova.embedded.network.agent.plan import Plan, plan_of
+from micronova.embedded.network.agent.retries import Retries
 from micronova.embedded.network.agent.service import NetworkServiceClient
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.privileged import verbs as v
@@ -31,6 +34,8 @@ RETRY = 1.0  # seconds before the next attempt after a failure
 ADOPT_RETRY = 0.05  # seconds before the next attempt to adopt a tap that QEMU has not opened; doubled each time
 FULL_CHECK = 60.0  # seconds after which every verb is sent again, whatever changes or fails meanwhile
 MAX_FAULTS, FAULT_LENGTH = 20, 500  # of a report
+_FIREWALL = ("LoadFirewall",)  # the key of the verb
+_METADATA = ("Metadata",)  # the key of what serves metadata
 _ENDING = (v.StartDnsmasq, v.StartAdvertiser, v.StopDnsmasq, v.DeleteNamespace)  # verbs that may end a dnsmasq
 
 
@@ -71,6 +76,7 @@ class NetworkAgent:
         self._complete = True  # the last reconciliation had no failure; otherwise it is repeated soon
         self._full_check_at = clock.monotonic() + FULL_CHECK
         self._tasks: list[asyncio.Task[None]] = []
+        self._retries = Retries(clock, (_FIREWALL, ("EnsureNamespace", prefix)))
         self._retry_delay = RETRY  # seconds before an incomplete reconciliation is repeated
         self._links = LinkWatch(privileged, self._wake.set)
         self._servers = DnsmasqWatch(self._wake.set)
@@ -92,17 +98,17 @@ class NetworkAgent:
         except Unavailable as error:  # running guests need their network now; the report is repeated
             log.warning("the network agent cannot report its start: %s", error)
         self._tasks = [
-            asyncio.create_task(self._forever(work))
-            for work in (self._watch_once, self._reconcile_once, self._heartbeat)
+            keep_running(partial(self._forever, work), name=f"network-agent-{name}", clock=self._clock)
+            for name, work in (
+                ("watch", self._watch_once),
+                ("reconcile", self._reconcile_once),
+                ("heartbeat", self._heartbeat),
+            )
         ]
 
     async def stop(self) -> None:
         """Stop; the host's devices stay as they are."""
-        for task in self._tasks:
-            task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await end_tasks(*self._tasks)
         self._tasks = []
         self._links.close()
         self._servers.close()
@@ -140,9 +146,9 @@ class NetworkAgent:
         if not self._start_reported:
             await self._report_start()
         await self._clock.sleep(self._interval)
-        await self._tell()
+        await self._send_report()
 
-    async def _tell(self, up: Sequence[str] = (), down: Sequence[str] = (), dhcp: bool = False) -> None:
+    async def _send_report(self, up: Sequence[str] = (), down: Sequence[str] = (), dhcp: bool = False) -> None:
         faults = self._faults
         interval = await self._service.report(up=up, down=down, dhcp=dhcp, configurations=self._configurations())
         self._interval = interval or HEARTBEAT
@@ -159,6 +165,7 @@ class NetworkAgent:
         if self._clock.monotonic() >= self._full_check_at:
             self._full_check_at = self._clock.monotonic() + FULL_CHECK
             self._applied.clear()
+            self._retries.hurry()
         self._wake.clear()
         if self._state is None:
             return
@@ -185,8 +192,12 @@ class NetworkAgent:
         wanted = await self._plan(state, found)
         done = True
         adopting = False
-        for verb in wanted.verbs:
+        for verb in self._retries.last(wanted.verbs):
             if self._applied.get(verb.key) == verb:
+                continue
+            if (reason := self._retries.waiting(verb)) is not None:
+                faults.append(reason)
+                done = False
                 continue
             if isinstance(verb, v.EnsureTap | v.AdoptTap) and not self._protects():
                 done = False  # the failed verb has been logged
@@ -197,10 +208,12 @@ class NetworkAgent:
                 answer = await self._privileged.call(verb)
             except PrivilegedError as error:  # the other networks are still made
                 self._applied.pop(verb.key, None)
+                self._retries.failed(verb.key, str(error), verb)
                 faults.append(str(error))
                 done = False
             else:
                 self._applied[verb.key] = verb
+                self._retries.succeeded(verb.key)
                 if isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and answer.pid:
                     self._servers.watch(verb.namespace, answer.pid)
                 if isinstance(verb, v.LoadFirewall):
@@ -208,29 +221,35 @@ class NetworkAgent:
                 if isinstance(verb, v.AdoptTap) and not answer.present:  # no event tells when QEMU opens it
                     del self._applied[verb.key]
                     done, adopting = False, True
-        for key in set(self._applied) - {verb.key for verb in wanted.verbs}:
+        keys = {verb.key for verb in wanted.verbs}
+        for key in set(self._applied) - keys:
             del self._applied[key]
+        self._retries.keep(keys)
         if self._metadata is not None:
             made = {n: id for n, id in wanted.served.items() if ("EnsureNamespace", n) in self._applied}
             refused = await self._metadata.serve(made, state)
             faults += refused
             done = done and not refused
+            if refused:
+                self._retries.failed(_METADATA, refused[0])
+            else:
+                self._retries.succeeded(_METADATA)
         for fault in faults:
             if fault not in self._faults:  # a tenant's network may fail for ever
                 log.error("cannot bring host %s to the desired state: %s", self._service.host, fault)
         faults += [f"The rules of {tap} cannot be loaded: {reason}" for tap, reason in self._closed.items()]
         faults += self._note_oversized(wanted.firewall.oversized)
         self._faults = tuple(faults)
-        await self._report(state, found)
-        self._retry_delay = min(self._retry_delay * 2, RETRY) if adopting else RETRY
+        await self._report_ports(state, found)
+        self._retry_delay = min(self._retry_delay * 2, RETRY) if adopting else self._retries.delay()
         return done
 
     async def _plan(self, state: DesiredState, found: v.Found) -> Plan:
         """Return the plan for a state, made in a thread; the firewall, its largest part, is made once for a state."""
-        rules = self._planned[1] if self._planned is not None and self._planned[0] is state else None
+        firewall = self._planned[1] if self._planned is not None and self._planned[0] is state else None
         made = await asyncio.to_thread(
-            plan, self._prefix, self._service.host, state, found, self._domain,
-            connections=self._connections, rules=rules,
+            plan_of, self._prefix, self._service.host, state, found, self._domain,
+            connections=self._connections, firewall=firewall,
         )  # fmt: skip
         self._planned = state, made.firewall
         return made
@@ -238,7 +257,7 @@ class NetworkAgent:
     def _note_oversized(self, oversized: dict[str, int]) -> list[str]:
         """Return the faults of remote security groups that are left out, and log the new ones."""
         told = {
-            id: f"The security group {id} has too many addresses ({count}) for the firewall of a host. "
+            id: f"The security group {id} has too many addresses ({count} or more) for the firewall of a host. "
             "Rules that name it as remote allow nothing until ports or address pairs are removed from it."
             for id, count in oversized.items()
         }
@@ -256,7 +275,7 @@ class NetworkAgent:
 
     def _protects(self) -> bool:
         """Return whether the namespace filters bridged packets with the current rules; only then guests are wired."""
-        return ("EnsureNamespace", self._prefix) in self._applied and ("LoadFirewall",) in self._applied
+        return ("EnsureNamespace", self._prefix) in self._applied and _FIREWALL in self._applied
 
     async def _inventory(self) -> v.Found:
         return (await self._privileged.call(v.Inventory())).found or v.Found()
@@ -270,17 +289,19 @@ class NetworkAgent:
         # The tap of a restarted guest has the same name and another index, and nothing was applied to it.
         exchanged = {name for name, index in indices.items() if self._indices.get(name, index) != index}
         self._indices = indices
+        self._retries.forget([("EnsureTap", name) for name in exchanged])
         for key, verb in list(self._applied.items()):
             named = [getattr(verb, name, None) for name in ("namespace", "bridge", "outer", "tap")]
             missing = any(name is not None and name not in there for name in named)
             stopped = isinstance(verb, v.StartDnsmasq | v.StartAdvertiser) and verb.namespace not in found.servers
+            cut = isinstance(verb, v.EnsureTrunk) and any(each.tap not in there for each in verb.subports)
             unplugged = isinstance(verb, v.EnsureTap) and _is_unplugged(verb, found)
             replaced = getattr(verb, "tap", None) in exchanged
             removal = isinstance(verb, v.DeleteNamespace | v.DeleteLink | v.StopDnsmasq)
-            if missing or stopped or unplugged or replaced or removal:
+            if missing or stopped or cut or unplugged or replaced or removal:
                 del self._applied[key]
 
-    async def _report(self, state: DesiredState, found: v.Found) -> None:
+    async def _report_ports(self, state: DesiredState, found: v.Found) -> None:
         """Report ports that became wired (plugged, with their firewall rules) or are no longer so.
 
         The status in the desired state may be older than the last report. Rules that cannot be loaded do not unplug a
@@ -309,7 +330,7 @@ class NetworkAgent:
                 up.append(port.id)
         dhcp = lacks_dhcp_ports(self._service.host, state)
         if up or down or dhcp or self._faults != self._reported_faults:
-            await self._tell(up, down, dhcp)
+            await self._send_report(up, down, dhcp)
         self._taps = taps
 
     def _is_wired(self, port: Port) -> bool:

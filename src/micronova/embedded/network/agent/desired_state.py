@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 
 from micronova.embedded.network import device_owners
+from micronova.embedded.network.ipv6 import uses_slaac
+from micronova.embedded.network.topics import HOST, MEMBERS, NETWORK, OVERSIZED, POLICY, ROUTER, RULES, kind_and_id
 
 DNS_DOMAIN = "openstacklocal"  # of networks that name none
 AGENT_DOWN_AFTER = 75.0  # seconds without a heartbeat after which the network service counts an agent as dead
@@ -58,9 +60,12 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
     stateful: bool = True  # one of its security groups is stateful
     ingress: Limit | None = None  # limit of what it receives
     egress: Limit | None = None  # limit of what it sends
+    dscp_mark: int | None = None  # of what it sends
     allowed_address_pairs: tuple[AddressPair, ...] = ()
     extra_dhcp_opts: tuple[ExtraOption, ...] = ()
     dns_name: str = ""
+    parent: str | None = None  # the port at whose interface the guest has it, if it is a subport of a trunk
+    vlan: int | None = None  # in which it has it
 
     @property
     def is_guest(self) -> bool:
@@ -88,11 +93,12 @@ class Subnet(msgspec.Struct, frozen=True, kw_only=True):
     dns_nameservers: tuple[str, ...] = ()
     host_routes: tuple[HostRoute, ...] = ()
     routed: bool = False  # a router has an interface on it
+    address_scope: str | None = None
 
     @property
     def uses_slaac(self) -> bool:
         """Whether guests derive their addresses from the prefix themselves."""
-        return bool({self.ipv6_ra_mode, self.ipv6_address_mode} & {"slaac", "dhcpv6-stateless"})
+        return uses_slaac(self.ipv6_ra_mode, self.ipv6_address_mode)
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,18 +154,18 @@ class DesiredState(msgspec.Struct, frozen=True, kw_only=True):
     routers: tuple[Router, ...] = ()
 
 
-def document_of(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of a desired state from its parts, which `host_document.py` describes."""
+def state_of_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a desired state, as JSON has it, from its parts by topic (`state_parts.py` says what is in them)."""
     by_kind: dict[str, dict[str, Any]] = {}
     for name in sorted(parts):
-        kind, _, id = name.partition(":")
+        kind, id = kind_and_id(name)
         if parts[name] is not None:
             by_kind.setdefault(kind, {})[id] = parts[name]
-    networks, groups, routers = (by_kind.get(kind, {}) for kind in ("network", "rules", "router"))
-    policies, oversized = by_kind.get("policy", {}), by_kind.get("oversized", {}).get("", {})
-    held = {
-        port["id"]: port for each in (*routers.values(), *by_kind.get("host", {}).values()) for port in each["ports"]
-    }
+    hosts, networks, groups, members, policies, routers = (
+        by_kind.get(kind, {}) for kind in (HOST, NETWORK, RULES, MEMBERS, POLICY, ROUTER)
+    )
+    oversized = by_kind.get(OVERSIZED, {}).get("", {})
+    held = {port["id"]: port for each in (*routers.values(), *hosts.values()) for port in each["ports"]}
     return {
         "networks": list(networks.values()),
         # A port whose network is gone is being deleted, too.
@@ -170,7 +176,7 @@ def document_of(parts: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "rules": {id: group["rules"] for id, group in groups.items()},
         "members": {
-            id: by_kind.get("members", {}).get(id, [])
+            id: members.get(id, [])
             for id in sorted({rule["remote_group_id"] for group in groups.values() for rule in group["rules"]} - {None})
             if id not in oversized
         },
@@ -180,7 +186,7 @@ def document_of(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(port: Mapping[str, Any], network: Mapping[str, Any], policies: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the bandwidth limits of a guest's port: those of its own policy, or else of its network's."""
+    """Return bandwidth limits and DSCP mark of a guest's port: those of its own policy, or else of its network's."""
     if device_owners.is_service(port["device_owner"]):
         return {}
     found: Mapping[str, Any] = policies.get(port["qos_policy_id"] or network["qos_policy_id"], {})

@@ -11,8 +11,6 @@ from micronova.privileged.names import METADATA_ADDRESS, inner_name
 _HOST_NAME = re.compile(r"\A[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\Z")
 _OPTION_NAME = re.compile(r"\A[0-9a-z][0-9a-z-]{0,63}\Z")
 _OPTION_VALUE = re.compile(r"\A[A-Za-z0-9 ._:/@+=%-]{0,255}\Z")
-
-
 _MODES: dict[str, v.Mode] = {"dhcpv6-stateful": "stateful", "dhcpv6-stateless": "stateless", "slaac": "slaac"}
 
 
@@ -34,7 +32,7 @@ def lacks_dhcp_ports(host: str, state: DesiredState) -> bool:
     return False
 
 
-def serve(namespace: str, network: Network, server: Port, ports: Iterable[Port], domain: str) -> v.StartDnsmasq:
+def dhcp_server(namespace: str, network: Network, server: Port, ports: Iterable[Port], domain: str) -> v.StartDnsmasq:
     """Return the verb that starts the DHCP server of a network for the guests of this host."""
     own = {each.subnet_id: each.ip_address for each in server.fixed_ips}
     served = {subnet.id: _subnet(subnet, own.get(subnet.id)) for subnet in network.subnets if subnet.enable_dhcp}
@@ -50,7 +48,7 @@ def serve(namespace: str, network: Network, server: Port, ports: Iterable[Port],
     )
 
 
-def advertise(
+def advertiser(
     namespace: str, joined: Iterable[tuple[Port, Network]], ports: Iterable[Port], domain: str
 ) -> v.StartAdvertiser | None:
     """Return the verb that starts a router's advertisements; None if it has no subnet to advertise."""

@@ -2,15 +2,16 @@
 
 import contextlib
 import ipaddress
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
 
 from micronova.embedded.network.agent.desired_state import DesiredState, Port, Rule
+from micronova.embedded.network.ipv6 import link_local
 from micronova.privileged import verbs as v
 from micronova.privileged.checks import Refused, check_port
-from micronova.privileged.names import bridge_name, outer_name, tap_name
+from micronova.privileged.names import bridge_name, numbers_of, outer_name, tap_name
 
 
 @dataclass
@@ -22,8 +23,9 @@ class Firewall:
     oversized: dict[str, int]  # remote security groups with too many addresses; the rules that name them are left out
 
 
-def firewall(state: DesiredState, zones: Mapping[str, int], connections: int = 0) -> Firewall:
+def firewall_of(state: DesiredState, connections: int = 0) -> Firewall:
     """Return the firewall between all ports of a host; `connections` limits those of each port."""
+    zones = numbers_of((network.id for network in state.networks), v.MAX_ZONE)
     guarded, plain = [], []
     closed: dict[str, str] = {}
     groups = {id: tuple(sorted(_valid(members))) for id, members in state.members.items()}
@@ -36,11 +38,11 @@ def firewall(state: DesiredState, zones: Mapping[str, int], connections: int = 0
         elif port.port_security_enabled:
             try:
                 guarded.append(_guarded(port, zone, state, groups))
-            except (ValueError, Refused) as error:  # the other ports keep their rules
+            except (ValueError, msgspec.ValidationError, Refused) as error:  # the other ports keep their rules
                 guarded.append(v.Guarded(tap=tap, zone=zone))
                 closed[tap] = str(error)
         else:
-            plain.append(v.Plain(device=tap, zone=zone))
+            plain.append(v.Plain(device=tap, zone=zone, dscp=port.dscp_mark))
     plain += [v.Plain(device=bridge_name(n.id), zone=zones[n.id]) for n in state.networks if n.external]
     named = sorted({r.remote_group for each in guarded for r in each.rules if r.remote_group})
     remotes = tuple(v.Group(id=id, addresses=groups[id]) for id in named)
@@ -49,9 +51,11 @@ def firewall(state: DesiredState, zones: Mapping[str, int], connections: int = 0
 
 
 def _guarded(port: Port, zone: int, state: DesiredState, groups: Container[str]) -> v.Guarded:
-    """Return a port with its rules; raise ValueError or Refused if the helper would refuse them."""
+    """Return a port with its rules; raise ValueError, ValidationError or Refused if the helper would refuse them."""
     pairs, rules = tuple(_pairs(port)), tuple(_rules(port, state))
-    made = v.Guarded(tap=tap_name(port.id), zone=zone, stateful=port.stateful, pairs=pairs, rules=rules)
+    made = v.Guarded(
+        tap=tap_name(port.id), zone=zone, stateful=port.stateful, dscp=port.dscp_mark, pairs=pairs, rules=rules
+    )
     check_port(msgspec.convert(msgspec.to_builtins(made), v.Guarded), groups)
     return made
 
@@ -65,14 +69,6 @@ def _valid(members: Iterable[str]) -> set[str]:
     return found
 
 
-def link_local(mac: str) -> str:
-    """Return the IPv6 link-local address that is derived from a MAC address."""
-    octets = [int(part, 16) for part in mac.split(":")]
-    octets[0] ^= 2
-    identifier = bytes([*octets[:3], 0xFF, 0xFE, *octets[3:]])
-    return str(ipaddress.IPv6Address(b"\xfe\x80" + bytes(6) + identifier))
-
-
 def _prefix(text: str) -> str:
     return str(ipaddress.ip_network(text, strict=False))
 
@@ -80,7 +76,7 @@ def _prefix(text: str) -> str:
 def _pairs(port: Port) -> Iterator[v.Pair]:
     given = [(port.mac_address, each.ip_address) for each in port.fixed_ips]
     given += [(pair.mac_address or port.mac_address, pair.ip_address) for pair in port.allowed_address_pairs]
-    given += [(mac, link_local(mac)) for mac in {port.mac_address, *(mac for mac, _ in given)}]
+    given += [(mac, str(link_local(mac))) for mac in {port.mac_address, *(mac for mac, _ in given)}]
     for mac, prefix in sorted({(mac, _prefix(address)) for mac, address in given}):
         yield v.Pair(mac=mac, prefix=prefix)
 

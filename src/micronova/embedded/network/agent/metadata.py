@@ -35,7 +35,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class MetadataLimits:
     """How many connections are open at once, and how long each may take to send a request or to receive an answer."""
 
     per_guest: int
@@ -61,7 +61,7 @@ class Voucher(Protocol):
 class MetadataProxy:
     """Listens in the namespaces of networks and forwards requests."""
 
-    def __init__(self, privileged: Privileged, transport: Transport, voucher: Voucher, limits: Limits) -> None:
+    def __init__(self, privileged: Privileged, transport: Transport, voucher: Voucher, limits: MetadataLimits) -> None:
         """`transport` leads to the metadata service."""
         self._privileged = privileged
         self._limits = limits

@@ -5,14 +5,13 @@ Each verb may be repeated.
 """
 
 import ipaddress
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from micronova.embedded.network import device_owners
 from micronova.embedded.network.agent.desired_state import DesiredState, Limit, Network, Port, Router, Subnet
-from micronova.embedded.network.agent.dhcp import advertise, serve
-from micronova.embedded.network.agent.firewall import Firewall, firewall
+from micronova.embedded.network.agent.dhcp import advertiser, dhcp_server
+from micronova.embedded.network.agent.firewall import Firewall, firewall_of
 from micronova.privileged import verbs as v
 from micronova.privileged.names import (
     METADATA_ADDRESS,
@@ -34,7 +33,7 @@ class Plan:
     served: dict[str, str] = field(default_factory=dict)  # namespace that serves metadata -> network
 
 
-def plan(
+def plan_of(
     prefix: str,
     host: str,
     state: DesiredState,
@@ -42,38 +41,59 @@ def plan(
     domain: str = "",
     *,
     connections: int = 0,
-    rules: Firewall | None = None,
+    firewall: Firewall | None = None,
 ) -> Plan:
     """Return the plan that brings the host to the desired state; `connections` limits those of each port.
 
-    `rules` is the firewall of an earlier plan for the same state.
+    `firewall` is that of an earlier plan for the same state.
     """
     by_id = {port.id: port for port in state.ports}
     networks = {network.id: network for network in state.networks}
-    zones = zones_of(networks)
-    made = Plan(rules or firewall(state, zones, connections))
+    made = Plan(firewall or firewall_of(state, connections))
     made.verbs += [v.EnsureNamespace(namespace=prefix), made.firewall.verb]
     for network in state.networks:
         made.verbs.append(v.EnsureBridge(bridge=bridge_name(network.id), mtu=network.mtu))
         made.verbs += _external_gateway(prefix, network, state.ports)
+    below = _subports(host, state.ports)
     for port in state.ports:
-        if port.is_guest and port.host == host and tap_name(port.id) in found.outside:
+        if port.is_guest and not port.parent and port.host == host and tap_name(port.id) in found.outside:
             made.verbs.append(v.AdoptTap(tap=tap_name(port.id), mac=port.mac_address, guest=port.device_id))
         if port.is_guest and port.host == host and tap_name(port.id) in found.links:
             mtu = networks[port.network_id].mtu
             made.verbs.append(v.EnsureTap(tap=tap_name(port.id), bridge=bridge_name(port.network_id), mtu=mtu))
             if port.ingress or port.egress or found.links[tap_name(port.id)].limited:
-                made.verbs.append(_limit(port))
+                made.verbs.append(_bandwidth(port))
+            if port.id in below or found.links[tap_name(port.id)].trunk:
+                made.verbs.append(_trunk(port, below.get(port.id, ()), networks))
     for port in state.ports:
         if port.device_owner == device_owners.DHCP and port.host == host:
-            _serve(made, prefix, networks[port.network_id], port, state, domain)
+            _add_dhcp_server(made, prefix, networks[port.network_id], port, state, domain)
     for router in state.routers:
-        _route(made, prefix, networks, router, by_id, domain)
+        _add_router(made, prefix, networks, router, by_id, domain)
     made.verbs += leftovers(prefix, made.verbs, found)
     return made
 
 
-def _limit(port: Port) -> v.SetBandwidth:
+def _subports(host: str, ports: Iterable[Port]) -> dict[str, list[Port]]:
+    """Return the subports of trunks on this host, by parent."""
+    found: dict[str, list[Port]] = {}
+    for port in ports:
+        if port.parent and port.vlan and port.host == host:
+            found.setdefault(port.parent, []).append(port)
+    return found
+
+
+def _trunk(parent: Port, below: Iterable[Port], networks: Mapping[str, Network]) -> v.EnsureTrunk:
+    """Return the verb that gives a guest its subports; their taps are there afterwards, and wired the next time."""
+    return v.EnsureTrunk(
+        tap=tap_name(parent.id),
+        subports=tuple(
+            v.Subport(tap=tap_name(port.id), vlan=port.vlan or 0, mtu=networks[port.network_id].mtu) for port in below
+        ),
+    )
+
+
+def _bandwidth(port: Port) -> v.SetBandwidth:
     receive, send = port.ingress or Limit(max_kbps=0), port.egress or Limit(max_kbps=0)
     return v.SetBandwidth(
         tap=tap_name(port.id),
@@ -82,17 +102,6 @@ def _limit(port: Port) -> v.SetBandwidth:
         receive_burst=min(receive.max_burst_kbps, v.MAX_KILOBITS),
         send_burst=min(send.max_burst_kbps, v.MAX_KILOBITS),
     )
-
-
-def zones_of(networks: Iterable[str]) -> dict[str, int]:
-    """Return a connection tracking zone per network, derived from its id so that a restart does not change it."""
-    taken: dict[int, str] = {}
-    for id in sorted(networks):
-        zone = zlib.crc32(id.encode()) % 65535 + 1
-        while zone in taken:
-            zone = zone % 65535 + 1
-        taken[zone] = id
-    return {id: zone for zone, id in taken.items()}
 
 
 def _external_gateway(prefix: str, network: Network, ports: Iterable[Port]) -> list[v.Verb]:
@@ -119,7 +128,8 @@ def _addresses(port: Port, network: Network) -> tuple[str, ...]:
     )
 
 
-def _join(namespace: str, port: Port, network: Network) -> v.Verb:
+def _veth(namespace: str, port: Port, network: Network) -> v.Verb:
+    """Return the verb that connects a namespace with the bridge of a network."""
     return v.EnsureVeth(
         outer=outer_name(port.id),
         bridge=bridge_name(network.id),
@@ -130,7 +140,7 @@ def _join(namespace: str, port: Port, network: Network) -> v.Verb:
     )
 
 
-def _serve(made: Plan, prefix: str, network: Network, port: Port, state: DesiredState, domain: str) -> None:
+def _add_dhcp_server(made: Plan, prefix: str, network: Network, port: Port, state: DesiredState, domain: str) -> None:
     namespace = network_namespace(prefix, network.id)
     device = inner_name(port.id)
     addresses = (*_addresses(port, network), f"{METADATA_ADDRESS}/32")
@@ -138,15 +148,15 @@ def _serve(made: Plan, prefix: str, network: Network, port: Port, state: Desired
     default = [v.Route(destination="0.0.0.0/0", via=min(filter(None, gateways)), device=device)] if gateways else []
     made.verbs += [
         v.EnsureNamespace(namespace=namespace),
-        _join(namespace, port, network),
+        _veth(namespace, port, network),
         v.SetAddresses(namespace=namespace, device=device, addresses=addresses),
         v.SetRoutes(namespace=namespace, routes=tuple(default)),
-        serve(namespace, network, port, state.ports, domain),
+        dhcp_server(namespace, network, port, state.ports, domain),
     ]
     made.served[namespace] = network.id
 
 
-def _route(
+def _add_router(
     made: Plan, prefix: str, networks: Mapping[str, Network], router: Router, ports: Mapping[str, Port], domain: str
 ) -> None:
     if not router.admin_state_up:
@@ -156,16 +166,18 @@ def _route(
     routes: list[v.Route] = []
     joined = [(ports[id], networks[ports[id].network_id]) for id in router.ports if id in ports]
     for port, network in joined:
-        made.verbs.append(_join(namespace, port, network))
+        made.verbs.append(_veth(namespace, port, network))
         made.verbs.append(
             v.SetAddresses(namespace=namespace, device=inner_name(port.id), addresses=_addresses(port, network))
         )
     gateway = ports.get(router.gateway_port or "")
     source = None
+    outside: list[tuple[Port, Network]] = []
     if gateway is not None and gateway.network_id in networks:
         network, device = networks[gateway.network_id], inner_name(gateway.id)
+        outside.append((gateway, network))
         own = _addresses(gateway, network)
-        made.verbs.append(_join(namespace, gateway, network))
+        made.verbs.append(_veth(namespace, gateway, network))
         floating = tuple(f"{each.floating}/32" for each in router.floating)
         made.verbs.append(v.SetAddresses(namespace=namespace, device=device, addresses=(*own, *floating)))
         reached = {each.subnet_id for each in gateway.fixed_ips}
@@ -185,15 +197,35 @@ def _route(
             floating=tuple(v.Floating(floating=each.floating, fixed=each.fixed) for each in router.floating)
             if gateway is not None
             else (),
+            scopes=_scopes([*joined, *outside]),
         )
     )
-    told = advertise(namespace, joined, ports.values(), domain)
-    if told is not None:
-        made.verbs.append(told)
+    advertisements = advertiser(namespace, joined, ports.values(), domain)
+    if advertisements is not None:
+        made.verbs.append(advertisements)
+
+
+def _scopes(joined: Iterable[tuple[Port, Network]]) -> tuple[v.Scoped, ...]:
+    """Return the address scopes of a router's devices as numbers; nothing if none has one."""
+    held: dict[str, dict[int, str]] = {}
+    for port, network in joined:
+        subnets = {subnet.id: subnet for subnet in network.subnets}
+        own = [subnets[each.subnet_id] for each in port.fixed_ips if each.subnet_id in subnets]
+        held[inner_name(port.id)] = {each.ip_version: each.address_scope for each in own if each.address_scope}
+    numbers = {id: n for n, id in enumerate(sorted({id for of in held.values() for id in of.values()}), 1)}
+    if not numbers:
+        return ()
+    return tuple(
+        v.Scoped(device=device, four=numbers.get(of.get(4, ""), 0), six=numbers.get(of.get(6, ""), 0))
+        for device, of in sorted(held.items())
+    )
 
 
 def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.Verb]:
-    """Return the verbs that remove what should not exist; taps are not removed, because they belong to QEMU."""
+    """Return the verbs that remove what should not exist.
+
+    Taps are not removed, because they belong to QEMU; that of a subport goes with the other end of its pair.
+    """
     names: set[str] = set()
     for verb in wanted:
         match verb:
@@ -203,6 +235,8 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
                 names.add(verb.bridge)
             case v.EnsureVeth():
                 names.add(verb.outer)
+            case v.EnsureTrunk():
+                names.update("vlp" + each.tap[3:] for each in verb.subports)
             case v.SetBandwidth(send=send) if send:
                 names.add("ifb" + verb.tap[3:])
             case v.StartDnsmasq() | v.StartAdvertiser():
@@ -216,6 +250,6 @@ def leftovers(prefix: str, wanted: Iterable[v.Verb], found: v.Found) -> list[v.V
     # A bridge is removed when no tap is plugged into it any more.
     used = {link.bridge for name, link in found.links.items() if name.startswith("tap")}
     for name in sorted(found.links, key=lambda each: (each.startswith("brq"), each)):
-        if name.startswith(("vth", "brq", "ifb")) and name not in names and name not in used:
+        if name.startswith(("vth", "brq", "ifb", "vlp")) and name not in names and name not in used:
             gone.append(v.DeleteLink(device=name))
     return gone

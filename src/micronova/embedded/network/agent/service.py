@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from micronova.embedded.network.agent.desired_state import DesiredState, document_of
+from micronova.embedded.network.agent.desired_state import DesiredState, state_of_parts
 from micronova.http.client import ServiceClient
 
 WAIT = 45.0  # seconds that a request waits for a change
@@ -37,7 +37,7 @@ class NetworkServiceClient:
         kept = {name: part for name, part in self._parts.items() if name not in answer.get("removed", ())}
         self._parts = {**(kept if since else {}), **answer.get("parts", {})}
         self._fingerprint = found
-        return found, msgspec.convert(document_of(self._parts), DesiredState)
+        return found, msgspec.convert(state_of_parts(self._parts), DesiredState)
 
     async def report(
         self,

@@ -1,10 +1,16 @@
-"""The connection to libvirt: calls run in bounded threads with timeouts, and a lost connection is made again."""
+"""The connection to libvirt: calls run in bounded threads with timeouts, and a lost connection is made again.
+
+Calls that last as long as a guest wants, or as its memory is large, run in lanes of their own. Tenants decide how many
+of them there are, and the calls for other guests must not wait for them. They also have a connection of their own,
+because libvirtd reads no request of a connection that has too many unanswered ones.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from micronova.objects.background import end_tasks, keep_running
 from micronova.objects.clock import Clock
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.virt.libvirt.client.binding import Connect
@@ -17,7 +23,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 READERS = 4
-WORKERS = 8
+Lane = Literal["work", "agent", "freeze", "memory"]
+LANES: Final[dict[Lane, int]] = {"work": 8, "agent": 4, "freeze": 6, "memory": 4}
+"""The threads of each lane.
+
+`work` is what libvirt does by itself. `agent` has requests to guests' agents. `freeze` waits for agents, too, but a
+guest that is to be thawed must not wait for the passwords of others. `memory` is saved and restored.
+"""
 KEEPALIVE = (5, 3)
 """Seconds between probes, and how many in a row libvirtd may miss before calls to it fail."""
 RETRY_PAUSE = 1.0
@@ -48,9 +60,10 @@ class Connection:
         self._timeout = timeout
         self._explain = explain or _unreachable  # makes the error message when connecting fails
         self._readers = ThreadPool("libvirt", READERS)
-        self._workers = ThreadPool("libvirt-work", WORKERS)
+        self._lanes = {lane: ThreadPool(f"libvirt-{lane}", size) for lane, size in LANES.items()}
         self._lock = asyncio.Lock()
         self._connection: Connect | None = None
+        self._slow: tuple[int, Connect] | None = None  # for the other lanes, of this generation of the first one
         self._generation = 0
         self._reconnecting: asyncio.Task[None] | None = None
         self._closed = False
@@ -70,17 +83,18 @@ class Connection:
     async def close(self) -> None:
         """Close the connection."""
         self._closed = True
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            await asyncio.gather(self._reconnecting, return_exceptions=True)
+        await end_tasks(self._reconnecting)
         connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                await self._readers.run(_close, connection, timeout=5.0)
-            except MicronovaError as error:
-                log.warning("the connection to libvirt could not be closed: %s", error)
+        slow, self._slow = self._slow, None
+        for each in (connection, None if slow is None else slow[1]):
+            if each is not None:
+                try:
+                    await self._readers.run(_close, each, timeout=5.0)
+                except MicronovaError as error:
+                    log.warning("the connection to libvirt could not be closed: %s", error)
         self._readers.close()
-        self._workers.close()
+        for lane in self._lanes.values():
+            lane.close()
 
     async def read(
         self, function: Callable[[Connect], T], what: str = "be asked", *, timeout: float | None = None
@@ -92,7 +106,13 @@ class Connection:
             return await self._call(self._readers, function, what, timeout)
 
     async def change(
-        self, guest: str, function: Callable[[Connect], T], what: str, *, timeout: float | None = None
+        self,
+        guest: str,
+        function: Callable[[Connect], T],
+        what: str,
+        *,
+        timeout: float | None = None,
+        lane: Lane = "work",
     ) -> T:
         """Make a call that changes a guest. It is made at most once; the caller handles a connection that is lost.
 
@@ -101,13 +121,23 @@ class Connection:
         """
         await self._await_overdue(guest, timeout or self._timeout)
         try:
-            return await self._call(self._workers, function, what, timeout)
+            return await self._call(self._lanes[lane], function, what, timeout, slow=lane != "work")
         except CallOverdue as error:
             self._overdue.setdefault(guest, set()).add(error.call)
             raise
 
-    async def _call(self, pool: ThreadPool, function: Callable[[Connect], T], what: str, timeout: float | None) -> T:
+    async def _call(
+        self,
+        pool: ThreadPool,
+        function: Callable[[Connect], T],
+        what: str,
+        timeout: float | None,
+        *,
+        slow: bool = False,
+    ) -> T:
         connection = self._connection or await self._ensure()
+        if slow:
+            connection = await self._ensure_slow()
         generation = self._generation
         try:
             return await pool.run(function, connection, timeout=timeout or self._timeout)
@@ -115,7 +145,10 @@ class Connection:
             if isinstance(error, MicronovaError):
                 raise
             if is_error(error) and await self._is_lost(error, connection):
-                self._lost(generation, str(error))
+                if slow:
+                    self._slow = None  # the other one tells of its own loss
+                else:
+                    self._lost(generation, str(error))
                 raise ConnectionLost(f"The connection to libvirt was lost, it could not {what}.") from error
             if is_error(error):
                 log.warning("libvirt could not %s: %s", what, error)
@@ -168,13 +201,26 @@ class Connection:
                 self._on_restored()
             return self._connection
 
+    async def _ensure_slow(self) -> Connect:
+        async with self._lock:
+            if self._slow is None or self._slow[0] != self._generation:
+                generation = self._generation
+                try:
+                    opened = await self._readers.run(_open_slow, self.uri, timeout=self._timeout)
+                except Exception as error:
+                    if isinstance(error, MicronovaError):
+                        raise
+                    raise Unavailable(self._explain(self.uri, error)) from error
+                self._slow = generation, opened
+            return self._slow[1]
+
     def _lost(self, generation: int, reason: str) -> None:
         if self._closed or generation != self._generation or self._connection is None:
             return
         log.warning("the connection to libvirt was lost: %s", reason)
         self._connection = None
         if self._reconnecting is None or self._reconnecting.done():
-            self._reconnecting = asyncio.get_running_loop().create_task(self._reconnect())
+            self._reconnecting = keep_running(self._reconnect, name="libvirt-reconnect", clock=self._clock)
 
     async def _reconnect(self) -> None:
         """Connect again also when there is no call to make: events must come in."""
@@ -206,6 +252,16 @@ def _open(
     try:
         subscribe(connection, loop, handler)
         _unless_unsupported(connection.registerCloseCallback, lost, None)
+        _unless_unsupported(connection.setKeepAlive, *KEEPALIVE)
+    except Exception:
+        connection.close()
+        raise
+    return connection
+
+
+def _open_slow(uri: str) -> Connect:
+    connection: Connect = load().open(uri)
+    try:
         _unless_unsupported(connection.setKeepAlive, *KEEPALIVE)
     except Exception:
         connection.close()

@@ -143,7 +143,7 @@ def obstacle(uri: str, folder: Path) -> str | None:
     return None if closed is None else _unreachable(closed)
 
 
-def check_way(folder: Path) -> None:
+def check_reachable(folder: Path) -> None:
     """Raise LibvirtMissing if guests cannot traverse the directories down to the parent of their files."""
     closed = barrier(folder)
     if closed is not None:

@@ -245,7 +245,7 @@ class PrivateLibvirtd:
                 log_outputs="3:file:/var/log/libvirt/libvirtd.log",
                 max_clients=100,
                 max_client_requests=20,
-                max_workers=30,
+                max_workers=40,
             ),
             "qemu.conf": _lines(
                 user=self.user.name,

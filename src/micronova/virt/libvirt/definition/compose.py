@@ -17,7 +17,7 @@ from micronova.virt.libvirt.definition.interfaces import interfaces
 from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
 from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
-from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
+from micronova.virt.libvirt.storage.layout import Layout, base_link
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
 PLAIN_MODELS: Final = {"x86_64": "Nehalem"}
@@ -29,7 +29,7 @@ MEMORY_OVERHEAD_MB: Final = 2048
 code, and screens, disks and networks have buffers."""
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 _PREFIXES: Final = {"virtio": "vd", "scsi": "sd", "sata": "sd", "usb": "sd", "ide": "hd", "xen": "xvd", "fdc": "fd"}
-_BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen")
+_BUSES: Final = ("virtio", "scsi", "sata", "ide", "usb", "xen", "fdc")
 _VIDEO: Final = ("vga", "cirrus", "virtio", "qxl", "vmvga", "bochs", "ramfb", "gop", "none")
 _CPU_TUNE: Final = {"cpu_shares": "shares", "cpu_period": "period", "cpu_quota": "quota"}
 _DISK_LIMITS: Final = {
@@ -132,7 +132,7 @@ def _compose(
         ),
         hpet=properties.enabled(properties.image("hw_time_hpet"), "hw_time_hpet", default=False),
         pmu=properties.agreed_flag("pmu"),
-        disks=_disks(host, properties, instance.uuid, record.disks, machine),
+        disks=_disks(host, properties, instance.uuid, record.attached, machine),
         interfaces=interfaces(
             vifs,
             model=properties.image("hw_vif_model"),
@@ -263,7 +263,7 @@ def _disks(
         prefix = _PREFIXES[bus]
         target = f"{prefix}{_LETTERS[used.setdefault(prefix, 0)]}"
         used[prefix] += 1
-        backing = None if record.backing is None else host.layout.seen(folder / BASE_LINK)
+        backing = None if record.backing is None else host.layout.seen(folder / base_link(record.file))
         found.append(
             Disk(
                 file=host.layout.seen(folder / record.file),
@@ -284,7 +284,9 @@ def _disks(
 def _bus(record: DiskRecord, properties: GuestProperties, facts: HostFacts, machine: str) -> str:
     cd = record.device == "cdrom"
     wanted = record.bus or properties.image("hw_cdrom_bus" if cd else "hw_disk_bus")
-    if wanted is None:
+    if record.device == "floppy":
+        wanted = record.bus or "fdc"
+    elif wanted is None:
         if not facts.is_qemu:
             wanted = "ide" if cd or facts.virt_type == "parallels" else "xen"
         elif not cd:
@@ -301,7 +303,7 @@ def _bus(record: DiskRecord, properties: GuestProperties, facts: HostFacts, mach
 
 
 def _cache(host: HostProfile, record: DiskRecord) -> str:
-    if record.device == "cdrom":
+    if record.device != "disk":
         return "writeback"
     return host.settings.disk_cachemode or ("none" if host.facts.direct_io else "writeback")
 

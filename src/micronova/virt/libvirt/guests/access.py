@@ -10,7 +10,7 @@ from micronova.objects import power_state
 from micronova.objects.errors import Conflict, InstanceNotFound
 from micronova.objects.orders import Guest
 from micronova.virt.libvirt.client.binding import Connect, Domain
-from micronova.virt.libvirt.client.connection import Connection
+from micronova.virt.libvirt.client.connection import Connection, Lane
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.storage.records import GuestRecord, GuestRecords
@@ -27,8 +27,8 @@ class GuestAccess:
         self._connection = connection
         self._records = records
         self._files = files
-        self._host = host
-        self._cloud = cloud
+        self.host = host
+        self.cloud = cloud
 
     async def all(self) -> list[Guest]:
         """Return the guests that have a record or are known to libvirt."""
@@ -48,9 +48,21 @@ class GuestAccess:
         """Return a guest's record and power state; raise InstanceNotFound if there is none."""
         record = await self._files.run(self._records.load, uuid)
         if record is None or not self.owns(record):
-            raise InstanceNotFound(f"There is no guest {uuid} on {self._host}.")
+            raise InstanceNotFound(f"There is no guest {uuid} on this host.")
         info = await self._connection.read(lambda connection: domains.describe(connection, uuid), "find the guest")
         return record, self._power(info)
+
+    async def require_complete(self, uuid: str) -> tuple[GuestRecord, int]:
+        """Return the same; raise Conflict if the guest was only partly made, so that its disks may be damaged."""
+        record, power = await self.require(uuid)
+        if not record.complete:
+            raise Conflict(f"The guest {uuid} was not made completely: rebuild or delete its server.")
+        return record, power
+
+    async def require_unknown(self, uuid: str) -> None:
+        """Raise Conflict if libvirt knows a guest with this uuid, of any cloud."""
+        if await self._connection.read(lambda connection: domains.find(connection, uuid), "find the guest"):
+            raise Conflict(f"A guest {uuid} exists already on this host.")
 
     async def require_running(self, uuid: str) -> None:
         """Raise Conflict unless a guest runs or is paused."""
@@ -58,11 +70,37 @@ class GuestAccess:
         if power not in (power_state.RUNNING, power_state.PAUSED):
             raise Conflict(f"The guest {uuid} does not run: it has no console.")
 
-    async def change(self, uuid: str, function: Callable[[Domain], T], what: str, *, timeout: float | None = None) -> T:
+    async def change(
+        self,
+        uuid: str,
+        function: Callable[[Domain], T],
+        what: str,
+        *,
+        timeout: float | None = None,
+        lane: Lane = "work",
+    ) -> T:
         """Call a function that changes a guest."""
         return await self._connection.change(
-            uuid, lambda connection: function(self.find(connection, uuid)), what, timeout=timeout
+            uuid, lambda connection: function(self.find(connection, uuid)), what, timeout=timeout, lane=lane
         )
+
+    async def change_if_there(
+        self,
+        uuid: str,
+        function: Callable[[Domain], None],
+        what: str,
+        *,
+        timeout: float | None = None,
+        lane: Lane = "work",
+    ) -> None:
+        """Call a function that changes a guest, if libvirt knows it."""
+
+        def call(connection: Connect) -> None:
+            domain = domains.find_ours(connection, uuid, self.cloud)
+            if domain is not None:
+                function(domain)
+
+        await self._connection.change(uuid, call, what, timeout=timeout, lane=lane)
 
     async def read(self, uuid: str, function: Callable[[Domain], T], what: str) -> T:
         """Call a function that reads something of a guest."""
@@ -70,17 +108,17 @@ class GuestAccess:
 
     def find(self, connection: Connect, uuid: str) -> Domain:
         """Return a guest that libvirt knows; raise InstanceNotFound if there is none. Blocks."""
-        domain = domains.find_ours(connection, uuid, self._cloud)
+        domain = domains.find_ours(connection, uuid, self.cloud)
         if domain is None:
-            raise InstanceNotFound(f"There is no guest {uuid} on {self._host}.")
+            raise InstanceNotFound(f"There is no guest {uuid} on this host.")
         return domain
 
     def owns(self, record: GuestRecord) -> bool:
         """Return whether a record is of this cloud and this host."""
-        return record.cloud == self._cloud and record.host == self._host
+        return record.cloud == self.cloud and record.host == self.host
 
     def _power(self, info: domains.DomainInfo | None) -> int:
-        if info is None or info.owner is None or info.owner.cloud != self._cloud:
+        if info is None or info.owner is None or info.owner.cloud != self.cloud:
             return power_state.SHUTDOWN  # it has disks but no definition
         return info.power
 
@@ -98,11 +136,11 @@ class GuestAccess:
                 memory_mb=record.memory_mb,
                 local_gb=record.local_gb,
             )
-        if info is None or info.owner is None or info.owner.cloud != self._cloud:
+        if info is None or info.owner is None or info.owner.cloud != self.cloud:
             return None
         return Guest(
             uuid=uuid,
-            node=self._host,
+            node=self.host,
             epoch=info.owner.epoch,
             power_state=info.power,
             name=info.owner.name,

@@ -38,7 +38,7 @@ class Consoles:
         *,
         sockets: bool,
     ) -> None:
-        """Make it; with `sockets`, the hypervisor can offer screens at Unix sockets."""
+        """Give access to consoles; with `sockets`, the hypervisor can offer screens at Unix sockets."""
         self._guests = guests
         self._connection = connection
         self._layout = layout

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from micronova.objects import power_state
+from micronova.objects.errors import Conflict
 from micronova.virt.libvirt.client.binding import Connect, Domain
 from micronova.virt.libvirt.client.library import has_code, load
 from micronova.virt.libvirt.client.xmltree import parse, unparse
@@ -89,6 +90,16 @@ def pause(domain: Domain) -> None:
 def resume(domain: Domain) -> None:
     """Let the CPUs of a paused guest run again."""
     domain.resume()
+
+
+def inject_nmi(domain: Domain) -> None:
+    """Send a guest a non-maskable interrupt."""
+    try:
+        domain.injectNMI(0)
+    except Exception as error:
+        if has_code(error, "VIR_ERR_OPERATION_INVALID"):
+            raise Conflict("The guest does not run: it cannot dump its memory.") from error
+        raise
 
 
 def power_off(domain: Domain, *, discard_memory: bool = True) -> None:

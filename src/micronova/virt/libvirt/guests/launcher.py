@@ -8,9 +8,9 @@ from typing import Final
 import msgspec
 
 from micronova.objects.errors import Conflict, MicronovaError
-from micronova.virt.driver import GuestPlan
-from micronova.virt.libvirt.client.binding import Connect, Domain
-from micronova.virt.libvirt.client.connection import Connection
+from micronova.virt.driver import DriverFailed, GuestPlan
+from micronova.virt.libvirt.client.binding import Domain
+from micronova.virt.libvirt.client.connection import Connection, Lane
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.definition.compose import HostProfile, compose, memory_limit
 from micronova.virt.libvirt.definition.guest_xml import domain_xml
@@ -29,76 +29,100 @@ SAVE_SECONDS_PER_GB: Final = 60.0
 class Launcher:
     """Starts guests on one host."""
 
-    def __init__(
-        self,
-        host: HostProfile,
-        connection: Connection,
-        guests: GuestAccess,
-        records: GuestRecords,
-        files: ThreadPool,
-        cloud: str,
-        ids: range,
-    ) -> None:
-        self._host = host
-        self._ids = ids
+    def __init__(self, connection: Connection, guests: GuestAccess, records: GuestRecords, files: ThreadPool) -> None:
+        self._profile: HostProfile | None = None
+        self._ids = range(0)
         self._connection = connection
         self._guests = guests
         self._records = records
         self._files = files
-        self._cloud = cloud
         self._placing = asyncio.Lock()
+
+    def prepare(self, host: HostProfile, ids: range) -> None:
+        """Get to know the host, and the ids that users of guests may have; nothing is started before."""
+        self._profile = host
+        self._ids = ids
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the host is known."""
+        return self._profile is not None
+
+    @property
+    def host(self) -> HostProfile:
+        """The host; raise DriverFailed if it is not known yet."""
+        if self._profile is None:
+            raise DriverFailed("The driver is not ready.")
+        return self._profile
 
     async def reserve(self, plan: GuestPlan, record: GuestRecord) -> GuestRecord:
         """Check that the guest can be defined here, reserve its CPUs, and write its record."""
         # One at a time: two guests must not get the same CPU.
         async with self._placing:
-            taken = await self._files.run(self._taken_cpus)
-            cpus = compose(self._host, plan.instance, record, plan.network_info, taken).cpus
-            places = {cell.id: cell.host for cell in cpus.cells if cell.host is not None}
-            pins = PinRecord(vcpus=cpus.pins, cells=places, emulator=cpus.emulator)
+            pins = await self._place(plan, record)
             record = msgspec.structs.replace(record, pins=pins, uid=await self._files.run(self._free_id))
             try:
                 await self._files.run(self._records.create, record)
             except FileExistsError:
-                raise Conflict(f"A guest {record.uuid} exists already on {record.host}.") from None
+                raise Conflict(f"A guest {record.uuid} exists already on this host.") from None
         return record
 
-    async def launch(self, plan: GuestPlan, record: GuestRecord) -> None:
-        """Define a guest by its plan, and start it."""
+    def check(self, plan: GuestPlan, record: GuestRecord) -> None:
+        """Raise an error if a guest cannot be started here with these disks."""
+        compose(self.host, plan.instance, record, plan.network_info)
+
+    def renew(self, plan: GuestPlan, record: GuestRecord, before: GuestRecord) -> GuestRecord:
+        """Return the record of a guest that takes the CPUs and the user of the one before; check that it fits here."""
+        record = msgspec.structs.replace(record, pins=before.pins, uid=before.uid)
+        compose(self.host, plan.instance, record, plan.network_info)
+        return record
+
+    async def reserve_again(self, plan: GuestPlan, record: GuestRecord) -> None:
+        """Reserve the CPUs of a guest that was resized, and replace its record."""
+        async with self._placing:
+            pins = await self._place(plan, msgspec.structs.replace(record, pins=None))
+            await self._files.run(self._records.save, msgspec.structs.replace(record, pins=pins))
+
+    async def _place(self, plan: GuestPlan, record: GuestRecord) -> PinRecord:
+        """Choose the CPUs and NUMA nodes of a guest among those that no other guest has."""
+        taken = await self._files.run(self._taken_cpus, record.uuid)
+        cpus = compose(self.host, plan.instance, record, plan.network_info, taken).cpus
+        places = {cell.id: cell.host for cell in cpus.cells if cell.host is not None}
+        return PinRecord(vcpus=cpus.pins, cells=places, emulator=cpus.emulator)
+
+    async def launch(self, plan: GuestPlan, record: GuestRecord, *, start: bool = True) -> GuestRecord:
+        """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
         record = await self._admit(record, resumed=False)
-        xml = domain_xml(compose(self._host, plan.instance, record, plan.network_info))
+        xml = domain_xml(compose(self.host, plan.instance, record, plan.network_info))
         await self._connection.change(
             record.uuid, lambda connection: domains.define(connection, xml), "define the guest"
         )
-        await self._start(plan, START_TIMEOUT, domains.power_off)
+        if start:
+            await self._start(plan, START_TIMEOUT, domains.power_off)
+        return record
 
-    async def relaunch(self, plan: GuestPlan, record: GuestRecord) -> None:
-        """Stop a guest, if it runs, and launch it."""
-
-        def off(connection: Connect) -> None:
-            domain = domains.find_ours(connection, record.uuid, self._cloud)
-            if domain is not None:
-                domains.power_off(domain)
-
-        await self._connection.change(record.uuid, off, "stop the guest", timeout=START_TIMEOUT)
-        await self.launch(plan, record)
+    async def stop(self, uuid: str) -> None:
+        """Stop a guest at once, if it runs, and discard its saved memory."""
+        await self._guests.change_if_there(uuid, domains.power_off, "stop the guest", timeout=START_TIMEOUT)
 
     async def restore(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Start a guest from its saved memory, with the interfaces that it had when it was saved."""
         record = await self._admit(record, resumed=True)
         timeout = START_TIMEOUT + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         # If the network does not confirm, the memory is saved again, not lost.
-        await self._start(plan, timeout, domains.save)
+        await self._start(plan, timeout, domains.save, lane="memory")
 
     async def resume(self, uuid: str) -> None:
         """Let the CPUs of a paused guest run."""
-        await self._files.run(self._host.layout.seal, uuid)
+        await self._files.run(self.host.layout.seal, uuid)
         await self._guests.change(uuid, domains.resume, "resume the guest")
 
-    async def _start(self, plan: GuestPlan, timeout: float, undo: Callable[[Domain], None]) -> None:
+    async def _start(
+        self, plan: GuestPlan, timeout: float, undo: Callable[[Domain], None], *, lane: Lane = "work"
+    ) -> None:
         """Start a defined guest; it is paused until the network has confirmed its interfaces."""
         uuid = plan.instance.uuid
-        await self._guests.change(uuid, domains.start, "start the guest", timeout=timeout)
+        await self._guests.change(uuid, domains.start, "start the guest", timeout=timeout, lane=lane)
         most = memory_limit(plan.instance.flavor.ram)
         try:
             if not await self._guests.change(
@@ -109,7 +133,7 @@ class Launcher:
             await self.resume(uuid)
         except BaseException:
             try:
-                await self._guests.change(uuid, undo, "stop the guest", timeout=timeout)
+                await self._guests.change(uuid, undo, "stop the guest", timeout=timeout, lane=lane)
             except MicronovaError as error:
                 log.warning("guest %s could not be stopped after a failed start: %s", uuid, error)
             raise
@@ -125,17 +149,18 @@ class Launcher:
         return started
 
     def _share(self, record: GuestRecord) -> None:
-        layout = self._host.layout
-        for disk in record.disks:
+        layout = self.host.layout
+        for disk in record.attached:
             if disk.backing is not None:
-                layout.link_base(record.uuid, disk.backing)
+                layout.link_base(record.uuid, disk.backing, disk.file)
         if record.uid is not None:
-            files = {disk.file: disk.device != "cdrom" for disk in record.disks}
+            files = {disk.file: disk.device != "cdrom" for disk in record.attached}
             layout.admit(record.uuid, record.uid, files)
 
     def _free_id(self) -> int | None:
-        return free_id(self._ids, self._records.taken_ids()) if self._host.facts.is_qemu else None
+        return free_id(self._ids, self._records.taken_ids()) if self.host.facts.is_qemu else None
 
-    def _taken_cpus(self) -> frozenset[int]:
-        pins = [record.pins for record in self._records if record.pins is not None]
-        return frozenset(cpu for pin in pins for cpu in (*pin.vcpus.values(), *pin.emulator))
+    def _taken_cpus(self, besides: str) -> frozenset[int]:
+        """Return the CPUs of all guests but one, also those that guests had before they were resized."""
+        pins = [pin for record in self._records if record.uuid != besides for pin in (record.pins, record.kept_pins)]
+        return frozenset(cpu for pin in pins if pin is not None for cpu in (*pin.vcpus.values(), *pin.emulator))

@@ -18,7 +18,9 @@ from micronova.virt.libvirt.storage.layout import Layout
 LABEL: Final = "config-2"
 
 
-async def make_config_drive(plan: GuestPlan, source: VendorDataSource, layout: Layout, files: ThreadPool) -> None:
+async def make_config_drive(
+    plan: GuestPlan, source: VendorDataSource, layout: Layout, files: ThreadPool, name: str = CONFIG_DRIVE
+) -> None:
     """Write the config drive into the guest's directory; raise Unavailable if there are no vendor data now."""
     vendor_data = await source.about(plan.instance)
     folder = layout.guest(plan.instance.uuid)
@@ -33,13 +35,14 @@ async def make_config_drive(plan: GuestPlan, source: VendorDataSource, layout: L
     scratch = folder / ".config"
     try:
         await files.run(_write, scratch, contents)
-        await tools.make_iso(scratch, folder / CONFIG_DRIVE, LABEL)
+        await tools.make_iso(scratch, folder / name, LABEL)
     finally:
         # It has passwords.
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _write(folder: Path, contents: dict[str, bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # an agent that died may have left it
     folder.mkdir(mode=0o700)
     for path, content in contents.items():
         target = folder / path

@@ -1,21 +1,28 @@
 """A guest's disks: deciding which it gets, and creating them."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import msgspec
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, InsufficientResources, NotSupported, resource_exhausted
+from micronova.objects.image import ImageMeta
 from micronova.virt.driver import GuestPlan
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
-from micronova.virt.libvirt.storage.layout import BASE_LINK, Layout
+from micronova.virt.libvirt.storage.layout import Layout, base_link, remove, sync_file
 from micronova.virt.libvirt.storage.records import DiskRecord, GuestRecord
 
 GIB = 1024**3
 MIB = 1024**2
 CONFIG_DRIVE = "disk.config"
+RESCUE_DISK = "disk.rescue"
+RESCUE_CONFIG_DRIVE = "disk.config.rescue"
 
 
 def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, ...]:
@@ -69,6 +76,41 @@ def plan_disks(plan: GuestPlan, settings: LibvirtSettings) -> tuple[DiskRecord, 
     return tuple(found)
 
 
+def plan_rescue_disks(
+    own: tuple[DiskRecord, ...], image: ImageMeta, settings: LibvirtSettings
+) -> tuple[DiskRecord, ...]:
+    """Return the disks that a guest has while it is rescued, without creating the rescue disk.
+
+    The rescue disk is the first, and of the guest's own disks only the root disk follows. If the image says what the
+    rescue disk is, by hw_rescue_device or hw_rescue_bus, all of the guest's disks keep their places, and the rescue
+    disk is the last. A config drive is replaced by one with the new password.
+    """
+    device, bus = (image.properties.get(f"hw_rescue_{what}") for what in ("device", "bus"))
+    stable = device is not None or bus is not None
+    device = str(device or ("cdrom" if image.disk_format == "iso" else "disk"))
+    if not stable:
+        bus = image.properties.get("hw_cdrom_bus" if device == "cdrom" else "hw_disk_bus")
+    overlay = settings.images_type == "qcow2" and device == "disk"
+    rescue = DiskRecord(
+        file=RESCUE_DISK,
+        format="qcow2" if overlay else "raw",
+        role="rescue",
+        device=device,
+        bus=None if bus is None else str(bus),
+        backing=base_name(image) if overlay else None,
+        boot_index=0,
+    )
+    config = [disk.role == "config" for disk in own]
+    others = [
+        msgspec.structs.replace(disk, boot_index=-1, file=RESCUE_CONFIG_DRIVE if is_config else disk.file)
+        for disk, is_config in zip(own, config, strict=True)
+    ]
+    if stable:
+        return (*others, rescue)
+    root = min((disk for disk in own if disk.boot_index >= 0), key=lambda disk: disk.boot_index)
+    return (rescue, *(disk for disk in others if disk.role == "config" or disk.file == root.file))
+
+
 class DiskMaker:
     """Creates disks in a guest's directory."""
 
@@ -76,6 +118,16 @@ class DiskMaker:
         self._layout = layout
         self._cache = cache
         self._files = files
+
+    @asynccontextmanager
+    async def image_cached(self, plan: GuestPlan, record: GuestRecord) -> AsyncIterator[None]:
+        """Download the image of a record's root disk, if there is one, and keep it while the context lasts."""
+        image = plan.instance.image
+        if image is None or not any(disk.role == "root" for disk in record.disks):
+            yield
+            return
+        async with self._cache.image(image, plan.image_url, plan.instance.flavor.disk * GIB or None):
+            yield
 
     async def make(self, plan: GuestPlan, record: GuestRecord) -> None:
         """Create all disks of a record but the config drive. Removing the guest's directory undoes it."""
@@ -86,28 +138,86 @@ class DiskMaker:
                 if disk.role == "root":
                     await self._root(plan, disk, path)
                 elif disk.role == "swap":
-                    size = plan.instance.flavor.swap * MIB
-                    await self._blank(path, size)
-                    await tools.make_file_system(path, "swap", "swap", size)
+                    await self._formatted(path, plan.instance.flavor.swap * MIB, "swap")
                 elif disk.role == "ephemeral":
-                    size, kind = sizes.pop(0)
-                    await self._blank(path, size)
-                    await tools.make_file_system(path, kind, disk.file.removeprefix("disk."), size)
+                    await self._formatted(path, *sizes.pop(0))
                 elif disk.role == "blank":
                     await self._blank(path, plan.instance.flavor.disk * GIB)
             except OSError as error:
                 lack = resource_exhausted(error)
                 raise lack or InsufficientResources(f"The disks cannot be made: {error.strerror}.") from error
 
+    async def make_rescue_disk(self, plan: GuestPlan, disks: tuple[DiskRecord, ...]) -> None:
+        """Create the rescue disk, which is as large as its image; `remove_rescue_files` undoes it."""
+        assert plan.rescue_image is not None
+        (disk,) = (disk for disk in disks if disk.role == "rescue")
+        path = self._layout.guest(plan.instance.uuid) / disk.file
+        try:
+            await self._of_image(plan, plan.rescue_image, disk, path, grows=False)
+        except OSError as error:
+            lack = resource_exhausted(error)
+            raise lack or InsufficientResources(f"The rescue disk cannot be made: {error.strerror}.") from error
+
+    def remove_rescue_files(self, uuid: str) -> None:
+        """Remove what was created for a rescue. Blocks."""
+        folder = self._layout.guest(uuid)
+        for name in (RESCUE_DISK, base_link(RESCUE_DISK), RESCUE_CONFIG_DRIVE):
+            remove(folder / name)
+
+    async def grow(self, plan: GuestPlan, disks: tuple[DiskRecord, ...]) -> None:
+        """Give the disks of a guest that is off the sizes of the plan's flavor; those that are missing are made.
+
+        Swap that changes its size is made again. Nothing is made smaller. It may be repeated.
+        """
+        flavor, sizes = plan.instance.flavor, _blank_sizes(plan)
+        for disk in disks:
+            path = self._layout.guest(plan.instance.uuid) / disk.file
+            if disk.role in ("root", "blank") and disk.device == "disk" and flavor.disk:
+                await self._enlarge(path, disk.format, flavor.disk * GIB)
+            elif disk.role == "swap":
+                await self._renew_swap(path, flavor.swap * MIB)
+            elif disk.role == "ephemeral":
+                size, kind = sizes.pop(0)
+                if await self._files.run(path.exists):
+                    await self._enlarge(path, disk.format, size)
+                else:
+                    await self._formatted(path, size, kind)
+
+    async def _enlarge(self, path: Path, format: str, size: int) -> None:
+        if format == "qcow2":
+            await tools.enlarge(path, path.with_name(base_link(path.name)), size)
+            return
+        now = (await self._files.run(os.stat, path)).st_size
+        if now > size:
+            raise NotSupported(f"A disk has {now} bytes and cannot be made smaller.")
+        await self._files.run(os.truncate, path, size)
+
+    async def _renew_swap(self, path: Path, size: int) -> None:
+        if await self._files.run(path.exists) and (await self._files.run(os.stat, path)).st_size == size:
+            return
+        await self._formatted(path, size, "swap")
+
+    async def _formatted(self, path: Path, size: int, kind: str) -> None:
+        """Create an empty disk with a file system, or swap; a file with this name is always formatted."""
+        fresh = path.with_name(unfinished(path.name))
+        await self._files.run(remove, fresh)
+        await self._blank(fresh, size)
+        await tools.make_file_system(fresh, kind, path.name.removeprefix("disk."), size)
+        await self._files.run(sync_file, fresh)
+        await self._files.run(os.replace, fresh, path)
+
     async def _root(self, plan: GuestPlan, disk: DiskRecord, path: Path) -> None:
-        image, flavor = plan.instance.image, plan.instance.flavor
-        assert image is not None
-        limit = flavor.disk * GIB or None
-        async with self._cache.image(image, plan.image_ticket, limit) as base:
-            size = max(base.virtual_size, limit or 0)
+        assert plan.instance.image is not None
+        await self._of_image(plan, plan.instance.image, disk, path, grows=True)
+
+    async def _of_image(self, plan: GuestPlan, image: ImageMeta, disk: DiskRecord, path: Path, *, grows: bool) -> None:
+        """Create a disk of an image, which has to fit the flavor's disk; one that `grows` gets its size."""
+        limit = plan.instance.flavor.disk * GIB or None
+        async with self._cache.image(image, plan.image_url, limit) as base:
+            size = max(base.virtual_size, limit or 0) if grows else base.virtual_size
             if disk.format == "qcow2":
-                await self._files.run(self._layout.link_base, plan.instance.uuid, base.name)
-                await tools.create_overlay(path, path.with_name(BASE_LINK), size)
+                await self._files.run(self._layout.link_base, plan.instance.uuid, base.name, disk.file)
+                await tools.create_overlay(path, path.with_name(base_link(disk.file)), size)
             else:
                 await tools.copy(base.path, path, base.virtual_size)
                 if disk.device == "disk":
@@ -117,6 +227,11 @@ class DiskMaker:
         if size <= 0:
             raise BuildAborted("A disk without a size cannot be made: choose a flavor with one.")
         await self._files.run(_make_empty, path, size)
+
+
+def unfinished(file: str) -> str:
+    """Return the name of a disk in this file while it is being made."""
+    return f".{file}.new"
 
 
 def _blank_sizes(plan: GuestPlan) -> list[tuple[int, str]]:

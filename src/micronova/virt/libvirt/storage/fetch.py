@@ -1,54 +1,17 @@
-"""Downloading an image to a file by its ticket, the URL that the order has for it."""
+"""Downloading an image to a file."""
 
 import hashlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final
 
-from micronova.http.client import split_unix_url
-from micronova.objects.errors import BuildFailed, InsufficientResources, Unavailable, resource_exhausted
+from micronova.http.image_downloads import stream
+from micronova.objects.errors import BuildFailed, InsufficientResources, resource_exhausted
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
 
-CHUNK: Final = 1024 * 1024
-READ_TIMEOUT: Final = 60.0
-"""Seconds without a byte after which a download fails."""
-
 Stream = Callable[[str], AsyncIterator[bytes]]
-
-
-class TicketRefused(BuildFailed):
-    """The image service does not accept the ticket, e.g. because it has expired. Another ticket may work."""
-
-
-async def stream(url: str, service: str = "") -> AsyncIterator[bytes]:
-    """Yield the content at a URL in chunks. A Unix socket is connected to only if `service`, a URL, names it.
-
-    Raise Unavailable if the image service does not answer, or says that it cannot at the moment.
-    """
-    import aiohttp
-
-    socket, address = split_unix_url(url)
-    if socket is not None and not url.startswith(f"{service}/"):
-        raise BuildFailed("The image cannot be fetched: this host does not know its image service.")
-    connector = None if socket is None else aiohttp.UnixConnector(socket)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=READ_TIMEOUT)
-    try:
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
-            async with session.get(address, allow_redirects=False) as answer:
-                if answer.status in (401, 403, 404):
-                    raise TicketRefused(f"The image service did not give the image out: it answered {answer.status}.")
-                if answer.status == 429 or answer.status >= 500:
-                    raise Unavailable(f"The image cannot be fetched: the image service answered {answer.status}.")
-                if answer.status not in (200, 204):  # 204: an image without data
-                    raise BuildFailed(f"The image cannot be fetched: the image service answered {answer.status}.")
-                async for chunk in answer.content.iter_chunked(CHUNK):
-                    yield chunk
-    except (aiohttp.ClientError, TimeoutError) as error:
-        what = str(error) or type(error).__name__
-        raise Unavailable("The image cannot be fetched: the image service does not answer.", details=what) from error
 
 
 async def fetch(

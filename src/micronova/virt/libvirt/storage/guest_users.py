@@ -2,7 +2,8 @@
 
 The ids need no names in /etc/passwd. They come from a range that distributions, systemd, containers and directory
 services leave alone. Each cloud has a block of that range, which follows from its id, so that two clouds of a machine
-do not share ids; root refuses a cloud whose block another cloud of the machine has (cli/root_records.py).
+do not share ids; root gives a new cloud an id whose block no other cloud of the machine has, and refuses an existing
+one whose block another has (cli/root_records.py).
 """
 
 import hashlib

@@ -8,6 +8,8 @@ are removed that no disk is based on, the longest unused first.
 
 import asyncio
 import contextlib
+import hashlib
+import itertools
 import logging
 import math
 import os
@@ -20,7 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from micronova.http.image_downloads import TicketRefused
 from micronova.imageformat.inspector import check
+from micronova.imageformat.signatures import verify_file
 from micronova.objects.clock import Clock
 from micronova.objects.errors import (
     BuildAborted,
@@ -29,13 +35,14 @@ from micronova.objects.errors import (
     Invalid,
     MicronovaError,
     NotSupported,
+    Unavailable,
     resource_exhausted,
 )
-from micronova.objects.image import ImageMeta
+from micronova.objects.image import ImageMeta, ImageSignature
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.storage import tools
-from micronova.virt.libvirt.storage.fetch import Fetcher, TicketRefused, fetch
-from micronova.virt.libvirt.storage.layout import Layout, sync_directory
+from micronova.virt.libvirt.storage.fetch import Fetcher, fetch
+from micronova.virt.libvirt.storage.layout import Layout, sync_directory, sync_file
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +93,7 @@ class ImageCache:
         self._clock = clock
         self._fetch = fetcher
         self._downloads: dict[str, _Download] = {}
+        self._verifying = asyncio.Lock()
         self._in_use: dict[str, int] = {}  # builds that use an image right now, by its name
 
     def remove_incomplete(self) -> None:
@@ -94,14 +102,14 @@ class ImageCache:
             part.unlink(missing_ok=True)
 
     @asynccontextmanager
-    async def image(self, image: ImageMeta, ticket: str | None, limit: int | None) -> AsyncIterator[CachedImage]:
+    async def image(self, image: ImageMeta, url: str | None, limit: int | None) -> AsyncIterator[CachedImage]:
         """Download an image if it is not cached, and keep it while the context lasts; `limit` is its disk's size."""
         name = base_name(image)
         self._in_use[name] = self._in_use.get(name, 0) + 1
         try:
             base = await self._files.run(self._find, name)
             if base is None:
-                await self._download(name, image, ticket, limit)
+                await self._download(name, image, url, limit)
                 base = await self._files.run(self._find, name)
             if base is None:
                 raise BuildFailed(f"The image {image.id} vanished from this host's cache.")
@@ -112,6 +120,13 @@ class ImageCache:
             self._in_use[name] -= 1
             if not self._in_use[name]:
                 del self._in_use[name]
+
+    async def fetch(self, image: ImageMeta, url: str | None) -> bool:
+        """Download an image before a build needs it; return False if it is cached. Both count as a use of it."""
+        if await self._files.run(self._find, base_name(image)) is not None:
+            return False
+        async with self.image(image, url, None):
+            return True
 
     async def remove_unused(self, age: float) -> list[str]:
         """Remove images that no disk is based on and that were not used for `age` seconds; return their names."""
@@ -131,39 +146,56 @@ class ImageCache:
         """Return whether no build uses an image; asked before each removal, because one may have begun meanwhile."""
         return name not in self._in_use and name not in self._downloads
 
-    async def _make_room(self) -> None:
-        """Remove unused images until what is cached and downloaded fits; raise InsufficientResources otherwise."""
+    async def _make_room(self, name: str) -> None:
+        """Remove unused images until what is cached, a download and those that began before it fit.
+
+        Later downloads do not count: they end themselves, so that the first one succeeds. Otherwise raise
+        InsufficientResources if disks take the room, and Unavailable if builds and downloads take it for the moment.
+        """
         if self._max_bytes is None:
             return
         most = await self._files.run(self._max_bytes)
-        coming = sum(download.size for download in self._downloads.values())
         unused: list[str] | None = None
-        while (taken := await self._files.run(self._taken)) + coming > most:
+        while (taken := await self._files.run(self._taken)) + (coming := self._coming(name)) > most:
             if unused is None:
                 unused = await self._unused() if self._evict else []
-            name = next((name for name in unused if self._is_free(name)), None)
-            if name is None:
-                raise InsufficientResources(
-                    f"The image cache of this host is full: it may have {most >> 20} MB, {taken >> 20} MB are used and "
-                    f"{coming >> 20} MB are being downloaded."
+            removed = next((name for name in unused if self._is_free(name)), None)
+            if removed is None:
+                own = self._downloads[name].size
+                kept = await self._files.run(self._kept)
+                error, when = (InsufficientResources, "") if kept + own > most else (Unavailable, " at the moment")
+                raise error(
+                    f"The image cache of this host is full{when}: it may have {most >> 20} MB, {taken >> 20} MB are "
+                    f"used and {coming >> 20} MB are being downloaded."
                 )
-            unused.remove(name)
-            if await self._files.run(self._remove_if_older, name, math.inf):
-                log.info("removed the image %s from the cache: it was not used, and another one needs room", name)
+            unused.remove(removed)
+            if await self._files.run(self._remove_if_older, removed, math.inf):
+                log.info("removed the image %s from the cache: it was not used, and another one needs room", removed)
+
+    def _coming(self, name: str) -> int:
+        """Return the bytes of a download and of those that began before it."""
+        before = itertools.takewhile(lambda each: each != name, self._downloads)
+        return sum(self._downloads[each].size for each in (*before, name))
 
     def _taken(self) -> int:
-        """Return the bytes that the cached images take of the disk."""
+        """Return the bytes that the cached images take of the disk. Blocks."""
         return sum(_blocks(self._layout.base / name) for name in self._list())
 
-    async def _download(self, name: str, image: ImageMeta, ticket: str | None, limit: int | None) -> None:
+    def _kept(self) -> int:
+        """Return the bytes of the cached images that stay when all builds have ended. Blocks."""
+        if not self._evict:
+            return self._taken()
+        return sum(_blocks(self._layout.base / name) for name in self._used_by_disks())
+
+    async def _download(self, name: str, image: ImageMeta, url: str | None, limit: int | None) -> None:
         most = math.inf if limit is None else limit
         while True:
             download = self._downloads.get(name)
             started_here = download is None
             if download is None:
-                if ticket is None:
-                    raise BuildFailed(f"The order has no ticket for the image {image.id}.")
-                task = asyncio.create_task(self._fetch_and_convert(name, image, ticket, limit), name=f"image-{name}")
+                if url is None:
+                    raise BuildFailed(f"The order has no URL of the image {image.id}.")
+                task = asyncio.create_task(self._fetch_and_convert(name, image, url, limit), name=f"image-{name}")
                 download = self._downloads[name] = _Download(task, image.size, most)
                 task.add_done_callback(partial(self._forget, name))
             try:
@@ -198,14 +230,17 @@ class ImageCache:
         if not task.cancelled():
             task.exception()  # the builds that waited got the error; asyncio is not to log it
 
-    async def _fetch_and_convert(self, name: str, image: ImageMeta, ticket: str, limit: int | None) -> None:
+    async def _fetch_and_convert(self, name: str, image: ImageMeta, url: str, limit: int | None) -> None:
         _refuse(image)
         base = self._layout.base
         mark = secrets.token_hex(6)
         fetched, raw = base / f"{PART}{mark}-{name}.image", base / f"{PART}{mark}-{name}.raw"
         try:
-            await self._make_room()
-            await self._watched(name, image, fetched, raw, self._fetch(image, ticket, fetched, self._files))
+            await self._make_room(name)
+            await self._watched(name, image, fetched, raw, self._fetch(image, url, fetched, self._files))
+            if image.signature is not None:
+                async with self._verifying:  # not in a thread for files: it lasts as long as the file is large
+                    await asyncio.to_thread(_verify, fetched, image, image.signature)
             try:
                 virtual_size = await self._files.run(_check, fetched, image, limit)
             except Invalid as error:
@@ -252,14 +287,10 @@ class ImageCache:
                 f"The image {image.id} is refused: with its unpacked disk it is larger than the {int(most) >> 20} MB "
                 "of the image cache."
             )
-        await self._make_room()
+        await self._make_room(name)
 
     def _publish(self, raw: Path, target: Path) -> None:
-        descriptor = os.open(raw, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(raw)
         os.replace(raw, target)
         sync_directory(target.parent)
 
@@ -293,9 +324,15 @@ class ImageCache:
 
 
 def base_name(image: ImageMeta) -> str:
-    """Return the name of an image in the cache: its id, and its checksum in case that an id is used again."""
+    """Return the name of an image in the cache: its id, and its checksum in case that an id is used again.
+
+    An image whose signature was verified has a name of its own: a copy that was cached without that does not do.
+    """
     content = image.os_hash_value or image.checksum or "unsummed"
-    return f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
+    name = f"{_UNSAFE.sub('_', image.id)[:64]}.{_UNSAFE.sub('_', content)[:32]}"
+    if image.signature is None:
+        return name
+    return f"{name}.{hashlib.sha256(msgspec.msgpack.encode(image.signature)).hexdigest()[:32]}"
 
 
 def _blocks(file: Path) -> int:
@@ -321,6 +358,13 @@ def _refuse(image: ImageMeta) -> None:
     if image.disk_format not in _RAW and image.disk_format not in _QEMU_FORMATS:
         known = ", ".join((*_RAW, *_QEMU_FORMATS))
         raise BuildAborted(f"The image {image.id} has the format {image.disk_format}; this host boots {known}.")
+
+
+def _verify(path: Path, image: ImageMeta, signature: ImageSignature) -> None:
+    try:
+        verify_file(path, signature)
+    except Invalid as error:
+        raise BuildAborted(f"The image {image.id} is refused: {error.message}.") from error
 
 
 def _check(path: Path, image: ImageMeta, limit: int | None) -> int:

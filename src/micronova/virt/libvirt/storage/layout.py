@@ -1,6 +1,6 @@
 """Where a host keeps its guests' files, and the paths by which the hypervisor sees them.
 
-ROOT/instances/UUID/   one guest: its record and its disks, and a hard link to the cached image below its root disk
+ROOT/instances/UUID/   one guest: its record and its disks, and hard links to the cached images below them
 ROOT/base/             the image cache, shared by all guests of the host
 ROOT/sockets/UUID/     sockets of the consoles of a guest, which QEMU creates
 ROOT/console/          console logs, which libvirt's logger writes as root
@@ -21,8 +21,7 @@ from micronova.objects.errors import Invalid
 from micronova.virt.libvirt.client.library import LibvirtMissing
 from micronova.virt.libvirt.storage import acl
 
-BASE_LINK: Final = "disk.base"
-"""The name of the cached image in the directory of a guest."""
+_BASE: Final = ".base"
 _PASSABLE, _CLOSED = 0o711, 0o700
 
 
@@ -82,6 +81,11 @@ class Layout:
             for file in (probe, link):
                 file.unlink(missing_ok=True)
 
+    def part_of_disk(self, percent: int) -> int:
+        """Return a part, in bytes, of the file system that has the cached images."""
+        numbers = os.statvfs(self.base)
+        return numbers.f_blocks * numbers.f_frsize * percent // 100
+
     def guest(self, uuid: str) -> Path:
         """Return a guest's directory."""
         try:
@@ -97,9 +101,9 @@ class Layout:
         """Return the path of a guest's newest console log."""
         return self.console / f"{UUID(uuid)}.log"
 
-    def link_base(self, uuid: str, name: str) -> None:
-        """Put a cached image into a guest's directory, unless it is there."""
-        target = self.guest(uuid) / BASE_LINK
+    def link_base(self, uuid: str, name: str, file: str = "disk") -> None:
+        """Put a cached image, on which a disk in this file is based, into a guest's directory, unless it is there."""
+        target = self.guest(uuid) / base_link(file)
         if not target.exists():
             os.link(self.base / name, target)
             sync_directory(target.parent)
@@ -133,9 +137,28 @@ class Layout:
             acl.share(sockets, 0o700, {})
 
 
+def base_link(file: str) -> str:
+    """Return the name, in the directory of a guest, of the cached image that a disk in this file is based on."""
+    return file + _BASE
+
+
+def is_base_link(name: str) -> bool:
+    """Return whether a file in the directory of a guest is a cached image."""
+    return name.endswith(_BASE)
+
+
 def sync_directory(folder: Path) -> None:
     """Make the names of files in a directory survive a loss of power. Blocks."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(folder, os.O_DIRECTORY)
+
+
+def sync_file(file: Path) -> None:
+    """Make the content of a file survive a loss of power. Blocks."""
+    _sync(file, os.O_NOFOLLOW)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

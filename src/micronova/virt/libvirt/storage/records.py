@@ -25,8 +25,8 @@ class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str  # in the guest's directory
     format: str  # raw | qcow2
-    role: str  # root | ephemeral | swap | blank | config
-    device: str = "disk"  # disk | cdrom
+    role: str  # root | ephemeral | swap | blank | config | rescue
+    device: str = "disk"  # disk | cdrom | floppy
     bus: str | None = None  # if the user chose one
     backing: str | None = None  # the file name of the cached image below it
     serial: str = ""
@@ -39,6 +39,14 @@ class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: dict[int, int] = {}  # vCPU -> host CPU
     cells: dict[int, int] = {}  # NUMA nodes of the guest -> of the host
     emulator: tuple[int, ...] = ()
+
+
+class RescueRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A guest that boots from a rescue image."""
+
+    epoch: int  # of the order
+    disks: tuple[DiskRecord, ...]  # all that it has meanwhile, also of its own
+    complete: bool = False  # it has been started with them
 
 
 class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +64,20 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = False  # it has run, so its owner may have data on its disks
     disks: tuple[DiskRecord, ...] = ()
     pins: PinRecord | None = None  # None until it is placed
+    kept_pins: PinRecord | None = None  # what it had before it was resized, until that is confirmed or reverted
     uid: int | None = None  # the user that QEMU runs as; None of a guest that has not been started since it has one
     resumed: bool = False  # its last start restored saved memory instead of booting
+    rescue: RescueRecord | None = None
+
+    @property
+    def attached(self) -> tuple[DiskRecord, ...]:
+        """The disks that the guest is started with."""
+        return self.disks if self.rescue is None else self.rescue.disks
+
+    @property
+    def backing(self) -> frozenset[str]:
+        """The names of the cached images that its disks are based on."""
+        return frozenset(disk.backing for disk in (*self.disks, *self.attached) if disk.backing)
 
 
 class GuestRecords:
@@ -74,27 +94,27 @@ class GuestRecords:
         fresh = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(mode=0o700)
-        _write(fresh / RECORD, record)
+        write_record(fresh / RECORD, record)
         fresh.rename(folder)
         sync_directory(folder.parent)
 
     def save(self, record: GuestRecord) -> None:
         """Replace a record."""
-        _write(self._layout.guest(record.uuid) / RECORD, record)
+        write_record(self._layout.guest(record.uuid) / RECORD, record)
 
     def load(self, uuid: str) -> GuestRecord | None:
         """Return a guest's record, or None."""
-        return _read(self._layout.guest(uuid) / RECORD)
+        return read_record(self._layout.guest(uuid) / RECORD)
 
     def load_removed(self, uuid: str) -> GuestRecord | None:
         """Return the record of a guest whose removal was begun and has failed, or None."""
-        return _read(_gone(self._layout.guest(uuid)) / RECORD)
+        return read_record(_gone(self._layout.guest(uuid)) / RECORD)
 
     def __iter__(self) -> Iterator[GuestRecord]:
         """Yield all records, also of other clouds and hosts that share the directory."""
         for folder in self._layout.instances.iterdir():
             if not folder.name.startswith("."):
-                record = _read(folder / RECORD)
+                record = read_record(folder / RECORD)
                 if record is not None and record.uuid == folder.name:
                     yield record
 
@@ -102,22 +122,40 @@ class GuestRecords:
         """Return all records."""
         return list(self)
 
+    def backing_files(self) -> set[str]:
+        """Return the names of the cached images that disks are based on."""
+        return {name for record in self for name in record.backing}
+
     def taken_ids(self) -> set[int]:
         """Return the user ids of all guests that have files, also of those that are being removed."""
         found: set[int] = set()
         for folder in self._layout.instances.iterdir():
-            record = _read(folder / RECORD)
+            record = read_record(folder / RECORD)
             if record is not None and record.uid is not None:
                 found.add(record.uid)
             found |= acl.users(folder)  # the record may be damaged
         return found
 
+    def renew(self, record: GuestRecord) -> None:
+        """Replace a record, then remove the disks, sockets and console logs of the guest that had the one before."""
+        self.save(record)
+        folder = self._layout.guest(record.uuid)
+        self._remove_outside(folder.name)
+        for file in folder.iterdir():
+            if file.name != RECORD:
+                remove(file)
+        sync_directory(folder)
+
+    def _remove_outside(self, name: str) -> None:
+        """Remove what a guest has outside its directory."""
+        for place in (self._layout.sockets, self._layout.console):
+            for file in (place / name, *place.glob(f"{name}.*")):
+                remove(file)
+
     def remove(self, uuid: str) -> None:
         """Remove a guest's directory, sockets and console logs; the record goes last, as long the user id is taken."""
         folder = self._layout.guest(uuid)
-        for place in (self._layout.sockets, self._layout.console):
-            for file in (place / folder.name, *place.glob(f"{folder.name}.*")):
-                remove(file)
+        self._remove_outside(folder.name)
         gone = _gone(folder)
         # A rename is atomic: a guest is never seen without its record.
         if folder.exists() and not gone.exists():
@@ -132,7 +170,8 @@ class GuestRecords:
             self.remove(uuid)
 
 
-def _write(file: Path, record: GuestRecord) -> None:
+def write_record(file: Path, record: GuestRecord) -> None:
+    """Write a record so that a loss of power leaves the old one or the new one. Blocks."""
     fresh = file.with_name(f".{file.name}.new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as stream:
@@ -148,7 +187,8 @@ def _gone(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.gone")
 
 
-def _read(file: Path) -> GuestRecord | None:
+def read_record(file: Path) -> GuestRecord | None:
+    """Return the record in a file; None if there is none, or if it is damaged. Blocks."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=GuestRecord)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """Running the host's programs on guests' files: with explicit formats, confined, and killed with this process."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -33,6 +34,10 @@ CPU_SECONDS_PER_GIGABYTE = 60
 PATIENCE = 10
 """A program may run this many times as long as the CPU time that it may use."""
 KILL_SECONDS = 5.0
+MOST_OUTPUT = 4096
+"""Bytes at the end of a program's output that are kept: the last lines say why it failed."""
+TOO_MUCH_OUTPUT = 1 << 20
+"""Bytes after which a program is killed: reading what it says would keep the agent busy."""
 
 
 async def run(
@@ -74,7 +79,8 @@ async def run(
     )
     try:
         async with asyncio.timeout(cpu_limit * PATIENCE):
-            output, _ = await process.communicate()
+            output = await _last_of(process)
+            await process.wait()
     except (TimeoutError, asyncio.CancelledError) as error:
         process.kill()
         # A process that hangs in the kernel, on a broken disk, cannot be killed.
@@ -84,11 +90,24 @@ async def run(
         raise
     if process.returncode == 0:
         return
-    said = output.decode(errors="replace").strip()
+    said = output.decode(errors="replace").strip().replace("\0", "")
     log.warning("%s ended with %s: %s", program, process.returncode, said)
     if "No space left on device" in said or "Disk quota exceeded" in said:
         raise Unavailable("The host's disk is full.", details=said)
     raise DriverFailed(f"The host could not {what}.", details=f"{program} ended with {process.returncode}: {said}")
+
+
+async def _last_of(process: asyncio.subprocess.Process) -> bytes:
+    """Return the end of what a program says; kill it if it says more than any does that no hostile image took over."""
+    assert process.stdout is not None
+    last, total = b"", 0
+    while said := await process.stdout.read(MOST_OUTPUT):
+        last = (last + said)[-MOST_OUTPUT:]
+        before, total = total, total + len(said)
+        if before <= TOO_MUCH_OUTPUT < total:
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                process.kill()
+    return last
 
 
 def cpu_seconds(size: int) -> int:
@@ -124,6 +143,53 @@ async def create_overlay(target: Path, backing: Path, size: int) -> None:
         reads=[backing],
         writes=target,
         file_limit=GIGABYTE,
+    )
+
+
+async def create_qcow2(target: Path, size: int) -> None:
+    """Create an empty qcow2 file for a disk of this size."""
+    await run(
+        "qemu-img",
+        "create",
+        *("-q", "-f", "qcow2", str(target), str(size)),
+        what="prepare a copy of the disk",
+        folder=target.parent,
+        writes=target,
+        file_limit=GIGABYTE,
+    )
+
+
+async def flatten(source: Path, source_format: str, base: Path | None, target: Path, size: int) -> None:
+    """Copy a disk that no guest uses, with the base below it, into one qcow2 file.
+
+    The sandbox opens nothing but these files, whatever the disk's header names.
+    """
+    await run(
+        "qemu-img",
+        "convert",
+        *("-f", source_format, "-O", "qcow2", "-t", "writeback", "-T", "writeback"),
+        str(source),
+        str(target),
+        what="copy the disk",
+        folder=target.parent,
+        reads=[source] if base is None else [source, base],
+        writes=target,
+        file_limit=size + GIGABYTE,
+        cpu_limit=cpu_seconds(size),
+    )
+
+
+async def enlarge(target: Path, backing: Path, size: int) -> None:
+    """Make a qcow2 file over a raw backing file larger; its content stays. A smaller size is an error."""
+    await run(
+        "qemu-img",
+        "resize",
+        *("-q", "-f", "qcow2", str(target), str(size)),
+        what="enlarge the disk",
+        folder=target.parent,
+        reads=[backing],
+        writes=target,
+        file_limit=size + GIGABYTE,
     )
 
 

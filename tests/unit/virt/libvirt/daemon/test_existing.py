@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from micronova.virt.libvirt.client.library import LibvirtMissing
-from micronova.virt.libvirt.daemon.existing import check_way, explain_failure, obstacle, socket_of
+from micronova.virt.libvirt.daemon.existing import check_reachable, explain_failure, obstacle, socket_of
 
 
 def test_guests_must_reach_their_files() -> None:
@@ -16,14 +16,14 @@ def test_guests_must_reach_their_files() -> None:
         way = closed / "guests"
         way.mkdir(mode=0o711)
         with pytest.raises(LibvirtMissing, match=f"who cannot pass {closed}: .* libvirt.instances_path"):
-            check_way(way)
+            check_reachable(way)
         closed.chmod(0o750)
         with pytest.raises(LibvirtMissing, match=f"who cannot pass {closed}: "):
-            check_way(way)
+            check_reachable(way)
         closed.chmod(0o711)
-        check_way(way)
+        check_reachable(way)
         with pytest.raises(LibvirtMissing, match=f"who cannot pass {way}/none"):
-            check_way(way / "none")
+            check_reachable(way / "none")
 
 
 def test_where_it_listens(tmp_path: Path) -> None:

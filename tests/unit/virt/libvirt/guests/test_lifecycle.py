@@ -16,7 +16,7 @@ from micronova.virt.libvirt.client.events import EventQueues, GuestEvent
 from micronova.virt.libvirt.client.threads import CallOverdue
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.guests.lifecycle import LifecycleReporter
-from tests.unit.compute.agent_harness import ManualClock, settle
+from tests.clocks import ManualClock, settle
 
 
 class World:

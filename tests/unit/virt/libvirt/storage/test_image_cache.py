@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from micronova.http.client import unix_url
+from micronova.http.image_downloads import TicketRefused, stream
+from micronova.imageformat.signatures import read_signature
 from micronova.objects.errors import (
     BuildAborted,
     BuildFailed,
@@ -23,11 +25,12 @@ from micronova.objects.errors import (
 )
 from micronova.objects.image import ImageMeta
 from micronova.virt.libvirt.client.threads import ThreadPool
-from micronova.virt.libvirt.storage import tools
-from micronova.virt.libvirt.storage.fetch import TicketRefused, fetch, stream
+from micronova.virt.libvirt.storage import image_cache, tools
+from micronova.virt.libvirt.storage.fetch import fetch
 from micronova.virt.libvirt.storage.image_cache import ImageCache, base_name
 from micronova.virt.libvirt.storage.layout import Layout
-from tests.unit.compute.agent_harness import ManualClock
+from tests.certificates import Signer
+from tests.clocks import ManualClock
 
 MIB = 1024**2
 DATA = b"boot" + bytes(506) + b"\x55\xaa" + bytes(MIB - 508)  # with a boot sector
@@ -71,8 +74,9 @@ class Source:
         await fetch(image, url, target, files, pieces)
 
     async def begun(self) -> None:
-        """Wait until a download begins."""
+        """Wait until a download begins, or the next one."""
         await asyncio.wait_for(self._begun.wait(), 5)
+        self._begun.clear()
 
 
 class World:
@@ -113,6 +117,45 @@ async def test_once(world: World) -> None:
     assert world.source.asked == ["t1"]
     assert world.files == [base_name(raw())]
     assert os.stat(world.layout.base / world.files[0]).st_blocks * 512 < MIB  # zeros became a hole
+
+
+async def test_a_signed_image_is_verified_before_anything_reads_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signer = Signer("RSA-PSS")
+    right = read_signature(signer.properties(DATA, "c"), signer.pem)
+    wrong = read_signature(signer.properties(b"other data", "c"), signer.pem)
+    assert await world.get(raw(signature=right)) == DATA
+    assert await world.get(raw(signature=right), None) == DATA
+    assert world.source.asked == ["t1"]
+    # Neither a copy that nobody verified, nor one with another signature, does.
+    assert await world.get(raw(), "t2") == DATA
+    monkeypatch.setattr(image_cache, "check", pytest.fail)
+    with pytest.raises(BuildAborted, match="image-1 is refused: its signature is not that of its data"):
+        await world.get(raw(signature=wrong), "t3")
+    with pytest.raises(BuildFailed, match="no URL"):
+        await world.get(raw(signature=wrong), None)
+    assert world.source.asked == ["t1", "t2", "t3"]
+    assert world.files == sorted([base_name(raw()), base_name(raw(signature=right))])
+
+
+async def test_ahead_of_time(world: World) -> None:
+    assert await world.cache.fetch(raw(), "t1")
+    os.utime(world.layout.base / world.files[0], (1, 1))
+    assert not await world.cache.fetch(raw(), "t2")
+    assert os.stat(world.layout.base / world.files[0]).st_mtime > 1  # it counts as a use
+    assert await world.get(raw(), None) == DATA
+    assert world.source.asked == ["t1"]
+
+
+async def test_ahead_of_time_and_for_a_build_at_once(world: World) -> None:
+    world.source.gate.clear()
+    ahead = asyncio.create_task(world.cache.fetch(raw(), "t1"))
+    await world.source.begun()
+    build = asyncio.create_task(world.get(raw(), "t2"))
+    world.source.gate.set()
+    assert await ahead and await build == DATA
+    assert world.source.asked == ["t1"]
 
 
 async def test_a_cached_image_survives_a_loss_of_power(world: World, synced: list[Path]) -> None:
@@ -223,7 +266,7 @@ async def test_a_disk_that_cannot_be_written(world: World, monkeypatch: pytest.M
 
 
 async def test_without_a_ticket(world: World) -> None:
-    with pytest.raises(BuildFailed, match="no ticket for the image"):
+    with pytest.raises(BuildFailed, match="no URL of the image"):
         await world.get(raw(), None)
 
 
@@ -294,10 +337,14 @@ async def test_a_full_cache_refuses_and_keeps_what_is_used(world: World) -> None
     await world.get(images[0])
     world.used = {base_name(images[0])}
     async with world.cache.image(images[1], "t1", None):  # a build has it just now
-        with pytest.raises(InsufficientResources, match="image cache of this host is full"):
+        with pytest.raises(Unavailable, match="image cache of this host is full at the moment"):
             await world.get(images[2])
         assert world.files == sorted(base_name(image) for image in images[:2])
         assert len(world.source.asked) == 2, "it is refused before it is downloaded"
+        world.used.add(base_name(images[1]))  # the build has made its disk
+        with pytest.raises(InsufficientResources, match="image cache of this host is full: "):
+            await world.get(images[2])
+    world.used.remove(base_name(images[1]))
     await world.get(images[2])
     assert world.files == sorted(base_name(images[number]) for number in (0, 2))
 
@@ -308,10 +355,35 @@ async def test_downloads_at_the_same_time_count_together(world: World) -> None:
     world.source.gate.clear()
     first = asyncio.create_task(world.get(raw(FULL, id="image-1")))
     await world.source.begun()
-    with pytest.raises(InsufficientResources):
+    with pytest.raises(Unavailable, match="at the moment"):  # the build is tried again later, and no attempt counts
         await world.get(raw(FULL, id="image-2"))
     world.source.gate.set()
     assert await first == FULL
+    assert await world.get(raw(FULL, id="image-2")) == FULL
+
+
+async def test_a_later_download_does_not_end_an_earlier_one(world: World) -> None:
+    """Else both would end, and perhaps again after each pause."""
+    world.source.data = FULL
+    world.max_bytes = MIB + MIB // 2
+    world.source.gate.clear()
+    held, ended = asyncio.Event(), asyncio.Event()
+
+    async def build() -> None:
+        async with world.cache.image(raw(FULL, id="image-1"), "t1", None):
+            held.set()
+            await ended.wait()
+
+    first = asyncio.create_task(build())
+    await world.source.begun()
+    second = asyncio.create_task(world.get(raw(FULL, id="image-2", size=0)))  # it seems to need no room
+    await world.source.begun()
+    world.source.gate.set()
+    await asyncio.wait_for(held.wait(), 5)
+    with pytest.raises(Unavailable, match="at the moment"):
+        await second
+    ended.set()
+    await first
 
 
 NEEDS_QEMU = pytest.mark.skipif(shutil.which("qemu-img") is None, reason="qemu-img is not installed")

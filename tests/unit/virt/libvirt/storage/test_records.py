@@ -69,3 +69,26 @@ def test_a_record_survives_a_loss_of_power(layout: Layout, synced: list[Path]) -
     synced.clear()
     store.remove(UUID)
     assert synced == [layout.instances]  # else the guest would be back
+
+
+def test_a_new_record_is_written_before_the_old_disks_go(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = GuestRecords(layout)
+    store.create(guest_record(complete=True, uid=7))
+    for name in ("disk", "disk.base", "disk.config"):
+        (layout.guest(UUID) / name).write_bytes(b"old")
+    layout.console_log(UUID).write_bytes(b"old")
+    renewed = msgspec.structs.replace(guest_record(uid=7), epoch=9)
+
+    def killed(name: str) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "_remove_outside", killed)
+        with pytest.raises(RuntimeError):
+            store.renew(renewed)
+    assert store.load(UUID) == renewed, "it says that the disks may be damaged"
+    assert (layout.guest(UUID) / "disk").exists()
+    store.renew(renewed)
+    assert [path.name for path in layout.guest(UUID).iterdir()] == ["guest.json"]
+    assert list(layout.console.iterdir()) == []
+    assert store.taken_ids() == {7}, "the guest keeps its user"

@@ -48,7 +48,9 @@ def attempt(folder: Path, program: str, *, scopes: bool = True) -> str:
     given = ["--read", str(folder / "input"), "--write", str(folder / "output"), *own]
     start = ["-S", sandbox.__file__] if scopes else ["-c", _WITHOUT_SCOPES, sandbox.__file__]
     command = [sys.executable, "-I", *start, *given, "--", sys.executable, "-I", "-c", program]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # Under coverage such a program would want to write what it has measured, which the sandbox forbids.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=env)
     return done.stdout + done.stderr
 
 
@@ -80,6 +82,17 @@ async def test_it_reaches_no_other_file(folder: Path, command: tuple[str, ...]) 
         await do(folder, *command)
     assert (folder / "other").read_text() == SECRET and (folder / "other").stat().st_mode == before
     assert not (folder / "new").exists() and (folder / "output").read_text() == ""
+
+
+async def test_the_end_of_what_it_says_is_kept(folder: Path) -> None:
+    """A program that a hostile image has taken over says gigabytes."""
+    with pytest.raises(DriverFailed) as caught:
+        await do(folder, "yes", "x" * 99)
+    assert "ended with -9" in str(caught.value.details["details"])
+    assert len(str(caught.value.details["details"])) < tools.MOST_OUTPUT + 100
+    with pytest.raises(DriverFailed) as caught:
+        await do(folder, "bash", "-c", "printf '%50000s' begin; echo; echo the reason; exit 1")
+    assert str(caught.value.details["details"]).endswith("begin\nthe reason")
 
 
 async def test_it_has_limits_and_sees_no_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,14 @@
 """The desired states of hosts, in parts that hosts share.
 
-A part is named by the topic that notes its changes (`host_changes.py`). The state of a host is the part `host:NAME`
-with all parts that it refers to, directly or by others: its networks, the rules of its security groups, the members of
-the groups that these rules name as remote, QoS policies, and routers. So a change is read once for all hosts that it
-concerns. `agent/desired_state.py` makes one document of the parts.
+A part is named by the topic that notes its changes (`topics.py`). The state of a host is the part `host:NAME` with all
+parts that it refers to, directly or by others: its networks, the rules of its security groups, the members of the
+groups that these rules name as remote, QoS policies, and routers. So a change is read once for all hosts that it
+concerns. `agent/desired_state.py` puts the parts together again.
 """
 
 import ipaddress
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -15,20 +16,13 @@ import sqlalchemy as sa
 from micronova.db.listed import one_of
 from micronova.embedded.common.chunks import chunks
 from micronova.embedded.network.addresses import addresses_of
-from micronova.embedded.network.host_changes import (
-    ROUTERS,
-    members_topic,
-    network_topic,
-    policy_topic,
-    router_topic,
-    rules_topic,
-)
-from micronova.embedded.network.port_changes import groups_of
+from micronova.embedded.network.port_rows import groups_of
 from micronova.embedded.network.router_placement import router_host
 from micronova.embedded.network.security_group_rules import PROTOCOLS
 from micronova.embedded.network.tables import (
     addresses,
     bandwidth_limit_rules,
+    dscp_marking_rules,
     floatingips,
     networks,
     port_security_groups,
@@ -37,7 +31,25 @@ from micronova.embedded.network.tables import (
     routers,
     security_group_rules,
     security_groups,
+    subnetpools,
     subnets,
+    subports,
+    trunks,
+)
+from micronova.embedded.network.topics import (
+    HOST,
+    MEMBERS,
+    NETWORK,
+    POLICY,
+    ROUTER,
+    ROUTERS,
+    RULES,
+    kind_and_id,
+    members_topic,
+    network_topic,
+    policy_topic,
+    router_topic,
+    rules_topic,
 )
 
 MAX_MEMBERS = 5_000  # addresses of a security group that rules name as remote
@@ -50,14 +62,14 @@ class Part(NamedTuple):
     content: Any  # None if there is nothing of that name, or a group has too many members
     refers_to: tuple[str, ...] = ()  # parts that the states with this part have, too
     depends_on: tuple[str, ...] = ()  # further topics that the content depends on
-    size: int = 0  # addresses of a security group
+    size: int = 0  # addresses of a security group; one more than there may be if it has too many
 
 
 def read_parts(conn: sa.Connection, names: Iterable[str]) -> dict[str, Part]:
     """Return the parts with these names."""
     by_kind: dict[str, list[str]] = {}
     for name in names:
-        kind, _, id = name.partition(":")
+        kind, id = kind_and_id(name)
         by_kind.setdefault(kind, []).append(id)
     found: dict[str, Part] = {}
     for kind, ids in by_kind.items():
@@ -116,15 +128,29 @@ def _hosts(conn: sa.Connection, names: Sequence[str]) -> dict[str, Part]:
 
 def _shown(conn: sa.Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
     ids = [row.id for row in rows]
-    fixed, groups = addresses_of(conn, ids), groups_of(conn, ids)
+    fixed, groups, vlans = addresses_of(conn, ids), groups_of(conn, ids), _vlans(conn, ids)
     return [
         {
             **{name: getattr(row, name) for name in _PORT_COLUMNS},
             "fixed_ips": sorted(fixed.get(row.id, ()), key=lambda each: (each["subnet_id"], each["ip_address"])),
             "security_groups": sorted(groups.get(row.id, ())),
+            "parent": vlans[row.id].parent if row.id in vlans else None,
+            "vlan": vlans[row.id].segmentation_id if row.id in vlans else None,
         }
         for row in rows
     ]
+
+
+_VLANS = (
+    sa.select(subports.c.port_id, subports.c.segmentation_id, trunks.c.port_id.label("parent"))
+    .join(trunks, trunks.c.id == subports.c.trunk_id)
+    .where(one_of(subports.c.port_id, "ids"))
+)
+
+
+def _vlans(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Any]:
+    """Return the VLANs of subports, and the ports at which guests have them."""
+    return {row.port_id: row for part in chunks(ids) for row in conn.execute(_VLANS, {"ids": part})}
 
 
 def _distinct(*names: str) -> tuple[str, ...]:
@@ -140,12 +166,14 @@ _SUBNET = (
 )  # fmt: skip
 _NETWORKS = sa.select(*(networks.c[name] for name in _NETWORK)).where(one_of(networks.c.id, "ids"))
 _SUBNETS = (
-    sa.select(subnets.c.network_id, *(subnets.c[name] for name in _SUBNET))
+    sa.select(subnets.c.network_id, subnets.c.subnetpool_id, *(subnets.c[name] for name in _SUBNET))
     .where(one_of(subnets.c.network_id, "ids"))
     .order_by(subnets.c.id)
 )
+_SCOPES = sa.select(subnetpools.c.id, subnetpools.c.address_scope_id).where(one_of(subnetpools.c.id, "ids"))
 _ROUTED = sa.select(router_interfaces.c.subnet_id).where(one_of(router_interfaces.c.subnet_id, "ids"))
 _LIMITS = sa.select(bandwidth_limit_rules).where(one_of(bandwidth_limit_rules.c.policy_id, "ids"))
+_MARKS = sa.select(dscp_marking_rules).where(one_of(dscp_marking_rules.c.policy_id, "ids"))
 
 
 def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
@@ -153,8 +181,11 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
     below: dict[str, list[dict[str, Any]]] = {}
     rows = conn.execute(_SUBNETS, {"ids": ids}).all()
     routed = set(conn.execute(_ROUTED, {"ids": [row.id for row in rows]}).scalars()) if rows else set()
+    pools = sorted({row.subnetpool_id for row in rows if row.subnetpool_id})
+    scopes = {row.id: row.address_scope_id for row in conn.execute(_SCOPES, {"ids": pools})} if pools else {}
     for row in rows:
-        shown = {**{name: getattr(row, name) for name in _SUBNET}, "routed": row.id in routed}
+        shown = {name: getattr(row, name) for name in _SUBNET}
+        shown |= {"routed": row.id in routed, "address_scope": scopes.get(row.subnetpool_id)}
         below.setdefault(row.network_id, []).append(shown)
     return {
         row.id: Part(
@@ -166,10 +197,12 @@ def _networks(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
 
 
 def _policies(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
-    """Return the bandwidth limits of QoS policies, by direction."""
+    """Return the bandwidth limits of QoS policies, by direction, and their DSCP marks."""
     limits: dict[str, dict[str, Any]] = {id: {} for id in ids}
     for row in conn.execute(_LIMITS, {"ids": ids}):
         limits[row.policy_id][row.direction] = {"max_kbps": row.max_kbps, "max_burst_kbps": row.max_burst_kbps}
+    for row in conn.execute(_MARKS, {"ids": ids}):
+        limits[row.policy_id]["dscp_mark"] = row.dscp_mark
     return {id: Part(each) for id, each in limits.items()}
 
 
@@ -222,31 +255,55 @@ _CIDRS = sa.select(subnets.c.network_id, subnets.c.ip_version, subnets.c.cidr).w
 
 
 def _members(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
-    """Return the addresses of security groups; those of networks whose subnets decide about pairs depend on these."""
+    """Return the addresses of security groups; those of networks whose subnets decide about pairs depend on these.
+
+    The ports of a group are read until it has too many addresses: such a group has no content, however many follow.
+    """
+    groups_of_port: dict[str, list[str]] = {}
     ports_of: dict[str, list[str]] = {id: [] for id in ids}
     for row in conn.execute(_MEMBERSHIP, {"ids": ids}):
         ports_of[row.security_group_id].append(row.port_id)
-    held: dict[str, list[str]] = {}
-    paired: dict[str, Any] = {}
-    for part in chunks((port for each in ports_of.values() for port in each), _AT_ONCE):
+        groups_of_port.setdefault(row.port_id, []).append(row.security_group_id)
+    found: dict[str, set[str]] = {id: set() for id in ids}
+    deciding: dict[str, set[str]] = {id: set() for id in ids}
+    widest: dict[str, dict[int, int]] = {}
+    unread = _unread(ports_of, found)
+    while part := list(itertools.islice(unread, _AT_ONCE)):
+        held: dict[str, list[str]] = {}
         for row in conn.execute(_ADDRESSES, {"ids": part}):
             held.setdefault(row.port_id, []).append(row.address)
-        paired |= {row.id: row for row in conn.execute(_PAIRS, {"ids": part})}
-    with_prefixes = {id: row.network_id for id, row in paired.items() if any("/" in text for text in _texts(row))}
-    widest = _widest_subnets(conn, sorted(set(with_prefixes.values())))
-    for id, row in paired.items():
-        if id in held:
-            held[id] += [text for text in _texts(row) if _is_narrow(text, widest.get(row.network_id, {}))]
-    found = {}
-    for id, members in ports_of.items():
-        texts = sorted({text for port in members for text in held.get(port, ())})
-        deciding = {with_prefixes[port] for port in members if port in with_prefixes}
-        found[id] = Part(
-            texts if len(texts) <= MAX_MEMBERS else None,
-            depends_on=tuple(network_topic(each) for each in sorted(deciding)),
-            size=len(texts),
+        for row in (paired := conn.execute(_PAIRS, {"ids": part}).all()):
+            if any("/" in text for text in _texts(row)):
+                for group in groups_of_port[row.id]:
+                    deciding[group].add(row.network_id)
+        new = sorted(set().union(*deciding.values()) - widest.keys())
+        widest |= {**{id: {} for id in new}, **_widest_subnets(conn, new)}
+        for row in paired:
+            if row.id in held:
+                held[row.id] += [text for text in _texts(row) if _is_narrow(text, widest.get(row.network_id, {}))]
+        for port, texts in held.items():
+            for group in groups_of_port[port]:
+                found[group].update(texts)
+    return {
+        id: Part(
+            sorted(texts) if len(texts) <= MAX_MEMBERS else None,
+            depends_on=tuple(network_topic(each) for each in sorted(deciding[id])),
+            size=min(len(texts), MAX_MEMBERS + 1),
         )
-    return found
+        for id, texts in found.items()
+    }
+
+
+def _unread(ports_of: Mapping[str, Sequence[str]], found: Mapping[str, set[str]]) -> Iterator[str]:
+    """Yield each port once, until the groups that it is in have too many addresses."""
+    seen: set[str] = set()
+    for group, members in ports_of.items():
+        for port in members:
+            if len(found[group]) > MAX_MEMBERS:
+                break
+            if port not in seen:
+                seen.add(port)
+                yield port
 
 
 def _texts(row: Any) -> list[str]:
@@ -289,7 +346,12 @@ _INTERFACES = (
 )
 _FLOATING = (
     sa.select(floatingips.c.router_id, floatingips.c.floating_ip_address, floatingips.c.fixed_ip_address)
-    .where(one_of(floatingips.c.router_id, "ids"), floatingips.c.port_id.is_not(None))
+    # Whatever the row says: an address that its port does not have may be another project's.
+    .join(
+        addresses,
+        sa.and_(addresses.c.port_id == floatingips.c.port_id, addresses.c.address == floatingips.c.fixed_ip_address),
+    )
+    .where(one_of(floatingips.c.router_id, "ids"))
     .order_by(floatingips.c.id)
 )
 
@@ -329,11 +391,11 @@ def _routers(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Part]:
 
 
 _READERS: Mapping[str, Callable[[sa.Connection, Sequence[str]], dict[str, Part]]] = {
-    "host": _hosts,
-    "network": _networks,
-    "policy": _policies,
-    "rules": _rules,
-    "members": _members,
+    HOST: _hosts,
+    NETWORK: _networks,
+    POLICY: _policies,
+    RULES: _rules,
+    MEMBERS: _members,
     ROUTERS: _all_routers,
-    "router": _routers,
+    ROUTER: _routers,
 }

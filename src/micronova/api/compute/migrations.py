@@ -1,0 +1,159 @@
+"""GET /os-migrations: the moves of servers, of all projects."""
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import UNSET, UnsetType, field
+
+from micronova.api import inputs
+from micronova.api.inputs import Paged
+from micronova.api.links import LINKS, Links
+from micronova.api.view import OMIT, Field, View
+from micronova.db import server_migrations
+from micronova.db.engine import Database
+from micronova.http.paging import iso_micros
+from micronova.http.request import Request
+from micronova.http.service import Route
+from micronova.http.versions import since
+from micronova.objects.errors import Invalid
+from micronova.objects.migration import IN_PROGRESS_LIVE, LIVE_MIGRATION
+
+RULE = "os_compute_api:os-migrations:index"
+
+
+def flavor_number(flavor: Mapping[str, Any]) -> int:
+    """Return the number of a flavor that migrations show.
+
+    Nova shows a number of its database that no other request shows. Equal numbers mean the same flavor here, too.
+    """
+    return zlib.crc32(flavor["id"].encode()) & 0x7FFFFFFF
+
+
+class Shown(NamedTuple):
+    """What a view of a migration needs besides its row."""
+
+    hosts: bool  # the caller may see hosts; else they are null
+    links: Links | None = None
+
+
+def _links(row: Any, shown: Shown) -> Any:
+    """Return the links of a live migration that is in progress; others are not shown anywhere else."""
+    if shown.links is None or row.migration_type != LIVE_MIGRATION or row.status not in IN_PROGRESS_LIVE:
+        return OMIT
+    return shown.links.of(f"servers/{row.instance_uuid}/migrations", str(row.id))
+
+
+def _host(name: str) -> Field:
+    return Field(name, lambda row, shown: getattr(row, name) if shown.hosts else None, type=str | None)
+
+
+HOSTS: Final = tuple(map(_host, ("dest_compute", "dest_host", "dest_node", "source_compute", "source_node")))
+MIGRATION = View(
+    Field("id", "id", type=int),
+    Field("instance_uuid", "instance_uuid", type=str),
+    Field("status", "status", type=str),
+    Field("old_instance_type_id", lambda row, _: flavor_number(row.old_flavor), type=int),
+    Field("new_instance_type_id", lambda row, _: flavor_number(row.new_flavor), type=int),
+    Field("created_at", lambda row, _: iso_micros(row.created_at), type=str),
+    Field("updated_at", lambda row, _: iso_micros(row.updated_at), type=str | None),
+    *HOSTS,
+    Field("migration_type", "migration_type", since(23), type=str),
+    Field("links", _links, since(23), optional=True, type=LINKS),
+    Field("uuid", "uuid", since(59), type=str),
+    Field("user_id", "user_id", since(80), type=str),
+    Field("project_id", "project_id", since(80), type=str),
+)
+
+
+class MigrationsQuery(Paged):
+    """The page and the filters."""
+
+    versions = {
+        "limit": since(59),
+        "marker": since(59),
+        "changes-since": since(59),
+        "changes-before": since(66),
+        "user_id": since(80),
+        "project_id": since(80),
+    }
+    once = versions
+
+    hidden: str | UnsetType = UNSET  # no migration is hidden
+    host: str | UnsetType = UNSET
+    instance_uuid: str | UnsetType = UNSET
+    source_compute: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    migration_type: str | UnsetType = UNSET
+    changes_since: str | UnsetType = field(default=UNSET, name="changes-since")
+    changes_before: str | UnsetType = field(default=UNSET, name="changes-before")
+    user_id: str | UnsetType = UNSET
+    project_id: str | UnsetType = UNSET
+
+
+class Migrations:
+    """The handlers."""
+
+    def __init__(self, database: Database, max_limit: int) -> None:
+        self._database = database
+        self._max_limit = max_limit
+
+    async def index(self, request: Request) -> dict[str, Any]:
+        """List migrations, the newest first."""
+        query: MigrationsQuery = request.query
+        if query.project_id != request.context.project_id:
+            request.authorize(rule=f"{RULE}:all_projects")
+        if not (isinstance(query.host, UnsetType) and isinstance(query.source_compute, UnsetType)):
+            request.authorize(rule=f"{RULE}:host")  # who may not see hosts could ask for each in turn
+        paged = request.minor >= 59
+        limit, marker = query.page(self._max_limit) if paged else (None, None)
+        first, last = (
+            _moment(query.changes_since, "changes-since"),
+            _last_moment(query.changes_before, "changes-before"),
+        )
+        if first is not None and last is not None and last < first:
+            raise Invalid("The value of changes-since must be less than or equal to changes-before.")
+        wanted = ("instance_uuid", "source_compute", "status", "migration_type", "user_id", "project_id")
+        conditions = {name: value for name in wanted if not isinstance(value := getattr(query, name), UnsetType)}
+        found = await self._database.read(
+            server_migrations.list_page,
+            conditions,
+            host=None if isinstance(query.host, UnsetType) else query.host,
+            changes_since=first,
+            changes_before=last,
+            marker=marker,
+            limit=limit,
+        )
+        if found is None:
+            raise Invalid(f"Marker {marker} could not be found.")
+        rows, more = found
+        shape, links = MIGRATION.at(request.minor), Links(request)
+        shown = Shown(request.allows(f"{RULE}:host"), links)
+        body: dict[str, Any] = {"migrations": [shape(row, shown) for row in rows]}
+        if more and limit:
+            body["migrations_links"] = links.next(request, "os-migrations", rows[-1].uuid)
+        return body
+
+
+def _moment(value: str | UnsetType, name: str) -> int | None:
+    return None if isinstance(value, UnsetType) else inputs.moment(value, name)
+
+
+def _last_moment(value: str | UnsetType, name: str) -> int | None:
+    return None if isinstance(value, UnsetType) else inputs.last_moment(value, name)
+
+
+def routes(database: Database, max_limit: int) -> list[Route]:
+    """Declare the route."""
+    handlers = Migrations(database, max_limit)
+    return [
+        Route(
+            method="GET",
+            path="/os-migrations",
+            handler=handlers.index,
+            policy=RULE,
+            query=MigrationsQuery,
+            strict_query=since(59),
+            answer={"migrations": [MIGRATION], "migrations_links?": LINKS},
+        )
+    ]

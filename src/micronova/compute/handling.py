@@ -1,0 +1,116 @@
+"""What the handlers of orders share: the guest of an order, what the host's driver can do, and undoing failed work."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeGuard, TypeVar
+
+from micronova.compute.host import Host
+from micronova.compute.work import Outcome, Phase, Work
+from micronova.objects import power_state
+from micronova.objects.errors import BuildAborted, InstanceNotFound, MicronovaError, NotSupported, Unavailable
+from micronova.objects.image import ImageMeta
+from micronova.objects.orders import Guest
+from micronova.virt.driver import CAPABILITIES, GuestPlan
+
+Handler = Callable[[Host, Work], Awaitable[Outcome | None]]
+"""Returns how the order ended, or None if the guest belongs to a newer epoch: then nothing is reported."""
+
+T = TypeVar("T")
+
+
+def guest_plan(work: Work) -> GuestPlan:
+    """Return what the driver needs of an order."""
+    order = work.order
+    return GuestPlan(
+        instance=order.instance,
+        epoch=order.epoch,
+        plugged=work.plug_wait.wait,
+        network_info=order.network_info,
+        block_devices=order.block_devices,
+        image_url=order.image_url,
+        rescue_image=order.rescue_image,
+        admin_password=order.admin_password,
+        injected_files=order.injected_files,
+    )
+
+
+def capable_driver(host: Host, capability: type[T], able_to: str) -> T:
+    """Return the host's driver if it has a capability; else raise NotSupported, which names it by `able_to`."""
+    driver = host.driver
+    [name] = [name for name, protocol in CAPABILITIES.items() if protocol is capability]
+    if not isinstance(driver, capability) or name not in host.driver.capabilities():
+        raise NotSupported(f"The server's host cannot {able_to}.")
+    return driver
+
+
+def check_signature(host: Host, image: ImageMeta | None) -> None:
+    """Raise BuildAborted if an image has to be verified and the host's driver would not do it."""
+    if image is not None and image.signature is not None and "trusted_certs" not in host.driver.capabilities():
+        raise BuildAborted(f"The server's host does not verify signatures of images, and image {image.id} has to be.")
+
+
+async def guest_of(host: Host, work: Work) -> Guest:
+    """Return the guest of the order's server; raise InstanceNotFound if the host has none."""
+    uuid = work.order.instance.uuid
+    guest = await host.driver.info(uuid)
+    if guest is None:
+        raise InstanceNotFound(f"The server's host has no guest of the server {uuid}.")
+    return guest
+
+
+async def guest_to_switch(host: Host, work: Work) -> Guest:
+    """Return the guest of the order's server, and note that the order changes its power state; `switched` ends that."""
+    guest = await guest_of(host, work)
+    host.power_change_begins(guest.uuid)
+    return guest
+
+
+def switched(host: Host, uuid: str, power: int) -> Outcome:
+    """Note the power state that the order has given the guest; return the outcome."""
+    host.power_change_ended(uuid, power)
+    return Outcome(outcome="done", power_state=power)
+
+
+def is_newer(guest: Guest | None, host: Host, work: Work) -> bool:
+    """Return whether the guest is at a newer epoch than the order, which the host notes: nothing is done then."""
+    if guest is None or guest.epoch <= work.order.epoch:
+        return False
+    host.work_registry.epochs.note(guest.uuid, guest.epoch)
+    return True
+
+
+def is_made(guest: Guest | None, host: Host, work: Work) -> TypeGuard[Guest]:
+    """Return whether this order has made the guest before, so that only its report was lost; the host notes the guest.
+
+    The guest is kept also if it has stopped since: it may hold data.
+    """
+    if guest is None or guest.epoch != work.order.epoch or guest.power_state == power_state.NOSTATE:
+        return False
+    host.guest_present(guest.uuid, guest.epoch, guest.node, guest.power_state)
+    return True
+
+
+def reschedule(error: MicronovaError, *, details: str | None = None, left_behind: bool = False) -> Outcome:
+    """Return the outcome of an order that another host may carry out."""
+    return Outcome(
+        outcome="reschedule",
+        # The only code that decides what follows (`Report.temporary`).
+        error_code=error.code if isinstance(error, Unavailable) else None,
+        message=error.message,
+        details=details,
+        left_behind=left_behind,
+    )
+
+
+@asynccontextmanager
+async def undo_on_failure(work: Work, undo: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Undo what the body did if it fails or is cancelled; cancelled work ends cancelled, whatever its error."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        work.phase = Phase.UNDOING
+        await undo()
+        if work.cancelled or isinstance(error, asyncio.CancelledError):
+            raise asyncio.CancelledError from error
+        raise

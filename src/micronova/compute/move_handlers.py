@@ -1,0 +1,221 @@
+"""Handlers of the orders of a move: resize, cold migration, their confirmation and revert, live migration.
+
+The order says which host is the source and which is the destination. If they are the same, the driver keeps what the
+guest was before the resize (`Resize`). Else the guest itself stays on the source, stopped, until the move is confirmed,
+and the destination makes another one of its disks (`Migrate`). A handler may run twice for an order.
+"""
+
+import logging
+from functools import partial
+
+from micronova.compute.handling import (
+    capable_driver,
+    guest_plan,
+    guest_to_switch,
+    is_made,
+    is_newer,
+    reschedule,
+    switched,
+    undo_on_failure,
+)
+from micronova.compute.host import Host
+from micronova.compute.order_handlers import delete
+from micronova.compute.work import Outcome, Work
+from micronova.objects import power_state
+from micronova.objects.errors import Invalid, MicronovaError
+from micronova.objects.flavor import Flavor
+from micronova.objects.host_limits import LARGEST_MIGRATE_DATA
+from micronova.objects.orders import Guest, MoveOrder
+from micronova.virt.driver import LiveMigrate, Migrate, Resize
+
+log = logging.getLogger(__name__)
+
+
+async def prep_resize(host: Host, work: Work) -> Outcome:
+    """Check, on the destination, that the guest can come; nothing is made yet."""
+    order, move = work.order, _move(work)
+    reason = _shrinks(move.old_flavor, order.instance.flavor, has_root=order.instance.image is not None)
+    if reason is not None:
+        return Outcome(outcome="abort", error_code=Invalid.code, message=reason)
+    try:
+        if move.stays:
+            _resize_driver(host)
+        else:
+            _migrate_driver(host)
+        host.tracker(order.instance.node).instance_claim(order)
+    except MicronovaError as error:
+        return reschedule(error)
+    return Outcome(outcome="done")
+
+
+async def resize_instance(host: Host, work: Work) -> Outcome:
+    """Stop the guest on the source, and return what the destination needs of its disks."""
+    guest = await guest_to_switch(host, work)
+    stays = _move(work).stays
+    if stays:  # an earlier resize may have left what it kept
+        await _resize_driver(host).confirm_resize(guest.uuid)
+    if guest.power_state != power_state.SHUTDOWN:
+        await host.driver.power_off(guest.uuid, host.shutdown_timeout(work.order.instance.image))
+    host.power_change_ended(guest.uuid, power_state.SHUTDOWN)
+    data = b"" if stays else await _migrate_driver(host).export_disks(guest.uuid)
+    return Outcome(outcome="done", power_state=power_state.SHUTDOWN, migrate_data=_checked(data))
+
+
+async def finish_resize(host: Host, work: Work) -> Outcome | None:
+    """Make the guest on the destination, with the new flavor, and start it if it ran before."""
+    uuid, move = work.order.instance.uuid, _move(work)
+    async with host.build_slots.one():
+        if move.stays:
+            await _change_size(host, work)
+            return await _started(host, work)
+        guest = await host.driver.info(uuid)
+        if is_newer(guest, host, work):
+            return None
+        async with undo_on_failure(work, partial(_remove_again, host, uuid)):
+            await _receive(host, work, guest)
+            return await _started(host, work)
+
+
+async def finish_revert_resize(host: Host, work: Work) -> Outcome:
+    """Make the guest on the source what it was before the move, and start it if it ran then."""
+    guest = await guest_to_switch(host, work)
+    if _move(work).stays and _move(work).arrived:
+        await _resize_driver(host).revert_resize(guest_plan(work))
+        host.tracker(guest.node).instance_claim(work.order)
+        host.guest_present(guest.uuid, work.order.epoch, guest.node)
+    return await _started(host, work)
+
+
+async def confirm_resize(host: Host, work: Work) -> Outcome | None:
+    """Remove what the source still has of the guest."""
+    if not _move(work).stays:
+        return await delete(host, work)
+    uuid = work.order.instance.uuid
+    await _resize_driver(host).confirm_resize(uuid)
+    return Outcome(outcome="done")
+
+
+async def check_can_live_migrate_destination(host: Host, work: Work) -> Outcome:
+    """Check, on the destination, that the guest can come while it runs; nothing is made yet."""
+    order = work.order
+    try:
+        driver = _live_driver(host)
+        host.tracker(order.instance.node).instance_claim(order)
+        await driver.check_live_migration(guest_plan(work))
+    except MicronovaError as error:
+        return reschedule(error)
+    return Outcome(outcome="done")
+
+
+async def live_migration(host: Host, work: Work) -> Outcome:
+    """Send the guest from the source while it runs."""
+    uuid, driver = work.order.instance.uuid, _live_driver(host)
+    guest = await guest_to_switch(host, work)
+
+    async def undo() -> None:
+        host.power_change_ended(uuid, await driver.rollback_live_migration(uuid))
+
+    async with undo_on_failure(work, undo):
+        data = _checked(await driver.live_migrate(uuid))
+    host.power_change_ended(uuid, guest.power_state)
+    return Outcome(outcome="done", migrate_data=data)
+
+
+async def rollback_live_migration(host: Host, work: Work) -> Outcome:
+    """Let the guest continue on the source."""
+    guest = await guest_to_switch(host, work)
+    return switched(host, guest.uuid, await _live_driver(host).rollback_live_migration(guest.uuid))
+
+
+async def post_live_migration_at_destination(host: Host, work: Work) -> Outcome | None:
+    """Let the guest that was sent continue on the destination."""
+    order = work.order
+    uuid, driver = order.instance.uuid, _live_driver(host)
+    guest = await host.driver.info(uuid)
+    if is_newer(guest, host, work):
+        return None
+    if is_made(guest, host, work):
+        return Outcome(outcome="done", power_state=guest.power_state)
+    async with undo_on_failure(work, partial(_remove_again, host, uuid)):
+        if guest is not None:  # of an earlier attempt
+            await host.destroy(uuid)
+        tracker = host.tracker(order.instance.node)
+        with tracker.instance_claim(order):
+            host.guest_present(uuid, order.epoch, tracker.node)
+            power = await driver.receive_live_guest(guest_plan(work), _move(work).migrate_data)
+    return switched(host, uuid, power)
+
+
+async def _change_size(host: Host, work: Work) -> None:
+    guest = await guest_to_switch(host, work)
+    host.tracker(guest.node).instance_claim(work.order)
+    await _resize_driver(host).resize(guest_plan(work))
+    host.guest_present(guest.uuid, work.order.epoch, guest.node)
+
+
+async def _receive(host: Host, work: Work, guest: Guest | None) -> None:
+    """Make the guest of the disks that the source sent, unless an earlier agent has made it."""
+    order = work.order
+    uuid = order.instance.uuid
+    if is_made(guest, host, work):
+        host.power_change_begins(uuid)
+        return
+    if guest is not None:  # of an earlier attempt
+        await host.destroy(uuid)
+    driver = _migrate_driver(host)
+    tracker = host.tracker(order.instance.node)
+    with tracker.instance_claim(order):
+        host.guest_present(uuid, order.epoch, tracker.node)
+        await driver.import_guest(guest_plan(work), _move(work).migrate_data)
+
+
+async def _started(host: Host, work: Work) -> Outcome:
+    uuid = work.order.instance.uuid
+    power = power_state.SHUTDOWN
+    if _move(work).power_on:
+        await host.driver.power_on(guest_plan(work))
+        host.boots.guest_started(uuid)
+        power = power_state.RUNNING
+    return switched(host, uuid, power)
+
+
+async def _remove_again(host: Host, uuid: str) -> None:
+    """Remove a guest that did not arrive as a whole; the conductor records a departure in case this fails."""
+    try:
+        await host.destroy(uuid)
+    except Exception:
+        log.exception("host %s: a part of the guest of instance %s is left; it is removed later", host.name, uuid)
+
+
+def _shrinks(old: Flavor, new: Flavor, *, has_root: bool) -> str | None:
+    """Return why the disks of the old flavor do not fit into the new one, or None if they do."""
+    if has_root and new.disk < old.disk:
+        return f"The root disk has {old.disk} GB and cannot be made smaller: the flavor {new.name} has {new.disk} GB."
+    if new.ephemeral < old.ephemeral:
+        return f"Ephemeral disks cannot be made smaller: the flavor {new.name} has {new.ephemeral} GB."
+    return None
+
+
+def _move(work: Work) -> MoveOrder:
+    if work.order.move is None:
+        raise Invalid(f"The order {work.order.operation_id} does not describe the move that it is about.")
+    return work.order.move
+
+
+def _checked(data: bytes) -> bytes:
+    """Return what a source sends, unless it is too large for a report."""
+    if len(data) > LARGEST_MIGRATE_DATA:
+        raise Invalid(f"What the destination needs of the guest does not fit into {LARGEST_MIGRATE_DATA} bytes.")
+    return data
+
+
+def _resize_driver(host: Host) -> Resize:
+    return capable_driver(host, Resize, "change the size of guests")
+
+
+def _migrate_driver(host: Host) -> Migrate:
+    return capable_driver(host, Migrate, "exchange guests with other hosts")
+
+
+def _live_driver(host: Host) -> LiveMigrate:
+    return capable_driver(host, LiveMigrate, "exchange running guests with other hosts")

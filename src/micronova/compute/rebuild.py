@@ -1,0 +1,68 @@
+"""Rebuilding a guest: its disks are made again from the image of the order, on the same host.
+
+The order may run twice. A guest that is complete at the order's epoch was rebuilt before, and only the report was lost.
+Anything else is rebuilt again: the old guest, which an agent may have stopped already, or a part of the new one. What a
+failed or interrupted rebuild leaves on the host stays there for the next rebuild or for the delete.
+"""
+
+import msgspec
+
+from micronova.compute.build import wants_config_drive
+from micronova.compute.handling import capable_driver, check_signature, guest_plan, is_made, is_newer
+from micronova.compute.host import Host
+from micronova.compute.work import Outcome, Work
+from micronova.objects import power_state, states
+from micronova.telemetry.spans import span
+from micronova.virt.driver import Rebuild
+
+
+async def rebuild(host: Host, work: Work) -> Outcome | None:
+    """Rebuild the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
+    driver = capable_driver(host, Rebuild, "rebuild guests")
+    order = work.order
+    uuid = order.instance.uuid
+    check_signature(host, order.instance.image)
+    config_drive = wants_config_drive(host, work)
+    guest = await host.driver.info(uuid)
+    if is_newer(guest, host, work):
+        return None
+    if is_made(guest, host, work):
+        return Outcome(outcome="done", power_state=guest.power_state, config_drive=config_drive)
+    start = order.parameters.get("start") != "no"
+
+    # Its image says how long a guest may take to shut down: no build of the host waits for that.
+    slot = host.build_slots.one()
+
+    async def removed() -> None:
+        await slot.take()
+        for task_state in states.ACTIONS["rebuild"].then:
+            await work.progress(task_state)
+
+    async with slot:
+        tracker = host.tracker(order.instance.node)
+        # It stays if the rebuild fails: the server keeps its resources.
+        tracker.instance_claim(order)
+        host.guest_present(uuid, order.epoch, tracker.node)
+        plan = guest_plan(work)
+        plan.instance = msgspec.structs.replace(plan.instance, config_drive=config_drive)
+        timeout = host.shutdown_timeout(order.instance.image)
+        try:
+            with span("rebuild", host=host.name, instance=uuid):
+                await driver.rebuild(plan, start=start, timeout=timeout, stopping=slot.leave, removed=removed)
+        except Exception:
+            await _note_what_is_left(host, work)
+            raise
+    power = power_state.RUNNING if start else power_state.SHUTDOWN
+    if start:
+        host.boots.guest_started(uuid)
+    host.power_change_ended(uuid, power)
+    return Outcome(outcome="done", power_state=power, config_drive=config_drive)
+
+
+async def _note_what_is_left(host: Host, work: Work) -> None:
+    """Note whether the old guest is as it was, after a rebuild that failed."""
+    uuid = work.order.instance.uuid
+    guest = await host.driver.info(uuid)
+    if guest is not None and guest.epoch < work.order.epoch:
+        host.guest_present(uuid, guest.epoch, guest.node, guest.power_state)
+        work.unchanged = True

@@ -1,0 +1,58 @@
+"""The guests that the hypervisors of all hosts really have: hosts are asked, many at once."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.db import services
+from micronova.db.engine import Database
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import Context
+from micronova.objects.orders import Guest
+from micronova.objects.service_names import COMPUTE
+
+HOSTS_AT_ONCE = 100
+"""Hosts that are asked for their guests at the same time."""
+HOSTS_PER_STEP = 500
+"""Hosts after which the progress is told."""
+
+ReportProgress = Callable[[int, int], None]
+"""Is told how many of the hosts have answered."""
+
+
+def no_progress(done: int, hosts: int) -> None:
+    """Do nothing."""
+
+
+async def hosts_up(database: Database, clock: Clock, down_time: float) -> list[str]:
+    """Return the compute hosts that are up."""
+    found = await database.read(services.list_, binary=COMPUTE)
+    now = micros(clock.now())
+    return [row.host for row in found if services.is_up(row, now, down_time)]
+
+
+async def guests_of_all(
+    compute: ComputeAPI, hosts: Sequence[str], progress: ReportProgress
+) -> dict[str, tuple[Guest, ...] | str]:
+    """Return the guests of each host, or why it does not answer."""
+    answers: dict[str, tuple[Guest, ...] | str] = dict.fromkeys(hosts, ())
+    waiting = iter(hosts)
+    done = 0
+
+    async def ask() -> None:
+        nonlocal done
+        for host in waiting:
+            answers[host] = await _guests_of(compute, host)
+            done += 1
+            if done % HOSTS_PER_STEP == 0 or done == len(hosts):
+                progress(done, len(hosts))
+
+    await asyncio.gather(*(ask() for _ in range(HOSTS_AT_ONCE)))
+    return answers
+
+
+async def _guests_of(compute: ComputeAPI, host: str) -> tuple[Guest, ...] | str:
+    try:
+        return await compute.list_guests(Context(request_id="req-audit"), host)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        return str(error)

@@ -1,0 +1,257 @@
+"""Evacuating a server from a host that is lost: it is built again, from its image, on another host.
+
+Steps: `schedule` (choose and claim a host, bind the ports to it) → `dispatched` (the host builds the guest; if it
+fails, back to `schedule` for the next host) → `finish` if the server must be off (the host stops the guest). Until the
+guest is built, the server belongs to its lost host; then a record of the departure lets that host remove its guest when
+it is back. If no host is left: `unbind` (the ports return), and the server is in ERROR on its lost host.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import Continue, GaveUp, NoMoreWork, ReportResult
+from micronova.conductor.operations.move_kind import PlacedMoveKind, load
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.placed_kind import PlacedBuildKind
+from micronova.conductor.operations.placing import ServerToPlace, place_of
+from micronova.db import departures, instances, server_migrations
+from micronova.objects import migration as migration_states
+from micronova.objects import power_state, states
+from micronova.objects.errors import Unavailable
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.migration import MigrationRow
+from micronova.objects.network import VIF
+from micronova.objects.operations import EvacuatePayload, Step
+from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.scheduling import RequestSpec
+
+log = logging.getLogger(__name__)
+
+CONDUCTOR_EVENT = "rebuild_server"
+STOP_EVENT = "compute_stop_instance"
+
+
+class Evacuate(PlacedBuildKind[EvacuatePayload], PlacedMoveKind):
+    """The operation behind the server action `evacuate`."""
+
+    name = "evacuate"
+    action_event = "compute_rebuild_instance"
+    payload_type = EvacuatePayload
+
+    async def run_one(self, operation: Operation) -> None:
+        """Continue from the persisted step."""
+        loaded = await self._engine.database.read(load, operation, self.payload_of(operation).migration)
+        if loaded is None:
+            await self.overtaken(operation)
+            return
+        row, migration, spec = loaded
+        if operation.step == "schedule":
+            await self._schedule(operation, row, migration, spec)
+        elif operation.step == "unbind":
+            assert row["host"] is not None
+            vifs = await self.rebind(operation, row, row["host"], row["availability_zone"])
+            result = await self._engine.database.write(self._unbound, operation, vifs)
+            self.announce(operation, result)
+        else:
+            await self._order_host(operation)
+
+    async def _schedule(
+        self, operation: Operation, row: InstanceRow, migration: MigrationRow, spec: RequestSpec
+    ) -> None:
+        payload = self.payload_of(operation)
+        wanted = msgspec.structs.replace(spec, ignore_hosts=(migration["source_compute"],))
+        server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
+        placed = await self.placed_and_bound(server)
+        if placed is None:
+            return
+        order = await self._engine.database.write(self._dispatch_build, server, placed.vifs)
+        self._engine.committed(self.name, "dispatched")
+        if order is None:
+            await self.overtaken(operation)
+            return
+        self.transitions.notify("rebuild_scheduled", operation, row)
+        self.transitions.notify_exists(operation, row)
+        self.transitions.notify("rebuild.start", operation, row)
+        await self.transitions.send(operation, order)
+
+    def _dispatch_build(
+        self, conn: sa.Connection, server: ServerToPlace[EvacuatePayload], vifs: tuple[VIF, ...] | None
+    ) -> WorkOrder | None:
+        operation, chosen = server.operation, server.chosen
+        payload = msgspec.structs.replace(server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen)
+        changes: InstanceChanges = {"epoch": operation.epoch + 1, "task_state": states.REBUILD_SPAWNING}
+        if vifs is not None:
+            changes["network_info"] = msgspec.to_builtins(vifs)
+        encoded = msgspec.msgpack.encode(payload)
+        dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
+        if dispatched is None:
+            return None
+        self.record_destination(conn, server, migration_states.PRE_MIGRATING)
+        return self.order(conn, dispatched, changed(server.row, changes))
+
+    async def _order_host(self, operation: Operation) -> None:
+        """Send the order again to a host whose lease has expired; continue without one that is down."""
+        chosen = self.payload_of(operation).chosen
+        assert chosen is not None
+        if await self.transitions.host_is_down(chosen.host):
+            if operation.step == "finish":
+                raise Unavailable(f"Host {chosen.host} does not answer.")
+            await self.continue_without_host(operation)
+            return
+        order = await self._engine.database.write(self._dispatch_again, operation)
+        self._engine.committed(self.name, operation.step)
+        if order is None:
+            await self.overtaken(operation)
+        else:
+            await self.transitions.send(operation, order)
+
+    def _dispatch_again(self, conn: sa.Connection, operation: Operation) -> WorkOrder | None:
+        row, chosen = instances.lock(conn, operation.instance_uuid), self.payload_of(operation).chosen
+        assert chosen is not None
+        event = STOP_EVENT if operation.step == "finish" else None
+        dispatched = self.transitions.dispatch(conn, operation, chosen.host, {}, step=operation.step, event=event)
+        return None if dispatched is None or row is None else self.order(conn, dispatched, row)
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to build the guest, or to stop it."""
+        chosen = self.payload_of(operation).chosen
+        assert chosen is not None
+        now = self._engine.now()
+        if operation.step == "finish":
+            return work_order(conn, operation, row, kind="stop", now=now)
+        place: InstanceChanges = {"node": chosen.node, "availability_zone": chosen.zone}
+        return work_order(
+            conn,
+            operation,
+            changed(row, place),
+            kind="build",
+            now=now,
+            host=chosen.host,
+            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            image_url=self._dependencies.download_url(row["image_ref"]),
+        )
+
+    # --- the host's report, and its absence ------------------------------------------------------------------
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Let the server belong to its new host, or try another one; end it when it is stopped, if it must be."""
+        if operation.step == "finish":
+            return self._stopped(conn, operation, row, report)
+        if report.outcome == "done":
+            return self._built(conn, operation, row, report)
+        return self.not_built(conn, operation, row, report)
+
+    def excluded_hosts(self, conn: sa.Connection, payload: EvacuatePayload) -> Sequence[str]:
+        """Return the lost host."""
+        migration = server_migrations.get(conn, payload.migration)
+        assert migration is not None
+        return [migration["source_compute"]]
+
+    def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        now, payload = self._engine.now(), self.payload_of(operation)
+        migration = server_migrations.get(conn, payload.migration)
+        assert migration is not None and payload.chosen is not None
+        changes: InstanceChanges = {
+            **place_of(payload.chosen),
+            "vm_state": states.ACTIVE,
+            "task_state": states.POWERING_OFF if payload.stops else None,
+            "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
+            "launched_at": now,
+            "config_drive": row["config_drive"] or report.config_drive,
+            "fault": None,
+        }
+        # The lost host removes its guest when it is back; it is not the server's own any more.
+        departures.record(conn, migration["source_compute"], row["uuid"], operation.epoch, now)
+        if payload.stops:
+            self.transitions.end_event(conn, operation, host=report.host)
+            result: ReportResult = Continue(self.transitions.advance(conn, operation, "finish", changes=changes))
+        else:
+            instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+            self.transitions.end(conn, operation, "success", host=report.host)
+            result = NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+        server_migrations.stay_on_destination(conn, row, migration, migration_states.DONE, now)
+        return result
+
+    def _stopped(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
+        """End the evacuation. A guest that could not be stopped runs: it is there, which is what counts."""
+        changes: InstanceChanges = {"task_state": None}
+        if report.outcome == "done":
+            changes |= {"vm_state": states.STOPPED, "power_state": power_state.SHUTDOWN}
+        instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "success", host=report.host, event=STOP_EVENT)
+        return NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+
+    # --- failures --------------------------------------------------------------------------------------------
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Set the server to ERROR; its ports return to the host that it belongs to."""
+        result = await self._engine.database.write(self._fail, operation, error)
+        if result is None:
+            await self.overtaken(operation)
+            return
+        self._engine.committed(self.name, "failed")
+        if operation.step == "schedule":
+            row = await self._engine.database.read(instances.get, operation.instance_uuid)
+            if row is not None:
+                gave_up = GaveUp(row, None, fault_of(error, self._engine.now()))
+                self.announce_failed_task("rebuild_server", operation, gave_up)
+        await self.continue_with(operation, result)
+
+    def _fail(self, conn: sa.Connection, operation: Operation, error: Exception) -> ReportResult | None:
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
+            return None
+        if operation.step == "finish":  # the server is there, and runs
+            instances.update(conn, row["uuid"], self._engine.now(), {"task_state": None}, epoch=operation.epoch)
+            self.transitions.end(conn, operation, "success", host=row["host"], event=STOP_EVENT)
+            return NoMoreWork(ended="success")
+        # The host of the last attempt may be at work.
+        return self.give_up(conn, operation, row, error, left_behind=operation.step == "dispatched")
+
+    def leave_host(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        step: Step,
+        payload: EvacuatePayload,
+        *,
+        error: str,
+        left_behind: bool,
+        seconds: float | None = None,
+    ) -> Operation:
+        """End the attempt; the server still belongs to its lost host."""
+        host = payload.chosen.host if payload.chosen else None
+        if left_behind and host is not None:
+            departures.record(conn, host, row["uuid"], operation.epoch, self._engine.now())
+        self.transitions.end_event(conn, operation, host=host, error=error)
+        return self.transitions.advance(
+            conn,
+            operation,
+            step,
+            payload=msgspec.msgpack.encode(payload),
+            changes={"task_state": states.REBUILDING},
+            endless=step == "unbind",
+            seconds=seconds,
+        )
+
+    def _unbound(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> NoMoreWork:
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
+            return NoMoreWork()
+        payload, now = self.payload_of(operation), self._engine.now()
+        migration = server_migrations.get(conn, payload.migration)
+        assert migration is not None
+        fault = fault_of(payload.error, now)
+        changes: InstanceChanges = {"vm_state": states.ERROR, "task_state": None, "fault": fault}
+        if vifs is not None:
+            changes["network_info"] = msgspec.to_builtins(vifs)
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        event = self.action_event if payload.tried else CONDUCTOR_EVENT
+        self.transitions.end(conn, operation, "error", host=row["host"], fault=fault, event=event)
+        server_migrations.stay_on_source(conn, row, migration, migration_states.ERROR, now)
+        return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])

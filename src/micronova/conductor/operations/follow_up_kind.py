@@ -1,0 +1,51 @@
+"""What the kinds share that follow from another change of a server: a conductor does the work, and no host."""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import HostKind, NoMoreWork, ReportResult
+from micronova.db import instances
+from micronova.db import operations as operation_rows
+from micronova.objects.errors import Unavailable
+from micronova.objects.instance import InstanceRow
+from micronova.objects.orders import Report, WorkOrder
+
+Record = Callable[[sa.Connection, InstanceRow], None]
+
+
+class FollowUpKind(HostKind):
+    """A kind of operation that `db/operations.py` `follow_up` records; NEVER_CANCELLED lists these kinds.
+
+    There is no order and no instance action. No later request ends it, and it is repeated until it succeeds.
+    """
+
+    async def end(self, operation: Operation, record: Record | None = None) -> None:
+        """End the operation, unless it has another owner, and start the operations that waited for this.
+
+        `record` writes the result in the same transaction, unless the server is gone.
+        """
+        waiting = await self._engine.database.write(self._end, operation, record)
+        await self.transitions.ended_and_wake(operation, "success", waiting)
+
+    def _end(self, conn: sa.Connection, operation: Operation, record: Record | None) -> list[str] | None:
+        row = instances.lock(conn, operation.instance_uuid)
+        operation_rows.lock_open_of(conn, operation.instance_uuid)
+        if not operation_rows.finish(conn, operation.id, self._engine.now(), "success", operation.lease):
+            return None
+        if row is not None and record is not None:
+            record(conn, row)
+        return operation_rows.wake(conn, operation.instance_uuid)
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Raise: no host gets this operation."""
+        raise Unavailable(f"There is no order for {self.name}.")
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Refuse: no host has this operation."""
+        return NoMoreWork(accepted=False)
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Raise Unavailable: this is repeated until it succeeds."""
+        raise Unavailable(f"{self.name} is tried again: {error}")

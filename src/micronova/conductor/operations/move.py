@@ -1,0 +1,361 @@
+"""Moving a server to another host or size: resize, cold migration, live migration.
+
+Steps: `schedule` (choose the destination and claim it) → `prep` (the destination checks that it can take the guest;
+else the next host) → `migrate` (the source stops the guest and sends its disks) → `bind` (its ports are bound to the
+destination) → `finish` (the destination makes the guest: the server is RESIZED). Until then the server belongs to its
+source. What fails from `migrate` on is undone: `unbind` (the ports return) → `undo` (the source makes the guest run
+again as before: error), which is repeated until it succeeds. Source and destination of a resize may be the same host.
+
+A live migration takes the same steps: in `migrate` the guest runs while its memory is sent, and `finish` ends the move.
+"""
+
+import logging
+from typing import Final
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Operation, retry_pause
+from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, reported_error
+from micronova.conductor.operations.move_kind import PlacedMoveKind, load
+from micronova.conductor.operations.move_names import COLD, LIVE
+from micronova.conductor.operations.move_outcomes import CONDUCTOR_EVENT, MoveOutcomes
+from micronova.conductor.operations.orders import devices_of, work_order
+from micronova.conductor.operations.placing import ServerToPlace
+from micronova.db import instances, server_migrations
+from micronova.objects import states
+from micronova.objects.block_device import resized
+from micronova.objects.errors import MicronovaError, NoValidHost, OperationFailed, Stale, Unavailable
+from micronova.objects.flavor import Flavor
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.migration import MigrationChanges, MigrationRow
+from micronova.objects.network import VIF
+from micronova.objects.operations import MovePayload, OperationRow, Step
+from micronova.objects.orders import MoveOrder, Report, WorkOrder
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+log = logging.getLogger(__name__)
+
+MOVE_KINDS: Final = ("resize", "migrate", "live_migrate")
+SOURCE_STEPS: Final = frozenset({"migrate", "undo"})
+BEFORE_THE_GUEST: Final = frozenset({"schedule", "prep"})
+"""Steps before the guest is touched."""
+
+
+class Move(PlacedMoveKind):
+    """The operations behind the server actions `resize`, `migrate` and `os-migrateLive`."""
+
+    def __init__(self, dependencies: Dependencies, kind: str, scheduler: SchedulerAPI, max_attempts: int) -> None:
+        self.name = kind
+        self._names = LIVE if kind == "live_migrate" else COLD
+        self.action_event = self._event("prep")
+        super().__init__(dependencies, scheduler, max_attempts)
+        self._outcomes = MoveOutcomes(dependencies, self.transitions, self._names)
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if the move is being undone."""
+        return operation.step not in ("unbind", "undo")
+
+    async def run_one(self, operation: Operation) -> None:
+        """Continue from the persisted step."""
+        loaded = await self._engine.database.read(load, operation, _payload(operation).migration)
+        if loaded is None:
+            await self.transitions.cancel(operation)
+            return
+        row, migration, spec = loaded
+        if operation.step == "schedule":
+            await self._schedule(operation, row, migration, spec)
+        elif operation.step == "bind":
+            await self._bind(operation, row)
+        elif operation.step == "unbind":
+            await self._unbind(operation, row)
+        else:
+            await self._order_host(operation, row, migration)
+
+    # --- the destination -------------------------------------------------------------------------------------
+
+    async def _schedule(
+        self, operation: Operation, row: InstanceRow, migration: MigrationRow, spec: RequestSpec
+    ) -> None:
+        payload = _payload(operation)
+        wanted = msgspec.structs.replace(
+            spec,
+            flavor=msgspec.convert(migration["new_flavor"], Flavor),
+            ignore_hosts=tuple(payload.excluded),
+        )
+        server = ServerToPlace(operation, payload, row, wanted, moving=migration["uuid"])
+        if not await self.placed(server):
+            return
+        order = await self._engine.database.write(self._dispatch_prep, server)
+        self._engine.committed(self.name, "prep")
+        if order is None:
+            await self.overtaken(operation)
+            return
+        self._notify_prep("start", operation, row, migration)
+        await self.transitions.send(operation, order)
+
+    def _dispatch_prep(self, conn: sa.Connection, server: ServerToPlace[MovePayload]) -> WorkOrder | None:
+        operation, chosen = server.operation, server.chosen
+        payload = msgspec.structs.replace(
+            server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen, migrate_data=b""
+        )
+        changes: InstanceChanges = {"epoch": operation.epoch + 1, **self._task_state("prep")}
+        dispatched = self.transitions.dispatch(
+            conn,
+            operation,
+            chosen.host,
+            changes,
+            msgspec.msgpack.encode(payload),
+            step="prep",
+            event=self._event("prep"),
+        )
+        if dispatched is None:
+            return None
+        self.record_destination(conn, server, self._names.statuses["prep"])
+        return self.order(conn, dispatched, changed(server.row, changes))
+
+    # --- orders ----------------------------------------------------------------------------------------------
+
+    async def _order_host(self, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
+        """Send the order of a step to its host; send it again if the host's lease has expired."""
+        host = _host(operation, row)
+        if await self.transitions.host_is_down(host):
+            if host == row["host"]:  # it has the guest: the operation waits for it
+                raise Unavailable(f"Host {host} does not answer.")
+            result = await self._engine.database.write(self._without_destination, operation)
+            self._engine.committed(self.name, "destination lost")
+            await self.continue_with(operation, result)
+            return
+        order = await self._engine.database.write(self._dispatch, operation, None)
+        self._engine.committed(self.name, operation.step)
+        if operation.step == "migrate":
+            self._notify_prep("end", operation, row, migration)
+        await self._sent(operation, row, order)
+
+    async def _sent(self, operation: Operation, row: InstanceRow, order: WorkOrder | None) -> None:
+        if order is None:
+            await self.overtaken(operation)
+            return
+        if operation.step in self._names.notifications:
+            self.transitions.notify(self._names.notifications[operation.step], operation, row)
+        await self.transitions.send(operation, order)
+
+    def _dispatch(self, conn: sa.Connection, operation: Operation, vifs: tuple[VIF, ...] | None) -> WorkOrder | None:
+        """Make the host of the step the owner; `vifs` are the interfaces as they are bound now."""
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch:
+            return None
+        step = operation.step
+        changes = self._task_state(step)
+        if vifs is not None:
+            changes["network_info"] = msgspec.to_builtins(vifs)
+        host = _host(operation, row)
+        dispatched = self.transitions.dispatch(
+            conn, operation, host, changes, step=step, event=self._event(step), endless=step == "undo"
+        )
+        if dispatched is None:
+            return None
+        if step == "migrate":
+            status: MigrationChanges = {"status": self._names.statuses["migrate"]}
+            server_migrations.update(conn, _payload(operation).migration, self._engine.now(), status)
+        return self.order(conn, dispatched, changed(row, changes))
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order of the step: to the destination with the new flavor, to the source with the old one."""
+        payload, step = _payload(operation), operation.step
+        migration = server_migrations.get(conn, payload.migration)
+        assert migration is not None and payload.chosen is not None
+        old = msgspec.convert(migration["old_flavor"], Flavor)
+        new = msgspec.convert(migration["new_flavor"], Flavor)
+        devices = devices_of(conn, row["uuid"])
+        host = _host(operation, row)
+        if step not in SOURCE_STEPS:
+            devices = resized(devices, row["uuid"], old, new)
+            row = changed(row, {"flavor": migration["new_flavor"], "node": payload.chosen.node})
+            row = changed(row, {"availability_zone": payload.chosen.zone})
+        return work_order(
+            conn,
+            operation,
+            row,
+            kind=self._names.orders[step],
+            now=self._engine.now(),
+            host=host,
+            block_devices=devices,
+            move=MoveOrder(
+                source=migration["source_compute"],
+                destination=payload.chosen.host,
+                old_flavor=old,
+                power_on=migration["old_vm_state"] == states.ACTIVE,
+                arrived=payload.arrived,
+                migrate_data=payload.migrate_data if step == "finish" else b"",
+            ),
+        )
+
+    # --- the host's report, and its absence ------------------------------------------------------------------
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Apply a report on the present step."""
+        migration = server_migrations.get(conn, _payload(operation).migration)
+        assert migration is not None
+        step, event = operation.step, self._event(operation.step)
+        if step == "undo":
+            return self._outcomes.undone(conn, operation, row, migration, report, event=event)
+        if step == "prep":
+            return self._prepared(conn, operation, row, migration, report)
+        if report.outcome == "done":
+            if step == "finish":
+                return self._outcomes.arrived(conn, operation, row, migration, report, event)
+            return self._migrated(conn, operation, row, migration, report)
+        error = reported_error(report)
+        return self._outcomes.begin_undo(conn, operation, row, error, event=event, arrived=step == "finish")
+
+    def has_applied(self, found: OperationRow, report: Report) -> bool:
+        """Return whether the report led to the next step, at the next epoch, and that was not undone since."""
+        if super().has_applied(found, report):
+            return True
+        continues = found["step"] in ("migrate", "bind", "finish") or found["result"] == "success"
+        return report.outcome == "done" and found["epoch"] == report.epoch + 1 and continues
+
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Choose the destination again if it lacks something before the guest is touched, as a build does."""
+        payload = _payload(operation)
+        if operation.step != "prep" or not self._placer.may_choose_again(conn, payload, payload.excluded):
+            return super().postponed(conn, operation, row, report)
+        reason = reported_error(report).message
+        payload.put_off(report.host, reason)
+        self.transitions.end_event(conn, operation, host=report.host, error=reason, event=self._event("prep"))
+        encoded = msgspec.msgpack.encode(payload)
+        self.transitions.advance(conn, operation, "schedule", payload=encoded, seconds=retry_pause(operation))
+        return NoMoreWork()
+
+    def _prepared(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
+    ) -> ReportResult:
+        """Continue with the source if the destination can take the guest; else with another destination."""
+        event = self._event("prep")
+        if report.outcome == "done":
+            self.transitions.end_event(conn, operation, host=report.host, event=event)
+            return Continue(self.transitions.advance(conn, operation, "migrate"))
+        error = reported_error(report)
+        if report.outcome == "reschedule":
+            return self._try_another(conn, operation, row, migration, error)
+        return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
+
+    def _try_another(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        migration: MigrationRow,
+        error: MicronovaError,
+    ) -> ReportResult:
+        payload = _payload(operation)
+        if not self.may_try_another(payload):
+            last = NoValidHost(f"No host could take the server. Last error: {error.message}")
+            return self._outcomes.give_up(conn, operation, row, migration, last, event=self._event("prep"))
+        self.transitions.end_event(conn, operation, host=None, error=error.message, event=self._event("prep"))
+        payload.last_error = error.message
+        encoded = msgspec.msgpack.encode(payload)
+        return Continue(self.transitions.advance(conn, operation, "schedule", payload=encoded))
+
+    def _migrated(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, migration: MigrationRow, report: Report
+    ) -> Continue:
+        payload = _payload(operation)
+        payload.migrate_data = report.migrate_data
+        changes = self._task_state("migrated")
+        if report.power_state is not None:
+            changes["power_state"] = report.power_state
+        status: MigrationChanges = {"status": self._names.statuses["migrated"]}
+        server_migrations.update(conn, migration["uuid"], self._engine.now(), status)
+        self.transitions.end_event(conn, operation, host=report.host, event=self._event("migrate"))
+        assert payload.chosen is not None
+        away = payload.chosen.host != row["host"]
+        step: Step = "bind" if away and row["network_info"] else "finish"
+        encoded = msgspec.msgpack.encode(payload)
+        taken = self.transitions.advance(conn, operation, step, payload=encoded, changes=changes)
+        return Continue(taken, [(self._names.notifications["migrated"], changed(row, changes), None)])
+
+    def _without_destination(self, conn: sa.Connection, operation: Operation) -> ReportResult:
+        """Continue without a destination that is down: with another one, or back on the source."""
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
+            return NoMoreWork()
+        error = OperationFailed("The destination does not answer any more.")
+        if operation.step == "finish":
+            return self._outcomes.begin_undo(conn, operation, row, error, event=self._event("finish"), arrived=True)
+        migration = server_migrations.get(conn, _payload(operation).migration)
+        assert migration is not None
+        return self._try_another(conn, operation, row, migration, error)
+
+    # --- ports -----------------------------------------------------------------------------------------------
+
+    async def _bind(self, operation: Operation, row: InstanceRow) -> None:
+        chosen = _payload(operation).chosen
+        assert chosen is not None
+        try:
+            vifs = await self.rebind(operation, row, chosen.host, chosen.zone)
+        except (Stale, Unavailable):
+            raise
+        except MicronovaError as error:
+            await self.fail(operation, error)
+            return
+        await self._dispatch_bound(operation, row, "finish", vifs)
+
+    async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
+        assert row["host"] is not None
+        vifs = await self.rebind(operation, row, row["host"], row["availability_zone"])
+        await self._dispatch_bound(operation, row, "undo", vifs)
+
+    async def _dispatch_bound(
+        self, operation: Operation, row: InstanceRow, step: Step, vifs: tuple[VIF, ...] | None
+    ) -> None:
+        bound = msgspec.structs.replace(operation, step=step)
+        order = await self._engine.database.write(self._dispatch, bound, vifs)
+        self._engine.committed(self.name, step)
+        await self._sent(bound, row, order)
+
+    # --- failures --------------------------------------------------------------------------------------------
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Undo the move; if the guest was not touched yet, the server is as before at once."""
+        task = "migrate_server" if operation.step == "schedule" else None
+        if not await self.recorded_failure(operation, error, self._failed, task):
+            await self.overtaken(operation)
+
+    def _notify_prep(self, phase: str, operation: Operation, row: InstanceRow, migration: MigrationRow) -> None:
+        details = {"new_flavor": migration["new_flavor"]}
+        name = f"{self._names.notifications['prep']}.{phase}"
+        self.transitions.notify(name, operation, row, details=None if self._names.live else details)
+
+    def _event(self, step: str) -> str:
+        """Return the event of a step in the instance action."""
+        return f"compute_{self._names.orders[step]}"
+
+    def _task_state(self, step: str) -> InstanceChanges:
+        """Return the change of the server's task state with a step."""
+        return {"task_state": self._names.task_states[step]} if step in self._names.task_states else {}
+
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> ReportResult:
+        migration = server_migrations.get(conn, _payload(operation).migration)
+        assert migration is not None
+        if operation.step in BEFORE_THE_GUEST:
+            event = CONDUCTOR_EVENT if operation.step == "schedule" else self._event(operation.step)
+            return self._outcomes.give_up(conn, operation, row, migration, error, event=event)
+        known = error if isinstance(error, MicronovaError) else MicronovaError("An unexpected error happened.")
+        event = self._event("finish" if operation.step == "bind" else operation.step)
+        arrived = operation.step in ("bind", "finish")
+        return self._outcomes.begin_undo(conn, operation, row, known, event=event, arrived=arrived)
+
+
+def _payload(operation: Operation) -> MovePayload:
+    return msgspec.msgpack.decode(operation.payload, type=MovePayload)
+
+
+def _host(operation: Operation, row: InstanceRow) -> str:
+    """Return the host that has the order of the step; the server belongs to its source."""
+    chosen = _payload(operation).chosen
+    assert row["host"] is not None and chosen is not None
+    return row["host"] if operation.step in SOURCE_STEPS else chosen.host

@@ -1,0 +1,177 @@
+"""Rebuilding a server: its host replaces the guest's disks by new ones, made from the server's image.
+
+Steps: `new` (another image than before is checked on the server's host) → `dispatched` (the host rebuilds the guest).
+A rebuild that fails leaves the server in ERROR. It keeps its host, ports and claim. If the guest is as it was (the
+rebuild failed in `new`, or its host could not get the image, be it until the deadline), the server gets its image back.
+"""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import (
+    HostKind,
+    NoMoreWork,
+    ReportResult,
+    reported_error,
+)
+from micronova.conductor.operations.orders import work_order
+from micronova.conductor.operations.placing import asking_scheduler
+from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.errors import Unavailable
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import Fault, InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.operations import RebuildPayload
+from micronova.objects.orders import Report, WorkOrder
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+ACTION = states.ACTIONS["rebuild"]
+CONDUCTOR_EVENT = "rebuild_server"
+
+
+class Rebuild(HostKind):
+    """The operation behind the server action `rebuild`."""
+
+    name = "rebuild"
+    action_event = "compute_rebuild_instance"
+
+    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI) -> None:
+        super().__init__(dependencies)
+        self._scheduler = scheduler
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Continue from the persisted step."""
+        for operation in operations:
+            await self._run(operation)
+
+    async def _run(self, operation: Operation) -> None:
+        row = await self._engine.database.read(instances.get, operation.instance_uuid)
+        if row is None or row["epoch"] != operation.epoch or row["host"] is None:
+            await self.transitions.cancel(operation)
+            return
+        if operation.step == "new":
+            await self._check_image(operation, row)
+        elif await self.transitions.host_is_down(row["host"]):
+            raise Unavailable(f"Host {row['host']} does not answer.")
+        order = await self._engine.database.write(self._dispatch, operation)
+        self._engine.committed(self.name, "dispatched")
+        if order is None:
+            await self.transitions.cancel(operation)
+            return
+        if operation.step == "new":
+            self.transitions.notify("rebuild.scheduled", operation, row)
+            payload = _payload(operation)
+            before: InstanceRow = {**row, "image_ref": payload.previous_image_ref, "image": payload.previous_image}
+            self.transitions.notify_exists(operation, before)
+            self.transitions.notify("rebuild.start", operation, row)
+        await self.transitions.send(operation, order)
+
+    async def _check_image(self, operation: Operation, row: InstanceRow) -> None:
+        """Raise NoValidHost if the server's host cannot run its new image; the present one needs no check."""
+        if row["image_ref"] == _payload(operation).previous_image_ref or row["node_uuid"] is None:
+            return
+        specs = await self._engine.database.read(instances.specs, [row["uuid"]])
+        if row["uuid"] not in specs:
+            return
+        with asking_scheduler(self._engine):
+            await self._scheduler.check_image(
+                operation.context, instances.request_of(specs[row["uuid"]]), row["node_uuid"]
+            )
+
+    def _dispatch(self, conn: sa.Connection, operation: Operation) -> WorkOrder | None:
+        """Make the server's host the owner; return the order, or None if another request or conductor has taken over.
+
+        The first dispatch raises the epoch. An order that is sent again has the same one: its host may have rebuilt the
+        guest, and must not do it twice.
+        """
+        row = instances.lock(conn, operation.instance_uuid)
+        if row is None or row["host"] is None:
+            return None
+        changes: InstanceChanges = {}
+        if operation.step == "new":
+            changes = {"epoch": operation.epoch + 1}
+        payload = msgspec.structs.replace(_payload(operation), unchanged=False)
+        encoded = msgspec.msgpack.encode(payload)
+        dispatched = self.transitions.dispatch(conn, operation, row["host"], changes, encoded)
+        if dispatched is None:
+            return None
+        if operation.step == "new":
+            self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
+        return self.order(conn, dispatched, changed(row, changes))
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to rebuild the guest."""
+        return work_order(
+            conn,
+            operation,
+            row,
+            now=self._engine.now(),
+            secrets=self._dependencies.secrets.open(operation.secrets, operation.id),
+            image_url=self._dependencies.download_url(row["image_ref"]),
+            parameters={"start": "no" if _payload(operation).stopped else "yes"},
+        )
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Set the server to ACTIVE, or to STOPPED as it was; if the host failed, to ERROR."""
+        now = self._engine.now()
+        changes: InstanceChanges = {"task_state": None}
+        if report.power_state is not None:
+            changes["power_state"] = report.power_state
+        if report.outcome != "done":
+            if report.unchanged:
+                changes |= self._put_back(conn, operation)
+            return self._record_failure(conn, operation, row, fault_of(reported_error(report), now), changes)
+        after = states.STOPPED if _payload(operation).stopped else states.state_after(ACTION, row["vm_state"])
+        changes |= {
+            "vm_state": after,
+            "launched_at": now,
+            "config_drive": row["config_drive"] or report.config_drive,
+        }
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "success", host=report.host)
+        return NoMoreWork(ended="success", notifications=[("rebuild.end", changed(row, changes), None)])
+
+    def postponed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Let the host have its order again; note whether the guest is as it was, in case there is no more time."""
+        payload = msgspec.structs.replace(_payload(operation), unchanged=report.unchanged)
+        noted = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+        return super().postponed(conn, noted, row, report)
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Set the server to ERROR; if its host has not got the order, its guest still has the old image."""
+        task = "rebuild_server" if operation.step == "new" else None
+        if not await self.recorded_failure(operation, error, self._failed, task):
+            await self.transitions.cancel(operation)
+
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> NoMoreWork:
+        changes: InstanceChanges = {"task_state": None}
+        if operation.step == "new" or _payload(operation).unchanged:
+            changes |= self._put_back(conn, operation)
+        return self._record_failure(conn, operation, row, fault_of(error, self._engine.now()), changes)
+
+    def _put_back(self, conn: sa.Connection, operation: Operation) -> InstanceChanges:
+        """Return the changes that give a server its image back, which its guest still has."""
+        payload = _payload(operation)
+        image = None if payload.previous_image is None else msgspec.convert(payload.previous_image, ImageMeta)
+        instances.change_image(conn, operation.instance_uuid, image)
+        return {"image_ref": payload.previous_image_ref, "image": payload.previous_image}
+
+    def _record_failure(
+        self, conn: sa.Connection, operation: Operation, row: InstanceRow, fault: Fault, changes: InstanceChanges
+    ) -> NoMoreWork:
+        """Record the fault and end the operation."""
+        changes = {
+            **changes,
+            "fault": fault,
+            "vm_state": states.state_after(ACTION, row["vm_state"], failed=True),
+        }
+        instances.update(conn, row["uuid"], self._engine.now(), changes, epoch=operation.epoch)
+        event, host = (CONDUCTOR_EVENT, None) if operation.step == "new" else (None, row["host"])
+        self.transitions.end(conn, operation, "error", host=host, fault=fault, event=event)
+        return NoMoreWork(ended="error", notifications=[("rebuild.error", changed(row, changes), fault)])
+
+
+def _payload(operation: Operation) -> RebuildPayload:
+    return msgspec.msgpack.decode(operation.payload, type=RebuildPayload)

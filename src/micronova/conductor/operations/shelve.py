@@ -1,0 +1,127 @@
+"""Shelving a server: its guest is switched off, its disk becomes an image, and it may leave its host.
+
+| operation            | steps                                                                                       |
+|----------------------|---------------------------------------------------------------------------------------------|
+| `shelve`             | as `create_image`, up to the complete image; then SHELVED, or `unbind` → `offload`           |
+| `shelve_offload`     | `new` → `offload` (`offloading.py`): SHELVED_OFFLOADED, without host and claim                |
+| `unshelve`           | `new` → `dispatched` (the host starts the guest, which it still has)                         |
+| `unshelve_offloaded` | `schedule` → `dispatched` (`unshelve.py`): a host builds the guest from the image            |
+| `discard_image`      | `new`: deletes the image of a server that is deleted, or not shelved any more                |
+
+The image has the id of the operation that makes it. From the transaction on that makes the server SHELVED, the row's
+system metadata name the image (`objects/shelved.py`), and whoever ends the server's shelving lets it be deleted: an
+unshelve, another action that finds the guest on its host (`power.py`), or the delete of the server. Until then a failed
+shelve deletes it, as a failed createImage does; one that a later request overtakes deletes it even if it is complete,
+because nobody else knows it.
+
+With `shelved_offload_time` 0 the operation goes on to the offload, in the same instance action. A failure before that
+leaves the server as it was, but for its guest: one that was switched off is STOPPED.
+"""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.create_image import CreateImage
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.discard_image import discard, discards
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
+from micronova.conductor.operations.offloading import Offloading
+from micronova.conductor.operations.power import Power
+from micronova.db import instances
+from micronova.objects import power_state, shelved, states
+from micronova.objects.errors import Unavailable
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed
+from micronova.objects.orders import Report, WorkOrder
+
+_OFFLOAD_STEPS = ("unbind", "offload")
+
+
+class Shelve(CreateImage):
+    """The operation behind the server action `shelve`."""
+
+    notification = "shelve"
+
+    def __init__(self, dependencies: Dependencies, *, offloads: bool) -> None:
+        """`offloads`: the server leaves its host at once."""
+        super().__init__(dependencies, "shelve")
+        self._offloads = offloads
+        self._offloading = Offloading(dependencies, self)
+
+    def may_fail(self, operation: Operation) -> bool:
+        """Return False if only the image is left to delete, or if the host may have begun to remove the guest."""
+        return operation.step != "offload" and super().may_fail(operation)
+
+    async def run(self, operations: list[Operation]) -> None:
+        """Continue from the persisted step."""
+        for operation in operations:
+            if operation.step in _OFFLOAD_STEPS:
+                await self._offloading.run(operation)
+            else:
+                await super().run([operation])
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to make the image, or to remove the guest."""
+        if operation.step in _OFFLOAD_STEPS:
+            return self._offloading.order(operation, row)
+        return super().order(conn, operation, row)
+
+    def notification_details(self, operation: Operation) -> dict[str, str]:
+        """Return nothing: the image is not in these notifications."""
+        return {}
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Shelve the server, or take it from its host."""
+        if operation.step in _OFFLOAD_STEPS:
+            return self._offloading.reported(conn, operation, row, report)
+        return super().reported(conn, operation, row, report)
+
+    def completed(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> ReportResult:
+        """Shelve the server, whose image is complete; the guest is off."""
+        now = self._engine.now()
+        changes: InstanceChanges = {
+            **discard(conn, operation, row, now),  # of an earlier shelve that a reset of the state has ended
+            "vm_state": states.SHELVED,
+            "task_state": states.SHELVING_OFFLOADING if self._offloads else None,
+            "power_state": power_state.SHUTDOWN,
+            "system_metadata": shelved.shelved(row, operation.id, now),
+        }
+        notifications = [("shelve.end", changed(row, changes), None)]
+        if not self._offloads:
+            if not self.transitions.end(conn, operation, "success", host=row["host"]):
+                return NoMoreWork()
+            instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+            return NoMoreWork(ended="success", notifications=notifications, follow_ups=discards(row))
+        self.transitions.end_event(conn, operation, host=row["host"])
+        advanced = self.transitions.advance(conn, operation, "unbind", changes=changes)
+        return Continue(advanced, notifications, follow_ups=discards(row))
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Delete the image; a server that is SHELVED stays so."""
+        if operation.step == "offload":
+            raise Unavailable(f"The offload is tried again: {error}")
+        if operation.step == "unbind":
+            await self._offloading.fail(operation, error)
+        else:
+            await super().fail(operation, error)
+
+    async def leaves_image(self, operation: Operation) -> bool:
+        """Return False: the server's row does not know the image yet."""
+        return False
+
+
+class Unshelve(Power):
+    """Starts the guest of a server that is SHELVED, on the host that it has not left."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        super().__init__(dependencies, "unshelve")
+
+    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
+        """Make the host the owner; the server is being started from now on."""
+        changes: InstanceChanges = {"task_state": states.POWERING_ON}
+        dispatched = self.transitions.dispatch(conn, operation, host, changes)
+        return None if dispatched is None else self.order(conn, dispatched, changed(row, changes))
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to start the guest."""
+        return msgspec.structs.replace(super().order(conn, operation, row), kind="start")

@@ -1,0 +1,266 @@
+"""Unshelving a server that has no host: it is built again from the image that the shelve has made of its disk.
+
+Steps: `schedule` (find the image, choose and claim a host, bind the ports to it) → `dispatched` (the host builds the
+guest; if it fails, back to `schedule` for the next host). If no host is left: `unbind` (the ports are unbound), and the
+server is SHELVED_OFFLOADED again, with nothing claimed. The image is deleted only when the guest is built; if it is
+gone, so is the server's disk, and the server is in ERROR; if it is only deactivated, the server stays as it is. The
+order has the properties of the server's own image, which were checked when the server was made.
+"""
+
+import functools
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.discard_image import discard, discards
+from micronova.conductor.operations.engine import Operation
+from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
+from micronova.conductor.operations.made_images import COMPLETE, MadeImages
+from micronova.conductor.operations.orders import devices_of, work_order
+from micronova.conductor.operations.placed_kind import PlacedBuildKind
+from micronova.conductor.operations.placing import NO_PLACE, ServerToPlace, place_of
+from micronova.db import allocations, departures, instance_actions, instances
+from micronova.db import operations as operation_rows
+from micronova.objects import power_state, shelved, states
+from micronova.objects.errors import OperationFailed
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
+from micronova.objects.network import VIF
+from micronova.objects.operations import Step, UnshelvePayload
+from micronova.objects.orders import Report, WorkOrder
+from micronova.objects.scheduling import RequestSpec
+from micronova.scheduler.rpcapi import SchedulerAPI
+
+CONDUCTOR_EVENT = "schedule_instances"
+IMAGE_GONE = "The image of the server's disk is gone: the server cannot be unshelved."
+
+
+class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
+    """The operation behind the server action `unshelve` of a server that is SHELVED_OFFLOADED."""
+
+    name = "unshelve_offloaded"
+    action_event = "compute_unshelve_instance"
+    payload_type = UnshelvePayload
+
+    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+        super().__init__(dependencies, scheduler, max_attempts)
+        self._images = MadeImages(dependencies.image_client)
+
+    async def run_one(self, operation: Operation) -> None:
+        """Continue from the persisted step."""
+        loaded = await self._engine.database.read(_load, operation)
+        if loaded is None:
+            await self.overtaken(operation)
+            return
+        row, spec = loaded
+        if operation.step == "schedule":
+            await self._schedule(operation, row, spec)
+        elif operation.step == "unbind":
+            await self._unbind(operation, row)
+        else:
+            await self._check_host(operation, row)
+
+    # --- schedule --------------------------------------------------------------------------------------------
+
+    async def _schedule(self, operation: Operation, row: InstanceRow, spec: RequestSpec) -> None:
+        payload = self.payload_of(operation)
+        if payload.image is None:
+            image = shelved.image_of(row)
+            found = None if image is None else await self._images.get(image)
+            if found is None:
+                payload.lost = True
+                gone = msgspec.structs.replace(operation, payload=msgspec.msgpack.encode(payload))
+                await self.fail(gone, OperationFailed(IMAGE_GONE))
+                return
+            if found.status != COMPLETE:  # its owner has deactivated it, and can reactivate it
+                error = OperationFailed(f"The image of the server's disk is {found.status}: it cannot be read.")
+                await self.fail(operation, error)
+                return
+            payload.image = _with_properties_of(found, row)
+        server = ServerToPlace(operation, payload, row, spec)
+        placed = await self.placed_and_bound(server)
+        if placed is None:
+            return
+        first = not payload.tried
+        order = await self._engine.database.write(self._dispatch, server, placed.vifs)
+        self._engine.committed(self.name, "dispatched")
+        if order is None:
+            await self.overtaken(operation)
+            return
+        if first:
+            self.transitions.notify("unshelve.start", operation, row)
+        await self.transitions.send(operation, order)
+
+    def _dispatch(
+        self, conn: sa.Connection, server: ServerToPlace[UnshelvePayload], vifs: tuple[VIF, ...] | None
+    ) -> WorkOrder | None:
+        operation, chosen = server.operation, server.chosen
+        waits = [vif.port_id for vif in vifs or () if vif.status != "ACTIVE"]
+        payload = msgspec.structs.replace(
+            server.payload, tried=[*server.payload.tried, chosen.host], chosen=chosen, wait_for_plugs=waits
+        )
+        changes: InstanceChanges = {
+            **place_of(chosen),
+            "task_state": states.SPAWNING,
+            "epoch": operation.epoch + 1,
+        }
+        if vifs is not None:
+            changes["network_info"] = msgspec.to_builtins(vifs)
+        encoded = msgspec.msgpack.encode(payload)
+        dispatched = self.transitions.dispatch(conn, operation, chosen.host, changes, encoded)
+        if dispatched is None:
+            return None
+        self.transitions.end_conductor_event(conn, operation, CONDUCTOR_EVENT)
+        if server.explanation is not None:
+            operation_rows.explain(conn, operation.id, server.explanation.of_one(chosen.host, chosen.node, ""))
+        return self.order(conn, dispatched, changed(server.row, changes))
+
+    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
+        """Return the order to build the guest from the image of its disk."""
+        payload = self.payload_of(operation)
+        image = payload.image
+        assert image is not None
+        # Also a root disk that was made empty is in the image now, with what was installed on it.
+        devices = tuple(
+            msgspec.structs.replace(device, source_type="image", image_id=image.id)
+            if device.boot_index == 0
+            else device
+            for device in devices_of(conn, row["uuid"])
+        )
+        return work_order(
+            conn,
+            operation,
+            changed(row, {"image_ref": image.id, "image": msgspec.to_builtins(image)}),
+            kind="build",
+            now=self._engine.now(),
+            image_url=self._dependencies.download_url(image.id),
+            wait_for_plugs=tuple(payload.wait_for_plugs),
+            block_devices=devices,
+        )
+
+    # --- the host's report, and its absence ------------------------------------------------------------------
+
+    async def _check_host(self, operation: Operation, row: InstanceRow) -> None:
+        """Send the order again to a host whose lease has expired; continue without one that is down."""
+        assert row["host"] is not None
+        if await self.transitions.host_is_down(row["host"]):
+            await self.continue_without_host(operation)
+            return
+        order = await self._engine.database.write(self.dispatch, operation, row, row["host"])
+        self._engine.committed(self.name, "dispatched")
+        if order is None:
+            await self.overtaken(operation)
+        else:
+            await self.transitions.send(operation, order)
+
+    def reported(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> ReportResult:
+        """Set the server to ACTIVE, try another host, or give up."""
+        if report.outcome == "done":
+            return self._built(conn, operation, row, report)
+        return self.not_built(conn, operation, row, report)
+
+    def _built(self, conn: sa.Connection, operation: Operation, row: InstanceRow, report: Report) -> NoMoreWork:
+        now = self._engine.now()
+        changes: InstanceChanges = {
+            **discard(conn, operation, row, now),
+            "vm_state": states.ACTIVE,
+            "task_state": None,
+            "power_state": power_state.RUNNING if report.power_state is None else report.power_state,
+            "launched_at": now,
+            "config_drive": row["config_drive"] or report.config_drive,
+            "fault": None,
+        }
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        self.transitions.end(conn, operation, "success", host=report.host)
+        return NoMoreWork(
+            ended="success",
+            notifications=[("unshelve.end", changed(row, changes), None)],
+            follow_ups=discards(row),
+        )
+
+    # --- failures --------------------------------------------------------------------------------------------
+
+    async def fail(self, operation: Operation, error: Exception) -> None:
+        """Let the server be SHELVED_OFFLOADED again, or in ERROR if the image of its disk is gone."""
+        if not await self.recorded_failure(operation, error, self._failed):
+            await self.overtaken(operation)
+
+    def _failed(self, conn: sa.Connection, operation: Operation, row: InstanceRow, error: Exception) -> Continue:
+        # The host of the last attempt may be at work.
+        return self.give_up(conn, operation, row, error, left_behind=row["host"] is not None)
+
+    def leave_host(
+        self,
+        conn: sa.Connection,
+        operation: Operation,
+        row: InstanceRow,
+        step: Step,
+        payload: UnshelvePayload,
+        *,
+        error: str,
+        left_behind: bool,
+        seconds: float | None = None,
+    ) -> Operation:
+        """Take the server from its host, if it has one, and end the event of the host, or that of the conductor."""
+        now = self._engine.now()
+        if left_behind and row["host"] is not None:
+            departures.record(conn, row["host"], row["uuid"], operation.epoch, now)
+        event = CONDUCTOR_EVENT if row["host"] is None else self.action_event
+        self.transitions.end_event(conn, operation, host=row["host"], error=error, event=event)
+        advanced = self.transitions.advance(
+            conn,
+            operation,
+            step,
+            payload=msgspec.msgpack.encode(payload),
+            changes={**NO_PLACE, "task_state": states.UNSHELVING},
+            endless=step == "unbind",
+            seconds=seconds,
+        )
+        allocations.release(conn, row["uuid"], now=now, group_uuid=row["server_group_id"])
+        return advanced
+
+    async def _unbind(self, operation: Operation, row: InstanceRow) -> None:
+        if self._dependencies.network_client is not None and row["network_info"]:
+            await self._dependencies.network_client.unbind(
+                row["uuid"], check=functools.partial(self.transitions.check_not_overtaken, operation)
+            )
+        self.announce(operation, await self._engine.database.write(self._unbound, operation))
+
+    def _unbound(self, conn: sa.Connection, operation: Operation) -> NoMoreWork:
+        row = self.transitions.lock_current(conn, operation)
+        if row is None:
+            return NoMoreWork()
+        payload, now = self.payload_of(operation), self._engine.now()
+        fault = fault_of(payload.error, now)
+        after = states.ERROR if payload.lost else states.SHELVED_OFFLOADED
+        changes: InstanceChanges = {"vm_state": after, "task_state": None, "fault": fault}
+        instances.update(conn, row["uuid"], now, changes, epoch=operation.epoch)
+        operation_rows.finish(conn, operation.id, now, "error", operation.lease)
+        request = operation.context.request_id
+        instance_actions.finish(conn, operation.instance_uuid, request, now, message="Error")
+        return NoMoreWork(ended="error")
+
+    async def overtaken(self, operation: Operation) -> None:
+        """Cancel, and release the claim of a server that is not on a host; the later request does the rest."""
+        if not await self._engine.database.read(self.transitions.continued_elsewhere, operation):
+            await self.transitions.cancel(operation, self._release_claim)
+
+    def _release_claim(self, conn: sa.Connection, operation: Operation, row: InstanceRow | None) -> None:
+        if row is None or row["host"] is None:
+            allocations.release(conn, operation.instance_uuid, now=self._engine.now())
+
+
+def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
+    """Return the image of a server's disk with the properties of the image that the server was made of."""
+    properties = {} if row["image"] is None else row["image"]["properties"]
+    return msgspec.structs.replace(image, properties=properties)
+
+
+def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec] | None:
+    """Return server and request; None if a later request has overtaken the operation."""
+    row = instances.get(conn, operation.instance_uuid)
+    spec = instances.specs(conn, [operation.instance_uuid]).get(operation.instance_uuid)
+    if row is None or row["epoch"] != operation.epoch or spec is None:
+        return None
+    return row, instances.request_of(spec)

@@ -1,0 +1,79 @@
+"""Operations that a conductor records although no user has asked; their instance actions have no user.
+
+An operation is recorded in the transaction that reads the server's state, so that no crash loses it, and no other
+request comes between. Its id and that of its request follow from the server and the operation's epoch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Concatenate, ParamSpec
+from uuid import UUID, uuid5
+
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.engine import Engine
+from micronova.db import operations as operation_rows
+from micronova.objects.clock import micros
+from micronova.objects.context import Context
+from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.operations import Payload
+
+P = ParamSpec("P")
+
+TOGETHER = 100
+"""Servers that a periodic job reads at once."""
+
+
+def own_ids(namespace: UUID, *about: object) -> tuple[str, str]:
+    """Return the ids of an operation and of its request; each cause has a namespace of its own."""
+    name = " ".join(str(each) for each in about)
+    return str(uuid5(namespace, f"operation {name}")), f"req-{uuid5(namespace, f'request {name}')}"
+
+
+def accept_own(
+    conn: sa.Connection,
+    dependencies: Dependencies,
+    row: InstanceRow,
+    changes: InstanceChanges,
+    *,
+    namespace: UUID,
+    kind: str,
+    payload: Payload | None,
+    endless: bool = False,
+    instance_action: str | None = None,
+) -> list[str]:
+    """Record an operation on a server, whose row is locked; return the operations to start: it, and those it ends.
+
+    With `endless` it has no deadline. `instance_action` is as in `accept_action`.
+    """
+    now = dependencies.engine.now()
+    operation, request = own_ids(namespace, row["uuid"], row["epoch"] + 1)
+    to_end = operation_rows.accept_action(
+        conn,
+        row,
+        changes,
+        id=operation,
+        kind=kind,
+        context=Context(request_id=request),
+        payload=payload,
+        now=now,
+        deadline=operation_rows.NO_DEADLINE if endless else now + micros(dependencies.action_timeout),
+        instance_action=instance_action,
+    )
+    return [operation, *to_end]
+
+
+async def begin_on(
+    engine: Engine,
+    servers: Sequence[str],
+    begin: Callable[Concatenate[sa.Connection, str, P], list[str]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> list[str]:
+    """Record what is due on each of these servers and start it; return the servers that have got something to do.
+
+    `begin` runs in a transaction for one server, and returns the operations to start.
+    """
+    begun = {id: await engine.database.write(begin, id, *args, **kwargs) for id in servers}
+    await engine.lease_and_run([operation for operations in begun.values() for operation in operations])
+    return [id for id, operations in begun.items() if operations]

@@ -1,0 +1,45 @@
+"""Reclaims servers that have been soft-deleted for long enough: each gets a `delete` operation.
+
+A restore is either refused or comes first.
+"""
+
+import logging
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
+from micronova.db import instances
+from micronova.objects import states
+from micronova.objects.clock import micros
+from micronova.objects.instance import InstanceChanges
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = UUID("4f2f5c0a-1d0e-4a55-8f3c-3b7d3d1f6a52")
+"""Of the ids of these operations and requests, which follow from the instance and its epoch."""
+LONGEST_INTERVAL = 60.0
+"""Seconds between two runs; with a shorter `reclaim_instance_interval` they are as far apart as that."""
+
+
+async def reclaim(dependencies: Dependencies, interval: float) -> None:
+    """Delete the servers that have been soft-deleted for longer than `interval` seconds."""
+    engine = dependencies.engine
+    before = micros(engine.clock.now() - interval)
+    while found := await engine.database.read(instances.soft_deleted_before, before, TOGETHER):
+        begun = await begin_on(engine, found, _begin, dependencies, before)
+        log.info("soft-deleted servers that are reclaimed: %d", len(begun))
+        if len(found) < TOGETHER:
+            return
+
+
+def _begin(conn: sa.Connection, id: str, dependencies: Dependencies, before: int) -> list[str]:
+    """Record the operation, unless the server was restored or is being deleted."""
+    row = instances.lock(conn, id)
+    if row is None or (row["vm_state"], row["task_state"]) != (states.SOFT_DELETED, None):
+        return []
+    if row["deleted_at"] is None or row["deleted_at"] >= before:
+        return []
+    changes: InstanceChanges = {"task_state": states.DELETING}
+    return accept_own(conn, dependencies, row, changes, namespace=NAMESPACE, kind="delete", payload=None, endless=True)

@@ -1,0 +1,54 @@
+"""Confirms resizes that nobody has confirmed or reverted in time (`resize_confirm_window`): a job of the whole cloud.
+
+The sweep runs the operations.
+"""
+
+import logging
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.own_requests import own_ids
+from micronova.db import instances, server_migrations
+from micronova.objects import migration as migration_states
+from micronova.objects import states
+from micronova.objects.clock import micros
+from micronova.objects.context import Context
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = UUID("2f9c5a0e-7f0d-4d0b-9f0c-1f4b5f3c9a11")
+"""Of the ids of these operations and requests, which follow from the migration."""
+LONGEST_INTERVAL = 60.0
+"""Seconds between two runs; with a shorter window they are as far apart as that."""
+TOGETHER = 1000
+"""Resizes that one run confirms."""
+
+
+async def confirm_overdue(dependencies: Dependencies, window: float) -> None:
+    """Confirm the resizes that ended more than `window` seconds ago."""
+    engine = dependencies.engine
+    before = micros(engine.clock.now() - window)
+    for migration, instance in await engine.database.read(server_migrations.unconfirmed, before, TOGETHER):
+        await engine.database.write(_confirm, dependencies, migration, instance)
+
+
+def _confirm(conn: sa.Connection, dependencies: Dependencies, migration: str, instance: str) -> None:
+    now = dependencies.engine.now()
+    row, known = instances.lock(conn, instance), server_migrations.get(conn, migration)
+    if row is None or known is None or known["status"] != migration_states.FINISHED:
+        return
+    if (row["vm_state"], row["task_state"]) != (states.RESIZED, None):
+        return
+    operation, request = own_ids(NAMESPACE, migration)
+    server_migrations.accept_confirm(
+        conn,
+        Context(request_id=request),
+        row,
+        known,
+        id=operation,
+        now=now,
+        deadline=now + micros(dependencies.action_timeout),
+    )
+    log.info("the resize of server %s is confirmed: its owner has not done it in time", instance)

@@ -1,0 +1,223 @@
+"""Moves of servers: the rows of `migrations`, and what a server holds in its two places while one is open.
+
+While a move is under way, the server belongs to its source: the migration holds the resources of the source, with the
+old flavor, and the server's own claim is on the destination, with the new flavor. The quota is charged with the larger
+of both flavors until the move is confirmed or reverted. Every function that changes something runs in the transaction
+of a caller that has locked the instance.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db import allocations, departures, keyset, quotas
+from micronova.db import operations as operation_rows
+from micronova.db.listed import DIALECTS, as_triples, one_of, triples
+from micronova.db.tables import compute_nodes, migrations
+from micronova.objects import migration as migration_states
+from micronova.objects import states
+from micronova.objects.context import Context
+from micronova.objects.instance import InstanceRow
+from micronova.objects.migration import MigrationChanges, MigrationRow
+from micronova.objects.operations import ResizedPayload
+
+CONFIRM = "confirm_resize"
+"""The kind of the operation."""
+
+_m = migrations.c
+_GET = sa.select(migrations).where(_m.uuid == bindparam("uuid"))
+_OF_INSTANCE = sa.select(migrations).where(_m.instance_uuid == bindparam("instance"))
+_OPEN_OF = _OF_INSTANCE.where(_m.status.in_(migration_states.OPEN)).order_by(_m.id.desc())
+_OPEN = sa.select(migrations).where(_m.status.in_(migration_states.OPEN))
+_UNCONFIRMED = (
+    sa.select(_m.uuid, _m.instance_uuid)
+    .where(_m.status == migration_states.FINISHED, _m.updated_at < bindparam("before"))
+    .order_by(_m.updated_at)
+    .limit(bindparam("most"))
+)
+_PURGE = migrations.delete().where(one_of(_m.instance_uuid, "instances"))
+_ON_HOST = (
+    sa.select(_m.uuid)
+    .where(_m.status.in_(migration_states.OPEN))
+    .where(sa.or_(_m.source_compute == bindparam("host"), _m.dest_compute == bindparam("host")))
+    .limit(1)
+)
+# In one statement however many there are; the number of a triple is not used.
+_COMPLETE = {
+    dialect: migrations.update()
+    .where(_m.status == migration_states.DONE)
+    .where(sa.tuple_(_m.source_compute, _m.instance_uuid, sa.literal(0)).in_(triples("removed", dialect)))
+    .values(status=migration_states.COMPLETED, updated_at=bindparam("now"))
+    for dialect in DIALECTS
+}
+_SORT = (keyset.SortKey(_m.created_at, descending=True), keyset.SortKey(_m.id, descending=True))
+
+
+def insert(conn: sa.Connection, row: Mapping[str, Any]) -> None:
+    """Insert a migration; the database chooses its `id`."""
+    conn.execute(migrations.insert(), row)
+
+
+def get(conn: sa.Connection, uuid: str) -> MigrationRow | None:
+    """Return a migration."""
+    return cast(MigrationRow | None, conn.execute(_GET, {"uuid": uuid}).mappings().first())
+
+
+def open_of(conn: sa.Connection, instance_uuid: str) -> MigrationRow | None:
+    """Return the migration because of which an instance has two places, or None."""
+    return cast(MigrationRow | None, conn.execute(_OPEN_OF, {"instance": instance_uuid}).mappings().first())
+
+
+def of_instance(conn: sa.Connection, instance_uuid: str) -> list[Any]:
+    """Return the migrations of an instance, the newest first."""
+    return list(conn.execute(_OF_INSTANCE.order_by(_m.id.desc()), {"instance": instance_uuid}))
+
+
+def list_open(conn: sa.Connection) -> list[MigrationRow]:
+    """Return all migrations that are open."""
+    return cast(list[MigrationRow], list(conn.execute(_OPEN).mappings()))
+
+
+def any_on_host(conn: sa.Connection, host: str) -> bool:
+    """Return whether a host is a place of an open migration."""
+    return conn.execute(_ON_HOST, {"host": host}).first() is not None
+
+
+def unconfirmed(conn: sa.Connection, before: int, most: int) -> list[tuple[str, str]]:
+    """Return (migration, instance) of resizes that finished before this time, the oldest first."""
+    return [(uuid, instance) for uuid, instance in conn.execute(_UNCONFIRMED, {"before": before, "most": most})]
+
+
+def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) -> None:
+    """Change a migration."""
+    conn.execute(migrations.update().where(_m.uuid == uuid).values(**changes, updated_at=now))
+
+
+def complete_evacuations(conn: sa.Connection, removed: Sequence[tuple[str, str]], now: int) -> None:
+    """Complete the evacuations of instances from hosts (host, instance) that are back and have removed the guests."""
+    if removed:
+        told = as_triples([(host, uuid, 0) for host, uuid in removed])
+        conn.execute(_COMPLETE[conn.dialect.name], {"removed": told, "now": now})
+
+
+def address_of(conn: sa.Connection, node_uuid: str) -> str | None:
+    """Return the address that a node reports."""
+    return conn.execute(sa.select(compute_nodes.c.host_ip).where(compute_nodes.c.uuid == node_uuid)).scalar()
+
+
+def purge(conn: sa.Connection, instance_uuids: Sequence[str]) -> None:
+    """Delete the migrations of instances whose records are deleted."""
+    conn.execute(_PURGE, {"instances": list(instance_uuids)})
+
+
+def list_page(
+    conn: sa.Connection,
+    conditions: Mapping[str, str],
+    *,
+    host: str | None = None,
+    changes_since: int | None = None,
+    changes_before: int | None = None,
+    marker: str | None = None,
+    limit: int | None = None,
+) -> tuple[list[Any], bool] | None:
+    """Return migrations whose columns have these values, the newest first, and whether there are more.
+
+    `host` is the source or the destination. Return None if there is no migration with the marker's uuid.
+    """
+    query = sa.select(migrations)
+    for name, value in conditions.items():
+        query = query.where(_m[name] == value)
+    if host is not None:
+        query = query.where(sa.or_(_m.source_compute == host, _m.dest_compute == host))
+    changed = sa.func.coalesce(_m.updated_at, _m.created_at)
+    if changes_since is not None:
+        query = query.where(changed >= changes_since)
+    if changes_before is not None:
+        query = query.where(changed <= changes_before)
+    after = None
+    if marker is not None and (after := keyset.position(conn, _SORT, _m.uuid == marker)) is None:
+        return None
+    return keyset.fetch(conn, query, _SORT, after, limit)
+
+
+# --- what a server holds ---------------------------------------------------------------------------------------------
+
+
+def other_place(row: InstanceRow, migration: MigrationRow) -> str | None:
+    """Return the host of an open migration that the server does not belong to; None if there is only one host."""
+    hosts = {migration["source_compute"], migration["dest_compute"]} - {row["host"], None}
+    return next(iter(hosts), None)
+
+
+def quota_held(current: Mapping[str, Any], migration: MigrationRow) -> dict[str, int]:
+    """Return what an open migration is charged with, beyond the flavor that the server has now."""
+    old, new = migration["old_flavor"], migration["new_flavor"]
+    return {
+        "cores": max(old["vcpus"], new["vcpus"]) - current["vcpus"],
+        "ram": max(old["ram"], new["ram"]) - current["ram"],
+    }
+
+
+def stay_on_source(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
+    """Give back what the server holds on the destination; its claim on the source is its own again."""
+    update(conn, migration["uuid"], now, {"status": status})
+    allocations.take_back(conn, row["uuid"], holder=migration["uuid"], now=now, group_uuid=row["server_group_id"])
+    quotas.release(conn, row["project_id"], quota_held(migration["old_flavor"], migration), row["user_id"])
+
+
+def stay_on_destination(conn: sa.Connection, row: InstanceRow, migration: MigrationRow, status: str, now: int) -> None:
+    """Give back what the migration holds on the source."""
+    update(conn, migration["uuid"], now, {"status": status})
+    allocations.release(conn, migration["uuid"], now=now, group_uuid=row["server_group_id"])
+    quotas.release(conn, row["project_id"], quota_held(migration["new_flavor"], migration), row["user_id"])
+
+
+def accept_confirm(
+    conn: sa.Connection,
+    context: Context,
+    row: InstanceRow,
+    migration: MigrationRow,
+    *,
+    id: str,
+    now: int,
+    deadline: int,
+) -> None:
+    """Record the confirmation of a resize of a server, whose row is locked, with the operation of this id."""
+    operation_rows.accept_action(
+        conn,
+        row,
+        {"task_state": states.ACTIONS[CONFIRM].task_state},
+        id=id,
+        kind=CONFIRM,
+        context=context,
+        payload=ResizedPayload(migration=migration["uuid"]),
+        now=now,
+        deadline=deadline,
+        instance_action="confirmResize",
+    )
+    update(conn, migration["uuid"], now, {"status": migration_states.CONFIRMING})
+
+
+def abandon(
+    conn: sa.Connection, row: InstanceRow, now: int, *, epoch: int, status: str = migration_states.ERROR
+) -> bool:
+    """End the open migration of a server, if it has one: only the place is left that the server belongs to.
+
+    A later request (a delete, a reset of the state) has overtaken it at this epoch. The other host removes its guest
+    up to that epoch. A move that was under way gets the status. Return whether there was a migration.
+    """
+    migration = open_of(conn, row["uuid"])
+    if migration is None:
+        return False
+    other = other_place(row, migration)
+    if other is not None:
+        departures.record(conn, other, row["uuid"], epoch, now)
+    if migration["status"] in migration_states.UNDER_WAY:
+        stay_on_source(conn, row, migration, status, now)
+    elif migration["status"] == migration_states.REVERTING:  # the claims and the quota are those of the source already
+        update(conn, migration["uuid"], now, {"status": migration_states.REVERTED})
+    else:
+        stay_on_destination(conn, row, migration, migration_states.CONFIRMED, now)
+    return True

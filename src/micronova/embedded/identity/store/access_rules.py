@@ -1,0 +1,98 @@
+"""Access rules: the requests that application credentials are limited to."""
+
+from collections.abc import Mapping, Sequence
+
+import sqlalchemy as sa
+from msgspec import Struct
+
+from micronova.embedded.identity.store.kinds import ACCESS_RULES, USERS, AccessRuleRow
+from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import access_rules, application_credential_rules
+from micronova.objects.errors import Forbidden, Invalid
+
+MAX_OF_USER = 1000
+MAX_RULES = 50  # of a credential; `http.access_rules` compares every request with them
+MAX_OF_CREDENTIAL = 4000  # bytes of all rules of a credential, which its tokens carry in a header
+FILTERS = ("service", "path", "method")
+
+
+class WantedRule(Struct, frozen=True):
+    """A rule that a new credential is to have: one that exists, by id, or one with these values."""
+
+    new_id: str
+    id: str | None = None
+    service: str = ""
+    path: str = ""
+    method: str = ""
+
+
+def get(conn: sa.Connection, user_id: str, rule_id: str) -> AccessRuleRow:
+    """Return a user's rule; raise NotFound."""
+    row = ACCESS_RULES.find(conn, rule_id)
+    if row is None or row["user_id"] != user_id:
+        raise ACCESS_RULES.not_found(rule_id)
+    return row
+
+
+def listing(conn: sa.Connection, user_id: str, query: Mapping[str, list[str]], page: Page) -> Listed[AccessRuleRow]:
+    """Return a page of a user's rules."""
+    conditions = [*ACCESS_RULES.filters(query, FILTERS), access_rules.c.user_id == user_id]
+    return ACCESS_RULES.page(conn, conditions, page)
+
+
+def of_credential(conn: sa.Connection, credential_id: str) -> list[AccessRuleRow]:
+    """Return the rules of a credential, oldest first."""
+    links = application_credential_rules
+    ids = sa.select(links.c.rule_id).where(links.c.credential_id == credential_id)
+    return ACCESS_RULES.all(conn, access_rules.c.id.in_(ids))
+
+
+def chosen(conn: sa.Connection, user_id: str, wanted: Sequence[WantedRule], now: int) -> list[AccessRuleRow]:
+    """Return the rules that are wanted; make those that the user does not have yet."""
+    USERS.lock(conn, user_id)  # so that concurrent requests cannot exceed the limit together
+    found: dict[str, AccessRuleRow] = {}
+    for each in wanted:
+        if each.id is not None:
+            row: AccessRuleRow | None = get(conn, user_id, each.id)
+        else:
+            values = {"service": each.service, "path": each.path, "method": each.method}
+            same = (access_rules.c[name] == value for name, value in values.items())
+            row = ACCESS_RULES.first(conn, access_rules.c.user_id == user_id, *same)
+            if row is None:
+                row = ACCESS_RULES.insert(
+                    conn,
+                    {
+                        "id": each.new_id,
+                        "user_id": user_id,
+                        "service": each.service,
+                        "path": each.path,
+                        "method": each.method,
+                        "created_at": now + len(found),  # in their order
+                    },
+                )
+        assert row is not None
+        found[row["id"]] = row
+    held = sa.select(sa.func.count()).where(access_rules.c.user_id == user_id)
+    if conn.execute(held).scalar_one() > MAX_OF_USER:
+        raise Forbidden(f"A user may have {MAX_OF_USER} access rules: delete some.")
+    if len(found) > MAX_RULES:
+        raise Invalid(
+            "Invalid input for field/attribute application_credential.access_rules: a credential may have "
+            f"{MAX_RULES}: use patterns (*, **)."
+        )
+    sizes = [len("".join((row["service"], row["method"], row["path"])).encode()) + 6 for row in found.values()]
+    if sum(sizes) > MAX_OF_CREDENTIAL:
+        raise Invalid(
+            "Invalid input for field/attribute application_credential.access_rules: all together are too long for a "
+            f"token ({MAX_OF_CREDENTIAL} bytes): use patterns (*, **)."
+        )
+    return list(found.values())
+
+
+def delete(conn: sa.Connection, user_id: str, rule_id: str) -> None:
+    """Delete a rule; raise Forbidden if a credential has it."""
+    get(conn, user_id, rule_id)
+    links = application_credential_rules
+    if conn.execute(sa.select(links.c.rule_id).where(links.c.rule_id == rule_id).limit(1)).first():
+        raise Forbidden(f"Cannot delete the access rule {rule_id}: an application credential has it.")
+    conn.execute(access_rules.delete().where(access_rules.c.id == rule_id))

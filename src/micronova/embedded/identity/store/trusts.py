@@ -1,0 +1,80 @@
+"""Trusts: a user, the trustor, lets another, the trustee, act in a project with some of the trustor's roles."""
+
+from collections.abc import Mapping
+
+import sqlalchemy as sa
+
+from micronova.embedded.common.chunks import chunks
+from micronova.embedded.identity.store.kinds import TRUSTS, USERS, TrustRow
+from micronova.embedded.identity.store.revocations import RevocationTime, revoke
+from micronova.embedded.identity.store.rows import Listed, Page
+from micronova.embedded.identity.tables import trusts
+from micronova.objects.errors import Forbidden
+
+MAX_OF_USER = 1000
+MAX_REDELEGATIONS = 3  # how often a trust can be passed on
+FILTERS = ("trustor_user_id", "trustee_user_id")
+
+
+def get(conn: sa.Connection, trust_id: str, now: int) -> TrustRow:
+    """Return a trust that has not expired; raise NotFound."""
+    row = TRUSTS.find(conn, trust_id)
+    if row is None or (row["expires_at"] is not None and row["expires_at"] <= now):
+        raise TRUSTS.not_found(trust_id)
+    return row
+
+
+def origins(conn: sa.Connection, row: TrustRow, now: int) -> list[TrustRow]:
+    """Return the trusts that a trust was made from, nearest first; raise NotFound if one is gone or has expired."""
+    found: list[TrustRow] = []
+    while row["redelegated_trust_id"] is not None:
+        row = get(conn, row["redelegated_trust_id"], now)
+        found.append(row)
+    return found
+
+
+def listing(conn: sa.Connection, query: Mapping[str, list[str]], page: Page, now: int) -> Listed[TrustRow]:
+    """Return a page of the trusts that have not expired."""
+    current = sa.or_(trusts.c.expires_at.is_(None), trusts.c.expires_at > now)
+    return TRUSTS.page(conn, [*TRUSTS.filters(query, FILTERS), current], page)
+
+
+def create(conn: sa.Connection, row: TrustRow, now: int) -> TrustRow:
+    """Create a trust, and forget those of the trustor that have expired; raise Forbidden if it has too many."""
+    trustor = row["trustor_user_id"]
+    USERS.lock(conn, trustor)  # so that concurrent requests cannot exceed the limit together
+    conn.execute(trusts.delete().where(trusts.c.trustor_user_id == trustor, trusts.c.expires_at <= now))
+    held = sa.select(sa.func.count()).where(trusts.c.trustor_user_id == trustor)
+    if conn.execute(held).scalar_one() >= MAX_OF_USER:
+        raise Forbidden(f"A user may give {MAX_OF_USER} trusts: delete some.")
+    return TRUSTS.insert(conn, row)
+
+
+def use(conn: sa.Connection, trust_id: str) -> bool:
+    """Count a use of a trust; return False if no use is left."""
+    one = trusts.update().where(trusts.c.id == trust_id, trusts.c.remaining_uses > 0)
+    return bool(conn.execute(one.values(remaining_uses=trusts.c.remaining_uses - 1)).rowcount)
+
+
+def delete(conn: sa.Connection, time: RevocationTime, trust_id: str) -> tuple[None, list[str]]:
+    """Delete a trust and those made from it, and revoke the tokens that were issued for them; raise NotFound."""
+    deleted = delete_where(conn, trusts.c.id == trust_id)
+    if not deleted:
+        raise TRUSTS.not_found(trust_id)
+    return None, revoke(conn, time, [f"trust:{each}" for each in deleted])
+
+
+def delete_where(conn: sa.Connection, condition: sa.ColumnElement[bool]) -> list[str]:
+    """Delete the trusts that satisfy a condition and all that were made from them; return their ids."""
+    deleted = list(conn.execute(sa.select(trusts.c.id).where(condition)).scalars())
+    made = deleted
+    while made:
+        from_these: list[str] = []
+        for part in chunks(made):
+            query = sa.select(trusts.c.id).where(trusts.c.redelegated_trust_id.in_(part))
+            from_these += conn.execute(query).scalars()
+        made = from_these
+        deleted += from_these
+    for part in chunks(deleted):
+        conn.execute(trusts.delete().where(trusts.c.id.in_(part)))
+    return deleted

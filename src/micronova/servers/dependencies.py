@@ -1,0 +1,35 @@
+"""What those depend on who accept requests about servers."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from micronova.clients.image.client import ImageClient
+from micronova.clients.network.client import NetworkClient
+from micronova.conductor.rpcapi import ConductorAPI
+from micronova.db.engine import Database
+from micronova.db.secrets import SecretBox
+from micronova.notifications.notifier import Notifier
+from micronova.objects.clock import Clock
+from micronova.servers.image_signatures import ImageSignatures
+from micronova.servers.unsupported import Unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """The dependencies that several of them share."""
+
+    database: Database
+    clock: Clock
+    random: random.Random
+    conductor: ConductorAPI
+    notifier: Notifier
+    secrets: SecretBox
+    image_client: ImageClient | None
+    network_client: NetworkClient | None
+    unsupported: Unsupported
+    signatures: ImageSignatures
+    quota_defaults: Mapping[str, int]
+    action_timeout: float  # seconds after which an operation that has not ended fails
+    service_down_time: float
+    default_zone: str

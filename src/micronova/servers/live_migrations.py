@@ -1,0 +1,108 @@
+"""Requests about a live migration that is in progress: to abort it, or to force its end."""
+
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from micronova.compute.rpcapi import ComputeAPI
+from micronova.db import instance_actions, instances, server_migrations
+from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
+from micronova.notifications.notifier import Notifier
+from micronova.objects import migration as migration_states
+from micronova.objects import states
+from micronova.objects.clock import Clock, micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Conflict, Invalid, NotFound, Unavailable
+from micronova.objects.instance import InstanceRow
+from micronova.rpc.errors import RpcError
+from micronova.servers.actions import check_lock
+
+UNDONE: Final = ("unbind", "undo")
+"""Steps of an operation whose guest returns to the source: to abort them would leave it paused."""
+
+
+class LiveMigrations:
+    """Aborts live migrations, and lets them end soon."""
+
+    def __init__(self, *, database: Database, clock: Clock, compute: ComputeAPI, notifier: Notifier) -> None:
+        self._database = database
+        self._clock = clock
+        self._compute = compute
+        self._notifier = notifier
+
+    async def abort(self, context: RequestContext, row: InstanceRow, number: int | None, *, early: bool) -> None:
+        """Abort a live migration; with `early` also one that does not run yet.
+
+        Like a reset of the state, this overtakes the operation: the source learns that the order is not its own any
+        more, and lets the guest continue.
+        """
+        check_lock(context, row)
+        await self._database.write(self._abort, context, row["uuid"], number, early)
+        for phase in ("start", "end"):
+            self._notifier.instance(f"live_migration_abort.{phase}", row, context=context.for_bus())
+
+    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> None:
+        row = instances.lock_existing(conn, id)
+        if row["task_state"] != states.MIGRATING:
+            raise Conflict(f"Cannot 'abort live migration' instance {id} while it is in task_state {row['task_state']}")
+        migration = _of_instance(conn, id, number)
+        if migration is None:
+            raise NotFound(f"Migration {number} not found for instance {id}")
+        allowed = {migration_states.RUNNING}
+        if early:
+            allowed |= {migration_states.ACCEPTED, migration_states.QUEUED, migration_states.PREPARING}
+        if migration.status not in allowed:
+            raise Invalid(
+                f"Migration {number} state of instance {id} is {migration.status}. Cannot abort the migration."
+            )
+        if any(operation["step"] in UNDONE for operation in operation_rows.open_of(conn, id)):
+            raise Invalid(f"Migration {number} of instance {id} has failed and is being undone. Cannot abort it.")
+        now, epoch = micros(self._clock.now()), row["epoch"] + 1
+        instances.update(conn, id, now, {"task_state": None, "progress": 0, "epoch": epoch})
+        operation_rows.cancel_open(conn, id, now)
+        self._record_action(conn, context, id, "live_migration_cancel", now)
+        server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED)
+
+    async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
+        """Let a live migration that runs end soon; the guest may be paused for it."""
+        check_lock(context, row)
+        told = context.for_bus()
+        source = await self._database.write(self._check_running, context, row["uuid"], number)
+        self._notifier.instance("live_migration_force_complete.start", row, context=told)
+        try:
+            await self._compute.force_complete_live_migration(told, source, row["uuid"])
+        except RpcError as error:
+            raise Unavailable(f"The host does not answer: {error}") from error
+        self._notifier.instance("live_migration_force_complete.end", row, context=told)
+
+    def _check_running(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None) -> str:
+        """Record the request; return the host that sends the guest."""
+        row = instances.lock_existing(conn, id)
+        if row["vm_state"] != states.ACTIVE:
+            raise Conflict(f"Cannot 'force_complete' instance {id} while it is in vm_state {row['vm_state']}")
+        if row["task_state"] != states.MIGRATING:
+            raise Conflict(f"Cannot 'force_complete' instance {id} while it is in task_state {row['task_state']}")
+        migration = _of_instance(conn, id, number)
+        if migration is None:
+            raise Invalid(f"Migration {number} not found for instance {id}")
+        if migration.status != migration_states.RUNNING:
+            raise Invalid(
+                f"Migration {number} state of instance {id} is {migration.status}. Cannot force_complete while the "
+                "migration is in this state."
+            )
+        self._record_action(conn, context, id, "live_migration_force_complete", micros(self._clock.now()))
+        return str(migration.source_compute)
+
+    def _record_action(self, conn: sa.Connection, context: RequestContext, id: str, name: str, now: int) -> None:
+        instance_actions.start(
+            conn, id, context.request_id, name, context.user_id, context.project_id, now, finished=True
+        )
+
+
+def _of_instance(conn: sa.Connection, id: str, number: int | None) -> Any:
+    """Return the live migration of a server by its number, or None."""
+    for migration in server_migrations.of_instance(conn, id):
+        if migration.id == number and migration.migration_type == migration_states.LIVE_MIGRATION:
+            return migration
+    return None

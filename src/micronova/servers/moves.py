@@ -1,0 +1,338 @@
+"""Resize, cold migration, their confirmation and their revert, evacuation: the checks, and the transaction of each.
+
+A request is accepted when its transaction is committed: the server's task state, the migration, the claims, the quota,
+the instance action and the operation together.
+"""
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db import allocations, flavors, instances, nodes, quotas, server_migrations, services
+from micronova.db import operations as operation_rows
+from micronova.db.secrets import Secrets
+from micronova.objects import migration as migration_states
+from micronova.objects import states
+from micronova.objects.block_device import resized
+from micronova.objects.clock import micros
+from micronova.objects.context import Context, RequestContext
+from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.flavor import Flavor
+from micronova.objects.ids import new_uuid
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import InstanceChanges, InstanceRow
+from micronova.objects.migration import MigrationRow
+from micronova.objects.operations import EvacuatePayload, MovePayload, PlacedPayload, ResizedPayload
+from micronova.objects.service_names import COMPUTE
+from micronova.servers.actions import check_lock, check_state
+from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
+from micronova.servers.dependencies import Dependencies
+
+TYPES = {
+    "resize": migration_states.RESIZE,
+    "migrate": migration_states.MIGRATION,
+    "evacuate": migration_states.EVACUATION,
+    "live_migrate": migration_states.LIVE_MIGRATION,
+}
+"""Kind of the operation -> type of its migration."""
+ACTION_NAMES = {"revert_resize": "revertResize", "live_migrate": "live-migration"}
+"""Kinds whose instance actions have other names."""
+
+
+class ServerMoves:
+    """Accepts moves of servers."""
+
+    def __init__(self, dependencies: Dependencies, *, allow_resize_to_same_host: bool) -> None:
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._conductor = dependencies.conductor
+        self._notifier = dependencies.notifier
+        self._secrets = dependencies.secrets
+        self._unsupported = dependencies.unsupported
+        self._quota_defaults = dependencies.quota_defaults
+        self._timeout = dependencies.action_timeout
+        self._service_down_time = dependencies.service_down_time
+        self._same_host = allow_resize_to_same_host
+
+    async def resize(
+        self, context: RequestContext, row: InstanceRow, flavor_id: str, disk_config: str | None = None
+    ) -> None:
+        """Accept a resize to another flavor."""
+        check_lock(context, row)
+        check_state("resize", states.ACTIONS["resize"], row)
+        flavor = await self._database.read(self._flavor, context, row, flavor_id)
+        image = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
+        if disk_config is not None:
+            check_disk_config(disk_config, image)
+        self._unsupported.check_flavor(flavor)
+        if image is not None:
+            check_fits(image, flavor)
+        check_hardware(flavor, image)
+        await self._begin(context, row, "resize", flavor, MovePayload(migration="", disk_config=disk_config))
+
+    async def migrate(self, context: RequestContext, row: InstanceRow, host: str | None = None) -> None:
+        """Accept a cold migration, to this host if one is named."""
+        check_lock(context, row)
+        check_state("migrate", states.ACTIONS["migrate"], row)
+        flavor = msgspec.convert(row["flavor"], Flavor)
+        await self._begin(context, row, "migrate", flavor, MovePayload(migration="", requested_host=host))
+
+    async def live_migrate(
+        self, context: RequestContext, row: InstanceRow, host: str | None = None, *, forced: bool = False
+    ) -> None:
+        """Accept a live migration, to this host if one is named; with `forced` no filter checks that host."""
+        check_lock(context, row)
+        check_state("live_migrate", states.ACTIONS["live_migrate"], row)
+        flavor = msgspec.convert(row["flavor"], Flavor)
+        payload = MovePayload(migration="", requested_host=host, forced=forced and host is not None)
+        await self._begin(context, row, "live_migrate", flavor, payload)
+
+    async def confirm(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept the confirmation of a resize."""
+        await self._end(context, row, "confirm_resize")
+
+    async def revert(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept the revert of a resize."""
+        await self._end(context, row, "revert_resize")
+
+    async def evacuate(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        *,
+        host: str | None,
+        forced: bool,
+        password: str | None,
+        stops: bool,
+    ) -> str:
+        """Accept the evacuation of a server from a host that is down; return its admin password.
+
+        A lock does not protect from it. With `stops`, a server that was active is stopped when it is built.
+        """
+        password = password or make_password(self._random)
+        operations = await self._database.write(
+            self._record_evacuation, context, row["uuid"], host, forced, Secrets(admin_password=password), stops
+        )
+        self._notifier.instance("evacuate", row, context=context.for_bus())
+        await self._conductor.run_operations(context.for_bus(), operations)
+        return password
+
+    def _record_evacuation(
+        self,
+        conn: sa.Connection,
+        context: RequestContext,
+        id: str,
+        host: str | None,
+        forced: bool,
+        secrets: Secrets,
+        stops: bool,
+    ) -> tuple[str, ...]:
+        now = micros(self._clock.now())
+        row = instances.lock_existing(conn, id)
+        action = states.ACTIONS["evacuate"]
+        check_state("evacuate", action, row)
+        assert row["host"] is not None
+        if host == row["host"]:
+            raise Invalid(f"The target host can't be the same one: {host}.")
+        if host is not None and not services.list_(conn, binary=COMPUTE, host=host):
+            raise NotFound(f"Compute host {host} could not be found.")
+        if services.host_is_up(conn, row["host"], now, self._service_down_time):
+            raise Invalid(f"Compute service of {row['host']} is still in use.")
+        flavor = msgspec.convert(row["flavor"], Flavor)
+        payload = EvacuatePayload(
+            migration=new_uuid(self._random),
+            requested_host=host,
+            forced=forced and host is not None,
+            stops=row["vm_state"] == states.STOPPED or (stops and row["vm_state"] != states.ERROR),
+        )
+        migration = self._migration(context, row, "evacuate", flavor, host, payload.migration, now)
+        operation = new_uuid(self._random)
+        changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
+        sealed = self._secrets.seal(secrets, operation)
+        operations = self._accept(
+            conn, context.for_bus(), row, changes, "evacuate", payload, now, id=operation, secrets=sealed
+        )
+        # A move that waits for the lost host ends.
+        server_migrations.abandon(conn, row, now, epoch=row["epoch"] + 1)
+        server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
+        allocations.hand_over(conn, id, holder=migration["uuid"])
+        return operations
+
+    # --- resize and migrate ----------------------------------------------------------------------------------
+
+    def _flavor(self, conn: sa.Connection, context: RequestContext, row: InstanceRow, flavor_id: str) -> Flavor:
+        """Return the flavor of a resize; raise Invalid if the server cannot get it."""
+        try:
+            flavor = flavors.get(conn, flavor_id, None if context.is_admin else context.project_id)
+        except NotFound:
+            raise Invalid(f"Flavor {flavor_id} could not be found.") from None
+        if flavor.id == row["flavor_id"]:
+            raise Invalid("When resizing, instances must change flavor!")
+        if flavor.disabled:
+            raise Invalid(f"Flavor {flavor_id} could not be found.")
+        if row["image_ref"] is not None and flavor.disk == 0 and row["flavor"]["disk"] != 0:
+            raise Invalid("Server disk was unable to be resized because: Resize to zero disk flavor is not allowed.")
+        return flavor
+
+    async def _begin(
+        self, context: RequestContext, row: InstanceRow, kind: str, flavor: Flavor, payload: MovePayload
+    ) -> None:
+        operations = await self._database.write(self._record, context, row["uuid"], kind, flavor, payload)
+        await self._conductor.run_operations(context.for_bus(), operations)
+
+    def _record(
+        self, conn: sa.Connection, context: RequestContext, id: str, kind: str, flavor: Flavor, payload: MovePayload
+    ) -> tuple[str, ...]:
+        now = micros(self._clock.now())
+        row = instances.lock_existing(conn, id)
+        action = states.ACTIONS[kind]
+        check_state(kind, action, row)
+        self._check_up(conn, row["host"], now)
+        self._check_destination(conn, row, payload.requested_host)
+        payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
+        migration = self._migration(context, row, kind, flavor, payload.requested_host, payload.migration, now)
+        self._choose_places(conn, row, kind, payload)
+        changes: InstanceChanges = {"task_state": action.task_state, "progress": 0}
+        operations = self._accept(conn, context.for_bus(), row, changes, kind, payload, now)
+        server_migrations.insert(conn, {key: value for key, value in migration.items() if key != "id"})
+        allocations.hand_over(conn, id, holder=migration["uuid"])
+        if kind == "resize":
+            limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
+            growth = server_migrations.quota_held(row["flavor"], migration)
+            quotas.charge(conn, row["project_id"], growth, limits, row["user_id"])
+        return operations
+
+    def _migration(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        kind: str,
+        flavor: Flavor,
+        destination: str | None,
+        uuid: str,
+        now: int,
+    ) -> MigrationRow:
+        assert row["host"] is not None
+        accepted = kind in ("evacuate", "live_migrate")
+        return {
+            "id": 0,
+            "uuid": uuid,
+            "instance_uuid": row["uuid"],
+            "migration_type": TYPES[kind],
+            "status": migration_states.ACCEPTED if accepted else migration_states.PRE_MIGRATING,
+            "source_compute": row["host"],
+            "source_node": row["node"],
+            "source_node_uuid": row["node_uuid"],
+            "source_zone": row["availability_zone"],
+            "dest_compute": destination,
+            "dest_node": None,
+            "dest_host": None,
+            "old_flavor": row["flavor"],
+            "new_flavor": msgspec.to_builtins(flavor),
+            "old_vm_state": row["vm_state"],
+            "user_id": context.user_id,
+            "project_id": context.project_id,
+            "request_id": context.request_id,
+            "created_at": now,
+            "updated_at": None,
+        }
+
+    def _check_up(self, conn: sa.Connection, host: str | None, now: int) -> None:
+        if host is None or not services.host_is_up(conn, host, now, self._service_down_time):
+            raise Conflict("Service is unavailable at this time.")
+
+    def _check_destination(self, conn: sa.Connection, row: InstanceRow, host: str | None) -> None:
+        if host is None:
+            return
+        if not services.list_(conn, binary=COMPUTE, host=host):
+            raise Invalid(f"Compute host {host} could not be found.")
+        if host == row["host"]:
+            raise Invalid(f"Cannot migrate instance {row['uuid']} to its current host {host}.")
+
+    def _choose_places(self, conn: sa.Connection, row: InstanceRow, kind: str, payload: MovePayload) -> None:
+        """Say in the payload which hosts may be the destination; raise Invalid if there can be none."""
+        assert row["host"] is not None
+        if kind == "resize" and self._same_host:
+            if nodes.lacks(conn, row["node_uuid"], "resize"):
+                payload.excluded = [row["host"]]
+            elif nodes.lacks(conn, row["node_uuid"], "migrate"):
+                payload.requested_host = row["host"]
+        else:
+            payload.excluded = [row["host"]]
+        needed = "live_migrate" if kind == "live_migrate" else "migrate"
+        if payload.excluded and nodes.lacks(conn, row["node_uuid"], needed):
+            hint = " and allow_resize_to_same_host is off" if kind == "resize" else ""
+            raise Invalid(f"Cannot '{kind}' instance {row['uuid']}: its host cannot send servers to other hosts{hint}.")
+
+    # --- confirm and revert ----------------------------------------------------------------------------------
+
+    async def _end(self, context: RequestContext, row: InstanceRow, kind: str) -> None:
+        check_lock(context, row)
+        operations = await self._database.write(self._record_end, context.for_bus(), row["uuid"], kind)
+        await self._conductor.run_operations(context.for_bus(), operations)
+
+    def _record_end(self, conn: sa.Connection, context: Context, id: str, kind: str) -> tuple[str, ...]:
+        now = micros(self._clock.now())
+        row = instances.lock_existing(conn, id)
+        check_state(kind, states.ACTIONS[kind], row)
+        migration = server_migrations.open_of(conn, id)
+        if migration is None or migration["status"] != migration_states.FINISHED:
+            raise Invalid("Instance has not been resized.")
+        if kind == "confirm_resize":
+            self._check_up(conn, migration["source_compute"], now)
+            operation = new_uuid(self._random)
+            server_migrations.accept_confirm(
+                conn, context, row, migration, id=operation, now=now, deadline=self._deadline(now)
+            )
+            return (operation,)
+        changes: InstanceChanges = {
+            "task_state": states.RESIZE_REVERTING,
+            "host": migration["source_compute"],
+            "node": migration["source_node"],
+            "node_uuid": migration["source_node_uuid"],
+            "availability_zone": migration["source_zone"],
+            "flavor_id": migration["old_flavor"]["id"],
+            "flavor": migration["old_flavor"],
+        }
+        payload = ResizedPayload(migration=migration["uuid"])
+        operations = self._accept(conn, context, row, changes, kind, payload, now)
+        old, new = (msgspec.convert(migration[key], Flavor) for key in ("old_flavor", "new_flavor"))
+        instances.set_flavor(conn, id, old)
+        devices = instances.devices(conn, [id]).get(id, ())
+        instances.replace_devices(conn, id, resized(devices, id, new, old))
+        server_migrations.stay_on_source(conn, row, migration, migration_states.REVERTING, now)
+        return operations
+
+    def _accept(
+        self,
+        conn: sa.Connection,
+        context: Context,
+        row: InstanceRow,
+        changes: InstanceChanges,
+        kind: str,
+        payload: msgspec.Struct,
+        now: int,
+        *,
+        id: str | None = None,
+        secrets: bytes | None = None,
+    ) -> tuple[str, ...]:
+        """Record the action; return the id of its operation, and those of operations that a conductor has to end."""
+        id = id or new_uuid(self._random)
+        to_end = operation_rows.accept_action(
+            conn,
+            row,
+            changes,
+            id=id,
+            kind=kind,
+            context=context,
+            payload=payload,
+            now=now,
+            deadline=self._deadline(now),
+            step="schedule" if isinstance(payload, PlacedPayload) else "new",
+            instance_action=ACTION_NAMES.get(kind),
+            secrets=secrets,
+        )
+        return (id, *to_end)
+
+    def _deadline(self, now: int) -> int:
+        return now + micros(self._timeout)

@@ -1,0 +1,184 @@
+"""Rebuilding a server: the checks, and the transaction that accepts the request.
+
+The server keeps its id, flavor, host, ports and claim. Its row has the new image from the acceptance on; a rebuild that
+fails before its host has the order puts the image back.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import sqlalchemy as sa
+
+from micronova.db import instances, keypairs, quotas
+from micronova.db import operations as operation_rows
+from micronova.db.secrets import Secrets
+from micronova.objects import states
+from micronova.objects.clock import micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Conflict, Invalid, NotFound
+from micronova.objects.flavor import Flavor
+from micronova.objects.guest_cpus import CpuRequest, cpu_request
+from micronova.objects.guest_properties import GuestProperties
+from micronova.objects.ids import new_uuid
+from micronova.objects.image import ImageMeta
+from micronova.objects.instance import ImageData, InstanceChanges, InstanceRow
+from micronova.objects.operations import RebuildPayload
+from micronova.objects.orders import InjectedFile
+from micronova.servers.actions import check_capability, check_lock, check_state
+from micronova.servers.create_rules import (
+    check_disk_config,
+    check_hardware,
+    check_image_fits,
+    check_item_limits,
+    image_needs_config_drive,
+    make_password,
+)
+from micronova.servers.dependencies import Dependencies
+from micronova.servers.image_refs import named_image
+
+KIND = "rebuild"
+
+
+@dataclass(kw_only=True)
+class RebuildRequest:
+    """A request to rebuild a server, as the API has read and validated it."""
+
+    image_id: str
+    changes: InstanceChanges  # of what the request names and the server shows: its name, metadata, user data…
+    files: list[InjectedFile] = field(default_factory=list)
+    admin_password: str | None = None
+    preserve_ephemeral: bool = False
+    allow_zero_disk: bool = True  # policy allows local root disks without a size limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Accepted:
+    """A request that passed the checks that need other services."""
+
+    context: RequestContext
+    request: RebuildRequest
+    image: ImageMeta
+    password: str
+
+
+class ServerRebuilder:
+    """Accepts requests to rebuild servers."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._conductor = dependencies.conductor
+        self._secrets = dependencies.secrets
+        self._quota_defaults = dependencies.quota_defaults
+        self._image_client = dependencies.image_client
+        self._unsupported = dependencies.unsupported
+        self._signatures = dependencies.signatures
+        self._timeout = dependencies.action_timeout
+
+    async def rebuild(
+        self, context: RequestContext, row: InstanceRow, request: RebuildRequest
+    ) -> tuple[InstanceRow, str]:
+        """Accept a request; return the server as it is then, and the password of its administrator."""
+        check_lock(context, row)
+        _check(row)
+        image = await named_image(self._image_client, context, request.image_id)
+        self._check_image(row, image, request)
+        if "trusted_certs" in request.changes:
+            request.changes["trusted_certs"] = self._signatures.trusted(request.changes["trusted_certs"])
+        trusted = request.changes.get("trusted_certs", row["trusted_certs"])
+        image = await self._signatures.signed(image, trusted, token=context.token, seen_by=context.token)
+        password = request.admin_password or make_password(self._random)
+        accepted = _Accepted(context=context, request=request, image=image, password=password)
+        operations, rebuilt = await self._database.write(self._begin, row["uuid"], accepted)
+        await self._conductor.run_operations(context.for_bus(), operations)
+        return rebuilt, password
+
+    def _check_image(self, row: InstanceRow, image: ImageMeta, request: RebuildRequest) -> None:
+        """Raise Invalid or Forbidden if the server cannot have this image."""
+        flavor = msgspec.convert(row["flavor"], Flavor)
+        check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
+        self._unsupported.check_image(image)
+        check_hardware(flavor, image)
+        if "disk_config" in request.changes:
+            check_disk_config(request.changes["disk_config"], image)
+        before = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
+        # The server keeps its place, so it keeps the CPUs and NUMA nodes that it was placed with.
+        if _placed_cpus(flavor, before) != _placed_cpus(flavor, image):
+            raise Invalid(
+                f"Image {image.id} asks for other CPUs or NUMA nodes than the server's present image: create a new "
+                "server from it."
+            )
+        if request.preserve_ephemeral and flavor.ephemeral:
+            raise Invalid("Ephemeral disks cannot be kept by a rebuild: leave preserve_ephemeral out.")
+
+    def _begin(self, conn: sa.Connection, id: str, accepted: _Accepted) -> tuple[tuple[str, ...], InstanceRow]:
+        """Record the request; return the operations to start, and the server as it is then."""
+        context, request, image = accepted.context, accepted.request, accepted.image
+        row = instances.lock_existing(conn, id)
+        check_lock(context, row)
+        _check(row)
+        check_capability(conn, KIND, states.ACTIONS[KIND], row)
+        limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
+        check_item_limits(request.changes.get("metadata", {}), request.files, limits)
+        changes: InstanceChanges = {
+            **request.changes,
+            **self._key(conn, context, request.changes),
+            "task_state": states.ACTIONS[KIND].task_state,
+            "progress": 0,
+            "image_ref": image.id,
+            "image": msgspec.to_builtins(image),
+        }
+        if request.files or image_needs_config_drive(image):
+            changes["config_drive"] = True
+        now = micros(self._clock.now())
+        operation = new_uuid(self._random)
+        secrets = Secrets(admin_password=accepted.password, injected_files=tuple(request.files))
+        to_end = operation_rows.accept_action(
+            conn,
+            row,
+            changes,
+            id=operation,
+            kind=KIND,
+            context=context.for_bus(),
+            payload=_payload(row),
+            now=now,
+            deadline=now + micros(self._timeout),
+            secrets=self._secrets.seal(secrets, operation),
+        )
+        instances.change_image(conn, id, image)
+        return (operation, *to_end), instances.lock_existing(conn, id)
+
+    def _key(self, conn: sa.Connection, context: RequestContext, wanted: InstanceChanges) -> InstanceChanges:
+        """Return the public key of the key pair that the request names; it is one of the caller's."""
+        if "key_name" not in wanted:
+            return {}
+        name = wanted["key_name"]
+        if name is None:
+            return {"key_data": None}
+        try:
+            return {"key_data": keypairs.get(conn, context.user_id, name).public_key}
+        except NotFound:
+            raise Invalid(f"Invalid key_name provided: there is no key pair {name!r} of yours.") from None
+
+
+def _check(row: InstanceRow) -> None:
+    """Raise Conflict if the server's state does not allow a rebuild, Invalid if it has no image to replace."""
+    check_state(KIND, states.ACTIONS[KIND], row)
+    if row["launched_at"] is None:
+        raise Conflict(f"Cannot 'rebuild' instance {row['uuid']} while it has never been active")
+    if row["image_ref"] is None:
+        raise Invalid("The server was not made from an image: it cannot be rebuilt with one.")
+
+
+def _placed_cpus(flavor: Flavor, image: ImageMeta | None) -> CpuRequest:
+    """Return what decides where on a host a guest is placed; how it sees its CPUs may change."""
+    wanted = cpu_request(GuestProperties(flavor, image), flavor.vcpus, flavor.ram)
+    return replace(wanted, sockets=1, cores=1, threads=1)
+
+
+def _payload(row: InstanceRow) -> RebuildPayload:
+    previous: ImageData | None = row["image"]
+    return RebuildPayload(
+        previous_image_ref=row["image_ref"], previous_image=previous, stopped=row["vm_state"] == states.STOPPED
+    )

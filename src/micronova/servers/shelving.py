@@ -1,0 +1,110 @@
+"""Shelving servers: leaving the host, and coming back. `servers/images.py` has the begin, which makes an image."""
+
+import sqlalchemy as sa
+from msgspec import UNSET, UnsetType
+
+from micronova.db import aggregates, instances, services
+from micronova.db import operations as operation_rows
+from micronova.objects import states
+from micronova.objects.clock import micros
+from micronova.objects.context import RequestContext
+from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.ids import new_uuid
+from micronova.objects.instance import InstanceRow
+from micronova.objects.operations import Payload, PowerPayload, UnshelvePayload
+from micronova.objects.service_names import COMPUTE
+from micronova.servers.actions import ServerActions, check_lock, check_state
+from micronova.servers.dependencies import Dependencies
+
+UNSHELVE = "unshelve"
+
+
+class ServerShelving:
+    """Accepts requests to take shelved servers from their hosts, and to unshelve them."""
+
+    def __init__(self, dependencies: Dependencies, actions: ServerActions) -> None:
+        self._database = dependencies.database
+        self._clock = dependencies.clock
+        self._random = dependencies.random
+        self._actions = actions
+        self._conductor = dependencies.conductor
+        self._timeout = dependencies.action_timeout
+        self._default_zone = dependencies.default_zone
+
+    async def offload(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept the request to take a shelved server from its host."""
+        action = states.ACTIONS["shelve_offload"]
+        await self._actions.begin(context, row, action.name, action, Payload(), instance_action="shelveOffload")
+
+    async def unshelve(
+        self,
+        context: RequestContext,
+        row: InstanceRow,
+        *,
+        zone: str | None | UnsetType = UNSET,
+        host: str | None = None,
+    ) -> None:
+        """Accept the request to unshelve a server.
+
+        A server without a host may be pinned to a zone, or with None to none any more, and sent to a host.
+        """
+        check_lock(context, row)
+        action = states.ACTIONS[UNSHELVE]
+        check_state(UNSHELVE, action, row)
+        if row["vm_state"] in states.WITHOUT_HOST:
+            operations = await self._database.write(self._record, context, row["uuid"], zone, host)
+            await self._conductor.run_operations(context.for_bus(), operations)
+            return
+        if zone is not UNSET or host is not None:
+            raise Conflict(
+                f"Cannot '{UNSHELVE}' instance {row['uuid']} to a host or an availability zone while it is in "
+                f"vm_state {row['vm_state']}: it has not left its host."
+            )
+        await self._actions.begin(context, row, UNSHELVE, action, PowerPayload(action=UNSHELVE), _has_host)
+
+    def _record(
+        self, conn: sa.Connection, context: RequestContext, id: str, zone: str | None | UnsetType, host: str | None
+    ) -> tuple[str, ...]:
+        row = instances.lock_existing(conn, id)
+        action, now = states.ACTIONS[UNSHELVE], micros(self._clock.now())
+        check_state(UNSHELVE, action, row)
+        if row["vm_state"] not in states.WITHOUT_HOST:
+            raise Conflict(f"Cannot '{UNSHELVE}' instance {id}: another request has changed it meanwhile.")
+        self._check_place(conn, row["pinned_availability_zone"] if isinstance(zone, UnsetType) else zone, zone, host)
+        if not isinstance(zone, UnsetType):
+            instances.pin_to_zone(conn, id, now, {}, zone=zone)
+        operation = new_uuid(self._random)
+        to_end = operation_rows.accept_action(
+            conn,
+            row,
+            {"task_state": action.task_state},
+            id=operation,
+            kind="unshelve_offloaded",
+            context=context.for_bus(),
+            payload=UnshelvePayload(requested_host=host),
+            now=now,
+            deadline=now + micros(self._timeout),
+            instance_action=UNSHELVE,
+            step="schedule",
+        )
+        return (operation, *to_end)
+
+    def _check_place(
+        self, conn: sa.Connection, pinned: str | None, asked: str | None | UnsetType, host: str | None
+    ) -> None:
+        """Raise Invalid for a zone or host that does not exist, Conflict for a host outside of the zone."""
+        if isinstance(asked, str) and not aggregates.zone_is_in_service(conn, asked, self._default_zone):
+            raise Invalid(f"The requested availability zone {asked!r} is not available.")
+        if host is None:
+            return
+        if not services.list_(conn, binary=COMPUTE, host=host):
+            raise Invalid(f"Compute host {host} could not be found.")
+        actual = aggregates.zones(conn, [host]).get(host, self._default_zone)
+        if pinned not in (None, actual):
+            raise Conflict(f"Host {host} is not in the availability zone {pinned}.")
+
+
+def _has_host(row: InstanceRow) -> None:
+    """Raise Conflict if a server has left its host since the request was checked."""
+    if row["vm_state"] in states.WITHOUT_HOST:
+        raise Conflict(f"Cannot '{UNSHELVE}' instance {row['uuid']}: another request has changed it meanwhile.")

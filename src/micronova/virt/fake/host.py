@@ -1,0 +1,225 @@
+"""A simulated host: its guests, what happens to them, and the faults that its rules cause."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+from uuid import UUID, uuid5
+
+from micronova.conf.hosts import FakeSettings
+from micronova.objects import power_state
+from micronova.objects.clock import Clock
+from micronova.objects.console import ConsoleEndpoint, ConsoleProtocol
+from micronova.objects.errors import (
+    BuildAborted,
+    Conflict,
+    InstanceNotFound,
+    InsufficientResources,
+    MicronovaError,
+    NotSupported,
+    Unavailable,
+)
+from micronova.objects.network import VIF
+from micronova.objects.orders import NodeResources
+from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
+from micronova.virt.fake import moves
+from micronova.virt.fake.consoles import FakeConsoles
+from micronova.virt.fake.faults import FaultRules
+from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
+
+_NODES: Final = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
+"""Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
+
+_ERRORS: Final[dict[str, type[MicronovaError]]] = {
+    "fail": DriverFailed,
+    "abort": BuildAborted,
+    "no_resources": InsufficientResources,
+    "unavailable": Unavailable,
+    "not_supported": NotSupported,
+}
+
+
+class SimulatedHost:
+    """One simulated host."""
+
+    def __init__(
+        self, name: str, settings: FakeSettings, store: GuestStore, faults: FaultRules, cloud_id: str, clock: Clock
+    ) -> None:
+        self.events: DriverEvents | None = None
+        self.consoles = FakeConsoles()
+        self._name = name
+        self._settings = settings
+        self._store = store
+        self._faults = faults
+        self._cloud_id = cloud_id
+        self._clock = clock
+
+    # --- the guests ---
+
+    def __iter__(self) -> Iterator[FakeGuest]:
+        """Yield this cloud's guests."""
+        return (guest for guest in self._store if guest.cloud == self._cloud_id)
+
+    def find(self, uuid: str) -> FakeGuest | None:
+        """Return a guest of this cloud, or None."""
+        guest = self._store.get(uuid)
+        return guest if guest is not None and guest.cloud == self._cloud_id else None
+
+    def require(self, uuid: str) -> FakeGuest:
+        """Return a guest of this cloud; raise InstanceNotFound if there is none."""
+        guest = self.find(uuid)
+        if guest is None:
+            raise InstanceNotFound(f"There is no guest {uuid} on this host.")
+        return guest
+
+    def require_unknown(self, uuid: str) -> None:
+        """Raise Conflict if there is a guest with this uuid, of any cloud."""
+        if self._store.get(uuid) is not None:
+            raise Conflict(f"A guest {uuid} exists already on this host.")
+
+    def new(self, plan: GuestPlan) -> FakeGuest:
+        """Return a new guest by a plan; it is not stored."""
+        instance, flavor = plan.instance, plan.instance.flavor
+        return FakeGuest(
+            uuid=instance.uuid,
+            cloud=self._cloud_id,
+            node=self._name,
+            epoch=plan.epoch,
+            name=instance.name,
+            hostname=instance.hostname,
+            vcpus=flavor.vcpus,
+            memory_mb=flavor.ram,
+            local_gb=flavor.resources().get("DISK_GB", 0),
+            image=_image_of(plan),
+            interfaces=tuple(_interface(vif) for vif in plan.network_info),
+            disks=moves.disks_of(plan),
+            metadata=instance.metadata,
+        )
+
+    def remove(self, uuid: str) -> None:
+        """Remove a guest."""
+        self._store.remove(uuid)
+        self.consoles.end(uuid)
+
+    # --- what happens to them ---
+
+    async def call(self, call: str, guest: FakeGuest) -> bool:
+        """Apply the delays and faults of a call; return whether the guest crashes after it."""
+        return await self.fail_by_rule(call, guest.name, guest.metadata) == "crash"
+
+    async def fail_by_rule(self, call: str, name: str, metadata: dict[str, str]) -> str | None:
+        """Apply the delays and faults of a call; return the kind of a fault that is not an error."""
+        fault = self._faults.draw(call, self._name, name, metadata)
+        if fault.delay:
+            await self._clock.sleep(fault.delay)
+        if fault.kind == "hang":
+            await asyncio.get_running_loop().create_future()
+        error = _ERRORS.get(fault.kind)
+        if error is not None:
+            raise error(fault.message or f"Simulated fault {fault.kind!r} at {call} on this host.")
+        return fault.kind
+
+    def boot(self, guest: FakeGuest, *, crash: bool = False) -> None:
+        """Let a guest boot, and perhaps crash then."""
+        fault = self._faults.draw("boot", self._name, guest.name, guest.metadata)
+        guest.boots += 1
+        guest.interrupts = 0
+        guest.disks = moves.booted(guest.disks)
+        guest.booted_at = self._clock.now()
+        guest.silent_for = fault.delay
+        if fault.kind:
+            guest.hung = (*guest.hung, guest.boots)
+        self.set_power(guest, power_state.RUNNING, "started")
+        if crash:
+            self.crash(guest)
+
+    async def shut_down(self, guest: FakeGuest, timeout: float) -> None:
+        """Let a guest shut down; one with a `shutdown` fault does not react and is stopped after the timeout."""
+        if timeout > 0:
+            fault = self._faults.draw("shutdown", self._name, guest.name, guest.metadata)
+            wait = timeout if fault.kind else min(fault.delay, timeout)
+            if wait:
+                await self._clock.sleep(wait)
+        self.set_power(guest, power_state.SHUTDOWN, "stopped")
+
+    def crash(self, guest: FakeGuest) -> None:
+        """Let a guest crash."""
+        self.set_power(guest, power_state.CRASHED, "crashed")
+
+    def set_power(self, guest: FakeGuest, state: int, event: Lifecycle) -> None:
+        """Change a guest's power state, and report it to the agent."""
+        guest.power_state = state
+        self._store.put(guest)
+        if state not in (power_state.RUNNING, power_state.PAUSED):
+            self.consoles.end(guest.uuid)
+        if self.events is not None:
+            self.events.lifecycle(guest.uuid, event)
+
+    def plug(self, guest: FakeGuest, vif: VIF) -> None:
+        """Give a guest an interface."""
+        guest.interfaces = (*_others(guest, vif), _interface(vif))
+        self._store.put(guest)
+
+    def unplug(self, guest: FakeGuest, vif: VIF) -> None:
+        """Take an interface from a guest, if it has it."""
+        guest.interfaces = _others(guest, vif)
+        self._store.put(guest)
+
+    async def console(self, protocol: ConsoleProtocol, uuid: str) -> ConsoleEndpoint:
+        """Return where a console of a guest is."""
+        guest = self.require(uuid)
+        await self.call("console", guest)
+        if guest.power_state not in (power_state.RUNNING, power_state.PAUSED):
+            raise Conflict(f"Instance {uuid} does not run: its consoles are there again when it does.")
+        return await self.consoles.open(protocol, guest)
+
+    # --- its capacity ---
+
+    def node(self) -> NodeResources:
+        """Return what the host has, and what guests of any cloud use of it."""
+        settings = self._settings
+        guests = list(self._store)
+        disk_used = sum(guest.local_gb for guest in guests)
+        return NodeResources(
+            node=self._name,
+            node_uuid=str(uuid5(_NODES, f"{self._cloud_id}/{self._name}/{self._name}")),
+            hypervisor_type="fake",
+            hypervisor_version=1_000,
+            vcpus=settings.vcpus,
+            memory_mb=settings.memory_mb,
+            local_gb=settings.local_gb,
+            vcpus_used=sum(guest.vcpus for guest in guests),
+            memory_mb_used=sum(guest.memory_mb for guest in guests),
+            local_gb_used=disk_used,
+            disk_available_gb=settings.local_gb - disk_used,
+            running_vms=sum(guest.power_state == power_state.RUNNING for guest in guests),
+            cpu_info={
+                "arch": "x86_64",
+                "model": "simulated",
+                "vendor": "Micronova",
+                "features": ["vmx", "nx"],
+                "topology": {"cells": 1, "sockets": 1, "cores": settings.vcpus, "threads": 1},
+            },
+            supported=(("x86_64", "fake", "hvm"), ("i686", "fake", "hvm")),
+        )
+
+
+def expect(guest: FakeGuest, state: int, what: str) -> None:
+    """Raise Conflict unless a guest is in a power state."""
+    if guest.power_state != state:
+        raise Conflict(f"The guest {guest.uuid} cannot be {what} in its power state {guest.power_state}.")
+
+
+def _others(guest: FakeGuest, vif: VIF) -> tuple[FakeInterface, ...]:
+    return tuple(each for each in guest.interfaces if each.port != vif.port_id)
+
+
+def _interface(vif: VIF) -> FakeInterface:
+    addresses = tuple(address.address for address in vif.fixed_ips)
+    return FakeInterface(port=vif.port_id, mac=vif.mac_address, addresses=addresses)
+
+
+def _image_of(plan: GuestPlan) -> str:
+    """Return the name of the image that the first disk of a guest is made of; none if it is made empty."""
+    image = plan.instance.image
+    empty = any(device.boot_index == 0 and device.source_type == "blank" for device in plan.block_devices)
+    return "" if image is None or empty else image.name or image.id

@@ -1,0 +1,101 @@
+"""The disks of simulated guests, and what a resize changes. A disk is on the host of its guest, and moves with it."""
+
+import msgspec
+
+from micronova.objects.flavor import Flavor
+from micronova.virt.driver import GuestPlan
+from micronova.virt.fake.guests import FakeDisk, FakeGuest, FakeSize
+
+
+def disks_of(plan: GuestPlan) -> tuple[FakeDisk, ...]:
+    """Return the empty disks of a new guest."""
+    return tuple(FakeDisk(name=name, size_gb=size) for name, size in _sizes(plan.instance.flavor).items())
+
+
+def booted(disks: tuple[FakeDisk, ...]) -> tuple[FakeDisk, ...]:
+    """Return the disks after one more boot, which the operating system writes to the first of them."""
+    if not disks:
+        return ()
+    return msgspec.structs.replace(disks[0], boots=disks[0].boots + 1), *disks[1:]
+
+
+def written(disks: tuple[FakeDisk, ...], text: str) -> tuple[FakeDisk, ...]:
+    """Return the disks with a text on the first of them."""
+    return msgspec.structs.replace(disks[0], text=text), *disks[1:]
+
+
+def encode_disks(disks: tuple[FakeDisk, ...]) -> bytes:
+    """Return disks as the source sends them."""
+    return msgspec.json.encode(disks)
+
+
+def decode_disks(disks: bytes) -> tuple[FakeDisk, ...]:
+    """Return the disks that the source has sent."""
+    return msgspec.json.decode(disks, type=tuple[FakeDisk, ...])
+
+
+class LiveState(msgspec.Struct, frozen=True):
+    """What a source sends of a guest that runs: its disks, and where its memory and its processor are."""
+
+    disks: tuple[FakeDisk, ...]
+    power_state: int
+    boots: int
+    booted_at: float
+    silent_for: float
+    hung: tuple[int, ...]
+
+
+def encode_state(guest: FakeGuest) -> bytes:
+    """Return the state of a guest that was sent."""
+    power = guest.power_state if guest.sent is None else guest.sent
+    state = LiveState(guest.disks, power, guest.boots, guest.booted_at, guest.silent_for, guest.hung)
+    return msgspec.json.encode(state)
+
+
+def give_state(guest: FakeGuest, state: bytes) -> None:
+    """Let a guest continue where the one that was sent has stopped."""
+    sent = msgspec.json.decode(state, type=LiveState)
+    guest.disks, guest.power_state = sent.disks, sent.power_state
+    guest.boots, guest.booted_at, guest.silent_for, guest.hung = sent.boots, sent.booted_at, sent.silent_for, sent.hung
+
+
+def size_of(guest: FakeGuest) -> FakeSize:
+    """Return what a guest is now."""
+    return FakeSize(
+        epoch=guest.epoch,
+        vcpus=guest.vcpus,
+        memory_mb=guest.memory_mb,
+        local_gb=guest.local_gb,
+        disks=guest.disks,
+    )
+
+
+def give_size(guest: FakeGuest, plan: GuestPlan) -> None:
+    """Give a guest the flavor and the epoch of a plan; its disks grow."""
+    flavor = plan.instance.flavor
+    guest.epoch, guest.vcpus, guest.memory_mb = plan.epoch, flavor.vcpus, flavor.ram
+    guest.local_gb = flavor.resources().get("DISK_GB", 0)
+    known = {disk.name: disk for disk in guest.disks}
+    guest.disks = tuple(
+        msgspec.structs.replace(known[name], size_gb=size) if name in known else FakeDisk(name=name, size_gb=size)
+        for name, size in _sizes(flavor).items()
+    )
+
+
+def restore_size(guest: FakeGuest, plan: GuestPlan) -> None:
+    """Make a guest what it was before it was resized, at the epoch of a plan; the disks' content is that of then."""
+    if guest.previous is not None:
+        before = guest.previous
+        guest.vcpus, guest.memory_mb, guest.local_gb = before.vcpus, before.memory_mb, before.local_gb
+        guest.disks = before.disks
+        guest.previous = None
+    guest.epoch = plan.epoch
+
+
+def _sizes(flavor: Flavor) -> dict[str, int]:
+    """Return the disks of a flavor by name, in GiB; the root disk is there also without a size."""
+    return {
+        "root": flavor.disk,
+        **({"ephemeral": flavor.ephemeral} if flavor.ephemeral else {}),
+        **({"swap": -(-flavor.swap // 1024)} if flavor.swap else {}),
+    }

@@ -1,0 +1,71 @@
+"""Jobs that conductors do again and again: interfaces are read anew, guests of deleted servers are removed."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from micronova.cli.status import collect_status
+from micronova.db.tables import deleted_instances, instances
+from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
+from tests.functional.servers.embedded_services import network
+from tests.functional.servers.killable_host import KillableHost
+
+pytestmark = only_in_one_process("the conductor has settings of its own")
+CLOUD = CloudOptions(
+    hosts=2,
+    roles=("network",),
+    settings={
+        "default": {"heal_instance_info_cache_interval": 0.1, "running_deleted_instance_poll_interval": 0.1},
+        "conductor": {"sweep_interval": 0.1},
+    },
+)
+
+
+async def _write(cloud: OneProcess, statement: Any) -> None:
+    assert cloud.process.database is not None
+    await cloud.process.database.write(lambda conn: conn.execute(statement))
+
+
+async def test_status_shows_them(cloud: OneProcess) -> None:
+    async def ended() -> dict[str, Any] | None:
+        shown = {job["name"]: job for job in (await collect_status(cloud.process))["periodic_jobs"]}
+        own = [shown.get(name) for name in ("heal_network_info", "running_deleted")]
+        return shown if all(job is not None and job["ended_seconds_ago"] is not None for job in own) else None
+
+    shown = await cloud.until(ended, "the jobs to have run")
+    assert all(job["error"] == "" and job["began_seconds_ago"] >= 0 for job in shown.values())
+
+
+async def test_interfaces_are_read_anew(cloud: OneProcess, user: Caller) -> None:
+    server = await user.boot(networks=[{"uuid": (await network(user))["id"]}])
+    id = server["id"]
+    await _write(cloud, sa.update(instances).where(instances.c.uuid == id).values(network_info=[], security_groups=[]))
+
+    async def healed() -> bool | None:
+        shown = await user.show(id)
+        same = all(shown[name] == server[name] for name in ("addresses", "security_groups"))
+        return True if same and server["addresses"] else None
+
+    await cloud.until(healed, "the interfaces to be there again")
+
+
+async def test_a_guest_that_returns_with_a_backup_of_its_host(cloud: OneProcess, user: Caller, tmp_path: Path) -> None:
+    host = KillableHost(cloud, "restored", tmp_path / "host")
+    await host.start()
+    deleted, newer = [(await user.admin.boot(availability_zone="nova:restored"))["id"] for _ in range(2)]
+    shutil.copytree(tmp_path / "host", tmp_path / "backup")
+    for id in (deleted, newer):
+        await user.delete(f"/servers/{id}")
+        await user.gone(id)
+    await host.stop()
+    shutil.rmtree(tmp_path / "host")
+    shutil.copytree(tmp_path / "backup", tmp_path / "host")
+    # A guest that is newer than the record of its server's deletion is nobody's to remove.
+    await _write(cloud, sa.update(deleted_instances).where(deleted_instances.c.uuid == newer).values(epoch=0))
+    await host.start()
+    await host.guest_removed(deleted)
+    assert await host.has_guest(newer)
+    await host.driver.destroy(newer)
+    await host.stop()

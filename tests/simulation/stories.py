@@ -1,0 +1,64 @@
+"""The stories into which single faults are injected: what users do, and which actions they ask for.
+
+Together they ask for every server action; a test compares them with the routes of the API.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from tests.simulation import scenarios
+from tests.simulation.simulated_cloud import SimulatedCloud
+
+Scenario = Callable[[SimulatedCloud], Awaitable[None]]
+
+
+class Story(NamedTuple):
+    """A scenario, the actions that it asks for when nothing goes wrong, and the cloud that it needs."""
+
+    scenario: Scenario
+    actions: frozenset[str]
+    services: tuple[str, ...] = ()  # embedded ones
+    default: Mapping[str, Any] = MappingProxyType({})  # settings of the section `default`
+
+    @property
+    def name(self) -> str:
+        return self.scenario.__name__
+
+
+def _story(scenario: Scenario, actions: str, services: str = "", **default: Any) -> Story:
+    return Story(scenario, frozenset(actions.split()), tuple(services.split()), default)
+
+
+OTHER_REQUESTS = frozenset({"create", "delete", "attach", "detach"})
+"""What the stories ask for that is not a server action of the API, under the names of `action_of`."""
+LIFECYCLE = _story(scenarios.server_lifecycle, "create os-stop os-start reboot delete")
+"""The one with the whole life of a server; the others begin with a server that is active."""
+STORIES = (
+    _story(scenarios.pause_and_suspend, "create pause unpause suspend resume"),
+    _story(scenarios.rescue_and_passwords, "create rescue trigger_crash_dump unrescue changePassword"),
+    _story(
+        scenarios.look_and_administer,
+        "create os-getConsoleOutput os-getVNCConsole os-getSerialConsole os-getSPICEConsole lock unlock reboot"
+        " os-resetState",
+    ),
+    _story(scenarios.attach_and_detach, "create attach detach delete", "network"),
+    _story(
+        scenarios.change_addresses,
+        "create addSecurityGroup removeSecurityGroup addFixedIp removeFixedIp addFloatingIp removeFloatingIp"
+        " injectNetworkInfo",
+        "network",
+    ),
+    _story(scenarios.make_images, "create createImage createBackup delete", "image"),
+    _story(scenarios.rebuild, "create rebuild os-stop os-start"),
+    _story(scenarios.soft_delete, "create delete restore forceDelete", reclaim_instance_interval=3600.0),
+    _story(scenarios.reclaim, "create delete", reclaim_instance_interval=5.0),
+    _story(scenarios.resize_and_back, "create resize revertResize confirmResize delete"),
+    _story(scenarios.migrate_and_back, "create migrate revertResize confirmResize"),
+    _story(scenarios.live_migrate, "create os-migrateLive delete"),
+    _story(scenarios.evacuate, "create evacuate os-start"),
+    _story(scenarios.shelve_and_back, "create shelve unshelve delete", "image"),
+    _story(
+        scenarios.shelve_and_offload, "create shelve unshelve shelveOffload delete", "image", shelved_offload_time=-1
+    ),
+)

@@ -1,0 +1,115 @@
+"""Guests of servers that are deleted: which of them are found, and what becomes of them."""
+
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import sqlalchemy as sa
+
+from micronova.conductor import running_deleted
+from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.running_deleted import find_running_deleted
+from micronova.db import services
+from micronova.db.engine import Database
+from micronova.db.tables import deleted_instances, departures
+from micronova.objects.clock import micros
+from micronova.objects.context import Context
+from micronova.objects.errors import Unavailable
+from micronova.objects.orders import Guest
+from micronova.objects.service_names import COMPUTE
+from tests.clocks import ManualClock
+from tests.unit.db.databases import compute_database
+from tests.unit.db.test_retention import _instance
+from tests.unit.scheduler.rows import add_instances
+
+DELETED = {"old": 100.0, "recent": 10.0, "newer guest": 100.0, "leaving": 100.0}
+"""Servers, with the seconds since they were deleted."""
+
+
+@pytest.fixture
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    async with compute_database("sqlite", request) as opened:
+        yield opened
+
+
+class Hosts:
+    """One host with guests, one that does not answer, and one that is down."""
+
+    async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
+        assert host != "down", "a host that is down is not asked"
+        if host == "silent":
+            raise Unavailable("no answer")
+        names = (*DELETED, "living", "unknown")
+        return tuple(Guest(uuid=name, node=host, epoch=5 if "newer" in name else 3, power_state=1) for name in names)
+
+
+async def _found(database: Database, *, timeout: float, reap: bool) -> set[str]:
+    """Run the job; return the servers whose guests hosts are told to remove."""
+    clock = ManualClock()
+    now = micros(clock.now())
+
+    def prepare(conn: sa.Connection) -> None:
+        services.heartbeat(conn, COMPUTE, ["full", "silent"], now)
+        services.heartbeat(conn, COMPUTE, ["down"], now - micros(3600.0))
+        add_instances(conn, "living")
+        rows = [
+            _instance(name, deleted_at=now - micros(seconds), epoch=4, host="full") for name, seconds in DELETED.items()
+        ]
+        conn.execute(deleted_instances.insert(), rows)
+        conn.execute(departures.insert(), {"host": "full", "instance_uuid": "leaving", "epoch": 9, "created_at": now})
+
+    await database.write(prepare)
+    engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
+    needs = SimpleNamespace(engine=engine, compute=Hosts(), service_down_time=60.0)
+    await find_running_deleted(cast(Dependencies, needs), timeout, reap=reap)
+    rows = await database.read(lambda conn: conn.execute(departures.select()).all())
+    assert {(row.instance_uuid, row.epoch) for row in rows} >= {("leaving", 9)}
+    assert all(row.host == "full" and row.epoch in (3, 9) for row in rows)
+    return {row.instance_uuid for row in rows} - {"leaving"}
+
+
+async def test_they_are_removed(database: Database) -> None:
+    """Not the guest of a server that lives or is unknown, nor one that is newer than the record of the deletion."""
+    assert await _found(database, timeout=0.0, reap=True) == {"old", "recent"}
+
+
+async def test_not_before_the_timeout(database: Database) -> None:
+    assert await _found(database, timeout=60.0, reap=True) == {"old"}
+
+
+async def test_they_are_only_logged(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    assert await _found(database, timeout=0.0, reap=False) == set()
+    told = [record.getMessage() for record in caplog.records if "which is deleted" in record.getMessage()]
+    assert len(told) == 2 and "host full has a guest of server old" in told[0]
+    assert any("host silent does not say" in record.getMessage() for record in caplog.records)
+
+
+async def test_what_one_host_says_protects_no_guest_of_another(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    now = micros(clock.now())
+    known_before: dict[str, set[str]] = {}
+
+    async def told() -> set[str]:
+        rows = await database.read(lambda conn: conn.execute(departures.select()).all())
+        return {row.instance_uuid for row in rows}
+
+    class Stolen:
+        async def list_guests(self, context: Context, host: str) -> tuple[Guest, ...]:
+            known_before[host] = await told()
+            epoch = -(2**70) if host == "b" else 3  # no database takes it
+            return (Guest(uuid=f"of {host}", node=host, epoch=epoch, power_state=1),)
+
+    def prepare(conn: sa.Connection) -> None:
+        services.heartbeat(conn, COMPUTE, ["a", "b", "c"], now)
+        conn.execute(deleted_instances.insert(), [_instance(f"of {host}", deleted_at=1, epoch=4) for host in "abc"])
+
+    await database.write(prepare)
+    monkeypatch.setattr(running_deleted, "HOSTS_PER_STEP", 1)
+    engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
+    needs = SimpleNamespace(engine=engine, compute=Stolen(), service_down_time=60.0)
+    await find_running_deleted(cast(Dependencies, needs), 0.0, reap=True)
+    assert await told() == {"of a", "of c"}
+    assert known_before["c"] == {"of a"}, "the answers of all hosts are not kept in memory together"

@@ -1,0 +1,114 @@
+"""What a stolen host says: each text, list and mapping of a message that a host sends has a limit."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.inspect import (
+    AnyType,
+    CollectionType,
+    CustomType,
+    DictType,
+    ListType,
+    RawType,
+    StrType,
+    StructType,
+    TupleType,
+    Type,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from micronova.compute.rpcapi import COMPUTE_INTERFACE, FAULT_RULES
+from micronova.conductor.rpcapi import HOSTS, KEYS
+from micronova.objects.host_limits import LONGEST_DETAILS, LONGEST_MESSAGE
+from micronova.objects.orders import BootVerdict, NodeResources, Report
+from micronova.rpc.contract import Method
+from micronova.rpc.envelope import OutgoingReply, decode_reply, encode
+from micronova.rpc.errors import ErrorBody, from_body
+
+# Simulated hosts alone have fault rules, and only an operator asks for them.
+SENT = [
+    *((method, method.params) for interface in (HOSTS, KEYS) for method in interface.methods.values()),
+    *((method, method.result) for method in COMPUTE_INTERFACE.methods.values() if method is not FAULT_RULES),
+]
+CUT = {(Report, "message"), (Report, "details"), (BootVerdict, "fault"), (NodeResources, "cpu_info")}
+"""Fields whose limits are no part of their types; the tests below are about them."""
+REPORT = Report(operation_id="o", epoch=1, instance_uuid="i", host="h", outcome="error")
+NODE = NodeResources(
+    node="n", node_uuid="u", hypervisor_type="t", hypervisor_version=1, vcpus=1, memory_mb=1, local_gb=1
+)
+
+
+def _unlimited(info: Type, path: str) -> Iterator[str]:
+    """Return where values of this type have no limit."""
+    if isinstance(info, StrType):
+        if info.max_length is None:
+            yield path
+    elif isinstance(info, StructType):
+        for field in info.fields:
+            if (info.cls, field.name) not in CUT:
+                yield from _unlimited(field.type, f"{path}.{field.name}")
+    elif isinstance(info, UnionType):
+        for each in info.types:
+            yield from _unlimited(each, path)
+    elif isinstance(info, TupleType):
+        for each in info.item_types:
+            yield from _unlimited(each, f"{path}[]")
+    elif isinstance(info, ListType | VarTupleType | CollectionType):
+        if info.max_length is None:
+            yield path
+        yield from _unlimited(info.item_type, f"{path}[]")
+    elif isinstance(info, DictType):
+        if info.max_length is None:
+            yield path
+        yield from _unlimited(info.key_type, f"{path}[]")
+        yield from _unlimited(info.value_type, f"{path}[]")
+    elif isinstance(info, AnyType | CustomType | RawType):
+        yield path
+
+
+@pytest.mark.parametrize(("method", "sent"), SENT, ids=[method.label for method, _ in SENT])
+def test_every_text_and_list_of_a_host_has_a_limit(method: Method[Any, Any], sent: Any) -> None:
+    assert list(_unlimited(type_info(sent), method.label)) == []
+
+
+def test_texts_for_people_are_cut_and_not_refused() -> None:
+    long = "x\0" * 1_000_000
+    received = msgspec.msgpack.decode(_as_old_agents_do(REPORT, message=long, details=long), type=Report)
+    for found in (received, Report(**{**msgspec.structs.asdict(REPORT), "message": long, "details": long})):
+        assert found.message is not None and found.details is not None
+        assert (len(found.message), len(found.details)) == (LONGEST_MESSAGE, LONGEST_DETAILS)
+        assert "\0" not in found.message + found.details
+    verdict = BootVerdict(instance_uuid="i", epoch=1)
+    found_verdict = msgspec.msgpack.decode(_as_old_agents_do(verdict, fault=long), type=BootVerdict)
+    assert len(found_verdict.fault) == LONGEST_MESSAGE
+
+
+def test_texts_that_are_short_enough_stay_as_they_are() -> None:
+    report = msgspec.structs.replace(REPORT, message="no disk", details="line\nline\n")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=Report) == report
+    assert (report.message, report.details) == ("no disk", "line\nline\n")
+
+
+def test_a_description_of_a_node_that_is_too_long_is_refused() -> None:
+    body = _as_old_agents_do(NODE, cpu_info={"model": "x" * 100_000})
+    with pytest.raises(msgspec.ValidationError, match="more than 65536 bytes"):
+        msgspec.msgpack.decode(body, type=NodeResources)
+
+
+def test_an_error_that_a_host_answers_is_cut() -> None:
+    body = ErrorBody("not_found", "x" * 1_000_000, {"y": "z" * 1_000_000})
+    reply = decode_reply(encode(OutgoingReply("1", body, None)))
+    assert reply.error is not None
+    assert len(str(from_body(reply.error))) == LONGEST_DETAILS and reply.error.details == {}
+    long = msgspec.msgpack.encode({"id": "1", "error": {"code": "c", "message": "x" * 1_000_000}})
+    found = decode_reply(long)
+    assert found.error is not None and len(found.error.message) == LONGEST_DETAILS
+
+
+def _as_old_agents_do(message: msgspec.Struct, /, **values: Any) -> bytes:
+    """Return a message with values that today's agents cut."""
+    return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **values})
