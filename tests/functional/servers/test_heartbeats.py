@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import threading
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -58,6 +59,7 @@ from micronova.objects.orders import (
     RemovedGuest,
     Report,
     RunningOrder,
+    WorkOrder,
 )
 from micronova.objects.service_names import COMPUTE
 from micronova.rpc.bus import connect
@@ -782,10 +784,9 @@ async def test_a_heartbeat_waits_for_no_other_service(
     """A host has lost an order that waits for its ports, and the network service does not answer."""
     networks = conductor._dependencies.network_client
     assert networks is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+    async with _orders_lost(conductor, monkeypatch) as lost:
         id = await user.create(networks=[{"uuid": (await network(user))["id"]}])
-        await user.wait_for(id, "BUILD", task="spawning")
+        await lost.wait_for(id)
     host = await user.host_of(id)
     assert host is not None and cloud.process.database is not None
     await cloud.process.database.write(_sent_long_ago_before_the_port_was_plugged, id)
@@ -799,14 +800,13 @@ async def test_a_reply_has_as_many_orders_as_fit(
 ) -> None:
     """A reply that is too large would never arrive, and with it no order at all."""
     host = "fake-1"
-    with monkeypatch.context() as patch:
-        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+    async with _orders_lost(conductor, monkeypatch) as lost:
         ids = [
             await user.admin.create(networks="none", availability_zone=f"nova:{host}", user_data="A" * 8_000)
             for _ in range(3)
         ]
         for id in ids:
-            await user.admin.wait_for(id, "BUILD", task="spawning")
+            await lost.wait_for(id)
     assert cloud.process.database is not None
     for id in ids:
         await cloud.process.database.write(_sent_long_ago, id)
@@ -826,10 +826,9 @@ async def test_what_only_newer_conductors_know_is_left_to_them(
 ) -> None:
     """During an upgrade an old conductor answers heartbeats of hosts whose orders newer ones have made."""
     host = "fake-1"
-    with monkeypatch.context() as patch:
-        patch.setattr(conductor._dependencies.compute, "send_order", _lose)
+    async with _orders_lost(conductor, monkeypatch) as lost:
         id = await user.admin.create(networks="none", availability_zone=f"nova:{host}")
-        await user.admin.wait_for(id, "BUILD", task="spawning")
+        await lost.wait_for(id)
     assert cloud.process.database is not None and cloud.process.bus is not None
     await cloud.process.database.write(_sent_long_ago, id)
     [row] = await cloud.read(sa.select(table).where(table.c.instance_uuid == id))
@@ -867,8 +866,27 @@ def _sent_long_ago_before_the_port_was_plugged(conn: sa.Connection, id: str) -> 
     conn.execute(table.update().where(table.c.id == operation["id"]).values(payload=payload.encode()))
 
 
-async def _lose(context: Context, order: object) -> None:
-    """Lose a message."""
+class _LostOrders:
+    """Orders that were lost on their way to a host. A server is spawning some time before its order is sent."""
+
+    def __init__(self) -> None:
+        self._events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+    async def lose(self, context: Context, order: WorkOrder) -> None:
+        """Lose an order."""
+        self._events[order.instance.uuid].set()
+
+    async def wait_for(self, id: str) -> None:
+        """Wait until an order for this server is lost."""
+        await asyncio.wait_for(self._events[id].wait(), 60)
+
+
+@contextlib.asynccontextmanager
+async def _orders_lost(conductor: ConductorManager, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_LostOrders]:
+    lost = _LostOrders()
+    with monkeypatch.context() as patch:
+        patch.setattr(conductor._dependencies.compute, "send_order", lost.lose)
+        yield lost
 
 
 async def test_too_many_heartbeats_are_logged_once(
