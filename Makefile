@@ -5,6 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 # With the loop over files, a module's tests stay in one process and share their cloud.
 PYTEST := $(BIN)/pytest -q
+# The same for the tests of `make test`, which repeats the few that fail and names them at its end.
+TESTS := scripts/run-tests
+UNSTABLE := .pytest_cache/unstable
 PARALLEL := -n auto --dist loadfile
 # Most of the quick tests wait for something, so there are twice as many processes as cores.
 QUICK := -n $(shell expr 2 \* $$(nproc)) --dist loadfile -m "not postgresql and not thorough" tests/unit tests/functional
@@ -91,21 +94,27 @@ graph: .venv  ## draw docs/import-graph.svg: which package imports which
 
 .PHONY: unit
 unit: .venv  ## unit and functional tests, on SQLite
-	$(PYTEST) $(QUICK)
+	$(TESTS) $(QUICK)
 
 # On separate processes all tests share one cloud: what one leaves behind may let every later one wait, so few may fail.
 .PHONY: test
-test: guests services browser check  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
-	$(PYTEST) $(PARALLEL) -m "postgresql or thorough" tests/unit tests/functional
-	$(PYTEST) -n auto tests/simulation
-	MICRONOVA_TEST_CLOUD=cluster $(PYTEST) --maxfail 10 tests/functional/servers -k "not schemas and not bad_input"
-	$(PYTEST) -n 2 --dist loadfile tests/integration
+test: export UNSTABLE_TESTS := $(UNSTABLE)
+test: no-unstable guests services browser check  ## everything, on real PostgreSQL and RabbitMQ, and with real guests
+	$(TESTS) $(PARALLEL) -m "postgresql or thorough" tests/unit tests/functional
+	$(TESTS) -n auto tests/simulation
+	MICRONOVA_TEST_CLOUD=cluster $(TESTS) --maxfail 10 tests/functional/servers -k "not schemas and not bad_input"
+	$(TESTS) -n 2 --dist loadfile tests/integration
 	@$(MAKE) --no-print-directory test-e2e
+	@if [ -s $(UNSTABLE) ]; then echo "Unstable tests, which passed only when they were repeated alone:"; cat $(UNSTABLE); fi
+
+.PHONY: no-unstable
+no-unstable:
+	@mkdir -p $(dir $(UNSTABLE)) && rm -f $(UNSTABLE)
 
 .PHONY: test-e2e
 test-e2e: guests services browser  ## real guests, networks and consoles; needs root
 	@scripts/ensure-packages busybox iputils-ping
-	$(PYTEST) -n 2 --dist loadfile tests/e2e
+	$(TESTS) -n 2 --dist loadfile tests/e2e
 	@if [ "$(WITHOUT_GUESTS)" ]; then echo "WITHOUT_GUESTS: tests of real guests that this machine cannot run were skipped."; fi
 
 .PHONY: tempest
