@@ -203,7 +203,7 @@ def check(directory: Path | None, config: Path | None) -> int:
 
 def _check_extensions(settings: Settings) -> Iterator[Verdict]:
     """Compose the API with the installed extensions, as its start does."""
-    from micronova.api.plugins import GROUP
+    from micronova.api.installed_extensions import GROUP
     from micronova.plugins import entry_points
 
     if not entry_points.registered(GROUP):

@@ -15,7 +15,7 @@ from micronova.conf.settings import Settings, load
 from micronova.http.service import Route
 
 if TYPE_CHECKING:
-    from micronova.api.plugins import Extensions
+    from micronova.api.installed_extensions import Extensions
 
 
 def openapi(microversion: str, config: Path | None) -> None:

@@ -7,7 +7,7 @@ import logging
 import traceback
 from typing import Protocol
 
-from micronova.compute.handlers import HANDLERS, UNDO
+from micronova.compute.handlers.table import HANDLERS, UNDO
 from micronova.compute.host import Host
 from micronova.compute.work import InstanceWork, Outcome, Phase, Work
 from micronova.objects.context import Context

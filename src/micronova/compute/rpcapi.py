@@ -125,7 +125,7 @@ class ComputeAPI:
         self._bus = bus
 
     async def send_order(self, context: Context, order: WorkOrder) -> None:
-        """Cast an order to its host; its kind says what the host does (`compute/handlers.py`)."""
+        """Cast an order to its host; its kind says what the host does (`compute/handlers/table.py`)."""
         await self._bus.cast(COMPUTE_INTERFACE.target(order.host), EXECUTE_ORDER, order, context=context)
 
     async def delete_queue(self, host: str) -> None:

@@ -15,6 +15,7 @@ from micronova.conductor.jobs import Jobs
 from micronova.conductor.operations.admin_password import ChangePassword
 from micronova.conductor.operations.bind_ports import BindPorts
 from micronova.conductor.operations.build import Build
+from micronova.conductor.operations.confirm_revert import ConfirmResize, RevertResize
 from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.delete import Delete
 from micronova.conductor.operations.dependencies import Dependencies
@@ -24,14 +25,13 @@ from micronova.conductor.operations.evacuate import Evacuate
 from micronova.conductor.operations.host_kind import Continue, HostKind, apply_progress, apply_report, reported_error
 from micronova.conductor.operations.interfaces import AttachInterface, DetachInterface
 from micronova.conductor.operations.move import MOVE_KINDS, Move
-from micronova.conductor.operations.offloading import ShelveOffload
 from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.rebuild import Rebuild
 from micronova.conductor.operations.rescue import Rescue
-from micronova.conductor.operations.resized import ConfirmResize, RevertResize
 from micronova.conductor.operations.shelve import Shelve, Unshelve
+from micronova.conductor.operations.shelve_offload import ShelveOffload
 from micronova.conductor.operations.soft_delete import Restore, SoftDelete
-from micronova.conductor.operations.unshelve import UnshelveOffloaded
+from micronova.conductor.operations.unshelve_offloaded import UnshelveOffloaded
 from micronova.conductor.rpcapi import (
     CONSOLE,
     HOSTS,

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, field
 
 from micronova.api.extension import Additions, Extension, Proceed, RouteChange
 from micronova.api.inputs import Body, Paged, Query
-from micronova.api.plugins import Extensions
+from micronova.api.installed_extensions import Extensions
 from micronova.http import validation
 from micronova.http.request import Request
 from micronova.http.service import Route

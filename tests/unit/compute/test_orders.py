@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from micronova.compute.handlers import HANDLERS
+from micronova.compute.handlers.table import HANDLERS
 from micronova.objects import power_state
 from micronova.objects.errors import Unavailable
 from micronova.objects.image import ImageMeta, ImageSignature

@@ -57,7 +57,7 @@ from micronova.api.compute import (
     volume_attachments,
     volumes,
 )
-from micronova.api.plugins import Extensions
+from micronova.api.installed_extensions import Extensions
 from micronova.clients.image.client import ImageClient
 from micronova.clients.network.client import NetworkClient
 from micronova.db.engine import Database

@@ -10,7 +10,7 @@ from typing import Any
 
 from micronova.api.extension import Extension
 from micronova.api.inputs import STRICT, NoQuery
-from micronova.api.plugins import Extensions
+from micronova.api.installed_extensions import Extensions
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.objects.errors import NotFound

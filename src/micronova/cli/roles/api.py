@@ -8,7 +8,7 @@ from micronova.api.compute import paths
 from micronova.api.compute.app import APIDependencies, routes
 from micronova.api.compute.extensions import load_extensions
 from micronova.api.compute.versions_doc import VENDOR_TYPE, VERSIONS, root_routes
-from micronova.api.plugins import Extensions
+from micronova.api.installed_extensions import Extensions
 from micronova.cli.wiring import Process, Role
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.rpcapi import ConductorAPI

@@ -1,11 +1,11 @@
 """Shelving a server: its guest is switched off, its disk becomes an image, and it may leave its host.
 
-| operation            | steps                                                                                       |
-|----------------------|---------------------------------------------------------------------------------------------|
+| operation            | steps                                                                                        |
+|----------------------|----------------------------------------------------------------------------------------------|
 | `shelve`             | as `create_image`, up to the complete image; then SHELVED, or `unbind` → `offload`           |
-| `shelve_offload`     | `new` → `offload` (`offloading.py`): SHELVED_OFFLOADED, without host and claim                |
+| `shelve_offload`     | `new` → `offload` (`shelve_offload.py`): SHELVED_OFFLOADED, without host and claim           |
 | `unshelve`           | `new` → `dispatched` (the host starts the guest, which it still has)                         |
-| `unshelve_offloaded` | `schedule` → `dispatched` (`unshelve.py`): a host builds the guest from the image            |
+| `unshelve_offloaded` | `schedule` → `dispatched` (`unshelve_offloaded.py`): a host builds the guest from the image  |
 | `discard_image`      | `new`: deletes the image of a server that is deleted, or not shelved any more                |
 
 The image has the id of the operation that makes it. From the transaction on that makes the server SHELVED, the row's
@@ -26,8 +26,8 @@ from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
-from micronova.conductor.operations.offloading import Offloading
 from micronova.conductor.operations.power import Power
+from micronova.conductor.operations.shelve_offload import Offloading
 from micronova.db import instances
 from micronova.objects import power_state, shelved, states
 from micronova.objects.errors import Unavailable

@@ -1,4 +1,4 @@
-"""Handlers of orders on a guest that exists; `compute/handlers.py` lists all.
+"""Handlers of orders on a guest that exists; `compute/handlers/table.py` lists all.
 
 A handler may run twice for an order: after a crash of the agent the conductor sends the order again. A reboot that
 was done but not reported is then repeated; no record could prevent that.
@@ -7,7 +7,7 @@ was done but not reported is then repeated; no record could prevent that.
 import dataclasses
 from contextlib import nullcontext
 
-from micronova.compute.handling import (
+from micronova.compute.handlers.shared import (
     capable_driver,
     check_signature,
     guest_of,

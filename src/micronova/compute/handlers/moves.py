@@ -8,7 +8,8 @@ and the destination makes another one of its disks (`Migrate`). A handler may ru
 import logging
 from functools import partial
 
-from micronova.compute.handling import (
+from micronova.compute.handlers.guests import delete
+from micronova.compute.handlers.shared import (
     capable_driver,
     guest_plan,
     guest_to_switch,
@@ -19,7 +20,6 @@ from micronova.compute.handling import (
     undo_on_failure,
 )
 from micronova.compute.host import Host
-from micronova.compute.order_handlers import delete
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state
 from micronova.objects.errors import Invalid, MicronovaError

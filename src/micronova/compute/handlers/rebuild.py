@@ -7,8 +7,8 @@ failed or interrupted rebuild leaves on the host stays there for the next rebuil
 
 import msgspec
 
-from micronova.compute.build import wants_config_drive
-from micronova.compute.handling import capable_driver, check_signature, guest_plan, is_made, is_newer
+from micronova.compute.handlers.build import wants_config_drive
+from micronova.compute.handlers.shared import capable_driver, check_signature, guest_plan, is_made, is_newer
 from micronova.compute.host import Host
 from micronova.compute.work import Outcome, Work
 from micronova.objects import power_state, states

@@ -17,7 +17,14 @@ import traceback
 
 import msgspec
 
-from micronova.compute.handling import check_signature, guest_plan, is_made, is_newer, reschedule, undo_on_failure
+from micronova.compute.handlers.shared import (
+    check_signature,
+    guest_plan,
+    is_made,
+    is_newer,
+    reschedule,
+    undo_on_failure,
+)
 from micronova.compute.host import Host
 from micronova.compute.slots import Slot
 from micronova.compute.work import Outcome, Work
