@@ -28,9 +28,10 @@ from micronova.conductor.operations.move import MOVE_KINDS, Move
 from micronova.conductor.operations.power import POWER_KINDS, Power
 from micronova.conductor.operations.rebuild import Rebuild
 from micronova.conductor.operations.rescue import Rescue
-from micronova.conductor.operations.shelve import Shelve, Unshelve
+from micronova.conductor.operations.shelve import Shelve
 from micronova.conductor.operations.shelve_offload import ShelveOffload
 from micronova.conductor.operations.soft_delete import Restore, SoftDelete
+from micronova.conductor.operations.unshelve import Unshelve
 from micronova.conductor.operations.unshelve_offloaded import UnshelveOffloaded
 from micronova.conductor.rpcapi import (
     CONSOLE,

@@ -4,7 +4,7 @@
 |----------------------|----------------------------------------------------------------------------------------------|
 | `shelve`             | as `create_image`, up to the complete image; then SHELVED, or `unbind` → `offload`           |
 | `shelve_offload`     | `new` → `offload` (`shelve_offload.py`): SHELVED_OFFLOADED, without host and claim           |
-| `unshelve`           | `new` → `dispatched` (the host starts the guest, which it still has)                         |
+| `unshelve`           | `new` → `dispatched` (`unshelve.py`): the host starts the guest, which it still has          |
 | `unshelve_offloaded` | `schedule` → `dispatched` (`unshelve_offloaded.py`): a host builds the guest from the image  |
 | `discard_image`      | `new`: deletes the image of a server that is deleted, or not shelved any more                |
 
@@ -18,7 +18,6 @@ With `shelved_offload_time` 0 the operation goes on to the offload, in the same 
 leaves the server as it was, but for its guest: one that was switched off is STOPPED.
 """
 
-import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.create_image import CreateImage
@@ -26,7 +25,6 @@ from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
-from micronova.conductor.operations.power import Power
 from micronova.conductor.operations.shelve_offload import Offloading
 from micronova.db import instances
 from micronova.objects import power_state, shelved, states
@@ -108,20 +106,3 @@ class Shelve(CreateImage):
     async def leaves_image(self, operation: Operation) -> bool:
         """Return False: the server's row does not know the image yet."""
         return False
-
-
-class Unshelve(Power):
-    """Starts the guest of a server that is SHELVED, on the host that it has not left."""
-
-    def __init__(self, dependencies: Dependencies) -> None:
-        super().__init__(dependencies, "unshelve")
-
-    def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:
-        """Make the host the owner; the server is being started from now on."""
-        changes: InstanceChanges = {"task_state": states.POWERING_ON}
-        dispatched = self.transitions.dispatch(conn, operation, host, changes)
-        return None if dispatched is None else self.order(conn, dispatched, changed(row, changes))
-
-    def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:
-        """Return the order to start the guest."""
-        return msgspec.structs.replace(super().order(conn, operation, row), kind="start")
