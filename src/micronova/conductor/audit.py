@@ -22,8 +22,7 @@ from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.db.tables import allocations, deleted_instances, departures, instances, migrations, operations
-from micronova.objects import migration as migration_states
-from micronova.objects import shelved, states
+from micronova.objects import migration_states, shelved, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.operations import IMAGE_KINDS
 from micronova.objects.orders import Guest

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.dependencies import Dependencies
 from micronova.conductor.own_requests import own_ids
 from micronova.db import instances, server_migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.context import Context
 

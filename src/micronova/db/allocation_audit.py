@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.db.tables import allocations, compute_nodes, instances, inventories, migrations, server_group_hosts
-from micronova.objects import migration as migration_states
+from micronova.objects import migration_states
 
 _a, _i, _g, _n, _m = allocations.c, inventories.c, server_group_hosts.c, compute_nodes.c, migrations.c
 

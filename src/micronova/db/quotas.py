@@ -25,7 +25,7 @@ from micronova.db.tables import (
     server_groups,
 )
 from micronova.db.upsert import PerDialect
-from micronova.objects import migration as migration_states
+from micronova.objects import migration_states
 from micronova.objects.errors import QuotaExceeded
 from micronova.objects.instance import InstanceRow
 

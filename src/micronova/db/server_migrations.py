@@ -16,8 +16,7 @@ from micronova.db import allocations, departures, keyset, quotas
 from micronova.db import operations as operation_rows
 from micronova.db.listed import DIALECTS, as_triples, one_of, triples
 from micronova.db.tables import compute_nodes, migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.context import Context
 from micronova.objects.instance import InstanceRow
 from micronova.objects.migration import MigrationChanges, MigrationRow

@@ -12,8 +12,7 @@ import sqlalchemy as sa
 from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.clock import micros
 from micronova.objects.context import Context, RequestContext
 from micronova.objects.errors import Conflict, NotSupported, Unavailable

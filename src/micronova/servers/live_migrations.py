@@ -9,8 +9,7 @@ from micronova.db import instance_actions, instances, server_migrations
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
 from micronova.notifications.notifier import Notifier
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Conflict, Invalid, NotFound, Unavailable

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from micronova.db import allocations, flavors, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
 from micronova.db.secrets import Secrets
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.block_device import resized
 from micronova.objects.clock import micros
 from micronova.objects.context import Context, RequestContext

@@ -17,7 +17,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import Invalid
-from micronova.objects.migration import IN_PROGRESS_LIVE, LIVE_MIGRATION
+from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 
 RULE = "os_compute_api:os-migrations:index"
 

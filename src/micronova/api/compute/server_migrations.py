@@ -13,7 +13,7 @@ from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import since
 from micronova.objects.errors import NotFound
-from micronova.objects.migration import IN_PROGRESS_LIVE, LIVE_MIGRATION
+from micronova.objects.migration_states import IN_PROGRESS_LIVE, LIVE_MIGRATION
 from micronova.servers.live_migrations import LiveMigrations
 
 RULE = "os_compute_api:servers:migrations"

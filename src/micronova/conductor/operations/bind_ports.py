@@ -8,8 +8,7 @@ import sqlalchemy as sa
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
 from micronova.db import instances, server_migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceRow
 from micronova.objects.network import VIF

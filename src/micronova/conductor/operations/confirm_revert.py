@@ -20,8 +20,7 @@ from micronova.conductor.operations.host_kind import Continue, NoMoreWork, Repor
 from micronova.conductor.operations.move_kind import MoveKind
 from micronova.conductor.operations.orders import removal_order, work_order
 from micronova.db import departures, instances, server_migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 from micronova.objects.errors import Unavailable
 from micronova.objects.flavor import Flavor
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of

@@ -19,8 +19,7 @@ from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.placed_kind import PlacedBuildKind
 from micronova.conductor.operations.placing import ServerToPlace, place_of
 from micronova.db import departures, instances, server_migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import power_state, states
+from micronova.objects import migration_states, power_state, states
 from micronova.objects.errors import Unavailable
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed, fault_of
 from micronova.objects.migration import MigrationRow

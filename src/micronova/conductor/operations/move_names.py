@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from micronova.objects import migration as migration_states
-from micronova.objects import states
+from micronova.objects import migration_states, states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from micronova.conductor.operations.orders import devices_of
 from micronova.conductor.operations.placing import place_of
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import departures, instances, server_migrations
-from micronova.objects import migration as migration_states
-from micronova.objects import power_state, states
+from micronova.objects import migration_states, power_state, states
 from micronova.objects.block_device import resized
 from micronova.objects.errors import MicronovaError
 from micronova.objects.flavor import Flavor
