@@ -16,7 +16,7 @@ class Holder(Protocol):
         """Release the resources of an instance."""
 
 
-class Claim:
+class HeldClaim:
     """A context manager: the claim is released when the body fails, and stays when the body succeeds."""
 
     __slots__ = ("_holder", "_uuid")

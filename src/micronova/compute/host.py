@@ -8,7 +8,7 @@ import msgspec
 from micronova.compute import cpu_monitor
 from micronova.compute.boot_watch import BootWatch
 from micronova.compute.cpu_monitor import CPUMonitor
-from micronova.compute.image_caching import ImageCaching
+from micronova.compute.image_caching import ImageFetches
 from micronova.compute.resource_tracker import ResourceTracker
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.compute.slots import Slots
@@ -70,7 +70,7 @@ class Host:
         self.boots = BootWatch(name, driver, settings, clock, self.work_registry, self._power_of)
         self.uploads = uploads or ImageUploads()
         self.cpu_monitor = _cpu_monitor(name, driver, settings, clock)
-        self.image_caching = ImageCaching(name, driver, clock)
+        self.image_caching = ImageFetches(name, driver, clock)
         self.build_slots = Slots(settings.max_concurrent_builds)
         # Uploads last as long as the image service wants: one project does not make all others wait for its own.
         most = settings.max_concurrent_snapshots

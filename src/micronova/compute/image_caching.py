@@ -20,7 +20,7 @@ LONGEST_WAIT = 20.0
 """Seconds after which a call is answered, less than a caller waits."""
 
 
-class ImageCaching:
+class ImageFetches:
     """The downloads of one host that no guest waits for."""
 
     def __init__(self, host: str, driver: Driver, clock: Clock) -> None:

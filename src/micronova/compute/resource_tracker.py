@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from micronova.compute.claims import Claim, shortage
+from micronova.compute.claims import HeldClaim, shortage
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
@@ -38,7 +38,7 @@ class ResourceTracker:
         """Return what is used, by resource class: by instances, also those being built, and by everything else."""
         return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in ("VCPU", "MEMORY_MB", "DISK_GB")}
 
-    def instance_claim(self, order: WorkOrder) -> Claim:
+    def instance_claim(self, order: WorkOrder) -> HeldClaim:
         """Claim what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit."""
         uuid = order.instance.uuid
         wanted = order.instance.flavor.resources()
@@ -50,7 +50,7 @@ class ResourceTracker:
             raise InsufficientResources(f"The node {self.node} has not enough resources: {missing}.")
         self._hold(uuid, wanted)
         self.changed = True
-        return Claim(self, uuid)
+        return HeldClaim(self, uuid)
 
     def release(self, uuid: str) -> None:
         """Release the resources of an instance."""

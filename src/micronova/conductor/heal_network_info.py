@@ -9,7 +9,7 @@ is left to the next round.
 
 import logging
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.db import instances, network_info, services
 from micronova.objects.errors import MicronovaError, Unavailable
 from micronova.objects.instance import InstanceRow
@@ -26,7 +26,7 @@ GIVES_UP = 3
 class NetworkInfoHealing:
     """Goes through the servers, again and again."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         self._dependencies = dependencies
         self._after = ""  # the id of the last server of the run before
 

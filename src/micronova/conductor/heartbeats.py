@@ -21,7 +21,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor import boots, power_changes
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, known_kind
 from micronova.conductor.operations.orders import size_of
@@ -94,7 +94,9 @@ class _Applied(NamedTuple):
 class Heartbeats:
     """Handles heartbeats."""
 
-    def __init__(self, dependencies: Dependencies, kinds: dict[str, HostKind], ratios: dict[str, float]) -> None:
+    def __init__(
+        self, dependencies: ConductorDependencies, kinds: dict[str, HostKind], ratios: dict[str, float]
+    ) -> None:
         """`ratios` are the allocation ratios of hosts that report none, by resource class."""
         self._dependencies = dependencies
         self._engine = dependencies.engine

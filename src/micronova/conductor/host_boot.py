@@ -10,7 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.own_requests import accept_own, own_ids
 from micronova.db import instances
 from micronova.db import operations as operation_rows
@@ -26,7 +26,7 @@ NAMESPACE = UUID("0c7a2f0e-5d0b-4c38-9a51-8f1c1f8a7d10")
 START = "start"
 
 
-async def start_guests_after_host_boot(dependencies: Dependencies, found: GuestsOff) -> tuple[str, ...]:
+async def start_guests_after_host_boot(dependencies: ConductorDependencies, found: GuestsOff) -> tuple[str, ...]:
     """Start those of the guests that should run; return their instances."""
     engine = dependencies.engine
     # Every transaction locks in this order. One for each server: a host may have thousands.
@@ -41,7 +41,7 @@ async def start_guests_after_host_boot(dependencies: Dependencies, found: Guests
     return tuple(started)
 
 
-def _begin(conn: sa.Connection, dependencies: Dependencies, host: str, guest: GuestAtEpoch) -> str | None:
+def _begin(conn: sa.Connection, dependencies: ConductorDependencies, host: str, guest: GuestAtEpoch) -> str | None:
     """Record the operation; return its id, or None if the server should not run."""
     row = instances.lock(conn, guest.instance_uuid)
     if row is None or row["host"] != host or row["epoch"] < guest.epoch:

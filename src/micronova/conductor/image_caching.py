@@ -19,7 +19,7 @@ from functools import partial
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import CacheStatus
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.db import aggregates, services
 from micronova.db.aggregates import AggregateRow
 from micronova.notifications import resources
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 Results = dict[str, CacheStatus]
 
 
-class ImageCaching:
+class CacheImagesTasks:
     """Carries out the requests that this conductor has got."""
 
-    def __init__(self, dependencies: Dependencies, concurrency: int) -> None:
+    def __init__(self, dependencies: ConductorDependencies, concurrency: int) -> None:
         self._dependencies = dependencies
         self._concurrency = concurrency
         self._hosts_at_work = asyncio.Semaphore(concurrency)
@@ -70,7 +70,7 @@ class _Request:
 
     def __init__(
         self,
-        dependencies: Dependencies,
+        dependencies: ConductorDependencies,
         hosts_at_work: asyncio.Semaphore,
         context: Context,
         aggregate: AggregateRow,

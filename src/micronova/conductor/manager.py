@@ -10,7 +10,7 @@ from micronova.conductor.heartbeats import Heartbeats
 from micronova.conductor.host_boot import start_guests_after_host_boot
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
-from micronova.conductor.image_caching import ImageCaching
+from micronova.conductor.image_caching import CacheImagesTasks
 from micronova.conductor.jobs import Jobs
 from micronova.conductor.operations.admin_password import ChangePassword
 from micronova.conductor.operations.bind_ports import BindPorts
@@ -18,7 +18,7 @@ from micronova.conductor.operations.build import Build
 from micronova.conductor.operations.confirm_revert import ConfirmResize, RevertResize
 from micronova.conductor.operations.create_image import CreateImage
 from micronova.conductor.operations.delete import Delete
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import DiscardImage
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.operations.evacuate import Evacuate
@@ -81,7 +81,7 @@ class ConductorManager:
         self,
         *,
         bus: Bus,
-        dependencies: Dependencies,
+        dependencies: ConductorDependencies,
         host: str,
         report_interval: float,
         ratios: dict[str, float],
@@ -90,7 +90,7 @@ class ConductorManager:
         host_users: HostUsers,
         host_keys: HostKeyIssuer,
         jobs: Jobs,
-        image_caching: ImageCaching,
+        image_caching: CacheImagesTasks,
     ) -> None:
         self._bus = bus
         self._dependencies = dependencies

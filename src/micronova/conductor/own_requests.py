@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
 from micronova.db import operations as operation_rows
 from micronova.objects.clock import micros
@@ -32,7 +32,7 @@ def own_ids(namespace: UUID, *about: object) -> tuple[str, str]:
 
 def accept_own(
     conn: sa.Connection,
-    dependencies: Dependencies,
+    dependencies: ConductorDependencies,
     row: InstanceRow,
     changes: InstanceChanges,
     *,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
 from micronova.db import instances
 from micronova.objects import states
@@ -23,7 +23,7 @@ LONGEST_INTERVAL = 60.0
 """Seconds between two runs; with a shorter `reclaim_instance_interval` they are as far apart as that."""
 
 
-async def reclaim(dependencies: Dependencies, interval: float) -> None:
+async def reclaim(dependencies: ConductorDependencies, interval: float) -> None:
     """Delete the servers that have been soft-deleted for longer than `interval` seconds."""
     engine = dependencies.engine
     before = micros(engine.clock.now() - interval)
@@ -34,7 +34,7 @@ async def reclaim(dependencies: Dependencies, interval: float) -> None:
             return
 
 
-def _begin(conn: sa.Connection, id: str, dependencies: Dependencies, before: int) -> list[str]:
+def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, before: int) -> list[str]:
     """Record the operation, unless the server was restored or is being deleted."""
     row = instances.lock(conn, id)
     if row is None or (row["vm_state"], row["task_state"]) != (states.SOFT_DELETED, None):

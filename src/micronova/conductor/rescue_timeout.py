@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
 from micronova.db import instances
 from micronova.objects import states
@@ -25,7 +25,7 @@ INTERVAL = 60.0
 """Seconds between two runs."""
 
 
-async def unrescue_overdue(dependencies: Dependencies, timeout: float) -> None:
+async def unrescue_overdue(dependencies: ConductorDependencies, timeout: float) -> None:
     """Unrescue the servers whose rescue began more than `timeout` seconds ago."""
     engine = dependencies.engine
     before = engine.now() - micros(timeout)
@@ -34,7 +34,7 @@ async def unrescue_overdue(dependencies: Dependencies, timeout: float) -> None:
         log.info("server %s has been rescued for more than %g s and is unrescued", id, timeout)
 
 
-def _begin(conn: sa.Connection, id: str, dependencies: Dependencies, before: int) -> list[str]:
+def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, before: int) -> list[str]:
     """Record the operation, unless the server is not to be unrescued now."""
     row = instances.lock(conn, id)
     if row is None or row["host"] is None or (row["vm_state"], row["task_state"]) != (states.RESCUED, None):

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.own_requests import own_ids
 from micronova.db import instances, server_migrations
 from micronova.objects import migration_states, states
@@ -25,7 +25,7 @@ TOGETHER = 1000
 """Resizes that one run confirms."""
 
 
-async def confirm_overdue(dependencies: Dependencies, window: float) -> None:
+async def confirm_overdue(dependencies: ConductorDependencies, window: float) -> None:
     """Confirm the resizes that ended more than `window` seconds ago."""
     engine = dependencies.engine
     before = micros(engine.clock.now() - window)
@@ -33,7 +33,7 @@ async def confirm_overdue(dependencies: Dependencies, window: float) -> None:
         await engine.database.write(_confirm, dependencies, migration, instance)
 
 
-def _confirm(conn: sa.Connection, dependencies: Dependencies, migration: str, instance: str) -> None:
+def _confirm(conn: sa.Connection, dependencies: ConductorDependencies, migration: str, instance: str) -> None:
     now = dependencies.engine.now()
     row, known = instances.lock(conn, instance), server_migrations.get(conn, migration)
     if row is None or known is None or known["status"] != migration_states.FINISHED:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 
 from micronova.conductor.host_guests import HOSTS_PER_STEP, guests_of_all, hosts_up, no_progress
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.db import departures, instances
 from micronova.objects.clock import micros
 from micronova.objects.errors import Unavailable
@@ -25,7 +25,7 @@ SERVERS_AT_ONCE = 1000
 """Guests whose servers are looked up in one statement."""
 
 
-async def find_running_deleted(dependencies: Dependencies, timeout: float, *, reap: bool) -> None:
+async def find_running_deleted(dependencies: ConductorDependencies, timeout: float, *, reap: bool) -> None:
     """Log the guests of servers that were deleted more than `timeout` seconds ago; `reap`: let hosts remove them."""
     engine = dependencies.engine
     before = engine.now() - micros(timeout)  # of what is deleted from now on, the guests may go at any moment
@@ -44,7 +44,9 @@ async def find_running_deleted(dependencies: Dependencies, timeout: float, *, re
                 log.exception("the guests of host %s could not be compared with the deleted servers", host)
 
 
-async def _look_at(dependencies: Dependencies, host: str, guests: Sequence[Guest], before: int, *, reap: bool) -> None:
+async def _look_at(
+    dependencies: ConductorDependencies, host: str, guests: Sequence[Guest], before: int, *, reap: bool
+) -> None:
     """Do that for the guests of one host."""
     engine = dependencies.engine
     held = {guest.uuid: guest for guest in guests}

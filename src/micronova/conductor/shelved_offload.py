@@ -10,7 +10,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
 from micronova.conductor.own_requests import TOGETHER, accept_own, begin_on
 from micronova.db import instances
@@ -25,7 +25,7 @@ NAMESPACE = UUID("a4c1d3f0-52c4-4f57-9f0e-5b1c1f6e2d90")
 """Of the ids of these operations and requests, which follow from the instance and its epoch."""
 
 
-async def offload_overdue(dependencies: Dependencies, after: float) -> None:
+async def offload_overdue(dependencies: ConductorDependencies, after: float) -> None:
     """Offload the servers that were shelved more than `after` seconds ago; raise Unavailable without image service."""
     engine, images = dependencies.engine, MadeImages(dependencies.image_client)
     before, last = engine.now() - micros(after), ""
@@ -46,7 +46,7 @@ async def _may_leave(images: MadeImages, row: InstanceRow) -> bool:
     return False
 
 
-def _begin(conn: sa.Connection, id: str, dependencies: Dependencies, before: int) -> list[str]:
+def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, before: int) -> list[str]:
     """Record the operation, unless the server is not to be offloaded now."""
     row = instances.lock(conn, id)
     if row is None or row["host"] is None or (row["vm_state"], row["task_state"]) != (states.SHELVED, None):

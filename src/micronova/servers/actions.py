@@ -19,7 +19,7 @@ from micronova.objects.errors import Conflict, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceChanges, InstanceRow, changed
 from micronova.objects.operations import OperationRow, PowerPayload
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 
 FIRST_POLL = 0.02
 LONGEST_POLL = 0.5  # seconds between looks at an operation; the pause grows from FIRST_POLL to this
@@ -29,7 +29,7 @@ GRACE = 30.0  # seconds after its deadline within which an operation certainly e
 class ServerActions:
     """Accepts the actions that the table of states allows."""
 
-    def __init__(self, dependencies: Dependencies, *, reclaim_interval: float) -> None:
+    def __init__(self, dependencies: RequestDependencies, *, reclaim_interval: float) -> None:
         """`reclaim_interval` is how many seconds a deleted server can be restored; 0: it is deleted at once."""
         self._database = dependencies.database
         self._clock = dependencies.clock

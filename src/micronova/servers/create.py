@@ -50,7 +50,7 @@ from micronova.servers.create_rules import (
     make_password,
     merge_devices,
 )
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
@@ -76,7 +76,7 @@ class _Accepted:
 class ServerCreator:
     """Accepts requests to create servers."""
 
-    def __init__(self, dependencies: Dependencies, *, hooks: Hooks, default_schedule_zone: str | None) -> None:
+    def __init__(self, dependencies: RequestDependencies, *, hooks: Hooks, default_schedule_zone: str | None) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random

@@ -1,4 +1,4 @@
-"""What those depend on who accept requests about servers."""
+"""What the classes that accept requests about servers need."""
 
 import random
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from micronova.servers.unsupported import Unsupported
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dependencies:
-    """The dependencies that several of them share."""
+class RequestDependencies:
+    """Shared by `ServerCreator`, `ServerActions`, `ServerMoves` and the others of this package."""
 
     database: Database
     clock: Clock

@@ -14,7 +14,7 @@ from micronova.objects.image import ImageMeta
 from micronova.servers.image_signatures import ImageSignatures
 
 
-class ImageCaching:
+class CacheImagesRequests:
     """Checks the images, as the user who asks, and hands the request to a conductor."""
 
     def __init__(

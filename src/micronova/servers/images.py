@@ -22,8 +22,8 @@ from micronova.objects.ids import new_uuid
 from micronova.objects.image import BACKUP, CANNOT_UPLOAD, SNAPSHOT
 from micronova.objects.instance import InstanceRow, fault_of
 from micronova.objects.operations import IMAGE_CREATION_TIME, ImagePayload
-from micronova.servers.actions import ServerActions, check_lock, check_state
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.actions import ServerActions, check_state
+from micronova.servers.dependencies import RequestDependencies
 
 ANSWER_TIME: Final = IMAGE_CREATION_TIME / 2
 """Seconds that the API waits for the image service. Less than IMAGE_CREATION_TIME, so that no image appears after
@@ -49,7 +49,9 @@ _ACTION_NAMES: Final = {"create_image": "createImage", "create_backup": "createB
 class ServerImages:
     """Accepts requests for images of servers."""
 
-    def __init__(self, dependencies: Dependencies, actions: ServerActions, *, non_inheritable: tuple[str, ...]) -> None:
+    def __init__(
+        self, dependencies: RequestDependencies, actions: ServerActions, *, non_inheritable: tuple[str, ...]
+    ) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
@@ -97,9 +99,8 @@ class ServerImages:
         payload = ImagePayload(excess=list(older[max(0, rotation - 1) :])[::-1], kept=rotation > 0)
         return await self._create(context, row, "create_backup", document, payload)
 
-    async def shelve(self, context: RequestContext, row: InstanceRow) -> None:
-        """Accept the request to shelve a server: its disk becomes an image."""
-        check_lock(context, row)
+    async def of_shelved(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept a request for the image of a server that is shelved: `ServerShelving.shelve`."""
         document = self._document(context, row, f"{row['display_name']}-shelved"[:LONGEST_NAME], SNAPSHOT, {})
         await self._create(context, row, "shelve", document, ImagePayload())
 

@@ -24,7 +24,7 @@ from micronova.objects.operations import EvacuatePayload, MovePayload, PlacedPay
 from micronova.objects.service_names import COMPUTE
 from micronova.servers.actions import check_lock, check_state
 from micronova.servers.create_rules import check_disk_config, check_fits, check_hardware, make_password
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 
 TYPES = {
     "resize": migration_states.RESIZE,
@@ -40,7 +40,7 @@ ACTION_NAMES = {"revert_resize": "revertResize", "live_migrate": "live-migration
 class ServerMoves:
     """Accepts moves of servers."""
 
-    def __init__(self, dependencies: Dependencies, *, allow_resize_to_same_host: bool) -> None:
+    def __init__(self, dependencies: RequestDependencies, *, allow_resize_to_same_host: bool) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random

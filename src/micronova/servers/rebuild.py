@@ -33,7 +33,7 @@ from micronova.servers.create_rules import (
     image_needs_config_drive,
     make_password,
 )
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 
 KIND = "rebuild"
@@ -64,7 +64,7 @@ class _Accepted:
 class ServerRebuilder:
     """Accepts requests to rebuild servers."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: RequestDependencies) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random

@@ -13,7 +13,7 @@ from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -24,7 +24,7 @@ ACTION = "rescue"
 class ServerRescue:
     """Accepts requests to rescue servers."""
 
-    def __init__(self, dependencies: Dependencies, actions: ServerActions, *, rescue_image_id: str) -> None:
+    def __init__(self, dependencies: RequestDependencies, actions: ServerActions, *, rescue_image_id: str) -> None:
         """`rescue_image_id` is the image of requests that name none; empty: the server's own."""
         self._database = dependencies.database
         self._random = dependencies.random

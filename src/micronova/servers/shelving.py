@@ -1,4 +1,4 @@
-"""Shelving servers: leaving the host, and coming back. `servers/images.py` has the begin, which makes an image."""
+"""Shelving servers: their disks become images (`servers/images.py`), they leave their hosts, and they come back."""
 
 import sqlalchemy as sa
 from msgspec import UNSET, UnsetType
@@ -8,28 +8,37 @@ from micronova.db import operations as operation_rows
 from micronova.objects import states
 from micronova.objects.clock import micros
 from micronova.objects.context import RequestContext
-from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.errors import Conflict, Invalid, NotSupported
 from micronova.objects.ids import new_uuid
 from micronova.objects.instance import InstanceRow
 from micronova.objects.operations import Payload, PowerPayload, UnshelvePayload
 from micronova.objects.service_names import COMPUTE
 from micronova.servers.actions import ServerActions, check_lock, check_state
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.images import ServerImages
 
 UNSHELVE = "unshelve"
 
 
 class ServerShelving:
-    """Accepts requests to take shelved servers from their hosts, and to unshelve them."""
+    """Accepts requests to shelve servers, to take shelved ones from their hosts, and to unshelve them."""
 
-    def __init__(self, dependencies: Dependencies, actions: ServerActions) -> None:
+    def __init__(self, dependencies: RequestDependencies, actions: ServerActions, images: ServerImages) -> None:
         self._database = dependencies.database
         self._clock = dependencies.clock
         self._random = dependencies.random
         self._actions = actions
+        self._images = images
         self._conductor = dependencies.conductor
         self._timeout = dependencies.action_timeout
         self._default_zone = dependencies.default_zone
+
+    async def shelve(self, context: RequestContext, row: InstanceRow) -> None:
+        """Accept the request to shelve a server: its disk becomes an image."""
+        if await self._images.is_volume_backed(row):
+            raise NotSupported("Servers whose root disk is a volume cannot be shelved yet.")
+        check_lock(context, row)
+        await self._images.of_shelved(context, row)
 
     async def offload(self, context: RequestContext, row: InstanceRow) -> None:
         """Accept the request to take a shelved server from its host."""

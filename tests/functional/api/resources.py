@@ -45,7 +45,7 @@ from micronova.objects.errors import Unauthorized
 from micronova.policies.compute import RULES
 from micronova.policies.enforcer import Enforcer
 from micronova.rpc.bus import Bus, connect
-from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_caching import CacheImagesRequests
 from micronova.servers.image_signatures import ImageSignatures, SignatureRules
 from micronova.servers.service_removal import ServiceRemoval
 from tests.clocks import SetClock
@@ -159,7 +159,7 @@ def all_routes(database: Database, clock: SetClock, max_limit: int = 1000) -> li
     signatures = ImageSignatures(
         image_client=None, certificates=Certificates(Path("/nonexistent")), clock=clock, rules=SignatureRules()
     )
-    caching = ImageCaching(
+    caching = CacheImagesRequests(
         database=database, conductor=ConductorAPI(_bus(clock)), image_client=None, signatures=signatures
     )
     return [

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from micronova.conductor import heal_network_info
 from micronova.conductor.heal_network_info import NetworkInfoHealing
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.db.engine import Database
 from micronova.db.tables import instances
 from micronova.objects.clock import micros
@@ -49,7 +49,7 @@ class World:
         self.database, self.network, clock = database, Network(), ManualClock()
         engine = SimpleNamespace(database=database, now=lambda: micros(clock.now()))
         needs = SimpleNamespace(engine=engine, network_client=self.network, service_down_time=60.0)
-        self.healing = NetworkInfoHealing(cast(Dependencies, needs))
+        self.healing = NetworkInfoHealing(cast(ConductorDependencies, needs))
 
     async def run(self) -> list[str]:
         """Run the job once; return the servers that it asked about."""

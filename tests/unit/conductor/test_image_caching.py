@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.compute.rpcapi import CacheStatus
-from micronova.conductor.image_caching import ImageCaching
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.image_caching import CacheImagesTasks
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.db import aggregates, services
 from micronova.db.engine import Database
 from micronova.objects.clock import micros
@@ -66,7 +66,7 @@ class World:
             service_down_time=60.0,
             action_timeout=100.0,
         )
-        self.caching = ImageCaching(cast(Dependencies, needs), concurrency)
+        self.caching = CacheImagesTasks(cast(ConductorDependencies, needs), concurrency)
 
     def announce(self, context: Context, make: Any) -> None:
         self.told.append(make())

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor import running_deleted
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.running_deleted import find_running_deleted
 from micronova.db import services
 from micronova.db.engine import Database
@@ -62,7 +62,7 @@ async def _found(database: Database, *, timeout: float, reap: bool) -> set[str]:
     await database.write(prepare)
     engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
     needs = SimpleNamespace(engine=engine, compute=Hosts(), service_down_time=60.0)
-    await find_running_deleted(cast(Dependencies, needs), timeout, reap=reap)
+    await find_running_deleted(cast(ConductorDependencies, needs), timeout, reap=reap)
     rows = await database.read(lambda conn: conn.execute(departures.select()).all())
     assert {(row.instance_uuid, row.epoch) for row in rows} >= {("leaving", 9)}
     assert all(row.host == "full" and row.epoch in (3, 9) for row in rows)
@@ -110,6 +110,6 @@ async def test_what_one_host_says_protects_no_guest_of_another(
     monkeypatch.setattr(running_deleted, "HOSTS_PER_STEP", 1)
     engine = SimpleNamespace(database=database, clock=clock, now=lambda: now)
     needs = SimpleNamespace(engine=engine, compute=Stolen(), service_down_time=60.0)
-    await find_running_deleted(cast(Dependencies, needs), 0.0, reap=True)
+    await find_running_deleted(cast(ConductorDependencies, needs), 0.0, reap=True)
     assert await told() == {"of a", "of c"}
     assert known_before["c"] == {"of a"}, "the answers of all hosts are not kept in memory together"

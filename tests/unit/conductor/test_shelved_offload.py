@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from micronova.conductor import shelved_offload
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.shelved_offload import offload_overdue
 from micronova.db import instances as instance_rows
 from micronova.db.engine import Database
@@ -68,7 +68,7 @@ async def _offload(request: pytest.FixtureRequest, images: Images) -> Counter[st
 
         await database.write(prepare)
         needs = SimpleNamespace(engine=engine, action_timeout=60.0, image_client=images)
-        await offload_overdue(cast(Dependencies, needs), 30.0)
+        await offload_overdue(cast(ConductorDependencies, needs), 30.0)
     return engine.offloaded
 
 

@@ -23,7 +23,7 @@ from micronova.notifications.notifier import Announcer
 from micronova.objects.clock import Clock, micros
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.ids import new_uuid
-from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_caching import CacheImagesRequests
 
 _BRIEF = (
     Field("id", "id", type=int),
@@ -130,7 +130,7 @@ class Aggregates:
     """The handlers."""
 
     def __init__(
-        self, database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: ImageCaching
+        self, database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: CacheImagesRequests
     ) -> None:
         self._database = database
         self._clock = clock
@@ -258,7 +258,7 @@ def _deleted(conn: sa.Connection, number: int) -> AggregateRow:
 
 
 def routes(
-    database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: ImageCaching
+    database: Database, clock: Clock, random: Random, notifier: Announcer, image_caching: CacheImagesRequests
 ) -> list[Route]:
     """Declare the routes of aggregates."""
     handlers = Aggregates(database, clock, random, notifier, image_caching)

@@ -71,7 +71,7 @@ from micronova.servers.consoles import ConsoleLinks
 from micronova.servers.create import ServerCreator
 from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
-from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_caching import CacheImagesRequests
 from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
 from micronova.servers.live_migrations import LiveMigrations
@@ -94,7 +94,7 @@ class APIDependencies:
     rebuilder: ServerRebuilder
     actions: ServerActions
     images: ServerImages
-    image_caching: ImageCaching
+    image_caching: CacheImagesRequests
     interfaces: Interfaces
     security_groups: ServerSecurityGroups
     external_events: ExternalEvents
@@ -139,7 +139,7 @@ def routes(needs: APIDependencies, added: Extensions) -> list[Route]:
             shows_passwords=needs.shows_passwords,
         ),
         *server_images.routes(db, needs.images),
-        *server_shelving.routes(db, needs.images, needs.shelving),
+        *server_shelving.routes(db, needs.shelving),
         *server_rebuild.routes(db, servers.Servers(db, clock, needs.actions, most, down), needs.rebuilder),
         *server_moves.routes(db, needs.moves),
         *server_migrations.routes(db, needs.live_migrations),

@@ -13,8 +13,6 @@ from micronova.db.engine import Database
 from micronova.http.request import Request
 from micronova.http.service import Route
 from micronova.http.versions import Range, since, until
-from micronova.objects.errors import NotSupported
-from micronova.servers.images import ServerImages
 from micronova.servers.shelving import ServerShelving
 
 
@@ -43,15 +41,12 @@ class UnshelveBody(msgspec.Struct, forbid_unknown_fields=True):
     unshelve: Unshelve | None
 
 
-def routes(database: Database, images: ServerImages, shelving: ServerShelving) -> list[Route]:
+def routes(database: Database, shelving: ServerShelving) -> list[Route]:
     """Return the routes of the actions."""
 
     async def shelve(request: Request, id: str) -> None:
         """Shelve a server: its guest is switched off and its disk becomes an image."""
-        row = await authorized_server(database, request, id)
-        if await images.is_volume_backed(row):
-            raise NotSupported("Servers whose root disk is a volume cannot be shelved yet.")
-        await images.shelve(request.context, row)
+        await shelving.shelve(request.context, await authorized_server(database, request, id))
 
     async def shelve_offload(request: Request, id: str) -> None:
         """Take a shelved server from its host."""

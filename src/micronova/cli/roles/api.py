@@ -24,10 +24,10 @@ from micronova.servers.actions import ServerActions
 from micronova.servers.admin_password import AdminPasswords
 from micronova.servers.consoles import ConsoleLinks, LinkSettings
 from micronova.servers.create import ServerCreator
-from micronova.servers.dependencies import Dependencies
+from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.external_events import ExternalEvents
 from micronova.servers.guest_queries import GuestQueries
-from micronova.servers.image_caching import ImageCaching
+from micronova.servers.image_caching import CacheImagesRequests
 from micronova.servers.image_signatures import ImageSignatures, SignatureRules
 from micronova.servers.images import ServerImages
 from micronova.servers.interfaces import Interfaces
@@ -101,6 +101,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
         network_client=network_client,
         check_host=guests.check_host,
     )
+    images = ServerImages(shared, actions, non_inheritable=default.non_inheritable_image_properties)
     return APIDependencies(
         database=database,
         clock=clock,
@@ -108,8 +109,8 @@ def _api_dependencies(process: Process) -> APIDependencies:
         creator=ServerCreator(shared, hooks=Hooks.load(), default_schedule_zone=default.default_schedule_zone),
         rebuilder=ServerRebuilder(shared),
         actions=actions,
-        images=ServerImages(shared, actions, non_inheritable=default.non_inheritable_image_properties),
-        image_caching=ImageCaching(
+        images=images,
+        image_caching=CacheImagesRequests(
             database=database,
             conductor=shared.conductor,
             image_client=image_client,
@@ -123,7 +124,7 @@ def _api_dependencies(process: Process) -> APIDependencies:
         rescue=ServerRescue(shared, actions, rescue_image_id=settings.libvirt.rescue_image_id),
         admin_passwords=AdminPasswords(actions=actions, check_host=guests.check_host),
         moves=ServerMoves(shared, allow_resize_to_same_host=bool(default.allow_resize_to_same_host)),
-        shelving=ServerShelving(shared, actions),
+        shelving=ServerShelving(shared, actions, images),
         live_migrations=LiveMigrations(database=database, clock=clock, compute=compute, notifier=process.notifier),
         service_removal=ServiceRemoval(
             database=database, compute=compute, network_client=network_client, notifier=process.notifier
@@ -142,12 +143,12 @@ def _api_dependencies(process: Process) -> APIDependencies:
     )
 
 
-def _shared_dependencies(process: Process) -> Dependencies:
-    """Return what those depend on who accept requests about servers."""
+def _shared_dependencies(process: Process) -> RequestDependencies:
+    """Return what the classes that accept requests about servers need."""
     assert process.database is not None and process.bus is not None
     settings, default = process.settings, process.settings.default
     filters = settings.filter_scheduler.enabled_filters
-    return Dependencies(
+    return RequestDependencies(
         database=process.database,
         clock=process.clock,
         random=process.random,

@@ -10,10 +10,10 @@ from micronova.conductor import reclaim, rescue_timeout, resize_confirm, usage_a
 from micronova.conductor.heal_network_info import NetworkInfoHealing
 from micronova.conductor.host_keys import HostKeyIssuer
 from micronova.conductor.host_users import HostUsers
-from micronova.conductor.image_caching import ImageCaching
+from micronova.conductor.image_caching import CacheImagesTasks
 from micronova.conductor.jobs import Jobs, PeriodicJob
 from micronova.conductor.manager import PING_TIMEOUT, ConductorManager
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine
 from micronova.conductor.running_deleted import find_running_deleted
 from micronova.conductor.shelved_offload import offload_overdue
@@ -38,7 +38,7 @@ async def make(process: Process) -> Role:
         after_commit=process.after_commit,
         observer=process.telemetry.operations,
     )
-    dependencies = Dependencies(
+    dependencies = ConductorDependencies(
         engine=engine,
         compute=ComputeAPI(process.bus),
         secrets=process.secret_box(),
@@ -71,7 +71,7 @@ async def make(process: Process) -> Role:
         shelved_offload_time=settings.default.shelved_offload_time,
         host_users=users,
         host_keys=HostKeyIssuer(users, process.clients.keyring(), process.clock),
-        image_caching=ImageCaching(dependencies, settings.image_cache.precache_concurrency),
+        image_caching=CacheImagesTasks(dependencies, settings.image_cache.precache_concurrency),
         jobs=Jobs(
             process.database,
             process.clock,
@@ -83,7 +83,7 @@ async def make(process: Process) -> Role:
     )
 
 
-def _more_jobs(process: Process, dependencies: Dependencies) -> list[PeriodicJob]:
+def _more_jobs(process: Process, dependencies: ConductorDependencies) -> list[PeriodicJob]:
     """Return the periodic jobs that the settings turn on."""
     default, jobs = process.settings.default, []
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.power import Power
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class ChangePassword(Power):
     """The operation behind the action `changePassword`."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies, "change_password")
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:

@@ -15,7 +15,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.build_outcomes import BuildOutcomes, exhausted, timed
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import (
     Continue,
@@ -60,7 +60,7 @@ class Build(HostKind):
     name = "build"
     action_event = "compute__do_build_and_run_instance"
 
-    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies)
         self._outcomes = BuildOutcomes(dependencies, self.transitions, self.action_event)
         self._max_attempts = max_attempts

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, GaveUp, NoMoreWork, ReportResult
 from micronova.conductor.operations.placing import NO_PLACE
@@ -30,7 +30,7 @@ CONDUCTOR_EVENT = "conductor_schedule_and_build_instances"
 class BuildOutcomes:
     """The transactions that end an attempt of a build."""
 
-    def __init__(self, dependencies: Dependencies, transitions: Transitions, event: str) -> None:
+    def __init__(self, dependencies: ConductorDependencies, transitions: Transitions, event: str) -> None:
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._transitions = transitions

@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import (
     Continue,
@@ -51,7 +51,7 @@ class CreateImage(HostKind):
 
     notification: ClassVar[str] = "snapshot"
 
-    def __init__(self, dependencies: Dependencies, kind: str) -> None:
+    def __init__(self, dependencies: ConductorDependencies, kind: str) -> None:
         self.name = kind
         self.action_event = _EVENTS[kind]
         self.images = MadeImages(dependencies.image_client)

@@ -1,4 +1,4 @@
-"""What the kinds of operations depend on."""
+"""What the kinds of operations and the periodic jobs of a conductor need."""
 
 from dataclasses import dataclass, field
 
@@ -12,8 +12,8 @@ from micronova.plugins.hooks import Hooks
 
 
 @dataclass(kw_only=True)
-class Dependencies:
-    """The dependencies of the kinds."""
+class ConductorDependencies:
+    """Shared by all kinds of operations and all jobs."""
 
     engine: Engine
     compute: ComputeAPI

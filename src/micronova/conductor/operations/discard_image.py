@@ -5,7 +5,7 @@ import uuid
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.follow_up_kind import FollowUpKind
 from micronova.conductor.operations.made_images import MadeImages
@@ -24,7 +24,7 @@ class DiscardImage(FollowUpKind):
     name = "discard_image"
     action_event = "conductor_discard_image"
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies)
         self._images = MadeImages(dependencies.image_client)
 

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Kind, Operation, retry_pause
 from micronova.conductor.operations.transitions import Notification, Transitions
 from micronova.db import instances
@@ -69,7 +69,7 @@ class HostKind(Kind):
     action_event: str  # the name of the event in the instance action
     moves_servers = False  # hosts that a server does not belong to get orders, too
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self.transitions = Transitions(dependencies, self.action_event)

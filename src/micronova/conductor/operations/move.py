@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, reported_error
 from micronova.conductor.operations.move_kind import PlacedMoveKind, load
@@ -47,7 +47,9 @@ BEFORE_THE_GUEST: Final = frozenset({"schedule", "prep"})
 class Move(PlacedMoveKind):
     """The operations behind the server actions `resize`, `migrate` and `os-migrateLive`."""
 
-    def __init__(self, dependencies: Dependencies, kind: str, scheduler: SchedulerAPI, max_attempts: int) -> None:
+    def __init__(
+        self, dependencies: ConductorDependencies, kind: str, scheduler: SchedulerAPI, max_attempts: int
+    ) -> None:
         self.name = kind
         self._names = LIVE if kind == "live_migrate" else COLD
         self.action_event = self._event("prep")

@@ -7,7 +7,7 @@ and its instance action change together.
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork
 from micronova.conductor.operations.move_names import MoveNames
@@ -31,7 +31,7 @@ CONDUCTOR_EVENT = "conductor_migrate_server"
 class MoveOutcomes:
     """The transactions in which the steps of one kind of move end."""
 
-    def __init__(self, dependencies: Dependencies, transitions: Transitions, names: MoveNames) -> None:
+    def __init__(self, dependencies: ConductorDependencies, transitions: Transitions, names: MoveNames) -> None:
         self._names = names
         self._dependencies = dependencies
         self._engine = dependencies.engine

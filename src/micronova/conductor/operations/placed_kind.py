@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation, retry_pause
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult, SteppedKind, reported_error
 from micronova.conductor.operations.placing import Placer, ServerToPlace
@@ -22,7 +22,7 @@ P = TypeVar("P", bound=RequestedPayload)
 C = TypeVar("C", bound=ChosenPayload)
 
 
-class Interfaces(msgspec.Struct, frozen=True):
+class BoundPorts(msgspec.Struct, frozen=True):
     """The interfaces of a server that has a place; None without a network service."""
 
     vifs: tuple[VIF, ...] | None
@@ -31,7 +31,7 @@ class Interfaces(msgspec.Struct, frozen=True):
 class PlacedKind(SteppedKind):
     """A kind of operation for which the scheduler chooses a destination."""
 
-    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies)
         self._max_attempts = max_attempts
         self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
@@ -54,13 +54,13 @@ class PlacedKind(SteppedKind):
             return False
         return True
 
-    async def placed_and_bound(self, server: ServerToPlace[P]) -> Interfaces | None:
+    async def placed_and_bound(self, server: ServerToPlace[P]) -> BoundPorts | None:
         """Choose a destination and bind the ports to it; return None if the operation waits or has failed."""
         if not await self.placed(server):
             return None
         operation, chosen = server.operation, server.chosen
         try:
-            return Interfaces(await self.rebind(operation, server.row, chosen.host, chosen.zone))
+            return BoundPorts(await self.rebind(operation, server.row, chosen.host, chosen.zone))
         except (Stale, Unavailable):
             raise
         except MicronovaError as error:

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import NoMoreWork, OneOrderKind, ReportResult, reported_error
@@ -42,7 +42,7 @@ def notification_of(kind: str) -> str | None:
 class Power(OneOrderKind):
     """One kind per power action; `objects/states.py` has their states."""
 
-    def __init__(self, dependencies: Dependencies, kind: str) -> None:
+    def __init__(self, dependencies: ConductorDependencies, kind: str) -> None:
         self.name = kind
         self.action_event = action_event_of(kind)
         self.notification = notification_of(kind)

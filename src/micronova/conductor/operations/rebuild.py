@@ -8,7 +8,7 @@ rebuild failed in `new`, or its host could not get the image, be it until the de
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import (
     HostKind,
@@ -37,7 +37,7 @@ class Rebuild(HostKind):
     name = "rebuild"
     action_event = "compute_rebuild_instance"
 
-    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI) -> None:
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI) -> None:
         super().__init__(dependencies)
         self._scheduler = scheduler
 

@@ -7,7 +7,7 @@ none of these: it is one of the power kinds.
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.orders import work_order
 from micronova.conductor.operations.power import Power
@@ -20,7 +20,7 @@ from micronova.objects.orders import WorkOrder
 class Rescue(Power):
     """The operation behind the action `rescue`."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies, "rescue")
 
     def order(self, conn: sa.Connection, operation: Operation, row: InstanceRow) -> WorkOrder:

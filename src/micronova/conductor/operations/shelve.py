@@ -21,7 +21,7 @@ leaves the server as it was, but for its guest: one that was switched off is STO
 import sqlalchemy as sa
 
 from micronova.conductor.operations.create_image import CreateImage
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
@@ -40,7 +40,7 @@ class Shelve(CreateImage):
 
     notification = "shelve"
 
-    def __init__(self, dependencies: Dependencies, *, offloads: bool) -> None:
+    def __init__(self, dependencies: ConductorDependencies, *, offloads: bool) -> None:
         """`offloads`: the server leaves its host at once."""
         super().__init__(dependencies, "shelve")
         self._offloads = offloads

@@ -11,7 +11,7 @@ import uuid
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, NoMoreWork, ReportResult
 from micronova.conductor.operations.made_images import COMPLETE, MadeImages
@@ -32,7 +32,7 @@ NAMESPACE = uuid.UUID("e0b1a7f2-7a35-4e1c-9d0d-6b52f0c1f7a4")
 class Offloading:
     """The steps `unbind` and `offload` of a kind of operation."""
 
-    def __init__(self, dependencies: Dependencies, kind: HostKind) -> None:
+    def __init__(self, dependencies: ConductorDependencies, kind: HostKind) -> None:
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._kind = kind
@@ -133,7 +133,7 @@ class ShelveOffload(HostKind):
     name = "shelve_offload"
     action_event = EVENT
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies)
         self._offloading = Offloading(dependencies, self)
 

@@ -6,7 +6,7 @@ So a server is charged exactly if it has no `deleted_at`.
 
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import NoMoreWork, OneOrderKind, ReportResult
 from micronova.conductor.operations.orders import removal_order
@@ -48,7 +48,7 @@ class SoftDelete(OneOrderKind):
 class Restore(Power):
     """Starts the guest of a server that is soft-deleted. A server that cannot be restored is soft-deleted again."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies, "restore")
 
     def record_failure(

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.db import instance_actions, instances
 from micronova.db import operations as operation_rows
@@ -43,7 +43,7 @@ Release = Callable[[sa.Connection, Operation, InstanceRow | None], None]
 class Transitions:
     """The transitions of one kind of operation; `event` is the kind's event in the instance action."""
 
-    def __init__(self, dependencies: Dependencies, event: str) -> None:
+    def __init__(self, dependencies: ConductorDependencies, event: str) -> None:
         self._dependencies = dependencies
         self._engine = dependencies.engine
         self._event = event

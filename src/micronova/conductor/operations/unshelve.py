@@ -3,7 +3,7 @@
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.power import Power
 from micronova.objects import states
@@ -14,7 +14,7 @@ from micronova.objects.orders import WorkOrder
 class Unshelve(Power):
     """Starts the guest of a server that is SHELVED, on the host that it has not left."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
+    def __init__(self, dependencies: ConductorDependencies) -> None:
         super().__init__(dependencies, "unshelve")
 
     def dispatch(self, conn: sa.Connection, operation: Operation, row: InstanceRow, host: str) -> WorkOrder | None:

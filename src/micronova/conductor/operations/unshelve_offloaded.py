@@ -12,7 +12,7 @@ import functools
 import msgspec
 import sqlalchemy as sa
 
-from micronova.conductor.operations.dependencies import Dependencies
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.discard_image import discard, discards
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import Continue, NoMoreWork, ReportResult
@@ -43,7 +43,7 @@ class UnshelveOffloaded(PlacedBuildKind[UnshelvePayload]):
     action_event = "compute_unshelve_instance"
     payload_type = UnshelvePayload
 
-    def __init__(self, dependencies: Dependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI, max_attempts: int) -> None:
         super().__init__(dependencies, scheduler, max_attempts)
         self._images = MadeImages(dependencies.image_client)
 
