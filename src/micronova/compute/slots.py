@@ -9,18 +9,17 @@ class Slots:
     """Slots for work that runs at the same time; 0: any number.
 
     A slot that becomes free is given to the project that has the fewest, and then to the work that has waited longest.
-    So the work of one project does not wait until all work of another is done.
+    One project has all slots but one at most. So its work, which may last long, does not make all others wait.
     """
 
-    def __init__(self, most: int, *, per_project: int | None = None) -> None:
-        """One project has at most `per_project` slots, if that is given: the others are kept for other projects."""
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._per_project = per_project or most
+        self._per_project = max(1, most - 1)
         self._taken: Counter[str] = Counter()
         self._waiting: dict[int, tuple[str, asyncio.Future[None]]] = {}  # in the order of their numbers
         self._numbers = itertools.count()
 
-    def one(self, project: str = "") -> "Slot":
+    def one(self, project: str) -> "Slot":
         """Return a slot for a project, which is not taken yet."""
         return Slot(self, project)
 

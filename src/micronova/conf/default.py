@@ -123,7 +123,9 @@ class DefaultSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_concurrent_builds: Annotated[
         int,
         Meta(
-            ge=0, description="Builds that run at the same time on one host; 0: no limit. Lower it if the disk is slow."
+            ge=0,
+            description="Builds that run at the same time on one host, one fewer of one project; 0: no limit. "
+            "Lower it if the disk is slow.",
         ),
     ] = 10
     max_concurrent_snapshots: Annotated[

@@ -39,18 +39,23 @@ class Work:
 
 
 async def test_a_free_place_goes_to_the_project_with_the_fewest() -> None:
-    work = Work(Slots(2))
-    await work.begin("a1", "a2", "a3", "b1", "a4", "c1")
-    assert work.running == ["a1", "a2"]
-    for ends, running in (("a1", ["a2", "b1"]), ("a2", ["b1", "a3"]), ("b1", ["a3", "c1"]), ("a3", ["c1", "a4"])):
+    work = Work(Slots(3))
+    await work.begin("a1", "a2", "b1", "b2", "a3", "c1", "a4")
+    assert work.running == ["a1", "a2", "b1"]
+    for ends, running in (
+        ("a1", ["a2", "b1", "c1"]),
+        ("b1", ["a2", "c1", "b2"]),
+        ("c1", ["a2", "b2", "a3"]),
+        ("a2", ["b2", "a3", "a4"]),
+    ):
         await work.end(ends)
         assert work.running == running
-    for name in ("c1", "a4"):
+    for name in ("b2", "a3", "a4"):
         await work.end(name)
 
 
 async def test_one_project_leaves_places_to_others() -> None:
-    work = Work(Slots(3, per_project=2))
+    work = Work(Slots(3))
     await work.begin("a1", "a2", "a3", "b1", "b2")
     assert work.running == ["a1", "a2", "b1"]
     await work.end("b1")

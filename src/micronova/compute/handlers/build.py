@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 async def build(host: Host, work: Work) -> Outcome | None:
     """Build the guest of an order; return None if the guest is at a newer epoch, so that nothing is reported."""
-    async with host.build_slots.one() as slot:
+    async with host.build_slots.one(work.order.instance.project_id) as slot:
         found, outcome = await _check_existing(host, work)
         if found:
             return outcome

@@ -64,7 +64,7 @@ async def resize_instance(host: Host, work: Work) -> Outcome:
 async def finish_resize(host: Host, work: Work) -> Outcome | None:
     """Make the guest on the destination, with the new flavor, and start it if it ran before."""
     uuid, move = work.order.instance.uuid, _move(work)
-    async with host.build_slots.one():
+    async with host.build_slots.one(work.order.instance.project_id):
         if move.stays:
             await _change_size(host, work)
             return await _started(host, work)

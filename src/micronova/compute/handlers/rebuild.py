@@ -31,7 +31,7 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     start = order.parameters.get("start") != "no"
 
     # Its image says how long a guest may take to shut down: no build of the host waits for that.
-    slot = host.build_slots.one()
+    slot = host.build_slots.one(order.instance.project_id)
 
     async def removed() -> None:
         await slot.take()
