@@ -15,7 +15,7 @@ import msgspec
 from micronova.cli.state import StateDirectory, default_directory
 from micronova.conf.settings import Settings, load, options
 from micronova.objects.clock import micros
-from micronova.objects.errors import MicronovaError
+from micronova.objects.errors import Invalid, MicronovaError
 
 if TYPE_CHECKING:
     from micronova.cli.wiring import Process
@@ -206,7 +206,7 @@ def _check_extensions(settings: Settings) -> Iterator[Verdict]:
     from micronova.api.installed_extensions import GROUP
     from micronova.plugins import entry_points
 
-    if not entry_points.registered(GROUP):
+    if not (entry_points.registered(GROUP) or settings.api.required_extensions):
         return
     from micronova.api.compute.extensions import load_extensions
     from micronova.cli.openapi import composed_routes
@@ -217,6 +217,10 @@ def _check_extensions(settings: Settings) -> Iterator[Verdict]:
         yield Verdict(f"API extension {installed.title}")
     for title, problem in extensions.problems.items():
         yield Verdict(f"API extension {title}", problem)
+    try:
+        extensions.check_required(settings.api.required_extensions)
+    except Invalid as error:
+        yield Verdict("required API extensions", str(error))
 
 
 async def _check_connections(settings: Settings, place: StateDirectory, say: Callable[[Verdict], None]) -> None:

@@ -1,14 +1,13 @@
 """POST /servers: checks what the types of the body cannot say, and turns it into a CreateRequest."""
 
 import re
-from functools import partial
 from typing import Literal
 
 import msgspec
 from msgspec import UNSET
 
 from micronova.api import inputs
-from micronova.api.compute.action_routes import SERVER_PATHS
+from micronova.api.compute.action_routes import PATH, with_old_path
 from micronova.api.compute.server_create_body import Body, Device, NewServer
 from micronova.api.compute.server_inputs import (
     UUID,
@@ -55,9 +54,9 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         return _answer(request, wanted, await creator.create(request.context, wanted), by_reservation, shows_passwords)
 
     policy = "os_compute_api:servers:create"
-    route = partial(
-        Route,
+    route = Route(
         method="POST",
+        path=PATH,
         handler=create,
         policy=policy,
         status=202,
@@ -66,7 +65,7 @@ def routes(creator: ServerCreator, *, shows_passwords: bool) -> list[Route]:
         has_location=True,
         errors=(501,),  # it asks for volumes
     )
-    return [route(path=path, versions=versions) for path, versions in SERVER_PATHS]
+    return with_old_path([route])
 
 
 def _authorize(request: Request, wanted: CreateRequest) -> None:

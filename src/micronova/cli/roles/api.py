@@ -46,6 +46,7 @@ async def make(process: Process) -> Role:
     settings = process.settings
     extensions = load_extensions()
     found = declared_routes(process, extensions)
+    extensions.check_required(process.settings.api.required_extensions)
     policy_file = settings.api.policy_file
     service = Service(
         "compute",
