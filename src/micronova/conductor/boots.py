@@ -18,20 +18,23 @@ NOT_BOOTED: Final = "GuestNotBooted"
 """The type of the fault: this one is taken back when the guest boots."""
 
 
-def apply(conn: sa.Connection, beats: Iterable[HostBeat], now: int) -> dict[str, tuple[str, ...]]:
-    """Apply the verdicts of heartbeats; return by host the instances whose verdict is to be repeated later."""
-    # Every transaction locks in this order.
-    told = sorted(
-        ((beat.host, verdict) for beat in beats for verdict in beat.boots), key=lambda each: each[1].instance_uuid
-    )
-    if not told:
-        return {}
-    # Whole rows of the hosts' own servers only: a host can name any.
-    hosts = {row.uuid: row.host for row in instances.states_of(conn, {verdict.instance_uuid for _, verdict in told})}
-    told = [(host, verdict) for host, verdict in told if hosts.get(verdict.instance_uuid) == host]
-    rows = instances.get_many(conn, [verdict.instance_uuid for _, verdict in told])
+def of_own_servers(conn: sa.Connection, beats: Iterable[HostBeat]) -> list[tuple[str, BootVerdict]]:
+    """Return the hosts and their verdicts about servers of their own: a host can name any, and locks no others."""
+    verdicts = [(beat.host, verdict) for beat in beats for verdict in beat.boots]
+    if not verdicts:
+        return []
+    found = instances.states_of(conn, {verdict.instance_uuid for _, verdict in verdicts})
+    hosts = {row.uuid: row.host for row in found}
+    return [(host, verdict) for host, verdict in verdicts if hosts.get(verdict.instance_uuid) == host]
+
+
+def apply(conn: sa.Connection, verdicts: Iterable[tuple[str, BootVerdict]], now: int) -> dict[str, tuple[str, ...]]:
+    """Apply verdicts about servers that are locked; return by host those whose verdict is to be repeated later."""
+    # Every transaction writes in this order.
+    in_order = sorted(verdicts, key=lambda each: each[1].instance_uuid)
+    rows = instances.get_many(conn, [verdict.instance_uuid for _, verdict in in_order]) if in_order else {}
     again: dict[str, tuple[str, ...]] = {}
-    for host, verdict in told:
+    for host, verdict in in_order:
         row = rows.get(verdict.instance_uuid)
         if row is None or row["host"] != host:
             continue

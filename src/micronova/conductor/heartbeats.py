@@ -289,9 +289,10 @@ class Heartbeats:
         # Only of departures that are recorded: a host can name any number of guests.
         removed = {each.host: _removed(each, departures[each.host]) for each in beats}
         left = {gone.instance_uuid for each in removed.values() for gone in each}
-        _lock(conn, beats, owned, {*power.differing, *left})
+        verdicts = boots.of_own_servers(conn, beats)
+        _lock(conn, beats, owned, {*power.differing, *left, *(each.instance_uuid for _, each in verdicts)})
         recorded = power_changes.record(conn, power, now)
-        repeat_verdicts = boots.apply(conn, beats, now)
+        repeat_verdicts = boots.apply(conn, verdicts, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
         operation_rows.renew_of_hosts(
@@ -474,7 +475,6 @@ def _lock(
     """Lock the instances and the operations that heartbeats change."""
     uuids = set(named)
     for beat in beats:
-        uuids |= {verdict.instance_uuid for verdict in beat.boots}
         if beat.stopping:
             uuids |= {row["instance_uuid"] for row in owned[beat.host]}
     if uuids:

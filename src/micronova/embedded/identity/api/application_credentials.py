@@ -10,6 +10,7 @@ from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, page
 from micronova.embedded.identity.api.delegation import (
     RoleRef,
+    RoleRefs,
     expiry,
     is_delegated,
     named_roles,
@@ -19,7 +20,7 @@ from micronova.embedded.identity.api.delegation import (
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import access_rules, application_credentials, assignments, roles
-from micronova.embedded.identity.store.access_rules import WantedRule
+from micronova.embedded.identity.store.access_rules import MAX_RULES, WantedRule
 from micronova.embedded.identity.store.kinds import PROJECTS, ROLES, AccessRuleRow, ApplicationCredentialRow, RoleRow
 from micronova.embedded.identity.store.rows import Listed, Page
 from micronova.embedded.identity.tables import roles as roles_table
@@ -43,12 +44,12 @@ class ApplicationCredentialAttributes(Struct, forbid_unknown_fields=True):
     name: Name
     description: str | None = None
     secret: str | None = None
-    roles: list[RoleRef] = []
+    roles: RoleRefs = []
     expires_at: str | None = None
     unrestricted: bool | None = None
     project_id: ID | None = None
     user_id: ID | None = None
-    access_rules: list[AccessRule] = []
+    access_rules: Annotated[list[AccessRule], Meta(max_length=MAX_RULES)] = []
 
 
 class ApplicationCredentialBody(Struct):

@@ -1,8 +1,9 @@
 """What trusts, application credentials and credentials share: lent roles, expiry, and who may make them."""
 
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from micronova.embedded.identity.attributes import ID, Name
 from micronova.embedded.identity.store.kinds import RoleRow
@@ -16,6 +17,9 @@ class RoleRef(Struct, forbid_unknown_fields=True):
 
     id: ID | None = None
     name: Name | None = None
+
+
+RoleRefs: TypeAlias = Annotated[list[RoleRef], Meta(max_length=200)]
 
 
 def named_roles(held: Sequence[RoleRow], ref: RoleRef, noun: str) -> list[RoleRow]:

@@ -7,7 +7,13 @@ from msgspec import Meta, Struct
 
 from micronova.embedded.identity.api import views
 from micronova.embedded.identity.api.common import V3, checked_route, collection, link, page
-from micronova.embedded.identity.api.delegation import RoleRef, expiry, is_delegated, named_roles, refuse_restricted
+from micronova.embedded.identity.api.delegation import (
+    RoleRefs,
+    expiry,
+    is_delegated,
+    named_roles,
+    refuse_restricted,
+)
 from micronova.embedded.identity.attributes import ID
 from micronova.embedded.identity.core import Core
 from micronova.embedded.identity.store import assignments, roles, trusts
@@ -25,7 +31,7 @@ class TrustAttributes(Struct, forbid_unknown_fields=True):
     trustee_user_id: ID
     impersonation: bool
     project_id: ID
-    roles: list[RoleRef] = []
+    roles: RoleRefs = []
     expires_at: str | None = None
     remaining_uses: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     allow_redelegation: bool | None = None
