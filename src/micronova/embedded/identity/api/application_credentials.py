@@ -108,7 +108,7 @@ class ApplicationCredentialsAPI:
             raise Forbidden("An application credential is for a project: make it with a token for one.")
         expires_at = expiry(wanted.expires_at, self._core.now(), "application_credential")
         held = await self._core.database.read(_chosen_roles, user_id, project_id, wanted.roles)
-        # A token that was delegated to the caller passes on only its own roles, even if the user has more.
+        # A token of an application credential or a trust delegates only its own roles, even if the user has more.
         delegated = is_delegated(self._core.claims(request))
         if not wanted.roles:
             held = [row for row in held if row["name"] in request.context.roles or not delegated]

@@ -1,4 +1,4 @@
-"""What trusts, application credentials and credentials share: lent roles, expiry, and who may make them."""
+"""What trusts, application credentials and credentials share: delegated roles, expiry, and who may make them."""
 
 from collections.abc import Sequence
 from typing import Annotated, TypeAlias
@@ -72,6 +72,6 @@ def refuse_restricted(claims: Claims) -> None:
 
 
 def refuse_trust(claims: Claims) -> None:
-    """Raise Forbidden for a token of a trust: the trustor lends roles on a project, not its secrets."""
+    """Raise Forbidden for a token of a trust: the trustor delegates roles on a project, not its secrets."""
     if claims.trust_id is not None:
         raise Forbidden("A token for a trust gives no access to credentials and trusts of its user.")
