@@ -24,6 +24,7 @@ from micronova.conductor import boots, power_changes
 from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Operation
 from micronova.conductor.operations.host_kind import HostKind, known_kind
+from micronova.conductor.operations.operation_kind import OperationKind
 from micronova.conductor.operations.orders import size_of
 from micronova.db import departures as departure_rows
 from micronova.db import instances, nodes, server_migrations, services
@@ -95,7 +96,7 @@ class Heartbeats:
     """Handles heartbeats."""
 
     def __init__(
-        self, dependencies: ConductorDependencies, kinds: dict[str, HostKind], ratios: dict[str, float]
+        self, dependencies: ConductorDependencies, kinds: dict[str, OperationKind], ratios: dict[str, float]
     ) -> None:
         """`ratios` are the allocation ratios of hosts that report none, by resource class."""
         self._dependencies = dependencies
@@ -374,23 +375,22 @@ class Heartbeats:
         for beat in beats:
             reported = {each.operation_id: each.epoch for each in beat.running_orders}
             # Newer conductors send the orders that only they can make.
-            missing += [
-                Operation.of(row)
-                for row in owned[beat.host]
-                if reported.get(row["id"]) != row["epoch"] and known_kind(self._kinds, row) is not None
-            ]
+            for row in owned[beat.host]:
+                kind = known_kind(self._kinds, row)
+                if reported.get(row["id"]) != row["epoch"] and isinstance(kind, HostKind):
+                    missing.append((kind, Operation.of(row)))
         if not missing:
             return {}
-        found = instances.get_many(conn, [operation.instance_uuid for operation in missing])
+        found = instances.get_many(conn, [operation.instance_uuid for _, operation in missing])
         orders = {}
-        for operation in missing:
+        for kind, operation in missing:
             instance, now = found.get(operation.instance_uuid), self._engine.now()
             if instance is None or instance["host"] is None or instance["epoch"] != operation.epoch:
                 continue
             if operation.is_late(now, self._engine.undisturbed()) or instance["updated_at"] > now - JUST_SENT:
                 continue
             try:
-                orders[operation.id] = self._kinds[operation.kind].order(conn, operation, instance)
+                orders[operation.id] = kind.order(conn, operation, instance)
             except (Unavailable, OperationFailed) as error:
                 # The image service is not known yet, or the server has grown; the next heartbeat asks again.
                 log.warning("the order of operation %s cannot be made now: %s", operation.id, error)
@@ -400,7 +400,7 @@ class Heartbeats:
         """Take the operations of stopping hosts that can continue elsewhere; the hosts get the others again later."""
         taken = []
         for row in owned:
-            if (kind := known_kind(self._kinds, row)) is not None:
+            if isinstance(kind := known_kind(self._kinds, row), HostKind):
                 result = kind.host_stops(conn, Operation.of(row))
                 if result is not None:
                     taken.append(result.operation)

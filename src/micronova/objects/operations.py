@@ -211,6 +211,12 @@ class MigrationPayload(ChosenPayload, kw_only=True):
     migration: str  # its uuid
 
 
+class MigrationReference(msgspec.Struct):
+    """What the payloads of all kinds have that move a server, or end a move."""
+
+    migration: str  # its uuid
+
+
 class MovePayload(MigrationPayload, kw_only=True):
     """The payload of a resize, of a cold and of a live migration."""
 
