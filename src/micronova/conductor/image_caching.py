@@ -137,7 +137,7 @@ class _Request:
     async def _fetch(self, host: str, image: ImageMeta) -> CacheStatus:
         """Let a host fetch an image."""
         client, compute = self._dependencies.image_client, self._dependencies.compute
-        clock, longest = self._dependencies.engine.clock, self._dependencies.action_timeout
+        clock, longest = self._dependencies.engine.clock, self._dependencies.operation_timeout
         until = clock.monotonic() + longest
         while clock.monotonic() < until:
             url = None if client is None else client.download_url(image.id)

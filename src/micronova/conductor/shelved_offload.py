@@ -61,5 +61,4 @@ def _begin(conn: sa.Connection, id: str, dependencies: ConductorDependencies, be
         namespace=NAMESPACE,
         kind="shelve_offload",
         payload=Payload(),
-        instance_action="shelveOffload",
     )
