@@ -278,8 +278,8 @@ class Heartbeats:
             return _Applied(newer)
         now, until = self._engine.now(), self._engine.until()
         names = [each.host for each in beats]
-        told = ((each.host, change) for each in beats for change in each.power_changes)
-        power = power_changes.compare(conn, told)
+        reported_changes = ((each.host, change) for each in beats for change in each.power_changes)
+        power = power_changes.compare(conn, reported_changes)
         owned: dict[str, list[OperationRow]] = {name: [] for name in names}
         owners = {operation_rows.host_owner(name): name for name in names}
         for row in operation_rows.owned(conn, owners):
@@ -290,10 +290,10 @@ class Heartbeats:
         # Only of departures that are recorded: a host can name any number of guests.
         removed = {each.host: _removed(each, departures[each.host]) for each in beats}
         left = {gone.instance_uuid for each in removed.values() for gone in each}
-        verdicts = boots.of_own_servers(conn, beats)
-        _lock(conn, beats, owned, {*power.differing, *left, *(each.instance_uuid for _, each in verdicts)})
+        boot_results = boots.of_own_servers(conn, beats)
+        _lock(conn, beats, owned, {*power.differing, *left, *(each.instance_uuid for _, each in boot_results)})
         recorded = power_changes.record(conn, power, now)
-        repeat_verdicts = boots.apply(conn, verdicts, now)
+        repeat_boots = boots.apply(conn, boot_results, now)
         running = [each for each in beats if not each.stopping]
         renewed = [row["id"] for each in running for row in owned[each.host]]
         operation_rows.renew_of_hosts(
@@ -322,7 +322,7 @@ class Heartbeats:
                 again,
                 departures[each.host],
                 void,
-                repeat_verdicts=repeat_verdicts.get(each.host, ()),
+                repeat_boots=repeat_boots.get(each.host, ()),
                 repeat_power=recorded.repeat.get(each.host, ()),
             )
             for each in beats
@@ -428,7 +428,7 @@ def _reply(
     departures: list[Departure],
     void: set[tuple[str, int]],
     *,
-    repeat_verdicts: tuple[str, ...],
+    repeat_boots: tuple[str, ...],
     repeat_power: tuple[str, ...],
 ) -> HostReply:
     operations = {row["id"] for row in owned}
@@ -441,15 +441,15 @@ def _reply(
             if each.operation_id not in operations and (each.operation_id, each.epoch) in void
         ),
         departures=tuple(departures),
-        repeat_verdicts=repeat_verdicts,
+        repeat_boots=repeat_boots,
         repeat_power=repeat_power,
     )
 
 
 def _removed(beat: HostBeat, departures: Iterable[Departure]) -> frozenset[Departure]:
     """Return the departures whose guests a host has removed."""
-    told = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
-    return frozenset(each for each in departures if each.epoch <= told.get(each.instance_uuid, -1))
+    removed = {gone.instance_uuid: gone.epoch for gone in beat.removed_guests}
+    return frozenset(each for each in departures if each.epoch <= removed.get(each.instance_uuid, -1))
 
 
 def _cut(replies: Iterable[HostReply]) -> tuple[HostReply, ...]:

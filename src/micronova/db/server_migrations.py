@@ -91,8 +91,8 @@ def update(conn: sa.Connection, uuid: str, now: int, changes: MigrationChanges) 
 def complete_evacuations(conn: sa.Connection, removed: Sequence[tuple[str, str]], now: int) -> None:
     """Complete the evacuations of instances from hosts (host, instance) that are back and have removed the guests."""
     if removed:
-        triples_of = as_triples([(host, uuid, 0) for host, uuid in removed])
-        conn.execute(_COMPLETE[conn.dialect.name], {"removed": triples_of, "now": now})
+        places = as_triples([(host, uuid, 0) for host, uuid in removed])
+        conn.execute(_COMPLETE[conn.dialect.name], {"removed": places, "now": now})
 
 
 def address_of(conn: sa.Connection, node_uuid: str) -> str | None:

@@ -46,7 +46,7 @@ from micronova.objects.errors import Conflict, Invalid, NotSupported, StaleHeart
 from micronova.objects.host_keys import HostKeys
 from micronova.objects.operations import BuildPayload
 from micronova.objects.orders import (
-    BootVerdict,
+    BootResult,
     GuestAtEpoch,
     GuestsOff,
     Heartbeat,
@@ -372,7 +372,7 @@ async def test_a_heartbeat_with_very_long_lists_is_refused(cloud: OneProcess, en
         "running_orders": lambda id: RunningOrder(id, 1),
         "removed_guests": lambda id: RemovedGuest(id, 1),
         "power_changes": lambda id: PowerChange(id, 1, 1),
-        "boots": lambda id: BootVerdict(instance_uuid=id, epoch=1),
+        "boots": lambda id: BootResult(instance_uuid=id, epoch=1),
     }
     ids = [f"{number:08}-0000-0000-0000-000000000000" for number in range(100_000)]
     database = cloud.process.database
@@ -398,7 +398,7 @@ async def test_a_heartbeat_locks_no_servers_of_other_hosts(
     kinds: dict[str, Any] = {
         "removed_guests": RemovedGuest(id, 99),
         "power_changes": PowerChange(id, 99, 4),
-        "boots": BootVerdict(instance_uuid=id, epoch=99),
+        "boots": BootResult(instance_uuid=id, epoch=99),
     }
     locked: list[str] = []
     lock_many = instances_of.lock_many

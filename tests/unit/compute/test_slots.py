@@ -71,17 +71,17 @@ async def test_one_project_leaves_places_to_others() -> None:
 @pytest.mark.parametrize("given", [False, True])
 async def test_who_gives_up_keeps_no_place(given: bool) -> None:
     slots = Slots(1)
-    await slots.take("a")
-    waiting = asyncio.create_task(slots.take("b"))
+    await slots.acquire("a")
+    waiting = asyncio.create_task(slots.acquire("b"))
     await settle()
     if given:
-        slots.leave("a")  # it has the place, and does not know it yet
+        slots.release("a")  # it has the place, and does not know it yet
         waiting.cancel()
     else:
         waiting.cancel()
-        slots.leave("a")
+        slots.release("a")
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.wait_for(slots.take("c"), 60)
+    await asyncio.wait_for(slots.acquire("c"), 60)
 
 
 async def test_without_a_limit_nobody_waits() -> None:

@@ -16,6 +16,7 @@ from micronova.api.compute.server_inputs import (
     disk_config,
     given,
     hostname,
+    id_in,
     injected_files,
     ip_address,
     user_data,
@@ -122,7 +123,7 @@ def create_request(request: Request) -> CreateRequest:
         )
     return CreateRequest(
         name=inputs.name(server.name, strip=request.is_v2),
-        flavor_id=str(server.flavor_ref).rstrip("/").rpartition("/")[2],
+        flavor_id=id_in(server.flavor_ref),
         image_id=_image_id(server),
         description=inputs.printable(given(server.description), "description") if minor >= 19 else server.name.strip(),
         networks=_networks(server, minor),
@@ -182,7 +183,7 @@ def _image_id(server: NewServer) -> str | None:
             named: str | None = given(found[0].uuid) or given(found[0].image_id)
             return named
         return None
-    image = server.image_ref.rstrip("/").rpartition("/")[2]
+    image = id_in(server.image_ref)
     if not re.match(UUID, image):
         raise Invalid("Invalid imageRef provided: it must be the id of an image.")
     return image

@@ -117,7 +117,7 @@ async def rescue(host: Host, work: Work) -> Outcome:
     timeout = host.shutdown_timeout(work.order.instance.image)
     # It downloads and converts an image, as a build does.
     async with host.build_slots.one(work.order.instance.project_id) as slot:
-        await driver.rescue(guest_plan(work), timeout, stopping=slot.leave)
+        await driver.rescue(guest_plan(work), timeout, stopping=slot.release)
     host.boots.guest_started(guest.uuid)
     return switched(host, guest.uuid, power_state.RUNNING)
 

@@ -34,21 +34,21 @@ async def rebuild(host: Host, work: Work) -> Outcome | None:
     slot = host.build_slots.one(order.instance.project_id)
 
     async def removed() -> None:
-        await slot.take()
+        await slot.acquire()
         for task_state in states.ACTIONS["rebuild"].then:
             await work.progress(task_state)
 
     async with slot:
         tracker = host.tracker(order.instance.node)
-        # It stays if the rebuild fails: the server keeps its resources.
-        tracker.instance_claim(order)
+        # Also if the rebuild fails: the server keeps its resources.
+        tracker.hold(order)
         host.guest_present(uuid, order.epoch, tracker.node)
         plan = guest_plan(work)
         plan.instance = msgspec.structs.replace(plan.instance, config_drive=config_drive)
         timeout = host.shutdown_timeout(order.instance.image)
         try:
             with span("rebuild", host=host.name, instance=uuid):
-                await driver.rebuild(plan, start=start, timeout=timeout, stopping=slot.leave, removed=removed)
+                await driver.rebuild(plan, start=start, timeout=timeout, stopping=slot.release, removed=removed)
         except Exception:
             await _note_what_is_left(host, work)
             raise
