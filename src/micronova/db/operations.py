@@ -146,9 +146,11 @@ _STEP = (
 _STEP_WITHOUT_DEADLINE = _STEP.values(deadline=NO_DEADLINE)
 _RELEASE_LEASES = operations.update().where(in_order(operations.c.id, _OPEN, _OWN), _OPEN, _OWN).values(lease_until=0)
 _NO_HOST = sa.or_(operations.c.owner.is_(None), operations.c.owner.not_like(_HOST + "%"))
+# One that nobody has leased does not wait for another: it is free, or deferred until its image is created.
+_WAITS = sa.and_(_OPEN, _NO_HOST, operations.c.leases > 0)
 _WAKE = (
     operations.update()
-    .where(in_order(operations.c.id, _OF_INSTANCE, _OPEN, _NO_HOST), _OPEN, _NO_HOST)
+    .where(in_order(operations.c.id, _OF_INSTANCE, _WAITS), _WAITS)
     .values(lease_until=0)
     .returning(operations.c.id)
 )
