@@ -5,7 +5,7 @@ instance actions and operations together. Only then a message tells a conductor,
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,6 +54,7 @@ from micronova.servers.dependencies import RequestDependencies
 from micronova.servers.image_refs import named_image
 
 IMAGE_CACHED = 2.0  # seconds for which an image is not read again on behalf of the same token
+_NAMING_SERVERS = ("same_host", "different_host")  # hints with uuids of servers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +182,7 @@ class ServerCreator:
                     f"Invalid key_name provided: there is no key pair {request.key_name!r} of yours."
                 ) from None
         self._check_destination(conn, request)
+        _check_hinted_servers(conn, context.project_id, request.hints)
         return flavor, public_key, self._server_group(conn, context, request)
 
     def _check_destination(self, conn: sa.Connection, request: CreateRequest) -> None:
@@ -309,3 +311,14 @@ class ServerCreator:
             payload=BuildPayload(),
             secrets=self._secrets.seal(secrets, id),
         )
+
+
+def _check_hinted_servers(conn: sa.Connection, project_id: str, hints: Mapping[str, Sequence[str]]) -> None:
+    """Refuse hints that name servers which the project does not have."""
+    named = {uuid: hint for hint in _NAMING_SERVERS for uuid in hints.get(hint, ())}
+    if not named:
+        return
+    found = instances.get_many(conn, list(named))
+    for uuid, hint in named.items():
+        if uuid not in found or found[uuid]["project_id"] != project_id:
+            raise Invalid(f"The scheduler hint {hint} names the server {uuid}, which could not be found.")

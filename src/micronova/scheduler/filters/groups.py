@@ -13,6 +13,7 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     """Removes hosts that have as many members of the group as its rule allows."""
 
     name = "ServerGroupAntiAffinityFilter"
+    predicate = "may take another member of the anti-affinity group"
     scope = Scope.HOST
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
@@ -26,6 +27,7 @@ class ServerGroupAffinityFilter(HostFilter):
     """Passes only hosts with members of the group, if there are any."""
 
     name = "ServerGroupAffinityFilter"
+    predicate = "has the other members of the affinity group"
     scope = Scope.ALL  # the first member changes the verdict on all other hosts
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:

@@ -40,6 +40,7 @@ class ImagePropertiesFilter(HostFilter):
     """Passes hosts that can run the image's architecture, hypervisor type and version, and machine mode."""
 
     name = "ImagePropertiesFilter"
+    predicate = "can run images with these properties"
     scope = Scope.REQUEST
     judges_images = True
 
