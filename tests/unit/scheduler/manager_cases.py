@@ -132,7 +132,10 @@ async def test_no_valid_host_arrives_as_itself_and_claims_nothing(databases: lis
     async with cloud(databases[:1]) as c:
         error = await no_valid_host(c.select(a_spec(), *(f"i{number}" for number in range(13))))
         assert error is not None
-        assert error.message == "No valid host was found. There are not enough hosts available."
+        assert error.message == (
+            "No valid host was found. There are not enough hosts available: no host has 1 free vCPU. "
+            "There is room for 12 of 13 servers."
+        )
         assert error.details["reasons"][-1]["remaining"] == 0
         assert set((await c.database.read(used)).values()) == {0}
         assert len(await c.select(a_spec(), *(f"i{number}" for number in range(12)))) == 12

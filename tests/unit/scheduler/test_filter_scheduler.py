@@ -46,7 +46,7 @@ def test_processors_are_respected_though_no_default_filter_looks_at_them() -> No
     table = a_table(a_host("h1", capacity={"VCPU": 2, "MEMORY_MB": 8192, "DISK_GB": 100}))
     with pytest.raises(NoValidHost) as caught:
         place(table, a_spec(flavor=a_flavor(vcpus=3)))
-    assert caught.value.message == NOT_ENOUGH
+    assert caught.value.message == f"{NOT_ENOUGH}: no host has 3 free vCPUs."
     assert caught.value.details["reasons"] == [{"name": "Capacity(VCPU)", "removed": 1, "remaining": 0, "error": ""}]
 
 

@@ -13,8 +13,12 @@ class ServerGroupAntiAffinityFilter(HostFilter):
     """Removes hosts that have as many members of the group as its rule allows."""
 
     name = "ServerGroupAntiAffinityFilter"
-    predicate = "may take another member of the anti-affinity group"
     scope = Scope.HOST
+
+    def describe(self, spec: RequestSpec) -> str:
+        most = spec.group.max_server_per_host if spec.group else 1
+        few = "is without a member" if most == 1 else f"has fewer than {most} members"
+        return f"{few} of the anti-affinity group"
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         group = spec.group

@@ -15,7 +15,7 @@ def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
     return hosts.free(resource_class) >= amount if amount > 0 else None
 
 
-def lacking(resource_class: str, amount: int) -> str:
+def free_amount(resource_class: str, amount: int) -> str:
     """Return what a host has that has an amount of a resource class free, for users."""
     match resource_class:
         case "VCPU":
@@ -42,7 +42,7 @@ class _Resource(HostFilter):
         return has_free(hosts, self.resource_class, self.amount(spec))
 
     def describe(self, spec: RequestSpec) -> str:
-        return lacking(self.resource_class, self.amount(spec))
+        return free_amount(self.resource_class, self.amount(spec))
 
 
 class CoreFilter(_Resource):
