@@ -148,6 +148,13 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
     aggregate_image_properties_isolation_separator: Annotated[
         str, Meta(description="What separates that namespace from the rest of a key.")
     ] = "."
+    image_properties_default_architecture: Annotated[
+        str,
+        Meta(
+            description="Architecture that ImagePropertiesFilter assumes for images that name none, such as x86_64; "
+            "empty: such images run anywhere. Set it if hosts have different architectures."
+        ),
+    ] = ""
     host_subset_size: Annotated[
         int,
         Meta(

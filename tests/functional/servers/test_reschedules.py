@@ -1,8 +1,16 @@
 """Builds that failed are placed anew: with the load that was placed meanwhile, and with a reason for each attempt."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from micronova.cli.timeline import find_timeline
+from micronova.objects.context import Context
+from micronova.objects.scheduling import RequestSpec
+from micronova.rpc.errors import CallTimeout
+from micronova.scheduler.rpcapi import SchedulerAPI
 from tests.functional.cloud import Caller, CloudOptions, OneProcess, only_in_one_process
 
 HOSTS, SERVERS = 60, 40
@@ -59,3 +67,27 @@ async def test_a_member_reads_why_there_is_no_host(cloud: OneProcess, user: Call
         assert "no host is without a member of the anti-affinity group." in message
         assert f"There is room for {HOSTS} of {HOSTS + 3} servers." in message
         assert not [host for host in cloud.hosts if host in message]
+
+
+async def test_alternates_serve_while_the_scheduler_does_not_answer(
+    cloud: OneProcess, user: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = SchedulerAPI.select_destinations
+    calls: list[tuple[str, ...]] = []
+
+    async def once(self: SchedulerAPI, context: Context, spec: RequestSpec, uuids: Sequence[str], **more: Any) -> Any:
+        calls.append(tuple(uuids))
+        if len(calls) > 1:
+            raise CallTimeout("the scheduler is away")
+        return await asked(self, context, spec, uuids, **more)
+
+    monkeypatch.setattr(SchedulerAPI, "select_destinations", once)
+    async with cloud.faults({"operation": "spawn", "kind": "fail", "name": user.project, "count": 2}):
+        server = await user.boot(name=user.project)
+    assert len(calls) == 3, "each attempt asks the scheduler first"
+    assert cloud.process.database is not None
+    found = await cloud.process.database.read(find_timeline, server["id"])
+    [operation] = found["operations"]
+    hosts = [each["host"] for each in operation["dispatches"]]
+    assert len(set(hosts)) == 3
+    assert await user.host_of(server["id"]) == hosts[-1]

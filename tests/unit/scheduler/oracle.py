@@ -55,7 +55,7 @@ def passes(
         "AvailabilityZoneFilter": spec.availability_zone in (None, host.zone),
         "ComputeFilter": host.enabled and not host.forced_down and now - host.last_seen <= down_time,
         "ComputeCapabilitiesFilter": _capabilities(host, spec),
-        "ImagePropertiesFilter": _image(host, spec),
+        "ImagePropertiesFilter": _image(host, spec, settings.image_properties_default_architecture or None),
         "ServerGroupAntiAffinityFilter": not apart or (group is not None and members < group.max_server_per_host),
         "ServerGroupAffinityFilter": not together or members > 0,
         "SameHostFilter": not spec.hints.get("same_host") or host.host in spec.hinted_hosts.get("same_host", ()),
@@ -218,10 +218,9 @@ def _near(host: HostState, spec: RequestSpec) -> bool:
     return bool(host.host_ip) and ipaddress.ip_address(host.host_ip) in network
 
 
-def _image(host: HostState, spec: RequestSpec) -> bool:
-    if spec.image is None:
-        return True
-    wanted = [spec.image.properties.get(key) for key in ("hw_architecture", "img_hv_type", "hw_vm_mode")]
+def _image(host: HostState, spec: RequestSpec, default: str | None) -> bool:
+    properties = spec.image.properties if spec.image else {}
+    wanted = [properties.get("hw_architecture", default), properties.get("img_hv_type"), properties.get("hw_vm_mode")]
     if not any(wanted):
         return True
     return any(

@@ -88,6 +88,7 @@ SETTINGS = st.builds(
     enabled_filters=ENABLED,
     max_io_ops_per_host=st.sampled_from([1, 2, 8]),
     max_instances_per_host=st.sampled_from([1, 2, 50]),
+    image_properties_default_architecture=st.sampled_from(["", "", "x86_64"]),
     isolated_images=st.sampled_from([(), ("i",), ("other",)]),
     isolated_hosts=st.sampled_from([(), ("h1", "h2")]),
     restrict_isolated_hosts_to_isolated_images=st.booleans(),
