@@ -175,11 +175,12 @@ class FilterScheduler:
         """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
-        passes = [table.fits(ranking.row(position), resources) for position in touched]
+        rows = [ranking.row(position) for position in touched]
+        passes = [table.fits(each, resources) for each in rows]
+        few = table.view(np.array(rows, np.intp))
         mask: Bools | None = None
         for each in filters:
             if each.scope is Scope.HOST:
-                few = table.view(np.array([ranking.row(position) for position in touched], np.intp))
                 verdict, _ = _ask(each, few, spec)
                 if verdict is not None:
                     passes = [passed and bool(more) for passed, more in zip(passes, verdict, strict=True)]

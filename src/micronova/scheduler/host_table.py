@@ -364,7 +364,10 @@ class HostView:
 
     def only(self, mask: Bools) -> "HostView":
         """Return a view of the rows of the mask."""
-        chosen = np.flatnonzero(mask)
+        return self.at(np.flatnonzero(mask))
+
+    def at(self, chosen: npt.NDArray[np.intp]) -> "HostView":
+        """Return a view of the rows at these positions."""
         rows = self._rows
         if isinstance(rows, slice):
             return HostView(self._table, chosen + rows.start if rows.start else chosen)

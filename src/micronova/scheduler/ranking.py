@@ -63,11 +63,11 @@ class _Weights:
         else:
             self.scaled = None
 
-    def keep(self, mask: Bools) -> None:
-        """Keep only the hosts of the mask."""
-        self.raw = self.raw[mask]
+    def keep(self, positions: npt.NDArray[np.intp]) -> None:
+        """Keep only the hosts at these positions."""
+        self.raw = self.raw.take(positions)
         if not isinstance(self._multipliers, float):
-            self._multipliers = self._multipliers[mask]
+            self._multipliers = self._multipliers.take(positions)
         self._scale_again()
 
     def _multiplier(self, position: int) -> float:
@@ -147,9 +147,10 @@ class Ranking:
 
     def keep(self, mask: Bools) -> None:
         """Keep only the hosts of the mask, and scale their weights anew."""
-        self.hosts = self.hosts.only(mask)
+        positions = np.flatnonzero(mask)  # faster than the mask for each of them
+        self.hosts = self.hosts.at(positions)
         for part in self._parts:
-            part.keep(mask)
+            part.keep(positions)
         self.totals = self._sum()
 
     def weigh_again(self, positions: list[int], spec: RequestSpec) -> None:
