@@ -137,6 +137,10 @@ nova-schemas: .venv  ## requests that Nova's own schemas accept and refuse, 35,0
 nova-filters: .venv  ## our filters and weighers and Nova's own on the same hosts, 1,600,000 answers: make nova-filters CASES=100
 	$(BIN)/python -m tests.nova_filters $(if $(NOVA),--nova $(NOVA)) $(if $(CASES),--cases $(CASES)) --seed $(SEED)
 
+.PHONY: nova-numa
+nova-numa: .venv  ## random instances fitted onto random hosts, NUMA nodes and PCI devices, by Nova's own code and by ours: make nova-numa CASES=1000 SEED=7
+	$(BIN)/python -m tests.nova_numa $(if $(NOVA),--nova $(NOVA)) $(if $(CASES),--cases $(CASES)) --seed $(SEED)
+
 .PHONY: bench
 bench: .venv services  ## the benchmark, on one process and on PostgreSQL and RabbitMQ
 	$(BIN)/python -m tests.perf.bench

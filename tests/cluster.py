@@ -144,7 +144,7 @@ class Cluster:
             status, body = self.request("GET", "/os-services?binary=nova-compute")
             return status == 200 and sum(service["state"] == "up" for service in body["services"]) >= hosts
 
-        self._wait(ready)
+        self.wait_until(ready)
 
     def wait_listening(self, name: str) -> None:
         """Wait until a process with a port of its own accepts connections."""
@@ -153,9 +153,10 @@ class Cluster:
             _connect(self.urls[name])
             return True
 
-        self._wait(listening)
+        self.wait_until(listening)
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds while all processes run."""
         deadline = time.monotonic() + READY
         last: object = "not all hosts are up"
         while time.monotonic() < deadline:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import struct
+from pathlib import Path
 from uuid import uuid4
 
 import msgspec
@@ -10,7 +11,12 @@ import pytest
 
 from micronova.objects import power_state
 from micronova.objects.block_device import BlockDevice
-from micronova.objects.errors import Conflict, Invalid
+from micronova.objects.errors import Conflict, InsufficientResources, Invalid
+from micronova.objects.fitting import fit
+from micronova.objects.flavor import Flavor
+from micronova.objects.image import ImageMeta
+from micronova.objects.topology import NOTHING_USED, Assignment
+from micronova.objects.topology_request import topology_request
 from micronova.virt.libvirt.driver import LibvirtDriver
 from tests.e2e.host import FLAVOR, MARK, TIMEOUT, USER_DATA, Host, console
 
@@ -149,6 +155,59 @@ async def test_a_guest_that_exists_is_not_made_twice(host: Host) -> None:
     assert host.leftovers() == []
 
 
+async def _place(driver: LibvirtDriver, flavor: Flavor, image: ImageMeta) -> Assignment | None:
+    """Return what a claim would give a guest of what the host reports."""
+    request = topology_request(flavor, image, {})
+    if request is None:
+        return None
+    [node] = await driver.get_available_resources()
+    assert node.topology is not None
+    place = fit(node.topology, NOTHING_USED, request)
+    assert place is not None
+    return place
+
+
+def _affinities(pid: int) -> dict[str, str]:
+    """Return the host CPUs that each vCPU of a QEMU may use."""
+    found = {}
+    for task in Path("/proc", str(pid), "task").iterdir():
+        name = (task / "comm").read_text().strip()
+        if match := re.match(r"CPU (\d+)/", name):
+            allowed = re.search(r"Cpus_allowed_list:\s*(\S+)", (task / "status").read_text())
+            assert allowed is not None
+            found[match[1]] = allowed[1]
+    return found
+
+
+async def test_a_pinned_guest_with_numa_nodes(host: Host) -> None:
+    """The vCPUs of a real guest run on the host CPUs that its order names, and its QEMU has the NUMA node."""
+    specs = {"hw:cpu_policy": "mixed", "hw:cpu_dedicated_mask": "1", "hw:numa_nodes": "1", "hw:mem_page_size": "small"}
+    flavor = msgspec.structs.replace(FLAVOR, vcpus=2, extra_specs=specs)
+    async with host.agent(cpu_shared_set="0", cpu_dedicated_set="1") as (driver, _):
+        [node] = await driver.get_available_resources()
+        assert (node.vcpus, node.pcpus) == (1, 1)
+        assert node.topology is not None and [cell.dedicated for cell in node.topology.cells if cell.dedicated] == [
+            (1,)
+        ]
+        place = await _place(driver, flavor, host.images.image)
+        assert place is not None and place.cells[0].pins == {1: 1}
+        plan = host.plan(flavor=flavor, assignment=place)
+        uuid = plan.instance.uuid
+        await driver.spawn(plan)
+        assert await _power(driver, uuid) == power_state.RUNNING
+        [pid] = host.qemus(uuid)
+        assert _affinities(pid) == {"0": "0", "1": "1"}
+        assert "node,nodeid=0,cpus=0-1" in Path(f"/proc/{pid}/cmdline").read_text()
+        [guest] = await driver.list_guests()
+        assert (guest.vcpus, guest.pcpus) == (1, 1)
+        # The CPU belongs to this guest: an order that names it for another one is refused.
+        other = host.plan(flavor=flavor, assignment=place)
+        with pytest.raises(InsufficientResources, match="CPUs 1 of this host belong to another guest"):
+            await driver.spawn(other)
+        await driver.destroy(uuid)
+    assert host.leftovers() == []
+
+
 @pytest.mark.parametrize(
     ("properties", "specs"),
     [
@@ -171,7 +230,8 @@ async def test_hardware(host: Host, properties: dict[str, str], specs: dict[str,
     async with host.agent(cpu_dedicated_set="0-1") as (driver, _):
         if properties.get("hw_firmware_type") == "uefi" and not driver._facts.secure_boot:
             pytest.skip("UEFI firmware is missing: apt-get install ovmf")
-        plan = host.plan(image=image, flavor=flavor, config_drive=True, epoch=2)
+        place = await _place(driver, flavor, image)
+        plan = host.plan(image=image, flavor=flavor, config_drive=True, epoch=2, assignment=place)
         plan.block_devices = devices
         uuid = plan.instance.uuid
         await driver.spawn(plan)

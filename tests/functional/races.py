@@ -31,17 +31,17 @@ class Client:
         return await self._send(method, f"/compute/v2.1{path}", headers, data)
 
 
-def _server(name: str) -> dict[str, Any]:
-    return {"server": {"name": name, "imageRef": IMAGE, "flavorRef": "1", "networks": "none"}}
+def _server(name: str, flavor: str = "1") -> dict[str, Any]:
+    return {"server": {"name": name, "imageRef": IMAGE, "flavorRef": flavor, "networks": "none"}}
 
 
-async def fill(client: Client, requests: int, *, patience: float) -> list[dict[str, Any]]:
+async def fill(client: Client, requests: int, *, patience: float, flavor: str = "1") -> list[dict[str, Any]]:
     """Send this many create requests at once; return the servers when all are ACTIVE or ERROR."""
     limit = asyncio.Semaphore(REQUESTS_AT_ONCE)
 
     async def create(number: int) -> int:
         async with limit:
-            return (await client("POST", "/servers", _server(f"race-{number}"))).status
+            return (await client("POST", "/servers", _server(f"race-{number}", flavor))).status
 
     statuses = collections.Counter(await asyncio.gather(*(create(number) for number in range(requests))))
     assert statuses == {202: requests}

@@ -38,7 +38,7 @@ def cluster(
         made.stop()
 
 
-class _Web:
+class Web:
     """Requests over the network."""
 
     def __init__(self, port: int) -> None:
@@ -50,7 +50,7 @@ class _Web:
 
 @pytest.mark.timeout(300)
 async def test_500_requests_into_room_for_300(cluster: Cluster) -> None:
-    web = _Web(cluster.port)
+    web = Web(cluster.port)
     try:
         servers = await fill(Client(web.request, "crowd"), REQUESTS, patience=200)
     finally:
@@ -74,7 +74,7 @@ def _check(servers: list[dict[str, Any]]) -> None:
 
 @pytest.mark.timeout(120)
 async def test_50_requests_into_a_quota_of_10(cluster: Cluster) -> None:
-    web = _Web(cluster.port)
+    web = Web(cluster.port)
     try:
         await race_for_quota(Client(web.request, "poor"), 50, 10)
     finally:

@@ -35,3 +35,7 @@ async def test_a_crowd(databases: list[Database]) -> None:
 
 async def test_a_crowd_of_batches(databases: list[Database]) -> None:
     await manager_cases.crowd_of_batches(databases)
+
+
+async def test_a_crowd_for_topologies(databases: list[Database]) -> None:
+    await manager_cases.crowd_for_topologies(databases)

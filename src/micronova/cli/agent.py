@@ -32,6 +32,7 @@ import msgspec
 from micronova.cli.service_user import ServiceUser, become, end_with
 from micronova.cli.state import StateDirectory
 from micronova.conf.api import APISettings
+from micronova.conf.pci import PCISettings
 from micronova.conf.services import GlanceSettings, NeutronSettings
 from micronova.conf.settings import Settings
 from micronova.http.sockets import listen_unix
@@ -129,6 +130,7 @@ def agent_settings(settings: Settings, sockets: Path) -> Settings:
         network_agent=settings.network_agent,
         compute=settings.compute,
         libvirt=settings.libvirt,
+        pci=PCISettings(device_spec=settings.pci.device_spec),
         telemetry=settings.telemetry,
         upgrade_levels=settings.upgrade_levels,
     )

@@ -6,6 +6,7 @@ claimed the resources in the database before an order arrives, so the tracker ma
 """
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 import msgspec
 
@@ -13,6 +14,8 @@ from micronova.compute.claims import HeldClaim, shortage
 from micronova.compute.settings import ComputeAgentSettings
 from micronova.objects.errors import InsufficientResources
 from micronova.objects.orders import Guest, NodeResources, WorkOrder
+
+_CLASSES: Final = ("VCPU", "PCPU", "MEMORY_MB", "DISK_GB")
 
 
 class ResourceTracker:
@@ -36,7 +39,7 @@ class ResourceTracker:
 
     def used(self) -> dict[str, int]:
         """Return what is used, by resource class: by instances, also those being built, and by everything else."""
-        return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in ("VCPU", "MEMORY_MB", "DISK_GB")}
+        return {name: self._used.get(name, 0) + self._foreign.get(name, 0) for name in _CLASSES}
 
     def instance_claim(self, order: WorkOrder) -> HeldClaim:
         """Hold what an instance needs while the body of a `with` runs, and longer if the body does not fail."""
@@ -46,7 +49,7 @@ class ResourceTracker:
     def hold(self, order: WorkOrder) -> None:
         """Hold what an instance needs, in place of what it holds; raise InsufficientResources if it does not fit."""
         uuid = order.instance.uuid
-        wanted = order.instance.flavor.resources()
+        wanted = order.instance.resources()
         used = self.used()
         for name, amount in self._held.get(uuid, {}).items():
             used[name] -= amount
@@ -68,13 +71,25 @@ class ResourceTracker:
         """Take over what the hypervisor reports; instances that are being built keep their claims."""
         before = self.report()
         self._resources = resources
-        total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
-        self._limits = {name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()}
-        ours = {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+        total = {
+            "VCPU": resources.vcpus,
+            "PCPU": resources.pcpus or 0,
+            "MEMORY_MB": resources.memory_mb,
+            "DISK_GB": resources.local_gb,
+        }
+        self._limits = {
+            name: (amount - self._reserved.get(name, 0)) * self._ratios.get(name, 1.0) for name, amount in total.items()
+        }
+        ours = dict.fromkeys(_CLASSES, 0)
         present = set()
         for guest in guests:
             present.add(guest.uuid)
-            amounts = {"VCPU": guest.vcpus, "MEMORY_MB": guest.memory_mb, "DISK_GB": guest.local_gb}
+            amounts = {
+                "VCPU": guest.vcpus,
+                "PCPU": guest.pcpus,
+                "MEMORY_MB": guest.memory_mb,
+                "DISK_GB": guest.local_gb,
+            }
             for name, amount in amounts.items():
                 ours[name] += amount
             if guest.uuid not in building:
@@ -83,6 +98,7 @@ class ResourceTracker:
             self.release(uuid)
         seen = {
             "VCPU": resources.vcpus_used,
+            "PCPU": resources.pcpus_used,
             "MEMORY_MB": resources.memory_mb_used,
             "DISK_GB": resources.local_gb_used,
         }
@@ -96,6 +112,7 @@ class ResourceTracker:
         return msgspec.structs.replace(
             self._resources,
             vcpus_used=used["VCPU"],
+            pcpus_used=used["PCPU"],
             memory_mb_used=used["MEMORY_MB"],
             local_gb_used=used["DISK_GB"],
             reserved=self._reserved,

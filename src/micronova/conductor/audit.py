@@ -17,13 +17,22 @@ import sqlalchemy as sa
 from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.host_guests import ReportProgress, guests_of_all, hosts_up, no_progress
 from micronova.conductor.rpcapi import ProbeAPI
-from micronova.db import allocation_audit, quotas, server_migrations
+from micronova.db import allocation_audit, quotas, server_migrations, topologies
 from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, deleted_instances, departures, instances, migrations, operations
+from micronova.db.tables import (
+    allocations,
+    compute_nodes,
+    deleted_instances,
+    departures,
+    instances,
+    migrations,
+    operations,
+)
 from micronova.objects import migration_states, shelved, states
 from micronova.objects.clock import Clock, micros
+from micronova.objects.fitting import lacking
 from micronova.objects.operations import IMAGE_KINDS
 from micronova.objects.orders import Guest
 
@@ -243,6 +252,7 @@ def _inside(conn: sa.Connection, begun: float, undisturbed: float) -> tuple[list
         for drift in allocation_audit.audit(conn)
         if drift.where not in busy
     ]
+    findings += _topologies(conn, busy)
     findings += _misplaced(conn, busy)
     findings += _unfinished_moves(conn, servers)
     for usage in quotas.drift(conn):
@@ -269,6 +279,11 @@ async def mend(database: Database, now: int) -> list[str]:
     mended = [
         f"allocation {drift.kind} of {drift.where} {drift.what}: {drift.recorded} → {drift.actual}" for drift in found
     ]
+    mended += [
+        f"what is held of the NUMA cells and devices of node {node}"
+        for node in await database.read(_wrong_topologies)
+        if await database.write(topologies.mend, node, now)
+    ]
     for project in projects:
         mended += [
             f"quota usage of project {project}, {usage.resource}: {usage.recorded} → {usage.actual}"
@@ -288,6 +303,10 @@ def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
     )
 
 
+def _wrong_topologies(conn: sa.Connection) -> list[str]:
+    return [each.node_uuid for each in topologies.all_claims(conn) if each.held != each.claimed]
+
+
 def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[allocation_audit.Drift]:
     """Release what a consumer holds that is no instance and no open migration; return what it held."""
     if conn.execute(sa.select(instances.c.uuid).where(instances.c.uuid == consumer_uuid)).first() is not None:
@@ -303,6 +322,39 @@ def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[a
         )
         for each in held
     ]
+
+
+def _topologies(conn: sa.Connection, busy: set[str]) -> list[Finding]:
+    """Return hosts that have less than their servers hold, counters that are wrong, and servers without their part."""
+    findings = []
+    hosts = {row.uuid: row.host for row in conn.execute(sa.select(compute_nodes.c.uuid, compute_nodes.c.host))}
+    holding = {
+        (row.consumer_uuid, row.node_uuid)
+        for row in conn.execute(sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct())
+    }
+    placed = set()
+    for node in topologies.all_claims(conn):
+        subject = hosts.get(node.node_uuid, node.node_uuid)
+        placed |= set(node.consumers)
+        findings += [
+            Finding(kind="topology", subject=subject, message=f"The host lacks what its servers hold: {each}")
+            for each in lacking(node.topology, node.claimed)
+        ]
+        if node.held != node.claimed:
+            message = f"Of the NUMA cells and devices {node.held} is recorded as held, {node.claimed} is true."
+            findings.append(Finding(kind="topology", subject=subject, message=message))
+        findings += [
+            Finding(kind="topology", subject=uuid, message=f"CPUs or devices of {subject} are held without a claim.")
+            for uuid in node.consumers
+            if (uuid, node.node_uuid) not in holding and uuid not in busy
+        ]
+    dedicated = sa.select(allocations.c.consumer_uuid).where(allocations.c.resource_class == "PCPU")
+    findings += [
+        Finding(kind="topology", subject=uuid, message="The server holds dedicated CPUs, and none is named.")
+        for uuid in conn.execute(dedicated).scalars()
+        if uuid not in placed and uuid not in busy
+    ]
+    return findings
 
 
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:

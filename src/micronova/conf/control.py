@@ -113,6 +113,8 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
         "ServerGroupAffinityFilter",
         "SameHostFilter",
         "DifferentHostFilter",
+        "NUMATopologyFilter",
+        "PciPassthroughFilter",
     )
     max_io_ops_per_host: Annotated[
         int,
@@ -185,6 +187,10 @@ class FilterSchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_
     ] = 1.0
     soft_anti_affinity_weight_multiplier: Annotated[
         float, Meta(ge=0, description="Weight of hosts that have few servers of the same soft-anti-affinity group.")
+    ] = 1.0
+    pci_weight_multiplier: Annotated[
+        float,
+        Meta(ge=0, description="Weight of hosts with few free PCI devices, which keeps the others for who wants them."),
     ] = 1.0
     build_failure_weight_multiplier: Annotated[
         float, Meta(description="Weight against hosts whose recent builds failed; 0: failures do not matter.")

@@ -32,6 +32,26 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vcpus: Annotated[int, Meta(ge=1, description="CPUs of each simulated host.")] = 64
     memory_mb: Annotated[int, Meta(ge=1, description="MiB of memory of each simulated host.")] = 262144
     local_gb: Annotated[int, Meta(ge=1, description="GiB of disk of each simulated host.")] = 4096
+    numa_nodes: Annotated[
+        int, Meta(ge=1, le=64, description="NUMA nodes of each simulated host; its CPUs and memory are divided evenly.")
+    ] = 1
+    threads_per_core: Annotated[int, Meta(ge=1, description="Hardware threads of each core of a simulated host.")] = 1
+    cpu_dedicated_set: Annotated[
+        str, Meta(description='CPUs of each simulated host for pinned guests, e.g. "8-63"; the others are shared.')
+    ] = ""
+    pages_2mb: Annotated[
+        int, Meta(ge=0, description="Memory pages of 2 MiB in each NUMA node of a simulated host.")
+    ] = 0
+    pages_1gb: Annotated[
+        int, Meta(ge=0, description="Memory pages of 1 GiB in each NUMA node of a simulated host.")
+    ] = 0
+    pci_devices: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="PCI devices of each simulated host that guests may have: tables with address, vendor_id, "
+            "product_id, dev_type, numa_node and parent (the address of a virtual function's physical function)."
+        ),
+    ] = ()
     rules: Annotated[
         tuple[dict[str, Any], ...], Meta(description="Fault and latency rules; see docs/fake-driver.md.")
     ] = ()

@@ -1,6 +1,6 @@
 """The section `libvirt`: what an operator can decide about the libvirt driver. Times are seconds."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -43,6 +43,13 @@ class LibvirtSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cpu_dedicated_set: Annotated[
         str, Meta(description="CPUs for pinned guests, each for one guest only; empty: none.")
     ] = ""
+    reserved_huge_pages: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(
+            description="Memory pages that the host keeps for itself: tables with node, size (in KiB) and count. Set "
+            "it if other programs of the host use huge pages."
+        ),
+    ] = ()
     hw_machine_type: Annotated[
         str, Meta(description="Machine type of guests: pc, q35 or a version of them; empty: pc.")
     ] = ""

@@ -38,6 +38,7 @@ from micronova.conf.control import (
 from micronova.conf.default import DefaultSettings
 from micronova.conf.hosts import ComputeSettings, FakeSettings, NetworkAgentSettings
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.conf.pci import PCISettings
 from micronova.conf.services import (
     BarbicanSettings,
     GlanceSettings,
@@ -79,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     compute: ComputeSettings = ComputeSettings()
     fake: FakeSettings = FakeSettings()
     libvirt: LibvirtSettings = LibvirtSettings()
+    pci: PCISettings = PCISettings()
     consoleauth: ConsoleAuthSettings = ConsoleAuthSettings()
     vnc: VNCSettings = VNCSettings()
     spice: SpiceSettings = SpiceSettings()

@@ -5,7 +5,7 @@ A claim is part of one transaction. Its heart is one statement for all nodes and
 their keys; either every row takes its amount or all is put back. Any number of schedulers may race: whoever
 comes second sees what the first has left. A claim replaces what its consumer held: repeating one is harmless.
 
-The order in which a claim locks: instances, then the server group, then inventories.
+The order in which a claim locks: instances, then the server group, then topologies, then inventories.
 """
 
 import functools
@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import bindparam
 
+from micronova.db import topologies
 from micronova.db.listed import one_of
 from micronova.db.tables import (
     allocations,
@@ -29,7 +30,10 @@ from micronova.db.tables import (
     services,
 )
 from micronova.objects import service_names
+from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import GroupSpec, RequestSpec, Selection
+from micronova.objects.topology import TopologyRequest
+from micronova.objects.topology_request import topology_request
 
 Resources = dict[str, int]
 MOST_ROWS = 3_000  # of inventories in one statement: three parameters each, and drivers take 32,766 in all
@@ -42,6 +46,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     node_uuid: str
     host: str
     resources: Resources
+    topology: TopologyRequest | None = None  # the NUMA cells and devices that it wants
     group: GroupSpec | None = None  # `hosts` is not used: the rows count
     epoch: int | None = None  # the instance must exist and be at this epoch
     keep_held: bool = False  # the same amounts held elsewhere are kept instead of replaced…
@@ -57,15 +62,17 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         spec: RequestSpec,
         epoch: int | None,
         *,
+        aliases: Mapping[str, Alias],
         keep_held: bool = False,
         moving: str | None = None,
     ) -> "Claim":
-        """Return the claim of an instance on the node that was selected for it."""
+        """Return the claim of an instance on the node that was selected for it; `aliases` are those of PCI devices."""
         return cls(
             consumer_uuid=instance_uuid,
             node_uuid=selected.node_uuid,
             host=selected.host,
-            resources=spec.flavor.resources(),
+            resources=spec.resources(),
+            topology=topology_request(spec.flavor, spec.image, aliases),
             group=spec.group,
             epoch=epoch,
             keep_held=keep_held,
@@ -76,11 +83,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a node cannot take a batch: its host is disabled, too little is left, or the group forbids it."""
+    """Why a node cannot take a batch: its host is disabled, too little is left, or the group forbids it.
+
+    `topology`: its NUMA cells or PCI devices do not hold what was asked for.
+    """
 
     node_uuid: str
     host: str
-    reason: Literal["disabled", "capacity", "group"]
+    reason: Literal["disabled", "capacity", "group", "topology"]
     resource_class: str = ""
 
 
@@ -192,6 +202,15 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
         return ClaimResult(
             failures=tuple(ClaimFailure(node_uuid=node, host=host, reason="group") for node, host in nodes)
         )
+    gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
+    places = topologies.plan(conn, changed, gone)
+    if places.refused:
+        return ClaimResult(
+            failures=tuple(
+                ClaimFailure(node_uuid=node, host=hosts[node], reason="topology")
+                for node in dict.fromkeys(places.refused)
+            )
+        )
     short = _apply(conn, amounts, now)
     if short:
         return ClaimResult(
@@ -200,7 +219,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
                 for node, name in short
             )
         )
-    gone = [each.consumer_uuid for each in changed if each.consumer_uuid in before]
+    topologies.record(conn, places, now)
     if gone:
         conn.execute(_DELETE, {"uuids": gone})
     rows = [
@@ -268,12 +287,14 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
         conn.execute(_LOCK_GROUP, {"uuid": group})
         hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
         _count(conn, group, Counter(dict.fromkeys(hosts, -1)))
+    topologies.release(conn, consumer_uuid, now)
     _apply(conn, amounts, now)
 
 
 def hand_over(conn: sa.Connection, consumer_uuid: str, *, holder: str) -> None:
     """Let a migration hold what an instance holds, so that the instance can claim another place."""
     conn.execute(_RENAME, {"b_old": consumer_uuid, "b_new": holder})
+    topologies.rename(conn, consumer_uuid, holder)
 
 
 def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int, group_uuid: str | None) -> None:
@@ -285,6 +306,7 @@ def take_back(conn: sa.Connection, consumer_uuid: str, *, holder: str, now: int,
         return
     release(conn, consumer_uuid, now=now, group_uuid=group_uuid)
     conn.execute(_RENAME, {"b_old": holder, "b_new": consumer_uuid})
+    topologies.rename(conn, holder, consumer_uuid)
 
 
 def places_of(conn: sa.Connection, consumer_uuids: Collection[str]) -> Counter[str]:

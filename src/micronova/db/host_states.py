@@ -13,7 +13,15 @@ import sqlalchemy as sa
 from sqlalchemy import bindparam
 
 from micronova.db.listed import one_of
-from micronova.db.tables import aggregate_hosts, aggregates, compute_nodes, instances, inventories, services
+from micronova.db.tables import (
+    aggregate_hosts,
+    aggregates,
+    compute_nodes,
+    instances,
+    inventories,
+    node_topologies,
+    services,
+)
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
@@ -23,19 +31,21 @@ SLOT = 100_000  # microseconds
 
 # node uuid, resource class, total, reserved, capacity, used, changed at
 Amount = tuple[str, str, int, int, int, int, int]
+Topology = tuple[str, str, str, int]  # node uuid, topology and what is held as they are stored, changed at
 ServiceState = tuple[str, bool, bool, float]  # host, enabled, forced down, last seen
 Digest = tuple[int, int]  # of the rows that changed in a slot: how many they are, and the sum of the times of change
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
-    """What has changed since some time: nodes and amounts by slot, and services."""
+    """What has changed since some time: nodes, amounts and topologies by slot, and services."""
 
     nodes: dict[int, Digest]
     amounts: dict[int, Digest]
+    topologies: dict[int, Digest]
     services: list[ServiceState]
 
 
-_n, _i, _s = compute_nodes.c, inventories.c, services.c
+_n, _i, _s, _t = compute_nodes.c, inventories.c, services.c, node_topologies.c
 _STATES = sa.select(
     _n.uuid,
     _n.host,
@@ -55,7 +65,13 @@ _STATES = sa.select(
     _s.disabled,
     _s.forced_down,
     _s.last_seen_at,
-).outerjoin(services, sa.and_(_s.host == _n.host, _s.binary == COMPUTE))
+    _t.topology,
+    _t.held,
+).select_from(
+    compute_nodes.outerjoin(services, sa.and_(_s.host == _n.host, _s.binary == COMPUTE)).outerjoin(
+        node_topologies, _t.node_uuid == _n.uuid
+    )
+)
 _STATES_OF = _STATES.where(one_of(_n.uuid, "uuids"))
 _PAGE = _STATES.where(_n.uuid > bindparam("after")).order_by(_n.uuid).limit(bindparam("limit"))
 _AMOUNTS = sa.select(_i.node_uuid, _i.resource_class, _i.total, _i.reserved, _i.capacity, _i.used, _i.changed_at)
@@ -80,6 +96,9 @@ def _changed_between(query: Any, *columns: Any) -> Any:
 
 _CHANGED_NODES = _changed_between(_STATES, _n.changed_at, _n.uuid)
 _CHANGED_AMOUNTS = _changed_between(_AMOUNTS, _i.changed_at, _i.node_uuid, _i.resource_class)
+_CHANGED_TOPOLOGIES = _changed_between(
+    sa.select(_t.node_uuid, _t.topology, _t.held, _t.changed_at), _t.changed_at, _t.node_uuid
+)
 
 
 def _digests(changed_at: Any) -> Any:
@@ -90,6 +109,7 @@ def _digests(changed_at: Any) -> Any:
 
 _NODE_DIGESTS = _digests(_n.changed_at)
 _AMOUNT_DIGESTS = _digests(_i.changed_at)
+_TOPOLOGY_DIGESTS = _digests(_t.changed_at)
 _AGGREGATES = sa.select(aggregate_hosts.c.host, aggregates.c.name, aggregates.c.metadata.label("properties")).join(
     aggregates, aggregates.c.id == aggregate_hosts.c.aggregate_id
 )
@@ -112,9 +132,14 @@ def load_changes(conn: sa.Connection, since: int, silent_since: int | None = Non
     read = list(conn.execute(_SERVICES_SINCE, {"since": since}))
     if silent_since is not None:
         read += conn.execute(_SILENT_SERVICES, {"silent_since": silent_since})
+
+    def digests(query: Any) -> dict[int, Digest]:
+        return {slot: (count, int(total)) for slot, count, total in conn.execute(query, {"since": since})}
+
     return Changes(
-        nodes={slot: (count, int(total)) for slot, count, total in conn.execute(_NODE_DIGESTS, {"since": since})},
-        amounts={slot: (count, int(total)) for slot, count, total in conn.execute(_AMOUNT_DIGESTS, {"since": since})},
+        nodes=digests(_NODE_DIGESTS),
+        amounts=digests(_AMOUNT_DIGESTS),
+        topologies=digests(_TOPOLOGY_DIGESTS),
         services=[(host, not disabled, forced_down, seen / 1e6) for host, disabled, forced_down, seen in read],
     )
 
@@ -133,6 +158,13 @@ def load_changed_amounts(conn: sa.Connection, after: tuple[int, str, str], until
     at, node, name = after
     mark = {"at": at, "key0": node, "key1": name}
     return [tuple(row) for row in conn.execute(_CHANGED_AMOUNTS, mark | {"until": until, "limit": limit})]
+
+
+def load_changed_topologies(conn: sa.Connection, after: tuple[int, str], until: int, limit: int) -> list[Topology]:
+    """Return topologies that changed before a time and after a mark (time, node), in the order of their changes."""
+    at, node = after
+    rows = conn.execute(_CHANGED_TOPOLOGIES, {"at": at, "key0": node, "until": until, "limit": limit})
+    return [tuple(row) for row in rows]
 
 
 def touch_hosts(conn: sa.Connection, hosts: Collection[str], now: int) -> None:
@@ -191,6 +223,8 @@ def _states(rows: Any, amounts: Any, groups: Any, default_zone: str) -> list[Hos
                 host_ip=row.host_ip,
                 metrics=row.metrics or {},
                 changed_at=row.changed_at,
+                topology=row.topology or "",
+                held=row.held or "",
             )
         )
     return states

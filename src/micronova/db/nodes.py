@@ -4,19 +4,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
+import msgspec
 import sqlalchemy as sa
 
+from micronova.db import topologies
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
-from micronova.db.tables import allocations, compute_nodes, instances, inventories, services
+from micronova.db.tables import allocations, compute_nodes, instances, inventories, node_topologies, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.host_limits import MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
+from micronova.objects.topology import NodeTopology
 
 _n, _i = compute_nodes.c, inventories.c
-RATIOS = {"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
+RATIOS = {"VCPU": 4.0, "PCPU": 1.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
 
 
 class NodeRow(Protocol):
@@ -120,6 +123,7 @@ def upsert_all(
     ]
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
+    topologies.report(conn, {node.node_uuid: found for _, node in pairs if (found := _topology(node, ratios))}, now)
     stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
 
@@ -169,12 +173,29 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
     }
 
 
+def _topology(node: NodeResources, ratios: Mapping[str, float]) -> NodeTopology | None:
+    """Return a node's topology with the ratios of its inventories; None if its host reports none."""
+    if node.topology is None:
+        return None
+    return msgspec.structs.replace(
+        node.topology,
+        cpu_allocation_ratio=_ratio(node, "VCPU", ratios),
+        ram_allocation_ratio=_ratio(node, "MEMORY_MB", ratios),
+    )
+
+
+def _ratio(node: NodeResources, resource: str, ratios: Mapping[str, float]) -> float:
+    return 1.0 if resource == "PCPU" else node.allocation_ratios.get(resource, ratios.get(resource, 1.0))
+
+
 def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) -> list[dict[str, Any]]:
     totals = {"VCPU": node.vcpus, "MEMORY_MB": node.memory_mb, "DISK_GB": node.local_gb}
+    if node.pcpus is not None:
+        totals["PCPU"] = node.pcpus
     rows = []
     for resource, total in totals.items():
         reserved = min(node.reserved.get(resource, 0), total)
-        ratio = node.allocation_ratios.get(resource, ratios.get(resource, 1.0))
+        ratio = _ratio(node, resource, ratios)
         rows.append(
             {
                 "node_uuid": node.node_uuid,
@@ -290,6 +311,7 @@ def delete_of_host(conn: sa.Connection, host: str) -> None:
     held = sa.select(allocations.c.consumer_uuid).where(allocations.c.node_uuid.in_(uuids)).limit(1)
     if conn.execute(held).first():
         raise Conflict(f"Host {host} still has instances or resources allocated to them.")
+    conn.execute(sa.delete(node_topologies).where(node_topologies.c.node_uuid.in_(uuids)))
     conn.execute(sa.delete(inventories).where(_i.node_uuid.in_(uuids)))
     conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))
 

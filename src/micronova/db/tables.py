@@ -453,6 +453,28 @@ allocations = sa.Table(
     Index("allocations_by_node", "node_uuid"),
 )
 
+# What a node's host reports of its NUMA cells and PCI devices, and what instances hold of them, both as JSON: texts,
+# because they are compared.
+node_topologies = sa.Table(
+    "node_topologies",
+    metadata,
+    Column("node_uuid", String(36), primary_key=True),
+    Column("topology", sa.Text, nullable=False),
+    Column("held", sa.Text, nullable=False),
+    Column("changed_at", Time, nullable=False),
+    Index("node_topologies_by_change", "changed_at"),
+)
+
+# The cells, CPUs, pages and devices of its node that an instance or a migration holds.
+topology_claims = sa.Table(
+    "topology_claims",
+    metadata,
+    Column("consumer_uuid", String(36), primary_key=True),
+    Column("node_uuid", String(36), nullable=False),
+    Column("assignment", sa.Text, nullable=False),
+    Index("topology_claims_by_node", "node_uuid"),
+)
+
 aggregates = sa.Table(
     "aggregates",
     metadata,

@@ -20,12 +20,11 @@ _UNITS: Final = {"kb": 1, "kib": 1, "": 1, "mb": 1024, "mib": 1024, "gb": 1024 *
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestCell:
-    """A NUMA node of the guest, and the host's node that it is on."""
+    """A NUMA node of the guest."""
 
     id: int
     vcpus: tuple[int, ...]
     memory_mb: int
-    host: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +37,14 @@ class CpuRequest:
     pinned: tuple[int, ...] = ()  # vCPUs that have a host CPU for themselves
     thread_policy: str = "prefer"
     isolates_emulator: bool = False  # QEMU's own threads get a host CPU for themselves
-    page_size: int | str | None = None  # in KiB, or "large": the largest that the host has; None: ordinary memory
+    page_size: int | str | None = None  # in KiB, or small, large or any; None: ordinary memory
     cells: tuple[GuestCell, ...] = ()
-    chose_cells: bool = False  # the NUMA nodes were asked for: each is on a host node of its own
+    policy: str = "shared"  # shared, dedicated or mixed
+
+    @property
+    def dedicated(self) -> int:
+        """How many host CPUs the guest has for itself."""
+        return len(self.pinned) + self.isolates_emulator
 
 
 def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuRequest:
@@ -76,7 +80,7 @@ def cpu_request(properties: GuestProperties, vcpus: int, memory_mb: int) -> CpuR
         isolates_emulator=isolates,
         page_size=page,
         cells=_cells(properties, nodes or 1, vcpus, memory_mb) if needs_cells else (),
-        chose_cells=nodes is not None,
+        policy=policy,
     )
 
 
@@ -127,7 +131,7 @@ def cpu_topology(properties: GuestProperties, vcpus: int) -> tuple[int, int, int
 
 
 def page_size(properties: GuestProperties) -> int | str | None:
-    """Return the size of huge pages in KiB, "large" for the host's largest, or None for ordinary memory.
+    """Return the size of memory pages in KiB, or small, large or any; None if none is asked for.
 
     An image may choose among what its flavor allows, and has none if the flavor has none: huge pages are scarce.
     """
@@ -139,7 +143,7 @@ def page_size(properties: GuestProperties) -> int | str | None:
         chosen = _parse_page_size(image, "hw_mem_page_size")
     else:
         raise Invalid(f"The image's hw_mem_page_size {image} is not allowed: the flavor has {flavor or 'none'}.")
-    return None if chosen in (None, "any", "small") or (isinstance(chosen, int) and chosen <= SMALL_PAGE) else chosen
+    return chosen
 
 
 def _parse_page_size(text: str, name: str) -> int | str:

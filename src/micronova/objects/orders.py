@@ -27,6 +27,8 @@ from micronova.objects.host_limits import (
 )
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
+from micronova.objects.topology import Assignment, NodeTopology
+from micronova.objects.topology_request import resources_of
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,11 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     launch_index: int = 0
     root_device_name: str = ROOT_DEVICE
     security_groups: tuple[str, ...] = ()  # their names
+    assignment: Assignment | None = None  # the NUMA cells, CPUs and devices of the host that are claimed for it
+
+    def resources(self) -> dict[str, int]:
+        """Return the amounts that it uses of its host, by resource class."""
+        return resources_of(self.flavor, self.image)
 
 
 class InjectedFile(msgspec.Struct, frozen=True):
@@ -180,10 +187,13 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     node_uuid: Name
     hypervisor_type: Name
     hypervisor_version: int
-    vcpus: int
+    vcpus: int  # that instances share
     memory_mb: int
     local_gb: int
+    pcpus: int | None = None  # dedicated CPUs; None: an agent of an older version does not count them
+    topology: NodeTopology | None = None
     vcpus_used: int = 0
+    pcpus_used: int = 0
     memory_mb_used: int = 0
     local_gb_used: int = 0
     disk_available_gb: int | None = None
@@ -209,7 +219,8 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     power_state: int  # 0 until its spawn is complete
     name: Name = ""
-    vcpus: int = 0
+    vcpus: int = 0  # without those on dedicated CPUs
+    pcpus: int = 0  # dedicated CPUs
     memory_mb: int = 0
     local_gb: int = 0
 

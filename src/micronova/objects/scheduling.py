@@ -5,6 +5,7 @@ import msgspec
 from micronova.objects.explanation import Explanation
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.objects.topology_request import resources_of
 
 
 class GroupSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,10 @@ class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
     # By host: how much the images of its servers have in common with the requested one; the scheduler reads it.
     alike_images: dict[str, float] = {}
     ignore_hosts: tuple[str, ...] = ()
+
+    def resources(self) -> dict[str, int]:
+        """Return the amounts that one instance claims, by resource class."""
+        return resources_of(self.flavor, self.image)
 
     @property
     def forced(self) -> bool:
@@ -110,3 +115,5 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     host_ip: str = ""
     metrics: dict[str, float] = {}  # what the host's monitors measured last
     changed_at: int = 0
+    topology: str = ""  # NUMA cells and PCI devices, as they are stored; empty: the host reports none
+    held: str = ""  # what instances hold of them

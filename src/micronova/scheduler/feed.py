@@ -82,7 +82,7 @@ class HostFeed:
         self._default_zone = default_zone
         # Not every read includes heartbeats: a host is not down as soon as one is late.
         self._heartbeat_interval = heartbeat_interval
-        self._nodes_seen, self._amounts_seen = _Seen(), _Seen()
+        self._nodes_seen, self._amounts_seen, self._topologies_seen = _Seen(), _Seen(), _Seen()
         # Wall clock when the last read began: of changes, of heartbeats, of everything.
         self._as_of = self._heartbeats_as_of = self._all_as_of = NEVER
         self._reload_took = 0.0  # seconds
@@ -181,6 +181,7 @@ class HostFeed:
         for seen, digests, read in (
             (self._nodes_seen, changes.nodes, self._read_nodes),
             (self._amounts_seen, changes.amounts, self._read_amounts),
+            (self._topologies_seen, changes.topologies, self._read_topologies),
         ):
             seen.forget(0, first)
             # The newest changes first: a row that has changed again is then not missing in its former slot.
@@ -218,6 +219,18 @@ class HostFeed:
             for node, name, *_, changed_at in page:
                 self._amounts_seen.note((node, name), changed_at)
                 mark = (changed_at, node, name)
+            more = len(page) == CHUNK
+        return unknown
+
+    async def _read_topologies(self, since: int, until: int) -> set[str]:
+        """Read the topologies that changed between two times; return the nodes that are not in the table."""
+        mark, more, unknown = (since, ""), True, set[str]()
+        while more:
+            page = await self._database.read(host_states.load_changed_topologies, mark, until, CHUNK)
+            unknown |= self.table.set_topologies(row[:3] for row in page)
+            for node, *_, changed_at in page:
+                self._topologies_seen.note(node, changed_at)
+                mark = (changed_at, node)
             more = len(page) == CHUNK
         return unknown
 

@@ -14,7 +14,9 @@ import numpy as np
 
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
+from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import Placement, RequestSpec, Selected
+from micronova.objects.topology_request import topology_request
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.filters.resources import free_amount, has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
@@ -38,6 +40,7 @@ class FilterScheduler:
         max_attempts: int = 3,
         host_subset_size: int = 1,
         shuffle_best_same_weighed_hosts: bool = False,
+        aliases: Mapping[str, Alias] | None = None,
     ) -> None:
         self.filters = list(filters)
         self.weighers = list(weighers)
@@ -45,7 +48,7 @@ class FilterScheduler:
         self._alternates = max(0, max_attempts - 1)
         self._subset = max(1, host_subset_size)
         self._shuffle = shuffle_best_same_weighed_hosts
-        self._covered = frozenset[str]().union(*(each.covers for each in self.filters))
+        self._aliases = aliases or {}
 
     def select(
         self,
@@ -63,8 +66,10 @@ class FilterScheduler:
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
         """
         table.now = now
-        filters = [] if spec.forced else self.filters
-        resources = spec.flavor.resources()
+        table.begin_consuming()
+        filters = [each for each in self.filters if each.always or not spec.forced]
+        resources = spec.resources()
+        topology = topology_request(spec.flavor, spec.image, self._aliases)
         hosts = _considered(table, spec)
         mask, steps, concerned = self._filter(hosts, spec, resources, filters)
         left = hosts if mask is None else hosts.only(mask)
@@ -91,7 +96,7 @@ class FilterScheduler:
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
-                table.consume(row, resources)
+                table.consume(row, resources, topology)
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
                     self._ask_again(table, ranking, concerned, row, spec, resources)
@@ -115,7 +120,8 @@ class FilterScheduler:
             decision = self.select(table, spec, instance_uuids, now=now, held=held)
         except NoValidHost:
             return False
-        resources = spec.flavor.resources()
+        resources = spec.resources()
+        table.undo_topologies()
         for placement in decision.placements:
             row = table.index(placement.selected.node_uuid)
             if row is not None and placement.instance_uuid not in (held or {}):
@@ -149,7 +155,7 @@ class FilterScheduler:
         passing: Bools | None = None
         remaining = len(hosts)
         for name, amount in resources.items():
-            if not (filters and name in self._covered):
+            if not any(name in each.covers for each in filters):
                 passing, remaining = _narrow(
                     steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
                 )
@@ -250,6 +256,7 @@ class FilterScheduler:
         if rows:
             _, steps, _ = self._filter(hosts, spec, resources, filters)
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
+            table.undo_topologies()
             for row in rows:
                 table.release(row, resources)
         message = _refusal(explanation, filters, spec, resources, wanted)

@@ -13,8 +13,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from micronova.objects.fitting import fit, taken
 from micronova.objects.scheduling import HostState, Selection
+from micronova.objects.topology import TopologyRequest, encode
 from micronova.scheduler.interning import Interner, Shared
+from micronova.scheduler.topologies import Passes, Topologies
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -67,6 +70,7 @@ class HostTable:
             "ip_version": np.zeros(self._size, np.int8),  # 0 if the address of the host is unknown
             "ip_high": np.zeros(self._size, np.uint64),
             "ip_low": np.zeros(self._size, np.uint64),
+            "topology": np.zeros(self._size, np.intp),
             "num_instances": np.zeros(self._size, np.int64),
             "num_io_ops": np.zeros(self._size, np.int64),
             "failed_builds": np.zeros(self._size, np.int64),
@@ -76,6 +80,8 @@ class HostTable:
         self._facts = Shared()
         self._aggregates = Shared()
         self._metrics: dict[str, Column] = {}
+        self._topologies = Topologies()
+        self._taken: list[tuple[int, str, str]] = []  # rows whose topology was consumed, with what it was before
 
     def __len__(self) -> int:
         return len(self.selections)
@@ -155,6 +161,17 @@ class HostTable:
             self._free[name][row] = capacity - used
         return unknown
 
+    def set_topologies(self, topologies: Iterable[tuple[str, str, str]]) -> set[str]:
+        """Set NUMA cells and devices of nodes, and what is held of them; return the nodes that are not in the table."""
+        unknown: set[str] = set()
+        for uuid, topology, held in topologies:
+            row = self._index.get(uuid)
+            if row is None:
+                unknown.add(uuid)
+            else:
+                self._set_topology(row, topology, held)
+        return unknown
+
     def set_services(self, services: Iterable[ServiceState]) -> None:
         """Set which hosts are enabled, and when they sent their last heartbeat."""
         columns = self._columns
@@ -175,8 +192,10 @@ class HostTable:
         """Return whether a host has these amounts free."""
         return all(n <= 0 or (name in self._free and self._free[name][row] >= n) for name, n in resources.items())
 
-    def consume(self, row: int, resources: Mapping[str, int]) -> None:
+    def consume(self, row: int, resources: Mapping[str, int], request: TopologyRequest | None = None) -> None:
         """Count an instance on a host before its claim is in the database."""
+        if request is not None:
+            self._consume_topology(row, request)
         for name, amount in resources.items():
             if name not in self._free:
                 self._add_class(name)
@@ -190,6 +209,15 @@ class HostTable:
             self._free[name][row] += amount
         self._columns["num_instances"][row] -= 1
         self._columns["num_io_ops"][row] -= 1
+
+    def begin_consuming(self) -> None:
+        """Begin a decision: what is consumed from now on can be undone."""
+        self._taken.clear()
+
+    def undo_topologies(self) -> None:
+        """Undo what `consume` has done to topologies since the decision began."""
+        while self._taken:
+            self._set_topology(*self._taken.pop())
 
     def state(self, row: int) -> HostState:
         """Return one host as an object, for filters that get one host at a time."""
@@ -219,12 +247,29 @@ class HostTable:
             cpu_info=facts.cpu_info,
             supported=facts.supported,
             capabilities=facts.capabilities,
+            topology=(texts := self._topologies.texts(int(columns["topology"][row])))[0],
+            held=texts[1],
         )
 
     # --- internal ---
 
     def _groups(self) -> tuple[dict[str, Column], ...]:
         return self._columns, self._free, self._capacity, self._total, self._reserved, self._metrics
+
+    def _set_topology(self, row: int, topology: str, held: str) -> None:
+        column = self._columns["topology"]
+        before = int(column[row])
+        column[row] = self._topologies.take(topology, held)
+        self._topologies.release(before)
+
+    def _consume_topology(self, row: int, request: TopologyRequest) -> None:
+        code = int(self._columns["topology"][row])
+        topology, use = self._topologies.value(code)
+        place = fit(topology, use, request)
+        if place is not None:
+            before = self._topologies.texts(code)
+            self._taken.append((row, *before))
+            self._set_topology(row, before[0], encode(taken(use, place, topology)))
 
     def _all_columns(self) -> Iterable[Column]:
         for group in self._groups():
@@ -271,6 +316,7 @@ class HostTable:
         )
         self._fill_address(row, state.host_ip)
         self._fill_metrics(row, state.metrics)
+        columns["topology"][row] = self._topologies.take(state.topology, state.held)
         columns["zone"][row] = self._zones.take(state.zone, state.zone)
         columns["facts"][row] = self._facts.take(
             msgspec.msgpack.encode(facts, enc_hook=str, order="deterministic"), facts
@@ -320,6 +366,7 @@ class HostTable:
         self._zones.release(int(columns["zone"][row]))
         self._facts.release(int(columns["facts"][row]))
         self._aggregates.release(int(columns["aggregates"][row]))
+        self._topologies.release(int(columns["topology"][row]))
 
     def _unlist_host(self, row: int) -> None:
         host = self.selections[row].host
@@ -455,6 +502,22 @@ class HostView:
         for name, wanted, relevant in zip(("ip_high", "ip_low"), first, bits, strict=True):
             mask &= (self._take(table[name]) & np.uint64(relevant)) == np.uint64(wanted)
         return mask
+
+    def by_topology(self, key: bytes, passes: Passes, among: Bools | None) -> Bools:
+        """Return which hosts' NUMA cells and devices pass, with what is held of them; results are kept by key.
+
+        `passes` is called once per kind of host. Hosts that are not `among` these fail without being asked.
+        """
+        codes = self._take(self._table._columns["topology"])
+        if among is None:
+            return self._table._topologies.verdicts(key, passes, codes)
+        mask = among.copy()
+        mask[among] = self._table._topologies.verdicts(key, passes, codes[among])
+        return mask
+
+    def free_devices(self) -> Ints:
+        """Return how many PCI devices the hosts have free."""
+        return self._table._topologies.devices(self._take(self._table._columns["topology"]))
 
     def state(self, position: int) -> HostState:
         """Return one host as an object."""

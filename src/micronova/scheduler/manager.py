@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random as random_module
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context
 from micronova.objects.errors import NoValidHost, Stale, Unavailable
 from micronova.objects.explanation import Explanation
+from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import CheckImage, RequestSpec, SelectDestinations, Selected
 from micronova.rpc.bus import Bus
 from micronova.rpc.server import Server
@@ -81,7 +82,9 @@ class SchedulerManager:
         refresh_interval: float,
         max_attempts: int,
         default_zone: str,
+        pci_aliases: Mapping[str, Alias] | None = None,
     ) -> None:
+        self._pci_aliases = dict(pci_aliases or {})
         self._database = database
         self._bus = bus
         self._clock = clock
@@ -99,12 +102,20 @@ class SchedulerManager:
             heartbeat_interval=service_down_time / 4,
         )
         self._scheduler = FilterScheduler(
-            load_filters(FilterOptions(service_down_time=service_down_time, settings=settings, metrics=metrics)),
+            load_filters(
+                FilterOptions(
+                    service_down_time=service_down_time,
+                    settings=settings,
+                    metrics=metrics,
+                    pci_aliases=self._pci_aliases,
+                )
+            ),
             load_weighers(options=WeigherOptions(settings=settings, metrics=metrics)),
             random=random,
             max_attempts=max_attempts,
             host_subset_size=settings.host_subset_size,
             shuffle_best_same_weighed_hosts=settings.shuffle_best_same_weighed_hosts,
+            aliases=self._pci_aliases,
         )
         self._image_counts: ImageCounts | None = None
         if settings.image_props_weight_multiplier:
@@ -206,7 +217,7 @@ class SchedulerManager:
         held = {}
         for uuid, [first, *others] in found.items():
             row = self._feed.table.index(first.node_uuid)
-            if row is None or others or first.resources != spec.flavor.resources():
+            if row is None or others or first.resources != spec.resources():
                 continue
             selection = self._feed.table.selections[row]
             if (
@@ -244,6 +255,7 @@ class SchedulerManager:
                 placement.selected,
                 spec,
                 request.epochs.get(placement.instance_uuid),
+                aliases=self._pci_aliases,
                 keep_held=not has_destination and placement.instance_uuid not in on_deleted_nodes,
                 moving=request.moving.get(placement.instance_uuid),
             )

@@ -102,6 +102,7 @@ class ServerCreator:
         if image is not None:
             self._unsupported.check_image(image)
         check_hardware(flavor, image)
+        self._unsupported.check_devices(flavor, image)
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
         if image is not None:
             image = await self._signatures.signed(

@@ -64,6 +64,7 @@ class ServerMoves:
         if image is not None:
             check_fits(image, flavor)
         check_hardware(flavor, image)
+        self._unsupported.check_devices(flavor, image)
         await self._begin(context, row, "resize", flavor, MovePayload(migration="", disk_config=disk_config))
 
     async def migrate(self, context: RequestContext, row: InstanceRow, host: str | None = None) -> None:

@@ -97,6 +97,7 @@ class ServerRebuilder:
         check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
         self._unsupported.check_image(image)
         check_hardware(flavor, image)
+        self._unsupported.check_devices(flavor, image)
         if "disk_config" in request.changes:
             check_disk_config(request.changes["disk_config"], image)
         before = msgspec.convert(row["image"], ImageMeta) if row["image"] else None

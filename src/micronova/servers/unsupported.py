@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
+from micronova.objects.guest_properties import GuestProperties
 from micronova.objects.image import ImageMeta
+from micronova.objects.pci_devices import Alias, device_requests
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,6 @@ _HARDWARE: Final = {
     "maxphysaddr_mode": "a choice of physical address bits",
     "mem_encryption": _ENCRYPTED_MEMORY,
     "mem_encryption_model": _ENCRYPTED_MEMORY,
-    "pci_numa_affinity_policy": "PCI devices of the host",
     "pmem": "persistent memory",
     "redirected_usb_ports": "redirected USB ports",
     "sound_model": "sound devices",
@@ -80,7 +81,6 @@ _FLAVOR: Final = {
     **{f"hw:{name}": what for name, what in _HARDWARE.items()},
     "accel:device_profile": "accelerators",
     "group_policy": "groups of resources",
-    "pci_passthrough:alias": "PCI devices of the host",
     "vmware:hw_version": "VMware",
     "vmware:storage_policy": "VMware",
     **{
@@ -112,8 +112,9 @@ _OFF: Final = frozenset({"", "0", "[]", "disabled", "f", "false", "n", "no", "no
 class Unsupported:
     """Refuses what the drivers and the enabled filters do not do."""
 
-    def __init__(self, honoured: Callable[[], Honoured]) -> None:
+    def __init__(self, honoured: Callable[[], Honoured], aliases: Mapping[str, Alias] | None = None) -> None:
         self._honoured = honoured  # called when a request first depends on it
+        self._aliases = aliases or {}  # of PCI devices
 
     def check_hints(self, hints: Mapping[str, Sequence[str]]) -> None:
         """Raise Invalid if a request has hints without a filter, or malformed ones."""
@@ -140,6 +141,10 @@ class Unsupported:
         if any(name.partition(":")[0] in _NAMESPACES for name in flavor.extra_specs):
             for check in self._honoured().checks:
                 check({}, flavor.extra_specs)
+
+    def check_devices(self, flavor: Flavor, image: ImageMeta | None) -> None:
+        """Raise Invalid if the flavor asks for PCI devices that no alias names, or the image contradicts it."""
+        device_requests(GuestProperties(flavor, image), self._aliases)
 
     def check_image(self, image: ImageMeta) -> None:
         """Raise Invalid if the image has a property that would have no effect."""

@@ -1,46 +1,270 @@
-"""The NUMA topology of servers."""
+"""NUMA nodes, dedicated CPUs, memory pages and PCI devices of servers, on simulated hosts."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
-from tests.functional.cloud import Caller, Cloud
+from micronova.cli.audit import run_audit
+from micronova.compute.manager import ComputeManager
+from tests.functional.cloud import Caller, Cloud, CloudOptions, only_in_one_process
+from tests.functional.servers.embedded_services import image, ok
+
+GPU = {"vendor_id": "10de", "product_id": "1eb8"}
+# Two hosts with two NUMA nodes of 8 CPUs, of which 6 are for pinned servers, and one GPU at each node.
+CLOUD = CloudOptions(
+    hosts=2,
+    roles=("image",),
+    settings={
+        "fake": {
+            "vcpus": 16,
+            "memory_mb": 8192,
+            "numa_nodes": 2,
+            "threads_per_core": 2,
+            "cpu_dedicated_set": "2-7,10-15",
+            "pages_2mb": 512,
+            "pci_devices": [{"address": f"0000:0{node}:00.0", "numa_node": node, **GPU} for node in (0, 1)],
+        },
+        "pci": {"alias": [{"name": "gpu", **GPU}]},
+        "default": {"allow_resize_to_same_host": True},
+        "compute": {"resource_interval": 0.2},
+    },
+)
+pytestmark = only_in_one_process("the shared cloud has hosts without dedicated CPUs")
+DEDICATED = {"hw:cpu_policy": "dedicated"}
+
+
+async def _flavor(user: Caller, specs: Mapping[str, str], vcpus: int = 4, ram: int = 256) -> str:
+    known = (await user.admin.get("/flavors"))["flavors"]
+    flavor = {"name": f"f{len(known)}-{user.project}", "ram": ram, "vcpus": vcpus, "disk": 1}
+    id: str = (await user.admin.post("/flavors", {"flavor": flavor}, 200))["flavor"]["id"]
+    if specs:
+        await user.admin.post(f"/flavors/{id}/os-extra_specs", {"extra_specs": dict(specs)}, 200)
+    return id
+
+
+async def _image(user: Caller) -> str:
+    known = (await ok(user, "GET", "/image/v2/images?visibility=private"))["images"]
+    return str(known[0]["id"]) if known else await image(user)
+
+
+async def _boot(user: Caller, flavor: str, **fields: Any) -> str:
+    return str((await user.boot(flavorRef=flavor, imageRef=await _image(user), **fields))["id"])
+
+
+async def _not_placed(user: Caller, flavor: str, **fields: Any) -> None:
+    id = await user.create(flavorRef=flavor, imageRef=await _image(user), **fields)
+    refused = await user.wait_for(id, "ERROR")
+    assert "No valid host was found" in refused["fault"]["message"]
+
+
+async def _cpus(user: Caller, id: str) -> set[int]:
+    nodes = (await user.admin.get(f"/servers/{id}/topology"))["nodes"]
+    return {cpu for node in nodes for cpu in node["cpu_pinning"].values()}
 
 
 @pytest.mark.parametrize(
-    ("specs", "nodes", "page"),
+    ("specs", "nodes", "places", "page"),
     [
-        ({}, [], None),
+        ({}, [], [], None),
         (
             {"hw:numa_nodes": "2"},
             [
                 {"vcpu_set": [0, 1], "siblings": [], "memory_mb": 128},
                 {"vcpu_set": [2, 3], "siblings": [], "memory_mb": 128},
             ],
+            [{"host_node": 0, "cpu_pinning": {}}, {"host_node": 1, "cpu_pinning": {}}],
             None,
         ),
         (
-            {"hw:cpu_policy": "dedicated", "hw:cpu_threads": "2", "hw:mem_page_size": "2048"},
+            DEDICATED | {"hw:cpu_threads": "2", "hw:mem_page_size": "2048"},
             [{"vcpu_set": [0, 1, 2, 3], "siblings": [[0, 1], [2, 3]], "memory_mb": 256}],
+            [{"host_node": 0, "cpu_pinning": {"0": 2, "1": 3, "2": 4, "3": 5}}],
             2048,
         ),
         (
-            {"hw:mem_page_size": "large"},  # which size that is, the host decides
-            [{"vcpu_set": [0, 1, 2, 3], "siblings": [], "memory_mb": 256}],
-            None,
+            {"hw:mem_page_size": "large"},
+            [{"vcpu_set": [0, 1], "siblings": [], "memory_mb": 256}],
+            [{"host_node": 0, "cpu_pinning": {}}],
+            2048,
         ),
     ],
 )
-async def test_what_flavor_and_image_ask_for(
-    cloud: Cloud, user: Caller, specs: dict[str, str], nodes: list[Any], page: int | None
+async def test_what_is_shown(
+    cloud: Cloud,
+    user: Caller,
+    specs: dict[str, str],
+    nodes: list[dict[str, Any]],
+    places: list[dict[str, Any]],
+    page: int | None,
 ) -> None:
-    flavor = {"name": f"f-{user.project}", "ram": 256, "vcpus": 4, "disk": 1}
-    id = (await user.admin.post("/flavors", {"flavor": flavor}, 200))["flavor"]["id"]
-    await user.admin.post(f"/flavors/{id}/os-extra_specs", {"extra_specs": specs}, 200)
-    server = await user.create(flavorRef=id)
-    for caller in (user, user.admin):
-        assert await caller.get(f"/servers/{server}/topology") == {"nodes": nodes, "pagesize_kb": page}
-    await cloud.caller().refused(404, "GET", f"/servers/{server}/topology")
-    await user.at(78).get(f"/servers/{server}/topology?zork=1")
-    await user.refused(400, "GET", f"/servers/{server}/topology?zork=1")
-    await user.at(77).refused(404, "GET", f"/servers/{server}/topology")
+    vcpus = sum(len(node["vcpu_set"]) for node in nodes) or 1
+    server = await _boot(user, await _flavor(user, specs, vcpus))
+    path = f"/servers/{server}/topology"
+    assert await user.get(path) == {"nodes": nodes, "pagesize_kb": page}
+    with_places = [{**node, **place} for node, place in zip(nodes, places, strict=True)]
+    assert await user.admin.get(path) == {"nodes": with_places, "pagesize_kb": page}
+    await cloud.caller().refused(404, "GET", path)
+    await user.at(78).get(f"{path}?zork=1")
+    await user.refused(400, "GET", f"{path}?zork=1")
+    await user.at(77).refused(404, "GET", path)
+    await cloud.assert_clean()
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_dedicated_cpus_belong_to_one_server(cloud: Cloud, user: Caller) -> None:
+    """24 CPUs in nodes of 6: a server of 4 leaves 2, which others of 2 get."""
+    large, small = await _flavor(user, DEDICATED), await _flavor(user, DEDICATED, vcpus=2)
+    servers = [await _boot(user, large) for _ in range(4)]
+    servers += [await _boot(user, small) for _ in range(4)]
+    held = [(await user.host_of(id), cpu) for id in servers for cpu in await _cpus(user, id)]
+    assert len(held) == len(set(held)) == 24
+    await _not_placed(user, small)
+    shown = (await user.admin.get("/os-hypervisors/detail"))["hypervisors"]
+    assert len(shown) == 2
+    await cloud.assert_clean()
+    await user.delete(f"/servers/{servers[0]}")
+    await user.gone(servers[0])
+    again = await _boot(user, large)
+    assert len(await _cpus(user, again)) == 4
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_several_servers_of_one_request_share_no_cpu(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, DEDICATED | {"hw:emulator_threads_policy": "isolate"}, vcpus=2)
+    body = user.body(flavorRef=flavor, imageRef=await _image(user), min_count=8, max_count=8)
+    await user.post("/servers", body)
+    servers = [each["id"] for each in (await user.get("/servers"))["servers"]]
+    held = []
+    for id in servers:
+        await user.wait_for(id, "ACTIVE")
+        held += [(await user.host_of(id), cpu) for cpu in await _cpus(user, id)]
+    assert len(servers) == 8 and len(held) == len(set(held)) == 16
+    await _not_placed(user, flavor)  # 8 CPUs are left, two on each node: 3 are needed
+    await cloud.assert_clean()
+    await cloud.delete_all()
+
+
+async def test_a_resize_holds_both_places_until_it_is_confirmed_or_reverted(cloud: Cloud, user: Caller) -> None:
+    small, large = await _flavor(user, DEDICATED, vcpus=2), await _flavor(user, DEDICATED, vcpus=6)
+    id = await _boot(user, small)
+    before, first_host = await _cpus(user, id), await user.host_of(id)
+    await user.act(id, "resize", {"flavorRef": large})
+    await user.wait_for(id, "VERIFY_RESIZE")
+    assert len(await _cpus(user, id)) == 6
+    await cloud.assert_clean()
+    await user.act(id, "revertResize")
+    await user.wait_for(id, "ACTIVE")
+    assert (await _cpus(user, id), await user.host_of(id)) == (before, first_host)
+    await cloud.assert_clean()
+    await user.act(id, "resize", {"flavorRef": large})
+    await user.wait_for(id, "VERIFY_RESIZE")
+    await user.act(id, "confirmResize", status=204)
+    await user.wait_for(id, "ACTIVE")
+    assert len(await _cpus(user, id)) == 6
+    await cloud.assert_clean()
+    # What the server had before is free again: three more of the same size fit.
+    for _ in range(3):
+        await _boot(user, large)
+    await cloud.assert_clean()
+    await cloud.delete_all()
+
+
+async def test_a_migrated_server_gets_cpus_of_its_new_host(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, DEDICATED, vcpus=6)
+    id = await _boot(user, flavor)
+    source = await user.host_of(id)
+    await user.admin.act(id, "migrate", None)
+    await user.wait_for(id, "VERIFY_RESIZE")
+    assert await user.host_of(id) != source and len(await _cpus(user, id)) == 6
+    await cloud.assert_clean()
+    await user.act(id, "confirmResize", status=204)
+    await user.wait_for(id, "ACTIVE")
+    await user.act(id, "shelve")
+    await user.wait_for(id, "SHELVED_OFFLOADED")
+    shown = await user.admin.get(f"/servers/{id}/topology")
+    assert shown["nodes"] == [{"vcpu_set": list(range(6)), "siblings": [], "memory_mb": 256}]
+    await cloud.assert_clean()
+    await user.act(id, "unshelve")
+    await user.wait_for(id, "ACTIVE")
+    assert len(await _cpus(user, id)) == 6
+    await cloud.assert_clean()
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_pci_devices_belong_to_one_server(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, {"pci_passthrough:alias": "gpu:1"}, vcpus=1)
+    for _ in range(4):
+        await _boot(user, flavor)
+    await _not_placed(user, flavor)
+    await cloud.assert_clean()
+    await cloud.delete_all()
+    near = await _flavor(
+        user, DEDICATED | {"pci_passthrough:alias": "gpu:1", "hw:pci_numa_affinity_policy": "required"}, vcpus=4
+    )
+    for _ in range(4):
+        await _boot(user, near)
+    await cloud.assert_clean()
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ({"pci_passthrough:alias": "fpga:1"}, "PCI alias fpga is not defined"),
+        ({"pci_passthrough:alias": "gpu:99"}, "NAME:COUNT"),
+    ],
+)
+async def test_devices_that_there_are_not(user: Caller, specs: dict[str, str], message: str) -> None:
+    body = user.body(flavorRef=await _flavor(user, specs, vcpus=1), imageRef=await _image(user))
+    assert message in await user.refused(400, "POST", "/servers", body)
+
+
+async def test_a_host_that_an_admin_names_needs_room_too(cloud: Cloud, user: Caller) -> None:
+    flavor = await _flavor(user, DEDICATED, vcpus=6)
+    for _ in range(2):
+        await _boot(user.admin, flavor, availability_zone="nova:fake-1")
+    await _not_placed(user.admin, flavor, availability_zone="nova:fake-1")
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_the_audit_names_what_a_host_has_lost(cloud: Cloud, user: Caller) -> None:
+    specs = DEDICATED | {"pci_passthrough:alias": "gpu:1", "hw:pci_numa_affinity_policy": "required"}
+    id = await _boot(user, await _flavor(user, specs, vcpus=6))
+    host = await user.host_of(id)
+    await cloud.assert_clean()
+    [manager] = [role for role in cloud.process.started if isinstance(role, ComputeManager)]
+    simulated = manager._agents[host].host.driver._simulated  # type: ignore[attr-defined]
+    whole = simulated._topology
+    [lost] = [cell for cell in whole.cells if min(await _cpus(user, id)) in cell.dedicated]
+    fewer = msgspec.structs.replace(lost, dedicated=lost.dedicated[1:], shared=(*lost.shared, lost.dedicated[0]))
+    cells = tuple(fewer if cell is lost else cell for cell in whole.cells)
+    devices = tuple(each for each in whole.devices if each.numa_node != lost.id)
+    simulated._topology = msgspec.structs.replace(whole, cells=cells, devices=devices)
+    expected = {
+        f"The host lacks what its servers hold: NUMA node {lost.id} no longer has the dedicated CPUs "
+        f"{lost.dedicated[0]}.",
+        f"The host lacks what its servers hold: The PCI device 0000:0{lost.id}:00.0 is gone.",
+    }
+
+    async def found() -> bool | None:
+        findings = [each for each in await run_audit(cloud.process) if each["kind"] == "topology"]
+        return True if {(each["subject"], each["message"]) for each in findings} == {
+            (host, message) for message in expected
+        } else None  # fmt: skip
+
+    await cloud.until(found, "the audit to name what is lost")
+    simulated._topology = whole
+
+    async def clean() -> bool | None:
+        return None if await run_audit(cloud.process) else True
+
+    await cloud.until(clean, "the host to have everything again")
+    await cloud.delete_all()
+    await cloud.assert_clean()

@@ -63,7 +63,6 @@ async def test_a_hint_that_nova_does_not_know_is_for_a_filter_of_the_operator(us
         ("group_policy", "none"),
         ("aggregate_instance_extra_specs:ssd", "true"),
         ("accel:device_profile", "fpga"),
-        ("pci_passthrough:alias", "gpu:1"),
         ("hw:cpu_realtime", "yes"),
         ("hw:mem_encryption", "true"),
         ("hw:pmem", "4GB"),

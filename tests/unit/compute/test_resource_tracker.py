@@ -33,18 +33,18 @@ def make_tracker(**settings: object) -> ResourceTracker:
 def test_a_claim_counts_until_it_is_released() -> None:
     tracker = make_tracker()
     with tracker.instance_claim(order()):
-        assert tracker.used() == {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
-    assert tracker.used() == {"VCPU": 1, "MEMORY_MB": 512, "DISK_GB": 1}
+        assert tracker.used() == {"VCPU": 1, "PCPU": 0, "MEMORY_MB": 512, "DISK_GB": 1}
+    assert tracker.used() == {"VCPU": 1, "PCPU": 0, "MEMORY_MB": 512, "DISK_GB": 1}
     tracker.release("i-1")
     tracker.release("i-1")
-    assert tracker.used() == {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+    assert tracker.used() == {"VCPU": 0, "PCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
 
 
 def test_a_claim_is_given_back_when_the_body_fails() -> None:
     tracker = make_tracker()
     with pytest.raises(RuntimeError), tracker.instance_claim(order()):
         raise RuntimeError
-    assert tracker.used() == {"VCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
+    assert tracker.used() == {"VCPU": 0, "PCPU": 0, "MEMORY_MB": 0, "DISK_GB": 0}
 
 
 def test_a_repeated_claim_counts_once() -> None:

@@ -108,6 +108,16 @@ FILL: Rows = (
         {"consumer_uuid": _id("living"), "node_uuid": PLACE["node_uuid"], "resource_class": "'VCPU'", "used": "1"},
     ),
     (
+        "topology_claims",
+        SERVERS,
+        {"consumer_uuid": _id("living"), "node_uuid": PLACE["node_uuid"], "assignment": "'{}'"},
+    ),
+    (
+        "node_topologies",
+        HOSTS,
+        {"node_uuid": _id("node", "n"), "topology": "'{}'", "held": "'{}'", "changed_at": "n"},
+    ),
+    (
         "inventories",
         3 * HOSTS,
         {

@@ -69,12 +69,12 @@ def test_a_flavor_of_very_many_cpus_takes_no_time() -> None:
     [
         ("large", None, "large"),
         ("2MB", None, 2048),
-        ("4", None, None),
-        ("any", None, None),
-        ("small", None, None),
+        ("4", None, 4),
+        ("any", None, "any"),
+        ("small", None, "small"),
         ("any", "2MB", 2048),
         ("large", "1GiB", 1048576),
-        ("large", "small", None),
+        ("large", "small", "small"),
     ],
 )
 def test_page_sizes(flavor: str, image: str | None, chosen: int | str | None) -> None:

@@ -7,8 +7,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import allocation_audit, allocations, tables
+from micronova.db import allocation_audit, allocations, tables, topologies
 from micronova.db.engine import Database
+from micronova.objects.fitting import lacking
+from micronova.objects.topology import (
+    CellRequest,
+    DeviceRequest,
+    HostCell,
+    NodeTopology,
+    PciDevice,
+    TopologyRequest,
+    decode_use,
+)
 from tests.unit.scheduler.rows import (
     SMALL,
     a_claim,
@@ -182,6 +192,155 @@ async def test_audit_finds_and_mends_drift(database: Database) -> None:
 def _spoil(conn: sa.Connection) -> None:
     i = tables.inventories.c
     conn.execute(tables.inventories.update().where(i.node_uuid == "node-a", i.resource_class == "VCPU").values(used=77))
+
+
+CELLS = tuple(HostCell(id=n, memory_mb=2048, dedicated=tuple(range(4 * n, 4 * n + 4)), shared=()) for n in (0, 1))
+DEVICES = tuple(
+    PciDevice(address=f"0000:0{n}:00.0", vendor_id="10de", product_id="1eb8", numa_node=n % 2) for n in range(4)
+)
+TOPOLOGY = NodeTopology(cells=CELLS, devices=DEVICES)
+GPU = DeviceRequest(alias="gpu", count=1, specs=({"vendor_id": "10de"},), policy="required")
+PINNED = {"PCPU": 2, "MEMORY_MB": 512}
+
+
+def pinned(count: int = 2, *devices: DeviceRequest) -> TopologyRequest:
+    """Ask for dedicated CPUs in one cell."""
+    cell = CellRequest(id=0, memory_mb=512, pinned=tuple(range(count)))
+    return TopologyRequest(cells=(cell,), is_pinned=True, has_shared=False, devices=devices)
+
+
+def numa_cloud(conn: sa.Connection, hosts: str = "ab", instances: int = 4, now: int = 1) -> None:
+    """Hosts with two cells of four dedicated CPUs, and four devices."""
+    for number, name in enumerate(hosts, 100):
+        add_host(conn, name, number, {"PCPU": 8, "MEMORY_MB": 4096}, now)
+    topologies.report(conn, {f"node-{name}": TOPOLOGY for name in hosts}, now)
+    add_instances(conn, *(f"i{number}" for number in range(instances)))
+
+
+def held_cpus(conn: sa.Connection) -> dict[str, tuple[int, ...]]:
+    """Give the dedicated CPUs that are held, by host."""
+    rows = conn.execute(sa.select(tables.node_topologies))
+    uses = {row.node_uuid.removeprefix("node-"): decode_use(row.held) for row in rows}
+    return {host: tuple(cpu for cell in use.cells.values() for cpu in cell.pinned) for host, use in uses.items()}
+
+
+def nothing_wrong(conn: sa.Connection) -> bool:
+    """Return whether the counters are right, and no host has less than is held."""
+    nodes = topologies.all_claims(conn)
+    counted = all(node.held == node.claimed for node in nodes)
+    there = all(lacking(node.topology, node.claimed) == [] for node in nodes)
+    return counted and there and allocation_audit.audit(conn) == []
+
+
+async def test_a_claim_names_cpus_and_devices(database: Database) -> None:
+    await make_tables(database)
+    await database.write(numa_cloud)
+    claims = [a_claim(f"i{n}", "a", PINNED, topology=pinned(2, GPU)) for n in (0, 1)]
+    assert (await database.write(allocations.claim, claims, now=2)).claimed
+    held = await database.read(topologies.assignments_of, ["i0", "i1"])
+    assert {node for node, _ in held.values()} == {"node-a"}
+    cpus = sorted(cpu for _, each in held.values() for cell in each.cells for cpu in cell.pins.values())
+    assert await database.read(held_cpus) == {"a": tuple(cpus), "b": ()} and len(cpus) == 4
+    assert len({device.address for _, each in held.values() for device in each.devices}) == 2
+    assert await database.read(nothing_wrong)
+    # The same claim again changes nothing.
+    assert (await database.write(allocations.claim, claims, now=3)).claimed
+    assert await database.read(topologies.assignments_of, ["i0", "i1"]) == held
+    await database.write(allocations.release, "i0", now=4)
+    await database.write(allocations.release, "i0", now=4)
+    assert len((await database.read(held_cpus))["a"]) == 2
+    assert (await database.write(allocations.claim, [a_claim("i1", "b", PINNED, topology=pinned())], now=5)).claimed
+    assert [len(each) for each in (await database.read(held_cpus)).values()] == [0, 2]
+    assert await database.read(nothing_wrong)
+
+
+async def test_a_claim_without_room_in_a_cell_changes_nothing(database: Database) -> None:
+    await make_tables(database)
+    await database.write(numa_cloud)
+    three = {"PCPU": 3, "MEMORY_MB": 512}
+    first = [a_claim(f"i{n}", "a", three, topology=pinned(3)) for n in (0, 1)]
+    assert (await database.write(allocations.claim, first, now=2)).claimed
+    before = await database.read(held_cpus)
+    # Two CPUs are left, in different cells.
+    last = [a_claim("i2", "b", PINNED, topology=pinned()), a_claim("i3", "a", PINNED, topology=pinned())]
+    result = await database.write(allocations.claim, last, now=3)
+    assert [(each.host, each.reason) for each in result.failures] == [("a", "topology")]
+    # A place, but too little memory.
+    large = [a_claim("i2", "b", PINNED | {"MEMORY_MB": 5000}, topology=pinned())]
+    assert (await database.write(allocations.claim, large, now=3)).failures[0].reason == "capacity"
+    assert await database.read(held_cpus) == before and await database.read(nothing_wrong)
+    # A node that reports no topology has no room.
+    await database.write(_add_plain_host)
+    result = await database.write(allocations.claim, [a_claim("i2", "c", PINNED, topology=pinned())], now=3)
+    assert result.failures[0].reason == "topology"
+
+
+def _add_plain_host(conn: sa.Connection) -> None:
+    add_host(conn, "c", 9, {"PCPU": 8, "MEMORY_MB": 4096})
+
+
+async def test_a_moving_instance_holds_both_places(database: Database) -> None:
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(allocations.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
+    before = (await database.read(topologies.assignments_of, ["i0"]))["i0"]
+    await database.write(allocations.hand_over, "i0", holder="migration")
+    new = a_claim("i0", "a", {"PCPU": 4, "MEMORY_MB": 512}, topology=pinned(4))
+    assert (await database.write(allocations.claim, [new], now=3)).claimed
+    assert len((await database.read(held_cpus))["a"]) == 6
+    await database.write(allocations.take_back, "i0", holder="migration", now=4, group_uuid=None)
+    assert (await database.read(topologies.assignments_of, ["i0", "migration"])) == {"i0": before}
+    assert len((await database.read(held_cpus))["a"]) == 2 and await database.read(nothing_wrong)
+
+
+async def test_wrong_topologies_are_mended(database: Database) -> None:
+    await make_tables(database)
+    await database.write(numa_cloud)
+    await database.write(allocations.claim, [a_claim("i0", "a", PINNED, topology=pinned())], now=2)
+    right = await database.read(held_cpus)
+    await database.write(_empty_topology)
+    assert not await database.read(nothing_wrong)
+    assert await database.write(topologies.mend, "node-a", 3)
+    assert await database.read(held_cpus) == right and await database.read(nothing_wrong)
+    assert not await database.write(topologies.mend, "node-a", 4)
+
+
+def _empty_topology(conn: sa.Connection) -> None:
+    conn.execute(tables.node_topologies.update().values(held="{}"))
+
+
+async def race_of_topologies(databases: list[Database], seed: int = 1) -> None:
+    """Many claim and release dedicated CPUs and devices at once, and at the end all room is taken."""
+    first = databases[0]
+    await make_tables(first)
+    await first.write(numa_cloud, "abcd", 80)
+    chance = random.Random(seed)
+    request, placed = pinned(2, GPU), set[int]()
+
+    async def one(number: int) -> None:
+        database = databases[number % len(databases)]
+        for host in chance.sample("abcd", 4) * 3:
+            claim = a_claim(f"i{number}", host, PINNED, topology=request)
+            if (await database.write(allocations.claim, [claim], now=2)).claimed:
+                placed.add(number)
+                if chance.random() < 0.3:
+                    await database.write(allocations.release, f"i{number}", now=3)
+                    placed.discard(number)
+                else:
+                    return
+
+    await asyncio.gather(*(one(number) for number in range(60)))
+    assert await first.read(nothing_wrong)
+    # Each host has room for four: two CPUs and a device each.
+    for number in range(60, 80):
+        for host in "abcd":
+            claim = a_claim(f"i{number}", host, PINNED, topology=request)
+            if (await first.write(allocations.claim, [claim], now=4)).claimed:
+                placed.add(number)
+                break
+    assert len(placed) == 16
+    assert {host: len(cpus) for host, cpus in (await first.read(held_cpus)).items()} == dict.fromkeys("abcd", 8)
+    assert await first.read(nothing_wrong)
 
 
 async def race(databases: list[Database], seed: int = 1) -> None:

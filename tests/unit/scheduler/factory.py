@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 from micronova.objects.flavor import Flavor
+from micronova.objects.pci_devices import parse_aliases
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
@@ -12,7 +13,8 @@ from micronova.scheduler.host_table import HostTable
 from micronova.scheduler.weights.registry import load_weighers
 
 NOW = 1_000_000.0
-OPTIONS = FilterOptions(service_down_time=60.0)
+ALIASES = parse_aliases([{"name": "gpu", "vendor_id": "10de", "product_id": "1eb8"}])
+OPTIONS = FilterOptions(service_down_time=60.0, pci_aliases=ALIASES)
 
 
 def a_host(name: str, **changes: Any) -> HostState:
@@ -54,7 +56,13 @@ def a_table(*states: HostState) -> HostTable:
 def a_scheduler(multipliers: dict[str, float] | None = None, **options: Any) -> FilterScheduler:
     """Make a scheduler with the default filters."""
     weighers = load_weighers(multipliers, with_plugins=False)
-    return FilterScheduler(load_filters(OPTIONS), weighers, random=random.Random(7), **options)
+    filters = load_filters(OPTIONS)
+    return FilterScheduler(filters, weighers, random=random.Random(7), aliases=ALIASES, **options)
+
+
+def held_of(table: HostTable) -> dict[str, str]:
+    """Give what is held of NUMA cells and devices, by node."""
+    return {uuid: table.state(table.index(uuid) or 0).held for uuid in table.uuids}
 
 
 def free_of(table: HostTable) -> dict[str, dict[str, float]]:

@@ -21,7 +21,8 @@ from micronova.objects.scheduling import Placement, RequestSpec, SelectDestinati
 from micronova.rpc.bus import Bus, connect
 from micronova.scheduler.manager import SchedulerManager
 from micronova.scheduler.rpcapi import SchedulerAPI
-from tests.unit.scheduler.factory import a_flavor, a_spec
+from tests.unit.scheduler.claim_cases import held_cpus, nothing_wrong, numa_cloud
+from tests.unit.scheduler.factory import ALIASES, a_flavor, a_spec
 from tests.unit.scheduler.rows import a_claim, a_group, add_group, add_host, add_instances, make_tables, used
 
 
@@ -92,6 +93,7 @@ async def cloud(
             refresh_interval=refresh,
             max_attempts=3,
             default_zone="nova",
+            pci_aliases=ALIASES,
         )
         for seed, database in enumerate(databases)
     ]
@@ -346,6 +348,21 @@ async def crowd(databases: list[Database], hosts: int, requests: int) -> None:
         assert set((await c.database.read(used)).values()) == {4}
         assert await c.database.read(allocation_audit.audit) == []
         assert await c.database.read(allocation_audit.oversold) == []
+
+
+async def crowd_for_topologies(databases: list[Database]) -> None:
+    """Many ask several schedulers for dedicated CPUs and devices: exactly what there is is given."""
+    async with cloud(databases, hosts=0) as c:
+        await c.database.write(numa_cloud, "abcdef", 60, micros(CLOCK.now()))
+        specs = {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1"}
+        spec = a_spec(flavor=a_flavor(vcpus=2, ram=512, disk=0, extra_specs=specs))
+        errors = await asyncio.gather(*(no_valid_host(c.select(spec, f"i{number}")) for number in range(60)))
+        # Each of six hosts has eight CPUs and four devices.
+        assert sum(error is None for error in errors) == 24
+        assert {len(cpus) for cpus in (await c.database.read(held_cpus)).values()} == {8}
+        assert await c.database.read(nothing_wrong)
+        refused = next(error for error in errors if error is not None)
+        assert refused.details["reasons"][-1]["remaining"] == 0
 
 
 async def crowd_of_batches(databases: list[Database]) -> None:

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
+from micronova.objects.device_fitting import choose_devices, free_devices
+from micronova.objects.fitting import fit
 from micronova.objects.scheduling import HostState, RequestSpec
+from micronova.objects.topology import NodeTopology, decode_topology, decode_use
+from micronova.objects.topology_request import topology_request
+from tests.unit.scheduler.factory import OPTIONS
 
 SETTINGS = FilterSchedulerSettings()
 METRICS = MetricsSettings()
@@ -24,7 +29,10 @@ def passes(
 ) -> dict[str, bool]:
     """Give the verdict of each filter on one host."""
     free = {name: host.capacity.get(name, 0) - host.used.get(name, 0) for name in host.capacity}
-    need = spec.flavor.resources()
+    need = spec.resources()
+    topology = decode_topology(host.topology) if host.topology else NodeTopology()
+    use, asked = decode_use(host.held), topology_request(spec.flavor, spec.image, OPTIONS.pci_aliases)
+    has_amounts = all(free.get(name, 0) >= amount for name, amount in need.items())
     group = spec.group
     members = group.hosts.get(host.host, 0) if group else 0
     together = group is not None and group.policy == "affinity" and sum(group.hosts.values()) > 0
@@ -42,6 +50,7 @@ def passes(
 
     return {
         "Capacity(VCPU)": enough("VCPU"),
+        "Capacity(PCPU)": enough("PCPU"),
         "Capacity(MEMORY_MB)": enough("MEMORY_MB"),
         "Capacity(DISK_GB)": enough("DISK_GB"),
         "CoreFilter": enough("VCPU"),
@@ -88,6 +97,10 @@ def passes(
         "JsonFilter": "query" not in spec.hints or query(host, json.loads(spec.hints["query"][0])),
         "MetricsFilter": all(name.split("=")[0] in host.metrics for name in metrics.weight_setting),
         "SimpleCIDRAffinityFilter": _near(host, spec),
+        "NUMATopologyFilter": (
+            asked is None or not asked.cells or (has_amounts and fit(topology, use, asked) is not None)
+        ),
+        "PciPassthroughFilter": asked is None or choose_devices(topology, use, asked.devices, None) is not None,
     }
 
 
@@ -228,6 +241,10 @@ def _image(host: HostState, spec: RequestSpec, default: str | None) -> bool:
     )
 
 
+def _free_devices(host: HostState) -> int:
+    return len(free_devices(decode_topology(host.topology), decode_use(host.held))) if host.topology else 0
+
+
 def weights(
     hosts: list[HostState], spec: RequestSpec, multipliers: Mapping[str, float], metrics: MetricsSettings = METRICS
 ) -> list[float]:
@@ -275,6 +292,7 @@ def weights(
             "image_props_weight_multiplier",
             None,
         ),
+        "PCIWeigher": ([-min(_free_devices(h), 99) for h in hosts], "pci_weight_multiplier", None),
     }
     assert multipliers.keys() == raw.keys()
     totals = [0.0] * len(hosts)

@@ -12,6 +12,15 @@ from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
 from micronova.objects.errors import NoValidHost
 from micronova.objects.image import ImageMeta
 from micronova.objects.scheduling import GroupSpec, HostState, RequestSpec
+from micronova.objects.topology import (
+    NOTHING_USED,
+    CellUse,
+    HostCell,
+    NodeTopology,
+    PciDevice,
+    TopologyUse,
+    encode,
+)
 from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.registry import BUILT_IN, load_filters
@@ -19,7 +28,7 @@ from micronova.scheduler.weights.base import WeigherOptions
 from micronova.scheduler.weights.registry import BUILT_IN as WEIGHERS
 from micronova.scheduler.weights.registry import load_weighers
 from tests.unit.scheduler import oracle
-from tests.unit.scheduler.factory import NOW, a_flavor, a_host, a_spec, a_table, free_of
+from tests.unit.scheduler.factory import ALIASES, NOW, a_flavor, a_host, a_spec, a_table, free_of, held_of
 
 # On a machine that does much else, examples take long to make; that says nothing about the scheduler.
 patiently = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -52,7 +61,7 @@ METADATA = st.fixed_dictionaries(
 AGGREGATES = st.lists(st.sampled_from(["a", "b", "c"]), unique=True, max_size=2)
 EXTRA_SPECS = st.dictionaries(
     st.sampled_from(
-        ["aggregate_instance_extra_specs:ssd", "ssd", "hw:cpu_policy", "capabilities:free_ram_mb", "capabilities:gpu"]
+        ["aggregate_instance_extra_specs:ssd", "ssd", "hw:boot_menu", "capabilities:free_ram_mb", "capabilities:gpu"]
     ),
     st.sampled_from(
         ["true", "s== true", "s!= true", "<or> true <or> 3", ">= 2", "<= 1024", "<in> ru", "= 512", "!= 3", "s> false"]
@@ -102,14 +111,52 @@ METRICS = st.builds(
 )
 
 
+def _cells(count: int, dedicated: int) -> tuple[HostCell, ...]:
+    return tuple(
+        HostCell(
+            id=number,
+            memory_mb=2048,
+            shared=tuple(range(number * 4 + dedicated, number * 4 + 4)),
+            dedicated=tuple(range(number * 4, number * 4 + dedicated)),
+        )
+        for number in range(count)
+    )
+
+
+DEVICES = tuple(
+    PciDevice(address=f"0000:0{slot}:00.0", vendor_id="10de", product_id="1eb8", numa_node=slot) for slot in (0, 1)
+)
+TOPOLOGIES = (
+    NodeTopology(),
+    NodeTopology(cells=_cells(1, 0)),
+    NodeTopology(cells=_cells(2, 2), devices=DEVICES),
+    NodeTopology(cells=_cells(2, 4), devices=DEVICES[:1]),
+)
+USES = (
+    NOTHING_USED,
+    TopologyUse(cells={0: CellUse(memory_mb=1024, pinned=(0,))}),
+    TopologyUse(cells={0: CellUse(cpus=4)}, devices=(DEVICES[0].address,)),
+)
+PLACES: tuple[dict[str, str], ...] = (
+    {},
+    {},
+    {"hw:numa_nodes": "1"},
+    {"hw:cpu_policy": "dedicated"},
+    {"pci_passthrough:alias": "gpu:1"},
+    {"hw:cpu_policy": "dedicated", "pci_passthrough:alias": "gpu:1", "hw:pci_numa_affinity_policy": "required"},
+)
+
+
 @st.composite
 def hosts(draw: st.DrawFn) -> list[HostState]:
     """A handful of hosts, some with two nodes, some down, some full."""
     made = []
     aggregates = {name: draw(METADATA) for name in ("a", "b", "c")}
     for number in range(draw(st.integers(1, 10))):
+        topology = draw(st.sampled_from(TOPOLOGIES))
         capacity = {
             "VCPU": draw(st.integers(0, 8)),
+            "PCPU": sum(len(cell.dedicated) for cell in topology.cells),
             "MEMORY_MB": draw(st.integers(0, 8)) * 512,
             "DISK_GB": draw(st.integers(0, 5)) * 10,
         }
@@ -147,6 +194,8 @@ def hosts(draw: st.DrawFn) -> list[HostState]:
                 metrics=draw(
                     st.dictionaries(st.sampled_from(["cpu.percent", "temperature"]), st.integers(0, 99), max_size=2)
                 ),
+                topology=encode(topology) if topology.cells else "",
+                held=encode(draw(st.sampled_from(USES))) if topology.cells else "",
             )
         )
     return made
@@ -187,7 +236,7 @@ def specs(draw: st.DrawFn) -> RequestSpec:
             vcpus=draw(st.integers(1, 3)),
             ram=draw(st.integers(1, 3)) * 512,
             disk=draw(st.integers(0, 2)),
-            extra_specs=draw(EXTRA_SPECS),
+            extra_specs=draw(EXTRA_SPECS) | draw(st.sampled_from(PLACES)),
         ),
         alike_images=draw(st.dictionaries(st.sampled_from(HOSTS), st.sampled_from([1.0, 2.5]), max_size=2)),
         image=draw(st.sampled_from([None, ImageMeta(id="i", properties=properties)])),
@@ -202,7 +251,7 @@ def specs(draw: st.DrawFn) -> RequestSpec:
 def test_the_oracle_knows_each_filter() -> None:
     """A weigher that it does not know shows in its own check."""
     known = set(oracle.passes(a_host("h"), a_spec(), NOW))
-    assert known == {*BUILT_IN, "Capacity(VCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+    assert known == {*BUILT_IN, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
 
 
 def a_custom_scheduler(
@@ -210,15 +259,16 @@ def a_custom_scheduler(
 ) -> FilterScheduler:
     """Make a scheduler with these settings."""
     return FilterScheduler(
-        load_filters(FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics)),
+        load_filters(FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics, pci_aliases=ALIASES)),
         load_weighers(multipliers, options=WeigherOptions(settings=settings, metrics=metrics), with_plugins=False),
         random=random.Random(7),
+        aliases=ALIASES,
     )
 
 
 def passing(host: HostState, spec: RequestSpec, settings: FilterSchedulerSettings, metrics: MetricsSettings) -> bool:
     """Give whether all enabled filters pass a host."""
-    needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
+    needed = {*settings.enabled_filters, "Capacity(VCPU)", "Capacity(PCPU)", "Capacity(MEMORY_MB)", "Capacity(DISK_GB)"}
     if metrics.required:
         needed.add("MetricsFilter")
     verdicts = oracle.passes(host, spec, NOW, settings, metrics)
@@ -233,7 +283,8 @@ def test_each_filter(
     """Each one alone: together, one that is too strict hides behind another."""
     table = a_table(*states)
     table.now = NOW
-    for each in load_filters(FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics), BUILT_IN):
+    options = FilterOptions(service_down_time=60.0, settings=settings, metrics=metrics, pci_aliases=ALIASES)
+    for each in load_filters(options, BUILT_IN):
         mask = each.mask(table.view(), spec)
         given = [True] * len(states) if mask is None else mask.tolist()
         wanted = [oracle.passes(host, spec, NOW, settings, metrics)[each.name] for host in states]
@@ -328,13 +379,13 @@ def test_many_in_one_request_are_placed_as_one_by_one(
     scheduler = a_custom_scheduler(settings, metrics, multipliers)
     expected = one_by_one(scheduler, states, spec, count)
     table = a_table(*states)
-    before = free_of(table)
+    before, held = free_of(table), held_of(table)
     uuids = [f"i{number}" for number in range(count)]
     try:
         placements = scheduler.select(table, spec, uuids, now=NOW).placements
     except NoValidHost:
         assert expected is None
-        assert free_of(table) == before
+        assert free_of(table) == before and held_of(table) == held
         return
     assert [each.instance_uuid for each in placements] == uuids
     assert [each.selected.node_uuid for each in placements] == expected
@@ -342,5 +393,6 @@ def test_many_in_one_request_are_placed_as_one_by_one(
         assert placement.selected.host not in {each.host for each in placement.alternates}
         row = table.index(placement.selected.node_uuid)
         assert row is not None
-        table.release(row, spec.flavor.resources())
-    assert free_of(table) == before
+        table.release(row, spec.resources())
+    table.undo_topologies()
+    assert free_of(table) == before and held_of(table) == held

@@ -9,14 +9,18 @@ import pytest_asyncio
 from micronova.db.engine import Database, open_database
 from tests.unit.scheduler import claim_cases
 from tests.unit.scheduler.claim_cases import (  # noqa: F401
+    test_a_claim_names_cpus_and_devices,
     test_a_claim_of_another_epoch_is_refused,
     test_a_claim_replaces_and_a_repeated_one_changes_nothing,
     test_a_claim_takes_and_a_release_gives_back,
+    test_a_claim_without_room_in_a_cell_changes_nothing,
+    test_a_moving_instance_holds_both_places,
     test_affinity_is_kept_by_the_claim,
     test_all_or_nothing,
     test_anti_affinity_is_counted_in_the_claim,
     test_audit_finds_and_mends_drift,
     test_what_is_held_is_kept_when_asked,
+    test_wrong_topologies_are_mended,
 )
 
 
@@ -44,3 +48,7 @@ async def test_race_of_doubles(databases: list[Database]) -> None:
 
 async def test_race_of_groups(databases: list[Database]) -> None:
     await claim_cases.race_of_groups(databases)
+
+
+async def test_race_of_topologies(databases: list[Database]) -> None:
+    await claim_cases.race_of_topologies(databases)

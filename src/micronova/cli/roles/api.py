@@ -19,6 +19,7 @@ from micronova.http.faults import compute_fault
 from micronova.http.service import Route, Service
 from micronova.objects.clock import micros
 from micronova.objects.flavor import Flavor
+from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
 from micronova.policies.enforcer import Enforcer
 from micronova.servers.actions import ServerActions
@@ -158,7 +159,9 @@ def _shared_dependencies(process: Process) -> RequestDependencies:
         secrets=process.secret_box(),
         image_client=process.clients.image_client(),
         network_client=process.clients.network_client(),
-        unsupported=Unsupported(functools.cache(functools.partial(_honoured, settings))),
+        unsupported=Unsupported(
+            functools.cache(functools.partial(_honoured, settings)), parse_aliases(settings.pci.alias)
+        ),
         signatures=_image_signatures(process),
         quota_defaults=settings.quota.limits(),
         operation_timeout=default.instance_build_timeout,

@@ -28,6 +28,7 @@ async def make(process: Process) -> Role:
             random=process.random,
             state_dir=Path(process.directory.path),
             options=options,
+            device_spec=process.settings.pci.device_spec,
             vendor_data=vendor_data_source(process.settings.api),
             image_service=process.settings.glance.endpoint_override,
             images=process.clients.image_downloads(),

@@ -18,6 +18,7 @@ from micronova.conductor.operations.engine import Engine
 from micronova.conductor.running_deleted import find_running_deleted
 from micronova.conductor.shelved_offload import offload_overdue
 from micronova.conf.settings import Settings
+from micronova.objects.pci_devices import parse_aliases
 from micronova.plugins.hooks import Hooks
 
 
@@ -50,6 +51,7 @@ async def make(process: Process) -> Role:
         hooks=Hooks.load(),
         access_network=settings.default.default_access_ip_network_name,
         audit_period=settings.default.instance_usage_audit_period,
+        pci_aliases=parse_aliases(settings.pci.alias),
     )
     process.telemetry.metrics.gauge(
         "micronova_conductor_unhealthy_seconds",

@@ -4,6 +4,7 @@ from functools import partial
 
 from micronova.cli.wiring import Process, Role
 from micronova.notifications import registration
+from micronova.objects.pci_devices import parse_aliases
 from micronova.objects.service_names import SCHEDULER
 from micronova.scheduler.manager import SchedulerManager
 
@@ -28,4 +29,5 @@ async def make(process: Process) -> Role:
         refresh_interval=settings.scheduler.refresh_interval,
         max_attempts=settings.scheduler.max_attempts,
         default_zone=settings.default.default_availability_zone,
+        pci_aliases=parse_aliases(settings.pci.alias),
     )

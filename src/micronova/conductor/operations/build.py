@@ -61,7 +61,7 @@ class Build(HostKind):
         super().__init__(dependencies)
         self._outcomes = BuildOutcomes(dependencies, self.transitions, self.action_event)
         self._max_attempts = max_attempts
-        self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
+        self._placer = Placer(dependencies, scheduler)
 
     def may_fail(self, operation: Operation) -> bool:
         """Return False if the build has failed already: its fault says why, and only its ports are left to delete."""

@@ -1,5 +1,6 @@
 """What the kinds of operations and the periodic jobs of a conductor need."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from micronova.clients.image.client import ImageClient
@@ -8,6 +9,7 @@ from micronova.compute.rpcapi import ComputeAPI
 from micronova.conductor.operations.engine import Engine
 from micronova.db.secrets import SecretBox
 from micronova.notifications.notifier import Notifier
+from micronova.objects.pci_devices import Alias
 from micronova.plugins.hooks import Hooks
 
 
@@ -26,6 +28,7 @@ class ConductorDependencies:
     hooks: Hooks = field(default_factory=Hooks)
     access_network: str | None = None
     audit_period: str = "month"  # of instance.exists
+    pci_aliases: Mapping[str, Alias] = field(default_factory=dict)
 
     def download_url(self, image_id: str | None) -> str | None:
         """Return where a host downloads an image; None without an image, or if the host finds out by itself."""

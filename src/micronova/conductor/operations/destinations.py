@@ -31,7 +31,7 @@ class Destinations:
     ) -> None:
         self._kind = kind
         self._max_attempts = max_attempts
-        self._placer = Placer(dependencies.engine, scheduler, dependencies.service_down_time)
+        self._placer = Placer(dependencies, scheduler)
 
     async def choose(self, server: ServerToPlace[P]) -> bool:
         """Choose and claim a destination; return False if there is none, so that the operation waits or has failed."""

@@ -185,6 +185,7 @@ class Move(MoveKind):
             now=self._engine.now(),
             host=host,
             block_devices=devices,
+            holder=migration["uuid"] if step in SOURCE_STEPS else None,
             move=move_order(
                 migration, arrived=payload.arrived, migrate_data=payload.migrate_data if step == "finish" else b""
             ),

@@ -6,7 +6,7 @@ import msgspec
 import sqlalchemy as sa
 
 from micronova.conductor.operations.engine import Operation
-from micronova.db import instances
+from micronova.db import instances, topologies
 from micronova.db.secrets import Secrets
 from micronova.db.specs import instance_spec, vifs
 from micronova.objects.block_device import BlockDevice
@@ -14,6 +14,7 @@ from micronova.objects.errors import OperationFailed
 from micronova.objects.image import ImageMeta
 from micronova.objects.instance import InstanceRow
 from micronova.objects.orders import InstanceSpec, MoveOrder, WorkOrder
+from micronova.objects.topology_request import is_concerned
 
 LARGEST_ORDER: Final = 4 << 20
 """Bytes. What one request or image can bring is far less; the interfaces of a server can bring more."""
@@ -34,10 +35,12 @@ def work_order(
     host: str | None = None,
     move: MoveOrder | None = None,
     block_devices: tuple[BlockDevice, ...] | None = None,
+    holder: str | None = None,
 ) -> WorkOrder:
     """Return the order for the server's host, or for another one, at the operation's epoch.
 
-    `kind` is that of the order, if it is not the operation's. Raise OperationFailed if it is too large.
+    `kind` is that of the order, if it is not the operation's. `holder` holds the server's resources on that host, if
+    the server itself does not. Raise OperationFailed if it is too large.
     """
     host = host or row["host"]
     assert host is not None  # only servers that have a host get orders
@@ -47,7 +50,7 @@ def work_order(
         kind=kind or operation.kind,
         epoch=operation.epoch,
         host=host,
-        instance=instance_spec(row),
+        instance=_with_assignment(conn, instance_spec(row), holder),
         issued_at=now / 1e6,
         request_id=operation.context.request_id,
         traceparent=operation.context.traceparent,
@@ -67,6 +70,15 @@ def work_order(
             "Remove interfaces, metadata or properties of the image."
         )
     return order
+
+
+def _with_assignment(conn: sa.Connection, instance: InstanceSpec, holder: str | None) -> InstanceSpec:
+    """Return the instance with the CPUs and devices that are claimed for it."""
+    if not is_concerned(instance.flavor, instance.image):
+        return instance
+    consumer = holder or instance.uuid
+    found = topologies.assignments_of(conn, [consumer]).get(consumer)
+    return instance if found is None else msgspec.structs.replace(instance, assignment=found[1])
 
 
 def devices_of(conn: sa.Connection, uuid: str) -> tuple[BlockDevice, ...]:

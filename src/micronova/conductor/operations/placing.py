@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from micronova.conductor.operations.dependencies import ConductorDependencies
 from micronova.conductor.operations.engine import Engine, Operation
 from micronova.db import allocations, instances, services
 from micronova.objects.errors import NoValidHost, Unavailable
@@ -60,10 +61,11 @@ def asking_scheduler(engine: Engine) -> Iterator[None]:
 class Placer:
     """Finds hosts for servers that may use the same hosts."""
 
-    def __init__(self, engine: Engine, scheduler: SchedulerAPI, service_down_time: float) -> None:
-        self._engine = engine
+    def __init__(self, dependencies: ConductorDependencies, scheduler: SchedulerAPI) -> None:
+        self._engine = dependencies.engine
         self._scheduler = scheduler
-        self._service_down_time = service_down_time
+        self._service_down_time = dependencies.service_down_time
+        self._pci_aliases = dependencies.pci_aliases
 
     async def place(self, servers: Sequence[ServerToPlace[Any]]) -> None:
         """Claim a host for each, which the scheduler chooses, also after a host has failed.
@@ -115,7 +117,12 @@ class Placer:
             if server.spec.availability_zone not in (None, server.chosen.zone):
                 continue  # the server was pinned to another zone since
             claim = allocations.Claim.of(
-                server.row["uuid"], server.chosen, server.spec, server.operation.epoch, moving=server.moving
+                server.row["uuid"],
+                server.chosen,
+                server.spec,
+                server.operation.epoch,
+                aliases=self._pci_aliases,
+                moving=server.moving,
             )
             if await self._engine.database.write(self._claim_if_up, claim):
                 return True

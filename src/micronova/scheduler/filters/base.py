@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from micronova.conf.control import FilterSchedulerSettings, MetricsSettings
+from micronova.objects.pci_devices import Alias
 from micronova.objects.scheduling import HostState, RequestSpec
 from micronova.scheduler.host_table import Bools, HostView
 
@@ -27,6 +28,7 @@ class FilterOptions(msgspec.Struct, frozen=True, kw_only=True):
     service_down_time: float  # seconds after its last heartbeat from which a host is down
     settings: FilterSchedulerSettings = FilterSchedulerSettings()
     metrics: MetricsSettings = MetricsSettings()
+    pci_aliases: dict[str, Alias] = {}
 
 
 class HostFilter(ABC):
@@ -37,6 +39,7 @@ class HostFilter(ABC):
     covers: ClassVar[frozenset[str]] = frozenset()  # resource classes whose free amounts this filter checks
     hints: ClassVar[frozenset[str]] = frozenset()  # scheduler hints of Nova that this filter honours
     compares_images: ClassVar[bool] = False  # it compares images with hosts: it also decides about rebuilds
+    always: ClassVar[bool] = False  # it says what claims enforce: it is asked if it is not enabled or a host is forced
     extra_specs: ClassVar[frozenset[str]] = frozenset()  # namespaces of extra specs that it honours, e.g. `trait`
     predicate: ClassVar[str] = "meets all requirements of the request"  # of hosts that pass; users read "no host …"
 

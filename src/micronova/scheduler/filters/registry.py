@@ -34,6 +34,7 @@ from micronova.scheduler.filters.resources import (
     DiskFilter,
     RamFilter,
 )
+from micronova.scheduler.filters.topology import NUMATopologyFilter, PciPassthroughFilter
 
 GROUP = "micronova.filters"
 
@@ -68,6 +69,8 @@ BUILT_IN: dict[str, type[HostFilter]] = {
         MetricsFilter,
         NumInstancesFilter,
         SimpleCIDRAffinityFilter,
+        NUMATopologyFilter,
+        PciPassthroughFilter,
     )
 }
 
@@ -75,11 +78,13 @@ BUILT_IN: dict[str, type[HostFilter]] = {
 def load_filters(options: FilterOptions, names: Iterable[str] | None = None) -> list[HostFilter]:
     """Return the filters of these names in this order, those of the settings if no names are given.
 
-    Hosts without a metric that is required get no servers, whether MetricsFilter is named or not.
+    Hosts without a metric that is required get no servers, whether MetricsFilter is named or not. Filters that say
+    what claims enforce are there in any case.
     """
     wanted = list(options.settings.enabled_filters if names is None else names)
     if names is None and options.metrics.required and options.metrics.weight_setting:
         wanted += {MetricsFilter.name} - set(wanted)
+    wanted += [name for name, each in BUILT_IN.items() if each.always and name not in wanted]
     others = {name for name in wanted if name not in BUILT_IN}
     loaded = dict(entry_points.load(GROUP, lambda each: _make(each, options), others)) if others else {}
     missing = others - loaded.keys()

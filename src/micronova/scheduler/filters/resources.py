@@ -36,7 +36,7 @@ class _Resource(HostFilter):
 
     def amount(self, spec: RequestSpec) -> int:
         """Return how much the request needs."""
-        return spec.flavor.resources().get(self.resource_class, 0)
+        return spec.resources().get(self.resource_class, 0)
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
         return has_free(hosts, self.resource_class, self.amount(spec))

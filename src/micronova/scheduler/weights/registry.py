@@ -16,6 +16,7 @@ from micronova.scheduler.weights.hosts import (
     MetricsWeigher,
     NumInstancesWeigher,
 )
+from micronova.scheduler.weights.pci import PCIWeigher
 from micronova.scheduler.weights.resources import CPUWeigher, DiskWeigher, RAMWeigher
 
 GROUP = "micronova.weighers"
@@ -34,6 +35,7 @@ BUILT_IN: dict[str, type[HostWeigher]] = {
         HypervisorVersionWeigher,
         MetricsWeigher,
         ImagePropertiesWeigher,
+        PCIWeigher,
     )
 }
 

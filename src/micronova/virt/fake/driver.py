@@ -280,6 +280,7 @@ class FakeDriver:
         expect(guest, power_state.SHUTDOWN, "resized")
         await self._simulated.call("resize", guest)
         before = moves.size_of(guest)
+        self._simulated.check_free(plan, keeps_old=True)
         moves.give_size(guest, plan)
         guest.previous = before
         self._store.put(guest)
@@ -455,7 +456,8 @@ def _view(guest: FakeGuest) -> Guest:
         epoch=guest.epoch,
         power_state=guest.power_state,
         name=guest.name,
-        vcpus=guest.vcpus,
+        vcpus=guest.shared_vcpus,
+        pcpus=guest.pcpus,
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from micronova.objects import power_state
+from micronova.objects.topology import Assignment
 
 COMPACT_ABOVE = 1_000
 """Lines; a shorter journal is not rewritten."""
@@ -42,6 +43,7 @@ class FakeSize(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     memory_mb: int
     local_gb: int
     disks: tuple[FakeDisk, ...] = ()
+    assignment: Assignment | None = None
 
 
 class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -57,6 +59,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     vcpus: int = 0
     memory_mb: int = 0
     local_gb: int = 0
+    assignment: Assignment | None = None  # its host CPUs, memory pages and PCI devices
     image: str = ""
     interfaces: tuple[FakeInterface, ...] = ()
     disks: tuple[FakeDisk, ...] = ()
@@ -70,6 +73,17 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     rescue_epoch: int | None = None  # of the order that rescued it; None if it boots from its own disk
     rescues: tuple[tuple[int, str], ...] = ()  # numbers of the boots from rescue images, with the images' names
     interrupts: int = 0  # non-maskable ones since its last boot
+
+    @property
+    def pcpus(self) -> int:
+        """The host CPUs that it has for itself."""
+        return 0 if self.assignment is None else self.assignment.pinned
+
+    @property
+    def shared_vcpus(self) -> int:
+        """The vCPUs that share host CPUs with others."""
+        pinned = 0 if self.assignment is None else sum(len(cell.pins) for cell in self.assignment.cells)
+        return self.vcpus - pinned
 
     @property
     def hangs(self) -> bool:

@@ -20,11 +20,13 @@ from micronova.objects.errors import (
 )
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
+from micronova.objects.topology import Assignment
 from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
 from micronova.virt.fake import moves
 from micronova.virt.fake.consoles import FakeConsoles
 from micronova.virt.fake.faults import FaultRules
 from micronova.virt.fake.guests import FakeGuest, FakeInterface, GuestStore
+from micronova.virt.fake.topology import topology_of
 
 _NODES: Final = UUID("5f0c6a52-8a0e-4f1b-9f6b-6d6963726f6e")
 """Namespace of node uuids: the same node of the same cloud has the same uuid after every restart."""
@@ -52,6 +54,7 @@ class SimulatedHost:
         self._faults = faults
         self._cloud_id = cloud_id
         self._clock = clock
+        self._topology = topology_of(settings)
 
     # --- the guests ---
 
@@ -77,7 +80,8 @@ class SimulatedHost:
             raise Conflict(f"A guest {uuid} exists already on this host.")
 
     def new(self, plan: GuestPlan) -> FakeGuest:
-        """Return a new guest by a plan; it is not stored."""
+        """Return a new guest by a plan; it is not stored. Raise InsufficientResources if another has its CPUs."""
+        self.check_free(plan)
         instance, flavor = plan.instance, plan.instance.flavor
         return FakeGuest(
             uuid=instance.uuid,
@@ -89,11 +93,25 @@ class SimulatedHost:
             vcpus=flavor.vcpus,
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
+            assignment=instance.assignment,
             image=_image_of(plan),
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
             disks=moves.disks_of(plan),
             metadata=instance.metadata,
         )
+
+    def check_free(self, plan: GuestPlan, *, keeps_old: bool = False) -> None:
+        """Raise InsufficientResources if a guest has CPUs or devices of this plan, or had them before its resize.
+
+        The guest itself may have them, unless it keeps what it has for a revert.
+        """
+        wanted = _parts(plan.instance.assignment)
+        for guest in self._store:
+            held = _parts(guest.assignment) if keeps_old or guest.uuid != plan.instance.uuid else set()
+            if guest.previous is not None:
+                held |= _parts(guest.previous.assignment)
+            if both := sorted(wanted & held):
+                raise InsufficientResources(f"{', '.join(both)} of this host belongs to guest {guest.uuid} already.")
 
     def remove(self, uuid: str) -> None:
         """Remove a guest."""
@@ -184,10 +202,13 @@ class SimulatedHost:
             node_uuid=str(uuid5(_NODES, f"{self._cloud_id}/{self._name}/{self._name}")),
             hypervisor_type="fake",
             hypervisor_version=1_000,
-            vcpus=settings.vcpus,
+            vcpus=sum(len(cell.shared) for cell in self._topology.cells),
+            pcpus=sum(len(cell.dedicated) for cell in self._topology.cells),
+            topology=self._topology,
             memory_mb=settings.memory_mb,
             local_gb=settings.local_gb,
-            vcpus_used=sum(guest.vcpus for guest in guests),
+            vcpus_used=sum(guest.shared_vcpus for guest in guests),
+            pcpus_used=sum(guest.pcpus for guest in guests),
             memory_mb_used=sum(guest.memory_mb for guest in guests),
             local_gb_used=disk_used,
             disk_available_gb=settings.local_gb - disk_used,
@@ -197,10 +218,24 @@ class SimulatedHost:
                 "model": "simulated",
                 "vendor": "Micronova",
                 "features": ["vmx", "nx"],
-                "topology": {"cells": 1, "sockets": 1, "cores": settings.vcpus, "threads": 1},
+                "topology": {
+                    "cells": settings.numa_nodes,
+                    "sockets": settings.numa_nodes,
+                    "cores": settings.vcpus // settings.numa_nodes // settings.threads_per_core,
+                    "threads": settings.threads_per_core,
+                },
             },
             supported=(("x86_64", "fake", "hvm"), ("i686", "fake", "hvm")),
         )
+
+
+def _parts(assignment: Assignment | None) -> set[str]:
+    if assignment is None:
+        return set()
+    cpus = {f"CPU {cpu}" for cell in assignment.cells for cpu in cell.pins.values()}
+    return (
+        cpus | {f"CPU {cpu}" for cpu in assignment.emulator} | {f"device {each.address}" for each in assignment.devices}
+    )
 
 
 def expect(guest: FakeGuest, state: int, what: str) -> None:

@@ -67,6 +67,7 @@ def size_of(guest: FakeGuest) -> FakeSize:
         memory_mb=guest.memory_mb,
         local_gb=guest.local_gb,
         disks=guest.disks,
+        assignment=guest.assignment,
     )
 
 
@@ -75,6 +76,7 @@ def give_size(guest: FakeGuest, plan: GuestPlan) -> None:
     flavor = plan.instance.flavor
     guest.epoch, guest.vcpus, guest.memory_mb = plan.epoch, flavor.vcpus, flavor.ram
     guest.local_gb = flavor.resources().get("DISK_GB", 0)
+    guest.assignment = plan.instance.assignment
     known = {disk.name: disk for disk in guest.disks}
     guest.disks = tuple(
         msgspec.structs.replace(known[name], size_gb=size) if name in known else FakeDisk(name=name, size_gb=size)
@@ -87,7 +89,7 @@ def restore_size(guest: FakeGuest, plan: GuestPlan) -> None:
     if guest.previous is not None:
         before = guest.previous
         guest.vcpus, guest.memory_mb, guest.local_gb = before.vcpus, before.memory_mb, before.local_gb
-        guest.disks = before.disks
+        guest.disks, guest.assignment = before.disks, before.assignment
         guest.previous = None
     guest.epoch = plan.epoch
 

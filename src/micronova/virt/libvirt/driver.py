@@ -14,7 +14,7 @@ The sub-packages, from the top (pyproject.toml holds the order):
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
@@ -28,6 +28,7 @@ from micronova.objects.diagnostics import GuestDiagnostics
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import Guest, NodeResources
+from micronova.objects.pci_devices import DeviceSpec
 from micronova.virt.driver import (
     BootSign,
     CPUTimes,
@@ -66,6 +67,7 @@ from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.image_cache import ImageCache
 from micronova.virt.libvirt.storage.layout import Layout
 from micronova.virt.libvirt.storage.records import GuestRecords
+from micronova.virt.libvirt.topology import read_topology
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +91,10 @@ class LibvirtDriver:
         clock: Clock,
         vendor_data: VendorDataSource,
         image_service: str = "",
+        device_specs: Sequence[DeviceSpec] = (),
     ) -> None:
         self.host = host
+        self._device_specs = device_specs
         self._vendor_data = vendor_data
         self._settings = settings
         self._layout = layout
@@ -210,6 +214,9 @@ class LibvirtDriver:
         """Return the host as one node."""
         defined = await self._connection.read(domains.describe_all, "list its guests")
         running = {info.uuid: (info.vcpus, info.memory_mb) for info in defined if info.active}
+        topology = await self._connection.read(
+            lambda connection: read_topology(connection, self._settings, self._device_specs), "describe its NUMA nodes"
+        )
         found = await self._files.run(
             lambda: resources.node_resources(
                 self.host,
@@ -219,6 +226,7 @@ class LibvirtDriver:
                 self._layout,
                 records=self._records,
                 running=running,
+                topology=topology,
             )
         )
         return [found]

@@ -28,6 +28,7 @@ class Cell:
     cpus: tuple[int, ...]
     siblings: tuple[tuple[int, ...], ...] = ()  # hardware threads of the same core
     pages: dict[int, int] = field(default_factory=dict)  # KiB -> how many there are
+    socket: int | None = None  # None: the host does not say, or the node is in several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +153,16 @@ def parse_facts(
         rng=(rng := domain.find("./devices/rng")) is not None and rng.get("supported") == "yes",
         uefi="efi" in firmware,
         secure_boot="efi" in firmware and "yes" in _values(secure, "./os/loader/enum[@name='secure']"),
-        cells=tuple(_cell(cell) for cell in capabilities.iterfind("./host/topology/cells/cell")),
+        cells=parse_cells(capabilities),
         supported=_supported(capabilities),
         cgroups=cgroups,
         direct_io=direct_io,
     )
+
+
+def parse_cells(capabilities: Element) -> tuple[Cell, ...]:
+    """Return the NUMA nodes from libvirt's capabilities."""
+    return tuple(_cell(cell) for cell in capabilities.iterfind("./host/topology/cells/cell"))
 
 
 def choose_virt_type(wanted: str, flags: frozenset[str], offered: frozenset[str]) -> str:
@@ -252,4 +258,5 @@ def _cell(cell: Element) -> Cell:
         cpus=tuple(int(cpu.get("id", "0")) for cpu in cpus),
         siblings=tuple(dict.fromkeys(parse_cpus(cpu.get("siblings", cpu.get("id", "0"))) for cpu in cpus)),
         pages={int(pages.get("size", "0")): int(pages.text or 0) for pages in cell.iterfind("pages")},
+        socket=int(sockets.pop()) if len(sockets := {cpu.get("socket_id", "") for cpu in cpus} - {""}) == 1 else None,
     )

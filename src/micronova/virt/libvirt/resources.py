@@ -14,6 +14,7 @@ from uuid import UUID, uuid5
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.orders import NodeResources
+from micronova.objects.topology import NodeTopology
 from micronova.virt.driver import CPUTimes
 from micronova.virt.libvirt.client.binding import Connect
 from micronova.virt.libvirt.host import HostFacts
@@ -44,6 +45,7 @@ def node_resources(
     *,
     records: Iterable[GuestRecord],
     running: Mapping[str, tuple[int, int]],
+    topology: NodeTopology,
     proc: Path = Path("/proc"),
 ) -> NodeResources:
     """Return the host's resources; `running` has vCPUs and MiB of every running guest, also of other clouds. Blocks."""
@@ -52,16 +54,20 @@ def node_resources(
     foreign = [amounts for uuid, amounts in running.items() if uuid not in ours]
     disk = file_system(layout.root)
     other_files = max(0, disk.used - sum(_disk_usage(layout.guest(record.uuid)) for record in ours.values()))
-    cpus = host_cpus(settings)
+    shared, dedicated = host_cpus(settings)
     return NodeResources(
         node=host,
         node_uuid=str(uuid5(_NODES, f"{cloud}/{host}")),
         hypervisor_type=facts.hypervisor,
         hypervisor_version=facts.version,
-        vcpus=len(cpus),
+        vcpus=len(shared),
+        pcpus=len(dedicated),
+        topology=topology,
         memory_mb=memory_mb(proc),
         local_gb=disk.total // GIB,
-        vcpus_used=sum(record.vcpus for record in ours.values()) + sum(vcpus for vcpus, _ in foreign),
+        vcpus_used=sum(record.vcpus - record.pinned_vcpus for record in ours.values())
+        + sum(vcpus for vcpus, _ in foreign),
+        pcpus_used=sum(record.pcpus for record in ours.values()),
         memory_mb_used=sum(record.memory_mb for record in ours.values()) + sum(memory for _, memory in foreign),
         local_gb_used=sum(record.local_gb for record in ours.values()) + -(-other_files // GIB),
         disk_available_gb=disk.free // GIB,
@@ -88,13 +94,13 @@ def cpu_info(facts: HostFacts) -> dict[str, object]:
     }
 
 
-def host_cpus(settings: LibvirtSettings) -> tuple[int, ...]:
-    """Return the CPUs that guests may use."""
-    chosen = (*parse_cpus(settings.cpu_shared_set), *parse_cpus(settings.cpu_dedicated_set))
+def host_cpus(settings: LibvirtSettings) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the CPUs that guests share, and those of which each belongs to one guest."""
     online = tuple(range(os.cpu_count() or 1))
     if not settings.cpu_shared_set and not settings.cpu_dedicated_set:
-        return online
-    return tuple(sorted({cpu for cpu in chosen if cpu in online}))
+        return online, ()
+    shared, dedicated = parse_cpus(settings.cpu_shared_set), parse_cpus(settings.cpu_dedicated_set)
+    return tuple(cpu for cpu in online if cpu in shared), tuple(cpu for cpu in online if cpu in dedicated)
 
 
 def memory_mb(proc: Path = Path("/proc")) -> int:

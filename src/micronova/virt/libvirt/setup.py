@@ -12,6 +12,7 @@ import msgspec
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects.cpu_sets import parse_cpus
 from micronova.objects.errors import Invalid
+from micronova.objects.pci_devices import parse_device_specs
 from micronova.virt.libvirt.client.library import LibvirtMissing, load
 from micronova.virt.libvirt.daemon.private import (
     PROGRAMS,
@@ -25,6 +26,7 @@ from micronova.virt.libvirt.host import DEFAULT_URIS, HARDWARE_FLAGS, cpu_flags
 from micronova.virt.libvirt.storage import sandbox
 from micronova.virt.libvirt.storage.guest_users import guest_ids
 from micronova.virt.libvirt.storage.layout import Layout
+from micronova.virt.libvirt.topology import reserved_pages
 from micronova.virt.loader import DriverSetup
 
 _HOSTS = UUID("8d0f2f5c-41f4-4f4b-9d2c-6d6963726f6e")
@@ -60,6 +62,7 @@ def create(setup: DriverSetup) -> dict[str, LibvirtDriver]:
         clock=setup.clock,
         vendor_data=setup.vendor_data,
         image_service=setup.image_service,
+        device_specs=parse_device_specs(setup.device_spec),
     )
     return {host: driver}
 
@@ -144,8 +147,10 @@ def probe(options: Mapping[str, Any] | None = None) -> str | None:
 def _settings(options: Mapping[str, Any]) -> LibvirtSettings:
     try:
         settings = msgspec.convert(dict(options), LibvirtSettings)
-        parse_cpus(settings.cpu_shared_set)
-        parse_cpus(settings.cpu_dedicated_set)
+        both = set(parse_cpus(settings.cpu_shared_set)) & set(parse_cpus(settings.cpu_dedicated_set))
+        if both:
+            raise ValueError(f"CPU {min(both)} is in cpu_shared_set and in cpu_dedicated_set: it can be in one only")
+        reserved_pages(settings.reserved_huge_pages)
         guest_ids(settings.guest_uids, "")
     except (msgspec.ValidationError, ValueError) as error:
         raise Invalid(f"The settings of the libvirt driver are wrong: {error}") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from micronova.conf.libvirt import LibvirtSettings
+from micronova.objects.topology import NodeTopology
 from micronova.virt.libvirt import resources
 from micronova.virt.libvirt.resources import FileSystem, file_system, memory_mb, node_resources, uptime
 from micronova.virt.libvirt.storage.layout import Layout
@@ -22,7 +23,7 @@ def test_resources(layout: Layout) -> None:
     ours = [guest_record(), guest_record(OTHER_UUID, cloud="another")]
     running = {UUID: (2, 512), OTHER_UUID: (4, 1024), "by-hand": (1, 64)}
     node = node_resources(
-        "host-1", "cloud-1", facts(), LibvirtSettings(), layout, records=ours, running=running, proc=Path("/proc")
+        "host-1", "cloud-1", facts(), LibvirtSettings(), layout, records=ours, running=running, topology=NodeTopology()
     )
     assert (node.node, node.hypervisor_type, node.hypervisor_version) == ("host-1", "QEMU", 7_002_000)
     assert (node.vcpus_used, node.memory_mb_used) == (7, 1600)
@@ -31,7 +32,14 @@ def test_resources(layout: Layout) -> None:
     assert node.local_gb_used >= 4 and node.running_vms == 3
     assert node.cpu_info["arch"] == "x86_64"
     again = node_resources(
-        "host-1", "cloud-1", facts(), LibvirtSettings(cpu_shared_set="0"), layout, records=[], running={}
+        "host-1",
+        "cloud-1",
+        facts(),
+        LibvirtSettings(cpu_shared_set="0"),
+        layout,
+        records=[],
+        running={},
+        topology=NodeTopology(),
     )
     assert again.node_uuid == node.node_uuid and again.vcpus == 1
 
@@ -44,7 +52,14 @@ def test_a_cached_image_does_not_count_as_a_guests(layout: Layout, monkeypatch: 
         monkeypatch.setattr(resources, "file_system", lambda _: FileSystem(100 * gigabyte, disk_used, 0))
         records = [guest_record(local_gb=0)]
         return node_resources(
-            "host-1", "cloud-1", facts(), LibvirtSettings(), layout, records=records, running={}
+            "host-1",
+            "cloud-1",
+            facts(),
+            LibvirtSettings(),
+            layout,
+            records=records,
+            running={},
+            topology=NodeTopology(),
         ).local_gb_used
 
     layout.guest(UUID).mkdir()

@@ -55,7 +55,13 @@ async def test_a_driver_with_its_capabilities(able: None, tmp_path: Path) -> Non
 
 
 async def test_wrong_settings(able: None, tmp_path: Path) -> None:
-    for wrong in ({"cpu_mode": "fast"}, {"unknown": 1}, {"cpu_shared_set": "a-b"}, {"instances_path": "/x"}):
+    for wrong in (
+        {"cpu_mode": "fast"},
+        {"unknown": 1},
+        {"cpu_shared_set": "a-b"},
+        {"cpu_shared_set": "0-1", "cpu_dedicated_set": "1"},
+        {"instances_path": "/x"},
+    ):
         with pytest.raises(Invalid):
             make(tmp_path, **wrong)
     with pytest.raises(Invalid, match="needs a directory"):

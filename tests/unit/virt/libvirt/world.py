@@ -114,7 +114,6 @@ def composed(
     size: dict[str, Any] | None = None,
     vifs: tuple[VIF, ...] = (),
     devices: tuple[BlockDevice, ...] = (),
-    taken: frozenset[int] = frozenset(),
     vnc_on_socket: bool = True,
     profile: dict[str, Any] | None = None,
     layout: Layout | None = None,
@@ -139,7 +138,7 @@ def composed(
     about = HostProfile(
         facts=host or facts(), settings=settings, layout=layout, vnc_on_socket=vnc_on_socket, **(profile or {})
     )
-    return compose(about, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs, taken)
+    return compose(about, a_plan.instance, GuestRecord(**{**known, **(record or {})}), vifs)
 
 
 def guest_record(uuid: str = UUID, **changes: object) -> GuestRecord:

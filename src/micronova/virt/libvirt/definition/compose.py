@@ -14,7 +14,7 @@ from micronova.objects.guest_properties import GuestProperties, serial_ports, wa
 from micronova.objects.network import VIF
 from micronova.objects.orders import InstanceSpec
 from micronova.virt.libvirt.definition.interfaces import interfaces
-from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
+from micronova.virt.libvirt.definition.topology import plan_cpus
 from micronova.virt.libvirt.definition.types import Cpu, Definition, Disk, GuestUser, Owner, Rng, Screen, Serial, Video
 from micronova.virt.libvirt.host import SECURE_MACHINE, HostFacts, require
 from micronova.virt.libvirt.storage.layout import Layout, base_link
@@ -42,7 +42,6 @@ _UNSUPPORTED: Final = {
     "hw_mem_encryption": "encrypted memory",
     "hw:tpm_version": "a TPM",
     "hw_tpm_version": "a TPM",
-    "pci_passthrough:alias": "PCI devices of the host",
     "hw:pmem": "persistent memory",
     "hw:cpu_realtime": "real-time CPUs",
     "resources:VGPU": "virtual GPUs",
@@ -71,11 +70,10 @@ def compose(
     instance: InstanceSpec,
     record: GuestRecord,
     vifs: tuple[VIF, ...],
-    taken_cpus: frozenset[int] = frozenset(),
 ) -> Definition:
-    """Return the definition of a guest; `taken_cpus` are the host CPUs of other guests."""
+    """Return the definition of a guest."""
     try:
-        return _compose(host, instance, record, vifs, taken_cpus)
+        return _compose(host, instance, record, vifs)
     except Invalid as error:
         # What flavor and image ask for is wrong, so it is wrong on every host.
         raise BuildAborted(error.message) from error
@@ -86,14 +84,12 @@ def _compose(
     instance: InstanceSpec,
     record: GuestRecord,
     vifs: tuple[VIF, ...],
-    taken_cpus: frozenset[int],
 ) -> Definition:
     facts, settings = host.facts, host.settings
     image = instance.image
     properties = GuestProperties(instance.flavor, image)
     _refuse(properties, instance, facts)
     machine, uefi, secure = _firmware(properties, facts, settings)
-    cpus = _cpus(properties, instance, record, facts, settings, taken_cpus)
     screens = _screens(host, instance.uuid)
     is_qemu = facts.is_qemu
     windows = properties.image("os_type") == "windows"
@@ -115,7 +111,13 @@ def _compose(
         emulator=facts.emulator,
         machine=machine,
         memory_mb=instance.flavor.ram,
-        cpus=cpus,
+        cpus=plan_cpus(
+            cpu_request(properties, instance.flavor.vcpus, instance.flavor.ram),
+            vcpus=instance.flavor.vcpus,
+            cells=facts.cells,
+            shared=parse_cpus(settings.cpu_shared_set),
+            pins=record.pins,
+        ),
         cpu=_cpu(facts, settings),
         user=_user(host, record),
         uefi=uefi,
@@ -150,6 +152,7 @@ def _compose(
         guest_agent=is_qemu
         and properties.enabled(properties.image("hw_qemu_guest_agent"), "hw_qemu_guest_agent", default=False),
         scsi_model=properties.image("hw_scsi_model") or "virtio-scsi",
+        host_devices=() if record.pins is None else record.pins.devices,
         cpu_tune=_cpu_tune(host, properties, instance.flavor.vcpus),
         pcie_ports=Q35_ROOT_PORTS if is_qemu and "q35" in machine else 0,
     )
@@ -192,25 +195,6 @@ def _firmware(properties: GuestProperties, facts: HostFacts, settings: LibvirtSe
     if facts.machines and machine not in facts.machines:
         raise NotSupported(f"This host knows no machine type {machine}.")
     return machine, uefi, secure
-
-
-def _cpus(
-    properties: GuestProperties,
-    instance: InstanceSpec,
-    record: GuestRecord,
-    facts: HostFacts,
-    settings: LibvirtSettings,
-    taken: frozenset[int],
-) -> CpuPlan:
-    return plan_cpus(
-        cpu_request(properties, instance.flavor.vcpus, instance.flavor.ram),
-        vcpus=instance.flavor.vcpus,
-        cells=facts.cells,
-        shared=parse_cpus(settings.cpu_shared_set),
-        dedicated=parse_cpus(settings.cpu_dedicated_set),
-        taken=taken,
-        kept=record.pins,
-    )
 
 
 def _cpu(facts: HostFacts, settings: LibvirtSettings) -> Cpu:

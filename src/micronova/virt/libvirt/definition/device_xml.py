@@ -28,6 +28,7 @@ def devices(guest: Definition) -> Element:
     if guest.video:
         video = child(found, "video")
         child(video, "model", type=guest.video.model, vram=guest.video.vram_kib, heads=1)
+    found.extend(host_device(address) for address in guest.host_devices)
     if guest.watchdog:
         child(found, "watchdog", model=guest.watchdog_model, action=guest.watchdog)
     if guest.rng:
@@ -38,6 +39,16 @@ def devices(guest: Definition) -> Element:
     _balloon(found, guest)
     if guest.panic_model:
         child(found, "panic", model=guest.panic_model)
+    return found
+
+
+def host_device(address: str) -> Element:
+    """Return a PCI device of the host; libvirt takes it from the host's driver and gives it back."""
+    domain, bus, rest = address.split(":")
+    slot, function = rest.split(".")
+    found = element("hostdev", mode="subsystem", type="pci", managed="yes")
+    parts = {"domain": domain, "bus": bus, "slot": slot, "function": function}
+    child(child(found, "source"), "address", **{name: f"0x{part}" for name, part in parts.items()})
     return found
 
 

@@ -99,8 +99,9 @@ def _tune(guest: Definition) -> Element | None:
     found = element("cputune")
     for name, value in guest.cpu_tune.items():
         child(found, name, str(value))
-    for vcpu, cpu in sorted(plan.pins.items()):
-        child(found, "vcpupin", vcpu=vcpu, cpuset=cpu)
+    places = {vcpu: (cpu,) for vcpu, cpu in plan.pins.items()} | plan.floating
+    for vcpu, cpus in sorted(places.items()):
+        child(found, "vcpupin", vcpu=vcpu, cpuset=format_cpus(cpus))
     if plan.emulator:
         child(found, "emulatorpin", cpuset=format_cpus(plan.emulator))
     elif plan.pins:

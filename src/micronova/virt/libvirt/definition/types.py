@@ -137,5 +137,6 @@ class Definition:
     balloon_period: int | None = 10  # seconds between memory statistics; None: no balloon
     guest_agent: bool = False
     scsi_model: str = "virtio-scsi"
+    host_devices: tuple[str, ...] = ()  # addresses of PCI devices of the host
     cpu_tune: dict[str, int] = field(default_factory=dict)  # shares, period, quota
     pcie_ports: int = 0  # free root ports for hot-plug (q35)

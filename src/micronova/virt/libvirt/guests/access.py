@@ -132,7 +132,8 @@ class GuestAccess:
                 epoch=record.epoch,
                 power_state=self._power(info) if record.complete else power_state.NOSTATE,
                 name=record.name,
-                vcpus=record.vcpus,
+                vcpus=record.vcpus - record.pinned_vcpus,
+                pcpus=record.pcpus,
                 memory_mb=record.memory_mb,
                 local_gb=record.local_gb,
             )

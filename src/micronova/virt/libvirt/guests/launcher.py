@@ -1,4 +1,4 @@
-"""Starting guests: reserving CPUs, defining them, and running them once the network has confirmed their ports."""
+"""Starting guests: reserving their CPUs, defining them, and running them once the network has confirmed their ports."""
 
 import asyncio
 import logging
@@ -7,13 +7,15 @@ from typing import Final
 
 import msgspec
 
-from micronova.objects.errors import Conflict, MicronovaError
+from micronova.objects.cpu_sets import parse_cpus
+from micronova.objects.errors import BuildAborted, Conflict, InsufficientResources, Invalid, MicronovaError
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection, Lane
 from micronova.virt.libvirt.client.threads import ThreadPool
 from micronova.virt.libvirt.definition.compose import HostProfile, compose, memory_limit
 from micronova.virt.libvirt.definition.guest_xml import domain_xml
+from micronova.virt.libvirt.definition.topology import pins_of
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.access import GuestAccess
 from micronova.virt.libvirt.storage.guest_users import free_id
@@ -84,11 +86,21 @@ class Launcher:
             await self._files.run(self._records.save, msgspec.structs.replace(record, pins=pins))
 
     async def _place(self, plan: GuestPlan, record: GuestRecord) -> PinRecord:
-        """Choose the CPUs and NUMA nodes of a guest among those that no other guest has."""
-        taken = await self._files.run(self._taken_cpus, record.uuid)
-        cpus = compose(self.host, plan.instance, record, plan.network_info, taken).cpus
-        places = {cell.id: cell.host for cell in cpus.cells if cell.host is not None}
-        return PinRecord(vcpus=cpus.pins, cells=places, emulator=cpus.emulator)
+        """Return the CPUs and devices that the order names; raise an error if the guest cannot have them."""
+        try:
+            pins = pins_of(plan.instance)
+        except Invalid as error:
+            raise BuildAborted(error.message) from error
+        cpus, devices = await self._files.run(self._taken, record)
+        wanted = {*pins.vcpus.values(), *pins.emulator}
+        if both := sorted(wanted & cpus):
+            raise InsufficientResources(f"CPUs {', '.join(map(str, both))} of this host belong to another guest.")
+        if unknown := sorted(wanted - set(parse_cpus(self.host.settings.cpu_dedicated_set))):
+            raise InsufficientResources(f"CPUs {', '.join(map(str, unknown))} of this host are not for pinned guests.")
+        if same := sorted({*pins.devices} & devices):
+            raise InsufficientResources(f"PCI devices {', '.join(same)} of this host belong to another guest.")
+        compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info)
+        return pins
 
     async def launch(self, plan: GuestPlan, record: GuestRecord, *, start: bool = True) -> GuestRecord:
         """Define a guest by its plan, and start it unless told otherwise; return its record as it is then."""
@@ -160,7 +172,11 @@ class Launcher:
     def _free_id(self) -> int | None:
         return free_id(self._ids, self._records.taken_ids()) if self.host.facts.is_qemu else None
 
-    def _taken_cpus(self, besides: str) -> frozenset[int]:
-        """Return the CPUs of all guests but one, also those that guests had before they were resized."""
-        pins = [pin for record in self._records if record.uuid != besides for pin in (record.pins, record.kept_pins)]
-        return frozenset(cpu for pin in pins if pin is not None for cpu in (*pin.vcpus.values(), *pin.emulator))
+    def _taken(self, guest: GuestRecord) -> tuple[set[int], set[str]]:
+        """Return the CPUs and devices that a guest cannot have: those of others, and those that it had before."""
+        pins = [pin for record in self._records if record.uuid != guest.uuid for pin in (record.pins, record.kept_pins)]
+        known = [pin for pin in (*pins, guest.kept_pins) if pin is not None]
+        return (
+            {cpu for pin in known for cpu in (*pin.vcpus.values(), *pin.emulator)},
+            {device for pin in known for device in pin.devices},
+        )

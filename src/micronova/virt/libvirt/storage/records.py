@@ -34,11 +34,13 @@ class DiskRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The host CPUs and NUMA nodes that a guest was given at its first start; it keeps them over restarts."""
+    """The host CPUs, NUMA nodes and PCI devices that were claimed for a guest; it keeps them over restarts."""
 
     vcpus: dict[int, int] = {}  # vCPU -> host CPU
     cells: dict[int, int] = {}  # NUMA nodes of the guest -> of the host
     emulator: tuple[int, ...] = ()
+    page_kib: int | None = None  # size of its memory pages, if one was asked for
+    devices: tuple[str, ...] = ()  # addresses of the host's PCI devices that it has
 
 
 class RescueRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,16 @@ class GuestRecord(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None  # the user that QEMU runs as; None of a guest that has not been started since it has one
     resumed: bool = False  # its last start restored saved memory instead of booting
     rescue: RescueRecord | None = None
+
+    @property
+    def pinned_vcpus(self) -> int:
+        """How many of its vCPUs have a host CPU for themselves."""
+        return 0 if self.pins is None else len(self.pins.vcpus)
+
+    @property
+    def pcpus(self) -> int:
+        """How many host CPUs it has for itself."""
+        return 0 if self.pins is None else len(self.pins.vcpus) + len(self.pins.emulator)
 
     @property
     def attached(self) -> tuple[DiskRecord, ...]:

@@ -9,6 +9,7 @@ from micronova.objects.block_device import BlockDevice
 from micronova.objects.errors import BuildAborted, BuildFailed, MicronovaError, NotSupported
 from micronova.virt.libvirt.client.xmltree import Element, child, element, parse, unparse
 from micronova.virt.libvirt.definition.guest_xml import domain, domain_xml, metadata, owner_of
+from micronova.virt.libvirt.storage.records import PinRecord
 from tests.unit.virt.libvirt.world import UUID, composed, facts, vif
 
 FOLDER = f"/var/lib/libvirt/instances/{UUID}"
@@ -254,16 +255,22 @@ def test_limits() -> None:
 
 
 def test_pinning_numa_and_huge_pages() -> None:
-    settings = LibvirtSettings(cpu_dedicated_set="0-7", cpu_shared_set="0-7")
+    settings = LibvirtSettings(cpu_dedicated_set="1-7", cpu_shared_set="0")
+    place = PinRecord(vcpus={1: 1, 2: 4, 3: 6}, cells={0: 0, 1: 1}, page_kib=2048)
     root = made(
         settings=settings,
         size={"vcpus": 4, "ram": 1024},
-        specs={"hw:cpu_policy": "dedicated", "hw:numa_nodes": "2", "hw:mem_page_size": "2MB"},
-        taken=frozenset({0}),
+        specs={
+            "hw:cpu_policy": "mixed",
+            "hw:cpu_dedicated_mask": "^0",
+            "hw:numa_nodes": "2",
+            "hw:mem_page_size": "2MB",
+        },
+        record={"pins": place},
     )
     pins = {pin["vcpu"]: pin["cpuset"] for pin in attributes(root, "./cputune/vcpupin")}
-    assert pins == {"0": "2", "1": "1", "2": "4", "3": "6"}
-    assert one(root, "./cputune/emulatorpin").get("cpuset") == "1,2,4,6"
+    assert pins == {"0": "0", "1": "1", "2": "4", "3": "6"}
+    assert one(root, "./cputune/emulatorpin").get("cpuset") == "1,4,6"
     assert attributes(root, "./numatune/memnode") == [
         {"cellid": "0", "mode": "strict", "nodeset": "0"},
         {"cellid": "1", "mode": "strict", "nodeset": "1"},
@@ -271,7 +278,20 @@ def test_pinning_numa_and_huge_pages() -> None:
     cells = attributes(root, "./cpu/numa/cell")
     assert [(cell["id"], cell["cpus"], cell["memory"]) for cell in cells] == [("0", "0,1", "512"), ("1", "2,3", "512")]
     assert attributes(root, "./memoryBacking/hugepages/page") == [{"size": "2048", "unit": "KiB", "nodeset": "0,1"}]
-    assert one(root, "vcpu").get("cpuset") == "0,1,2,3,4,5,6,7"
+    assert one(root, "vcpu").get("cpuset") == "0"
+
+
+def test_pci_devices_of_the_host() -> None:
+    root = made(record={"pins": PinRecord(devices=("0000:5e:02.1", "0001:0a:00.0"))})
+    found = root.findall("./devices/hostdev")
+    assert [(each.get("mode"), each.get("type"), each.get("managed")) for each in found] == [
+        ("subsystem", "pci", "yes")
+    ] * 2
+    assert attributes(root, "./devices/hostdev/source/address") == [
+        {"domain": "0x0000", "bus": "0x5e", "slot": "0x02", "function": "0x1"},
+        {"domain": "0x0001", "bus": "0x0a", "slot": "0x00", "function": "0x0"},
+    ]
+    assert made().find("./devices/hostdev") is None
 
 
 def test_windows() -> None:
@@ -312,7 +332,6 @@ def test_parallels() -> None:
     [
         ({"hw:mem_encryption": "true"}, {}),
         ({}, {"hw_tpm_version": "2.0"}),
-        ({"pci_passthrough:alias": "gpu:1"}, {}),
         ({}, {"kernel_id": "some-image"}),
         ({}, {"hw_architecture": "aarch64"}),
     ],

@@ -1,102 +1,63 @@
-"""Where a guest's CPUs, NUMA nodes and huge pages are."""
+"""Where a guest's CPUs, NUMA nodes, pages and devices are: what its order names."""
 
 from typing import Any
 
 import pytest
 
-from micronova.objects.errors import InsufficientResources, Invalid
+from micronova.objects.errors import NotSupported
 from micronova.objects.guest_cpus import cpu_request
 from micronova.objects.guest_properties import GuestProperties
-from micronova.virt.libvirt.definition.topology import CpuPlan, plan_cpus
+from micronova.objects.orders import InstanceSpec
+from micronova.objects.topology import AssignedDevice, Assignment, CellAssignment
+from micronova.virt.libvirt.definition.topology import CpuPlan, pins_of, plan_cpus
 from micronova.virt.libvirt.storage.records import PinRecord
-from tests.unit.virt.libvirt.world import CELLS, flavor
+from tests.unit.virt.libvirt.world import CELLS, flavor, instance
 
 
-def properties(**specs: Any) -> GuestProperties:
-    return GuestProperties(flavor(extra_specs={f"hw:{name}": str(value) for name, value in specs.items()}), None)
+def guest(assignment: Assignment | None = None, **specs: Any) -> InstanceSpec:
+    extra = {name.replace("__", ":"): str(value) for name, value in specs.items()}
+    return instance(flavor=flavor(vcpus=4, ram=512, extra_specs=extra), image=None, assignment=assignment)
 
 
-def planned(vcpus: int = 2, memory_mb: int = 1024, taken: tuple[int, ...] = (), **specs: Any) -> CpuPlan:
-    asked = properties(**{name.replace("__", "."): value for name, value in specs.items()})
-    return plan_cpus(
-        cpu_request(asked, vcpus, memory_mb),
-        vcpus=vcpus,
-        cells=CELLS,
-        dedicated=tuple(range(8)),
-        taken=taken,
-    )
+def planned(spec: InstanceSpec, shared: tuple[int, ...] = ()) -> CpuPlan:
+    request = cpu_request(GuestProperties(spec.flavor, None), 4, 512)
+    return plan_cpus(request, vcpus=4, cells=CELLS, shared=shared, pins=pins_of(spec))
+
+
+PLACE = Assignment(
+    cells=(
+        CellAssignment(id=0, host=1, memory_mb=256, shared=(0,), pins={1: 5}, page_kib=2048),
+        CellAssignment(id=1, host=0, memory_mb=256, shared=(2,), pins={3: 1}, page_kib=2048),
+    ),
+    emulator=(7,),
+    devices=(AssignedDevice(alias="gpu", address="0000:0a:00.0"),),
+)
 
 
 def test_without_properties_there_is_nothing_to_place() -> None:
-    plan = planned()
-    assert not plan.pins and not plan.cells and plan.page_kib is None
+    assert pins_of(guest()) == PinRecord()
+    plan = planned(guest())
+    assert not plan.pins and not plan.cells and not plan.floating and plan.page_kib is None
 
 
-def test_dedicated_cpus_of_one_node() -> None:
-    plan = planned(cpu_policy="dedicated")
-    assert plan.pins == {0: 0, 1: 2}  # both threads of a core, before the next core
-    assert [(cell.id, cell.vcpus, cell.host) for cell in plan.cells] == [(0, (0, 1), 0)]
-    assert planned(cpu_policy="dedicated", taken=(0, 1, 2)).pins == {0: 4, 1: 6}
-    with pytest.raises(InsufficientResources):
-        planned(vcpus=4, cpu_policy="dedicated", taken=(0, 4))
-
-
-def test_thread_policies() -> None:
-    assert planned(cpu_policy="dedicated", cpu_thread_policy="isolate").pins == {0: 0, 1: 1}
-    assert planned(cpu_policy="dedicated", cpu_thread_policy="isolate", taken=(2,)).pins == {0: 4, 1: 5}
-    assert planned(cpu_policy="dedicated", cpu_thread_policy="require", taken=(2,)).pins == {0: 1, 1: 3}
-
-
-def test_mixed_policy_pins_some() -> None:
-    assert planned(vcpus=3, cpu_policy="mixed", cpu_dedicated_mask="1-2").pins == {1: 0, 2: 2}
-    assert planned(vcpus=3, cpu_policy="mixed", cpu_dedicated_mask="^0").pins == {1: 0, 2: 2}
-    with pytest.raises(Invalid, match="cpu_dedicated_mask"):
-        planned(vcpus=2, cpu_policy="mixed", cpu_dedicated_mask="0-1")
-
-
-def test_emulator_threads_get_a_cpu_of_their_own() -> None:
-    plan = planned(cpu_policy="dedicated", emulator_threads_policy="isolate")
-    assert plan.emulator and plan.emulator[0] not in plan.pins.values()
-
-
-def test_numa_nodes() -> None:
-    plan = planned(vcpus=4, numa_nodes=2)
-    assert [(cell.vcpus, cell.memory_mb, cell.host) for cell in plan.cells] == [((0, 1), 512, 0), ((2, 3), 512, 1)]
-    plan = planned(vcpus=3, numa_nodes=2, numa_cpus__0="0", numa_cpus__1="1-2", numa_mem__0=256, numa_mem__1=768)
-    assert [(cell.vcpus, cell.memory_mb) for cell in plan.cells] == [((0,), 256), ((1, 2), 768)]
-    for wrong in (
-        {"numa_nodes": 3},  # 4 CPUs
-        {"numa_nodes": 2, "numa_cpus__0": "0-3"},
-        {"numa_nodes": 2, "numa_cpus__0": "0-1", "numa_cpus__1": "1-2", "numa_mem__0": 512, "numa_mem__1": 512},
-        {"numa_nodes": 2, "numa_cpus__0": "0-1", "numa_cpus__1": "2-3", "numa_mem__0": 512, "numa_mem__1": 1},
-    ):
-        with pytest.raises(Invalid):
-            planned(vcpus=4, **wrong)
-    with pytest.raises(InsufficientResources):
-        planned(vcpus=3, memory_mb=1023, numa_nodes=3)
-
-
-def test_huge_pages() -> None:
-    assert planned(mem_page_size="2MB").page_kib == 2048
-    assert planned(mem_page_size="large").page_kib == 2048
-    assert planned(mem_page_size="2048").page_kib == 2048
-    assert planned(mem_page_size="small").page_kib is None
-    with pytest.raises(InsufficientResources, match="1048576 KiB"):
-        planned(mem_page_size="1GB")
-    with pytest.raises(InsufficientResources, match="fewer than 4096 MB"):
-        planned(memory_mb=4096, mem_page_size="large")
-    with pytest.raises(Invalid, match="should be small, large"):
-        planned(mem_page_size="huge")
-
-
-def test_pins_are_kept_over_restarts() -> None:
-    again = plan_cpus(
-        cpu_request(properties(cpu_policy="dedicated"), 2, 512),
-        vcpus=2,
-        cells=CELLS,
-        dedicated=(0, 1, 2, 3),
-        taken=(0, 1, 2, 3),
-        kept=PinRecord(vcpus={0: 5, 1: 7}, cells={0: 1}),
+def test_the_order_names_everything() -> None:
+    spec = guest(PLACE, hw__cpu_policy="mixed", hw__cpu_dedicated_mask="1,3", hw__numa_nodes=2)
+    assert pins_of(spec) == PinRecord(
+        vcpus={1: 5, 3: 1}, cells={0: 1, 1: 0}, emulator=(7,), page_kib=2048, devices=("0000:0a:00.0",)
     )
-    assert again.pins == {0: 5, 1: 7}
-    assert again.cells[0].host == 1
+    plan = planned(spec, shared=(0, 4, 6))
+    assert plan.pins == {1: 5, 3: 1} and plan.emulator == (7,) and plan.page_kib == 2048
+    # The other vCPUs use the shared CPUs of their own node.
+    assert plan.floating == {0: (4, 6), 2: (0,)}
+    assert [(cell.id, cell.vcpus, cell.host) for cell in plan.cells] == [(0, (0, 1), 1), (1, (2, 3), 0)]
+
+
+def test_small_pages_are_ordinary_memory() -> None:
+    place = Assignment(cells=(CellAssignment(id=0, host=0, memory_mb=512, shared=(0, 1, 2, 3), page_kib=4),))
+    assert planned(guest(place, hw__mem_page_size="small")).page_kib is None
+
+
+@pytest.mark.parametrize("spec", [guest(hw__cpu_policy="dedicated"), guest(pci_passthrough__alias="gpu:1")])
+def test_an_order_without_a_place_is_refused(spec: InstanceSpec) -> None:
+    with pytest.raises(NotSupported, match="does not say what of this host"):
+        pins_of(spec)

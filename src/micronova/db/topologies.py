@@ -1,0 +1,219 @@
+"""NUMA cells and PCI devices of nodes, and which parts of them instances hold.
+
+A node has one row: what its host reports, and the sum of what instances hold. A claim locks the rows of its nodes,
+finds a place for each instance by what they say then (`objects/fitting.py`), and records it with the claim. So no two
+instances get the same CPU, page or device, however many schedulers race; and a claim fails only if there is no room.
+
+Rows are locked after the server group and before inventories.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy import bindparam
+
+from micronova.db.listed import one_of
+from micronova.db.tables import node_topologies, topology_claims
+from micronova.db.upsert import PerDialect
+from micronova.objects.fitting import fit, given_back, taken, total_use
+from micronova.objects.topology import (
+    NOTHING_USED,
+    Assignment,
+    NodeTopology,
+    TopologyRequest,
+    TopologyUse,
+    decode_topology,
+    decode_use,
+    encode,
+)
+
+_t, _c = node_topologies.c, topology_claims.c
+
+
+class Wanted(Protocol):
+    """The part of a claim that is about topologies."""
+
+    @property
+    def consumer_uuid(self) -> str:
+        """Who wants it."""
+
+    @property
+    def node_uuid(self) -> str:
+        """Where."""
+
+    @property
+    def topology(self) -> TopologyRequest | None:
+        """What; None if it is anywhere on the node."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a claim changes: places for its instances, and what the nodes' instances hold then."""
+
+    refused: list[str] = field(default_factory=list)  # nodes without room
+    assignments: dict[str, tuple[str, Assignment]] = field(default_factory=dict)  # consumer -> node, place
+    released: list[str] = field(default_factory=list)  # consumers
+    held: dict[str, TopologyUse] = field(default_factory=dict)  # node -> what is held
+
+
+EMPTY = encode(NOTHING_USED)
+
+
+def _upsert(insert: Any) -> sa.Executable:
+    statement = insert(node_topologies)
+    new = statement.excluded
+    kept: sa.Executable = statement.on_conflict_do_update(
+        index_elements=[_t.node_uuid],
+        set_={"topology": new.topology, "changed_at": new.changed_at},
+        where=_t.topology != new.topology,
+    )
+    return kept
+
+
+_UPSERT = PerDialect(_upsert)
+_LOCK = (
+    sa.select(_t.node_uuid, _t.topology, _t.held)
+    .where(one_of(_t.node_uuid, "uuids"))
+    .order_by(_t.node_uuid)
+    .with_for_update()
+)
+_HELD_BY = sa.select(topology_claims).where(one_of(_c.consumer_uuid, "uuids")).order_by(_c.consumer_uuid)
+_UPDATE = (
+    node_topologies.update()
+    .where(_t.node_uuid == bindparam("b_node"))
+    .values(held=bindparam("b_held"), changed_at=bindparam("b_now"))
+)
+_INSERT = topology_claims.insert()
+_DELETE = topology_claims.delete().where(one_of(_c.consumer_uuid, "uuids"))
+_RENAME = topology_claims.update().where(_c.consumer_uuid == bindparam("b_old")).values(
+    consumer_uuid=bindparam("b_new")
+)  # fmt: skip
+
+
+def report(conn: sa.Connection, topologies: Mapping[str, NodeTopology], now: int) -> None:
+    """Record what nodes have; rows that say the same already are left alone."""
+    rows = [
+        {"node_uuid": node, "topology": encode(topology), "held": EMPTY, "changed_at": now}
+        for node, topology in sorted(topologies.items())
+    ]
+    if rows:
+        conn.execute(_UPSERT.on(conn), rows)
+
+
+def plan(conn: sa.Connection, wanted: Sequence[Wanted], leaving: Collection[str]) -> Plan:
+    """Lock the nodes and find a place for each consumer; `leaving` are consumers whose places are free for that.
+
+    Nothing is written: `record` does that.
+    """
+    found = Plan()
+    before = assignments_of(conn, leaving) if leaving else {}
+    asking = [each for each in wanted if each.topology is not None]
+    nodes = {node for node, _ in before.values()} | {each.node_uuid for each in asking}
+    if not nodes:
+        return found
+    topologies: dict[str, NodeTopology] = {}
+    for row in conn.execute(_LOCK, {"uuids": sorted(nodes)}):
+        topologies[row.node_uuid], found.held[row.node_uuid] = decode_topology(row.topology), decode_use(row.held)
+    for consumer, (node, assignment) in before.items():
+        found.released.append(consumer)
+        if node in topologies:
+            found.held[node] = given_back(found.held[node], assignment, topologies[node])
+    for each in asking:
+        node = each.node_uuid
+        assert each.topology is not None
+        place = fit(topologies[node], found.held[node], each.topology) if node in topologies else None
+        if place is None:
+            found.refused.append(node)
+            continue
+        found.assignments[each.consumer_uuid] = node, place
+        found.held[node] = taken(found.held[node], place, topologies[node])
+    return found
+
+
+def record(conn: sa.Connection, planned: Plan, now: int) -> None:
+    """Write what was planned in the same transaction."""
+    if planned.released:
+        conn.execute(_DELETE, {"uuids": planned.released})
+    if planned.held:
+        conn.execute(
+            _UPDATE,
+            [{"b_node": node, "b_held": encode(held), "b_now": now} for node, held in sorted(planned.held.items())],
+        )
+    if planned.assignments:
+        conn.execute(
+            _INSERT,
+            [
+                {"consumer_uuid": consumer, "node_uuid": node, "assignment": encode(place)}
+                for consumer, (node, place) in planned.assignments.items()
+            ],
+        )
+
+
+def release(conn: sa.Connection, consumer_uuid: str, now: int) -> None:
+    """Give back all that a consumer holds; holding nothing is no error."""
+    record(conn, plan(conn, (), [consumer_uuid]), now)
+
+
+def rename(conn: sa.Connection, old: str, new: str) -> None:
+    """Let another consumer hold what a consumer holds."""
+    conn.execute(_RENAME, {"b_old": old, "b_new": new})
+
+
+def assignments_of(conn: sa.Connection, consumers: Collection[str]) -> dict[str, tuple[str, Assignment]]:
+    """Return what consumers hold, by consumer: the node, and the parts of it."""
+    rows = conn.execute(_HELD_BY, {"uuids": sorted(consumers)})
+    return {row.consumer_uuid: (row.node_uuid, msgspec.json.decode(row.assignment, type=Assignment)) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClaims:
+    """A node with what is recorded of it."""
+
+    node_uuid: str
+    topology: NodeTopology
+    held: TopologyUse  # by its row
+    claimed: TopologyUse  # by the claims of instances
+    consumers: tuple[str, ...]
+
+
+def mend(conn: sa.Connection, node_uuid: str, now: int) -> bool:
+    """Set what is held of a node to what its claims add up to; return whether that was wrong."""
+    row = conn.execute(_LOCK, {"uuids": [node_uuid]}).first()
+    if row is None:
+        return False
+    rows = conn.execute(sa.select(topology_claims).where(_c.node_uuid == node_uuid))
+    claims = {each.consumer_uuid: msgspec.json.decode(each.assignment, type=Assignment) for each in rows}
+    held = encode(total_use(decode_topology(row.topology), claims))
+    if held == row.held:
+        return False
+    conn.execute(_UPDATE, {"b_node": node_uuid, "b_held": held, "b_now": now})
+    return True
+
+
+def all_claims(conn: sa.Connection) -> list[NodeClaims]:
+    """Return the nodes of which instances hold parts, or should hold parts."""
+    claims: dict[str, dict[str, Assignment]] = {}
+    for row in conn.execute(sa.select(topology_claims)):
+        claims.setdefault(row.node_uuid, {})[row.consumer_uuid] = msgspec.json.decode(row.assignment, type=Assignment)
+    rows = conn.execute(
+        sa.select(_t.node_uuid, _t.topology, _t.held).where(
+            sa.or_(_t.held != EMPTY, _t.node_uuid.in_(sa.select(_c.node_uuid)))
+        )
+    )
+    found = []
+    for row in rows:
+        topology, of_node = decode_topology(row.topology), claims.pop(row.node_uuid, {})
+        found.append(
+            NodeClaims(
+                row.node_uuid, topology, decode_use(row.held), total_use(topology, of_node), tuple(sorted(of_node))
+            )
+        )
+    nowhere = NodeTopology()
+    found += [
+        NodeClaims(node, nowhere, NOTHING_USED, total_use(nowhere, of_node), tuple(sorted(of_node)))
+        for node, of_node in claims.items()
+    ]
+    return sorted(found, key=lambda each: each.node_uuid)

@@ -1,0 +1,167 @@
+"""NUMA nodes and PCI devices: what a host has, what instances hold of it, and what an instance asks for.
+
+A host reports a `NodeTopology`. `TopologyUse` adds up what instances hold. `TopologyRequest` is what flavor and image
+of an instance ask for (`topology_request.py`), and an `Assignment` names the host's cells, CPUs, pages and devices that
+an instance holds. `fitting.py` finds an assignment; claims record it (`db/topologies.py`); the order names it to the
+host.
+"""
+
+import functools
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from micronova.objects.host_limits import MOST_PROPERTIES, Name
+
+AffinityPolicy = Literal["legacy", "preferred", "required", "socket"]
+DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
+
+MOST_CELLS: Final = 64
+MOST_CPUS: Final = 4096
+MOST_DEVICES: Final = 2048
+
+_CPUS = msgspec.Meta(max_length=MOST_CPUS)
+Cpus = Annotated[tuple[int, ...], _CPUS]
+
+
+class MemoryPages(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory pages of one size in a host's cell."""
+
+    size_kib: int
+    total: int
+    reserved: int = 0  # that the host keeps for itself
+
+
+class HostCell(msgspec.Struct, frozen=True, kw_only=True):
+    """A NUMA node of a host, as far as instances may use it."""
+
+    id: int
+    memory_mb: int
+    shared: Cpus = ()  # CPUs that vCPUs without a CPU of their own share
+    dedicated: Cpus = ()  # CPUs of which each belongs to one vCPU
+    siblings: Annotated[tuple[Cpus, ...], _CPUS] = ()  # CPUs by core; empty: each CPU is a core
+    pages: Annotated[tuple[MemoryPages, ...], msgspec.Meta(max_length=MOST_PROPERTIES)] = ()
+    socket: int | None = None
+
+
+class PciDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCI device of a host that instances may have."""
+
+    address: Name  # domain:bus:slot.function
+    vendor_id: Name
+    product_id: Name
+    dev_type: DeviceType = "type-PCI"
+    numa_node: int | None = None
+    parent: Name | None = None  # address of the physical function, of a virtual one
+
+
+class NodeTopology(msgspec.Struct, frozen=True, kw_only=True):
+    """What a host has."""
+
+    cells: Annotated[tuple[HostCell, ...], msgspec.Meta(max_length=MOST_CELLS)] = ()
+    devices: Annotated[tuple[PciDevice, ...], msgspec.Meta(max_length=MOST_DEVICES)] = ()
+    # How often shared CPUs and memory of a cell may be given out. The conductor sets them as in the inventories.
+    cpu_allocation_ratio: float = 1.0
+    ram_allocation_ratio: float = 1.0
+
+
+class CellUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What instances hold of a cell."""
+
+    cpus: int = 0  # vCPUs on shared CPUs
+    memory_mb: int = 0
+    pinned: tuple[int, ...] = ()  # dedicated CPUs, sorted
+    pages: dict[int, int] = {}  # size in KiB -> pages
+
+
+class TopologyUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What instances hold of a host."""
+
+    cells: dict[int, CellUse] = {}
+    devices: tuple[str, ...] = ()  # addresses, sorted
+
+
+NOTHING_USED: Final = TopologyUse()
+
+
+class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A NUMA node of a guest."""
+
+    id: int
+    memory_mb: int
+    shared: tuple[int, ...] = ()  # vCPUs on shared CPUs
+    pinned: tuple[int, ...] = ()  # vCPUs that have a host CPU for themselves
+
+    @property
+    def vcpus(self) -> tuple[int, ...]:
+        """All vCPUs of the node."""
+        return tuple(sorted((*self.shared, *self.pinned)))
+
+
+class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """PCI devices of one alias. A device suits if it has all values of one of `specs`."""
+
+    alias: str
+    count: int
+    specs: tuple[dict[str, str], ...]
+    policy: AffinityPolicy = "legacy"
+
+
+class TopologyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instance asks for. Without `cells` it may be anywhere on its host."""
+
+    cells: tuple[CellRequest, ...] = ()
+    is_pinned: bool = False  # CPU policy dedicated or mixed: its memory is not given out twice
+    has_shared: bool = True  # CPU policy shared or mixed
+    thread_policy: str = "prefer"
+    isolates_emulator: bool = False
+    page_size: int | str | None = None  # KiB, or small, large, any; None: ordinary memory
+    devices: tuple[DeviceRequest, ...] = ()
+
+
+class CellAssignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a NUMA node of a guest is."""
+
+    id: int  # of the guest's node
+    host: int  # of the host's cell
+    memory_mb: int
+    shared: tuple[int, ...] = ()  # vCPUs
+    pins: dict[int, int] = {}  # vCPU -> host CPU
+    page_kib: int | None = None  # None: none was asked for
+
+
+class AssignedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCI device that an instance holds."""
+
+    alias: str
+    address: str
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an instance holds of a host, by the host's own names."""
+
+    cells: tuple[CellAssignment, ...] = ()
+    emulator: tuple[int, ...] = ()  # host CPUs of QEMU's own threads, in the host cell of the first guest cell
+    devices: tuple[AssignedDevice, ...] = ()
+
+    @property
+    def pinned(self) -> int:
+        """How many dedicated CPUs it has."""
+        return sum(len(cell.pins) for cell in self.cells) + len(self.emulator)
+
+
+def encode(what: NodeTopology | TopologyUse | Assignment) -> str:
+    """Return it as it is stored: equal things have equal texts, because `fitting.py` sorts what they have."""
+    return msgspec.json.encode(what).decode()
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_topology(text: str) -> NodeTopology:
+    """Return a stored topology; many hosts have the same."""
+    return msgspec.json.decode(text, type=NodeTopology)
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_use(text: str) -> TopologyUse:
+    """Return a stored use; an empty text is that of a host without a topology."""
+    return msgspec.json.decode(text, type=TopologyUse) if text else NOTHING_USED
