@@ -213,11 +213,13 @@ def _inventory_rows(node: NodeResources, now: int, ratios: Mapping[str, float]) 
 
 _NAMES = {"VCPU": "vcpus", "MEMORY_MB": "memory_mb", "DISK_GB": "local_gb"}
 _NUMBERS = {"total": _i.total, "reserved": _i.reserved, "claimed": _i.used}
+_DEDICATED = "PCPU"  # shown together with the CPUs that instances share
 
 
 def _stock(resource: str, number: str) -> sa.Label[int]:
-    """One number of one resource class of a node, out of its inventory row."""
-    value = sa.select(_NUMBERS[number]).where(_i.node_uuid == _n.uuid, _i.resource_class == resource)
+    """One number of one resource class of a node, out of its inventory row; dedicated CPUs count as CPUs."""
+    classes = (resource, _DEDICATED) if resource == "VCPU" else (resource,)
+    value = sa.select(sa.func.sum(_NUMBERS[number])).where(_i.node_uuid == _n.uuid, _i.resource_class.in_(classes))
     return sa.func.coalesce(value.scalar_subquery(), 0).label(f"{_NAMES[resource]}_{number}")
 
 
@@ -269,6 +271,8 @@ def statistics(conn: sa.Connection) -> dict[str, int]:
     }
     for resource, name in _NAMES.items():
         sums[name], sums[f"{name}_used"] = stock.get(resource, (0, 0))
+    dedicated = stock.get(_DEDICATED, (0, 0))
+    sums["vcpus"], sums["vcpus_used"] = sums["vcpus"] + dedicated[0], sums["vcpus_used"] + dedicated[1]
     return sums
 
 

@@ -57,8 +57,11 @@ def _candidates(
     ]
     if cells is None:
         return suitable
-    near = [device for device in suitable if device.numa_node in cells]
-    unknown = [device for device in suitable if device.numa_node is None]
+    near, unknown, far = (
+        [each for each in suitable if each.numa_node in cells],
+        [each for each in suitable if each.numa_node is None],
+        [each for each in suitable if each.numa_node is not None and each.numa_node not in cells],
+    )
     match request.policy:
         case "required":
             return near
@@ -66,9 +69,9 @@ def _candidates(
             return near + unknown
         case "socket":
             same = _cells_of_sockets(cells, topology)
-            return near + [each for each in suitable if each.numa_node in same and each not in near]
+            return near + [each for each in far if each.numa_node in same]
         case _:
-            return near + unknown + [each for each in suitable if each not in near and each not in unknown]
+            return near + unknown + far
 
 
 def _cells_of_sockets(cells: frozenset[int], topology: NodeTopology) -> frozenset[int]:
@@ -90,42 +93,42 @@ def _matches(device: PciDevice, request: DeviceRequest) -> bool:
 def _match(slots: Sequence[int], candidates: Sequence[Sequence[PciDevice]]) -> list[PciDevice] | None:
     """Give each slot one of the candidates of its request, so that none excludes another; None if that is impossible.
 
-    The search goes back on a choice that leaves too little for later slots.
+    The search goes back on a choice that leaves too little for later slots. Devices of one kind are alike to it: which
+    requests they suit, where they are, and which physical function they are or belong to. So it tries one of each.
     """
     failed: set[tuple[int, frozenset[str]]] = set()
+    suits: dict[str, list[int]] = {}
+    for number, each in enumerate(candidates):
+        for device in each:
+            suits.setdefault(device.address, []).append(number)
 
-    def search(position: int, chosen: tuple[PciDevice, ...]) -> tuple[PciDevice, ...] | None:
+    def kind(device: PciDevice) -> tuple[object, ...]:
+        family = device.address if device.dev_type == "type-PF" else device.parent
+        return tuple(suits[device.address]), family, device.numa_node
+
+    def search(position: int, first: int, chosen: tuple[PciDevice, ...]) -> tuple[PciDevice, ...] | None:
         if position == len(slots):
             return chosen
         state = position, frozenset(device.address for device in chosen)
         if state in failed:
             return None
-        # Slots of one request are alike: each takes a device after that of the slot before.
         offered = candidates[slots[position]]
-        first = 0
-        if position and slots[position - 1] == slots[position]:
-            first = offered.index(chosen[-1]) + 1
-        left = sum(slot == slots[position] for slot in slots[position:])
         tried: set[tuple[object, ...]] = set()
-        for device in offered[first : len(offered) - left + 1]:
-            kind = _kind(device, candidates)
-            if kind in tried or any(_exclude(device, other) for other in chosen):
+        for index in range(first, len(offered)):
+            device = offered[index]
+            if kind(device) in tried or any(_exclude(device, other) for other in chosen):
                 continue
-            tried.add(kind)
-            found = search(position + 1, (*chosen, device))
+            tried.add(kind(device))
+            # Slots of one request are alike: each takes a device after that of the slot before.
+            alike = position + 1 < len(slots) and slots[position + 1] == slots[position]
+            found = search(position + 1, index + 1 if alike else 0, (*chosen, device))
             if found is not None:
                 return found
         failed.add(state)
         return None
 
-    found = search(0, ())
+    found = search(0, 0, ())
     return None if found is None else list(found)
-
-
-def _kind(device: PciDevice, candidates: Sequence[Sequence[PciDevice]]) -> tuple[object, ...]:
-    """Return what distinguishes a device from others for the search: which requests it suits, and its function."""
-    family = device.address if device.dev_type == "type-PF" else device.parent
-    return tuple(device in each for each in candidates), family, device.numa_node
 
 
 def _exclude(one: PciDevice, other: PciDevice) -> bool:

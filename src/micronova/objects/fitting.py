@@ -218,7 +218,8 @@ def _has_memory(cell: HostCell, held: CellUse, wanted: CellRequest, request: Top
 
 
 def _free_cpus(cell: HostCell, held: CellUse) -> list[int]:
-    return [cpu for cpu in cell.dedicated if cpu not in held.pinned]
+    pinned = set(held.pinned)
+    return [cpu for cpu in cell.dedicated if cpu not in pinned]
 
 
 def _pack(
@@ -255,8 +256,8 @@ def _with_emulator(
 ) -> tuple[list[int], tuple[int, ...]] | None:
     if len(usable) < count:
         return None
-    pins = usable[:count]
-    rest = [cpu for core in cores for cpu in core if cpu not in pins]
+    pins, used = usable[:count], set(usable[:count])
+    rest = [cpu for core in cores for cpu in core if cpu not in used] if emulator else []
     return None if len(rest) < emulator else (pins, tuple(rest[:emulator]))
 
 

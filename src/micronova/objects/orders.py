@@ -27,7 +27,7 @@ from micronova.objects.host_limits import (
 )
 from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
-from micronova.objects.topology import Assignment, NodeTopology
+from micronova.objects.topology import LONGEST_TOPOLOGY, Assignment, NodeTopology
 from micronova.objects.topology_request import resources_of
 
 
@@ -209,6 +209,7 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_size("The description of the CPU", self.cpu_info, LONGEST_DESCRIPTION)
+        check_size("The topology", self.topology, LONGEST_TOPOLOGY)
 
 
 class Guest(msgspec.Struct, frozen=True, kw_only=True):

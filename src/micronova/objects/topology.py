@@ -19,24 +19,27 @@ DeviceType = Literal["type-PCI", "type-PF", "type-VF"]
 MOST_CELLS: Final = 64
 MOST_CPUS: Final = 4096
 MOST_DEVICES: Final = 2048
+LONGEST_TOPOLOGY: Final = 1 << 19
+"""Bytes of what a host reports: a thousand CPUs and two thousand devices take less."""
 
 _CPUS = msgspec.Meta(max_length=MOST_CPUS)
-Cpus = Annotated[tuple[int, ...], _CPUS]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Cpus = Annotated[tuple[Count, ...], _CPUS]
 
 
 class MemoryPages(msgspec.Struct, frozen=True, kw_only=True):
     """Memory pages of one size in a host's cell."""
 
-    size_kib: int
-    total: int
-    reserved: int = 0  # that the host keeps for itself
+    size_kib: Annotated[int, msgspec.Meta(ge=1)]
+    total: Count
+    reserved: Count = 0  # that the host keeps for itself
 
 
 class HostCell(msgspec.Struct, frozen=True, kw_only=True):
     """A NUMA node of a host, as far as instances may use it."""
 
-    id: int
-    memory_mb: int
+    id: Count
+    memory_mb: Count
     shared: Cpus = ()  # CPUs that vCPUs without a CPU of their own share
     dedicated: Cpus = ()  # CPUs of which each belongs to one vCPU
     siblings: Annotated[tuple[Cpus, ...], _CPUS] = ()  # CPUs by core; empty: each CPU is a core

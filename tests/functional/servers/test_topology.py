@@ -122,8 +122,10 @@ async def test_dedicated_cpus_belong_to_one_server(cloud: Cloud, user: Caller) -
     held = [(await user.host_of(id), cpu) for id in servers for cpu in await _cpus(user, id)]
     assert len(held) == len(set(held)) == 24
     await _not_placed(user, small)
-    shown = (await user.admin.get("/os-hypervisors/detail"))["hypervisors"]
-    assert len(shown) == 2
+    shown = (await user.admin.at(87).get("/os-hypervisors/detail"))["hypervisors"]
+    assert [(each["vcpus"], each["vcpus_used"]) for each in shown] == [(16, 12)] * 2
+    total = (await user.admin.at(87).get("/os-hypervisors/statistics"))["hypervisor_statistics"]
+    assert (total["vcpus"], total["vcpus_used"]) == (32, 24)
     await cloud.assert_clean()
     await user.delete(f"/servers/{servers[0]}")
     await user.gone(servers[0])
@@ -192,6 +194,25 @@ async def test_a_migrated_server_gets_cpus_of_its_new_host(cloud: Cloud, user: C
     await user.wait_for(id, "ACTIVE")
     assert len(await _cpus(user, id)) == 6
     await cloud.assert_clean()
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_live_migration_and_evacuation_claim_on_the_destination(cloud: Cloud, user: Caller) -> None:
+    specs = DEDICATED | {"hw:numa_nodes": "2", "hw:mem_page_size": "large"}
+    id = await _boot(user, await _flavor(user, specs, vcpus=8))
+    source = await user.host_of(id)
+    await user.admin.act(id, "os-migrateLive", {"host": None, "block_migration": "auto"})
+    await user.wait_for(id, "ACTIVE")
+    destination = await user.host_of(id)
+    assert destination != source and len(await _cpus(user, id)) == 8
+    await cloud.assert_clean()
+    [service] = (await user.admin.get(f"/os-services?binary=nova-compute&host={destination}"))["services"]
+    await user.admin.put(f"/os-services/{service['id']}", {"forced_down": True})
+    await user.admin.act(id, "evacuate", {}, status=200)
+    await user.wait_for(id, "SHUTOFF")
+    assert await user.host_of(id) == source and len(await _cpus(user, id)) == 8
+    await user.admin.put(f"/os-services/{service['id']}", {"forced_down": False})
     await cloud.delete_all()
     await cloud.assert_clean()
 
