@@ -252,6 +252,27 @@ async def resize_and_back(cloud: SimulatedCloud, name: str = "resized") -> None:
     await cloud.gone(id)
 
 
+async def resize_pinned(cloud: SimulatedCloud, name: str = "pinned") -> None:
+    """Do the same with a server that has dedicated CPUs: it holds those of one flavor, or of both."""
+    for flavor, vcpus in (("small", 2), ("large", 4)):
+        body = {"flavor": {"id": flavor, "name": flavor, "ram": 64, "vcpus": vcpus, "disk": 1}}
+        await cloud.insist("POST", "/flavors", body, 200)
+        specs = {"extra_specs": {"hw:cpu_policy": "dedicated", "hw:numa_nodes": "2"}}
+        await cloud.insist("POST", f"/flavors/{flavor}/os-extra_specs", specs, 200)
+    [id] = await cloud.create(name, flavor="small")
+    await cloud.becomes(id, "active")
+    cloud.fault_plan.armed = True
+    await resized(cloud, id, "large")
+    await act(cloud, id, {"revertResize": None}, "active")
+    assert len(cloud.dedicated_cpus(id)) == 2
+    await resized(cloud, id, "large")
+    await cloud.insist("POST", f"/servers/{id}/action", {"confirmResize": None}, 204, 409)
+    await cloud.becomes(id, "active")
+    assert len(cloud.dedicated_cpus(id)) == 4
+    await cloud.insist("DELETE", f"/servers/{id}", None, 204, 404)
+    await cloud.gone(id)
+
+
 async def migrate_and_back(cloud: SimulatedCloud, name: str = "migrated") -> None:
     """Migrate a server, revert that, migrate it again and confirm that."""
     [id] = await cloud.create(name)
@@ -300,10 +321,11 @@ async def live_migrate(cloud: SimulatedCloud, name: str = "live") -> None:
     await cloud.gone(id)
 
 
-async def resized(cloud: SimulatedCloud, id: str) -> None:
+async def resized(cloud: SimulatedCloud, id: str, flavor: str = "2") -> None:
     """Resize a server until it is resized: a destination that is lost leaves it as it was."""
-    while await act(cloud, id, {"resize": {"flavorRef": "2"}}, "resized", "active") == "active":
-        assert cloud.row(id)["flavor"]["id"] == "1"
+    before = cloud.row(id)["flavor"]["id"]
+    while await act(cloud, id, {"resize": {"flavorRef": flavor}}, "resized", "active") == "active":
+        assert cloud.row(id)["flavor"]["id"] == before
 
 
 async def delete_during_move(cloud: SimulatedCloud, name: str = "moved", after: float = 0.0) -> None:

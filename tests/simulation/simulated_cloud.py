@@ -25,12 +25,13 @@ from micronova.cli.wiring import Process
 from micronova.compute.manager import ComputeManager
 from micronova.conf.settings import load
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, departures, instances, inventories, operations
+from micronova.db.tables import allocations, departures, instances, inventories, operations, topology_claims
 from micronova.embedded.image.store import Upload
 from micronova.embedded.image.tables import images, properties
 from micronova.embedded.network.tables import addresses, ports
 from micronova.http.client import Answer, ASGITransport
 from micronova.objects import power_state
+from micronova.objects.topology import Assignment
 from micronova.rpc.bus import Bus
 from tests.simulation.database import InlineDatabase
 from tests.simulation.faults import FaultPlan, FaultyBus, FaultyDatabase, ProcessRun, with_faults
@@ -54,6 +55,7 @@ ADMIN_ACTIONS = frozenset(
         "removeFixedIp",
     }
 )
+ADMIN_BODIES = ADMIN_ACTIONS | {"flavor", "extra_specs"}
 OLD_ACTIONS = {
     **dict.fromkeys(("os-getVNCConsole", "os-getSPICEConsole", "os-getSerialConsole"), 5),
     **dict.fromkeys(("addFixedIp", "removeFixedIp", "addFloatingIp", "removeFloatingIp"), 43),
@@ -125,7 +127,7 @@ def drivers_of(process: Process) -> list[Any]:
 def request_headers(body: Any) -> dict[str, str]:
     """Return the headers of a user's request; an admin of the same project sends what only admins may do."""
     keys = body.keys() if isinstance(body, dict) else set()
-    admin = keys & ADMIN_ACTIONS or "host" in (body["server"] if "server" in keys else ())
+    admin = keys & ADMIN_BODIES or "host" in (body["server"] if "server" in keys else ())
     version = min((OLD_ACTIONS[key] for key in keys if key in OLD_ACTIONS), default=100)
     user = "admin" if admin else "user"
     headers = {"x-auth-token": f"{user}:project", "openstack-api-version": f"compute 2.{version}"}
@@ -249,6 +251,8 @@ class SimulatedCloud:
                 fake={
                     "hosts": self._hosts_here,
                     "memory_mb": HOST_MEMORY,
+                    "numa_nodes": 2,
+                    "cpu_dedicated_set": "24-31,56-63",
                     "rules": [{"operation": "*", "kind": "delay", "delay": (0.0, 2.0)}],
                 },
             ),
@@ -419,6 +423,12 @@ class SimulatedCloud:
         found = self.rows(sa.select(instances).where(instances.c.uuid == id))
         return found[0] if found else None
 
+    def dedicated_cpus(self, id: str) -> set[int]:
+        """Return the host CPUs that a server holds for itself."""
+        rows = self.rows(sa.select(topology_claims).where(topology_claims.c.consumer_uuid == id))
+        held = [msgspec.json.decode(row["assignment"], type=Assignment) for row in rows]
+        return {cpu for each in held for cell in each.cells for cpu in cell.pins.values()}
+
     def servers(self, name: str) -> list[str]:
         """Return the servers whose names start with this."""
         query = sa.select(instances.c.uuid).where(instances.c.display_name.startswith(name))
@@ -495,6 +505,11 @@ class SimulatedCloud:
         expected = {row["uuid"]: row["host"] for row in self.rows(sa.select(instances)) if row["host"] is not None}
         guests = {guest.uuid: driver.host for driver in self.drivers() for guest in await driver.list_guests()}
         assert guests == expected
+        for driver in self.drivers():
+            for guest in driver._store:
+                cells = () if guest.assignment is None else guest.assignment.cells
+                cpus = {cpu for cell in cells for cpu in cell.pins.values()}
+                assert cpus == self.dedicated_cpus(guest.uuid)
         assert set(self.images().values()) <= {"active"}
         assert set(self.ports().values()) <= {row["uuid"] for row in self.rows(sa.select(instances))}
         for row in self.rows(sa.select(inventories)):

@@ -54,6 +54,7 @@ STORIES = (
     _story(scenarios.soft_delete, "create delete restore forceDelete", reclaim_instance_interval=3600.0),
     _story(scenarios.reclaim, "create delete", reclaim_instance_interval=5.0),
     _story(scenarios.resize_and_back, "create resize revertResize confirmResize delete"),
+    _story(scenarios.resize_pinned, "create resize revertResize confirmResize delete"),
     _story(scenarios.migrate_and_back, "create migrate revertResize confirmResize"),
     _story(scenarios.live_migrate, "create os-migrateLive delete"),
     _story(scenarios.evacuate, "create evacuate os-start"),
