@@ -101,37 +101,49 @@ _Fitted = tuple[CellAssignment, tuple[int, ...]]  # with the CPUs of the emulato
 
 
 class _Ways:
-    """The ways to give each cell of the guest a cell of the host, in the order of the host's cells."""
+    """The ways to give each cell of the guest a cell of the host, in the order of the host's cells.
+
+    Whether one fits onto another is found when it is first asked for: the first way is often the last one needed.
+    """
 
     def __init__(
         self, cells: list[HostCell], use: TopologyUse, topology: NodeTopology, request: TopologyRequest
     ) -> None:
-        self._fitted: list[dict[int, _Fitted]] = []  # of each cell of the guest: number of the host's cell -> what fits
-        for position, wanted in enumerate(request.cells):
-            emulator = int(request.isolates_emulator and position == 0)
-            found = (
-                (number, _fit_cell(cell, use.cells.get(cell.id, _UNUSED), wanted, emulator, topology, request))
-                for number, cell in enumerate(cells)
-            )
-            self._fitted.append({number: each for number, each in found if each is not None})
+        self._cells = cells
+        self._use = use
+        self._topology = topology
+        self._request = request
+        self._known: dict[tuple[int, int], _Fitted | None] = {}  # by the positions of guest's and host's cell
 
     def __iter__(self) -> Iterator[list[_Fitted]]:
-        return self._extend([])
+        return self._extend([], [])
 
-    def _extend(self, chosen: list[int]) -> Iterator[list[_Fitted]]:
-        if len(chosen) == len(self._fitted):
-            yield [self._fitted[position][number] for position, number in enumerate(chosen)]
-        elif self._is_possible(chosen):
-            for number in self._fitted[len(chosen)]:
-                if number not in chosen:
-                    yield from self._extend([*chosen, number])
+    def _fitted(self, position: int) -> Iterator[tuple[int, _Fitted]]:
+        """Yield the cells of the host onto which a cell of the guest fits, by their positions."""
+        request = self._request
+        for number, cell in enumerate(self._cells):
+            if (position, number) not in self._known:
+                emulator = int(request.isolates_emulator and position == 0)
+                held, wanted = self._use.cells.get(cell.id, _UNUSED), request.cells[position]
+                found = _fit_cell(cell, held, wanted, emulator, self._topology, request)
+                self._known[position, number] = found
+            if (known := self._known[position, number]) is not None:
+                yield number, known
 
-    def _is_possible(self, chosen: list[int]) -> bool:
+    def _extend(self, taken_cells: list[int], chosen: list[_Fitted]) -> Iterator[list[_Fitted]]:
+        if len(chosen) == len(self._request.cells):
+            yield chosen
+        elif self._is_possible(taken_cells):
+            for number, found in self._fitted(len(chosen)):
+                if number not in taken_cells:
+                    yield from self._extend([*taken_cells, number], [*chosen, found])
+
+    def _is_possible(self, taken_cells: list[int]) -> bool:
         """Return whether there are cells for the rest of the guest, which saves trying all ways when there are none."""
-        places = dict.fromkeys(chosen, -1)
+        places = dict.fromkeys(taken_cells, -1)
 
         def place(position: int, seen: set[int]) -> bool:
-            for number in self._fitted[position]:
+            for number, _ in self._fitted(position):
                 if number not in seen and places.get(number) != -1:
                     seen.add(number)
                     if number not in places or place(places[number], seen):
@@ -139,7 +151,7 @@ class _Ways:
                         return True
             return False
 
-        return all(place(position, set()) for position in range(len(chosen), len(self._fitted)))
+        return all(place(position, set()) for position in range(len(taken_cells), len(self._request.cells)))
 
 
 def _fit_cell(
@@ -180,17 +192,17 @@ def _smallest(cell: HostCell) -> int | None:
 
 def _free_pages(cell: HostCell, held: CellUse) -> dict[int, int]:
     """Return the free pages by size, the largest size first."""
-    ordered = sorted(cell.pages, key=lambda each: -each.size_kib)
-    return {each.size_kib: each.total - each.reserved - held.pages.get(each.size_kib, 0) for each in ordered}
+    sizes = {each.size_kib: each.total - each.reserved - held.pages.get(each.size_kib, 0) for each in cell.pages}
+    return dict(sorted(sizes.items(), reverse=True)) if len(sizes) > 1 else sizes
 
 
 def _page_size(cell: HostCell, held: CellUse, wanted: CellRequest, request: TopologyRequest) -> int | None:
     """Return the size of the pages that the memory gets, if a size was asked for and the cell has enough."""
+    if request.page_size is None:
+        return None
     free = _free_pages(cell, held)
     sizes = list(free)
     match request.page_size:
-        case None:
-            return None
         case "small":
             sizes = sizes[-1:]
         case "large":
@@ -207,9 +219,9 @@ def _has_memory(cell: HostCell, held: CellUse, wanted: CellRequest, request: Top
     """Return whether the cell has ordinary memory. A single instance never gets more than the cell has."""
     kib, size = wanted.memory_mb * 1024, _smallest(cell)
     if size is not None:
-        total = next(each.total for each in cell.pages if each.size_kib == size)
-        available = _free_pages(cell, held)[size] if request.is_pinned else total
-        return kib % size == 0 and kib <= available * size
+        pages = next(each for each in cell.pages if each.size_kib == size)
+        free = pages.total - pages.reserved - held.pages.get(size, 0) if request.is_pinned else pages.total
+        return kib % size == 0 and kib <= free * size
     used = held.memory_mb if request.is_pinned else 0
     return cell.memory_mb - used >= wanted.memory_mb
 
@@ -231,7 +243,7 @@ def _pack(
         return None
     siblings = cell.siblings or tuple((cpu,) for cpu in cell.dedicated)
     threads_per_core = max(map(len, siblings), default=1)
-    cores = [core for each in siblings if (core := [cpu for cpu in sorted(each) if cpu in free])]
+    cores = [core for each in siblings if (core := [cpu for cpu in each if cpu in free])]
     if policy == "isolate":
         # A vCPU would have to get a whole core. Cores of several threads are not given out so: their other threads
         # would be claimed by nobody.

@@ -42,7 +42,7 @@ class HostCell(msgspec.Struct, frozen=True, kw_only=True):
     memory_mb: Count
     shared: Cpus = ()  # CPUs that vCPUs without a CPU of their own share
     dedicated: Cpus = ()  # CPUs of which each belongs to one vCPU
-    siblings: Annotated[tuple[Cpus, ...], _CPUS] = ()  # CPUs by core; empty: each CPU is a core
+    siblings: Annotated[tuple[Cpus, ...], _CPUS] = ()  # CPUs by core, sorted; empty: each CPU is a core
     pages: Annotated[tuple[MemoryPages, ...], msgspec.Meta(max_length=MOST_PROPERTIES)] = ()
     socket: int | None = None
 

@@ -48,7 +48,10 @@ class NUMATopologyFilter(_TopologyFilter):
         if request is None or not request.cells:
             return None
         wanted = request
-        among: Bools | None = None  # hosts that have the amounts at all: only for these a place is looked for
+        # Hosts that have the amounts at all: only for these a place is looked for.
+        among: Bools | None = None
+        if wanted.devices:
+            among = hosts.free_devices() >= sum(each.count for each in wanted.devices)
         for name, amount in spec.resources().items():
             free = has_free(hosts, name, amount)
             if free is not None:
