@@ -8,7 +8,7 @@ import logging
 
 from micronova.conf.libvirt import LibvirtSettings
 from micronova.objects import power_state
-from micronova.objects.errors import Conflict
+from micronova.objects.errors import Conflict, NotSupported
 from micronova.virt.driver import GuestPlan, RebootType
 from micronova.virt.libvirt.guests import domains
 from micronova.virt.libvirt.guests.access import GuestAccess
@@ -85,6 +85,8 @@ class GuestPower:
             return
         if power not in (power_state.RUNNING, power_state.PAUSED):
             raise Conflict(f"The guest {uuid} does not run: it cannot be suspended.")
+        if record.pins is not None and record.pins.devices:
+            raise NotSupported(f"The guest {uuid} has PCI devices of the host, whose state cannot be saved.")
         timeout = self._settings.call_timeout + SAVE_SECONDS_PER_GB * (record.memory_mb / 1024)
         await self._guests.change(uuid, domains.save, "suspend the guest", timeout=timeout, lane="memory")
 
