@@ -8,17 +8,19 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from micronova.db import host_states, services
+from micronova.db import allocations, host_states, services, topologies
 from micronova.db.engine import Database, open_database
 from micronova.db.tables import inventories
 from micronova.objects.clock import SystemClock, micros
 from micronova.objects.scheduling import HostState
 from micronova.objects.service_names import COMPUTE
+from micronova.objects.topology import NOTHING_USED, NodeTopology, TopologyUse, decode_use, encode
 from micronova.scheduler.feed import CHUNK, HostFeed
 from micronova.scheduler.filters.basic import ComputeFilter
 from micronova.scheduler.host_table import Amount, HostTable, ServiceState
+from tests.unit.scheduler.claim_cases import PINNED, numa_cloud, pinned
 from tests.unit.scheduler.factory import OPTIONS, a_spec
-from tests.unit.scheduler.rows import add_host, make_tables
+from tests.unit.scheduler.rows import a_claim, add_host, make_tables
 
 
 class SettableClock(SystemClock):
@@ -46,6 +48,42 @@ async def test_a_clock_that_is_set_delays_nothing(tmp_path: Path, jump: float, f
         clock.time += 0.1
         await (feed.refresh_fully() if fully else feed.refresh(0.0))
         assert set(feed.table.uuids) == {"node-old", "node-new"}
+    finally:
+        await database.close()
+
+
+async def test_what_others_claim_of_numa_cells_is_followed(tmp_path: Path) -> None:
+    """Also what a host reports anew, without a change of its other figures."""
+    database = open_database(f"sqlite:///{tmp_path}/compute.db")
+    clock = SettableClock()
+    feed = HostFeed(database, clock, default_zone="nova")
+
+    def use() -> TopologyUse:
+        row = feed.table.index("node-a")
+        assert row is not None
+        return decode_use(feed.table.state(row).held)
+
+    async def later() -> int:
+        clock.time += 0.1
+        return micros(clock.now())
+
+    try:
+        await make_tables(database)
+        await database.write(numa_cloud, "ab", 2, micros(clock.now()))
+        await feed.refresh(0.0)
+        assert use() == NOTHING_USED
+        claim = a_claim("i0", "a", PINNED, topology=pinned())
+        assert (await database.write(allocations.claim, [claim], now=await later())).claimed
+        await later()
+        await feed.refresh(0.0)
+        assert [len(cell.pinned) for cell in use().cells.values()] == [2]
+        await database.write(allocations.release, "i0", now=await later())
+        await database.write(topologies.report, {"node-a": NodeTopology()}, await later())
+        await later()
+        await feed.refresh(0.0)
+        assert use() == NOTHING_USED
+        row = feed.table.index("node-a")
+        assert row is not None and feed.table.state(row).topology == encode(NodeTopology())
     finally:
         await database.close()
 
