@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
-_NAMES = {"VCPU": "vcpus", "PCPU": "dedicated CPUs", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
+_NAMES = {"VCPU": "vcpus", "MEMORY_MB": "MB of memory", "DISK_GB": "GB of disk"}
 
 
 class Holder(Protocol):

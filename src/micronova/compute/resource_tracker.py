@@ -71,15 +71,9 @@ class ResourceTracker:
         """Take over what the hypervisor reports; instances that are being built keep their claims."""
         before = self.report()
         self._resources = resources
-        total = {
-            "VCPU": resources.vcpus,
-            "PCPU": resources.pcpus or 0,
-            "MEMORY_MB": resources.memory_mb,
-            "DISK_GB": resources.local_gb,
-        }
-        self._limits = {
-            name: (amount - self._reserved.get(name, 0)) * self._ratios.get(name, 1.0) for name, amount in total.items()
-        }
+        # Dedicated CPUs have no limit here: they are claimed by name, and drivers refuse those that a guest still has.
+        total = {"VCPU": resources.vcpus, "MEMORY_MB": resources.memory_mb, "DISK_GB": resources.local_gb}
+        self._limits = {name: (amount - self._reserved[name]) * self._ratios[name] for name, amount in total.items()}
         ours = dict.fromkeys(_CLASSES, 0)
         present = set()
         for guest in guests:

@@ -24,6 +24,7 @@ CLOUD = CloudOptions(
             "threads_per_core": 2,
             "cpu_dedicated_set": "2-7,10-15",
             "pages_2mb": 512,
+            "rules": [{"operation": "destroy", "kind": "delay", "delay": [1.0, 1.0], "metadata": {"leaves": "slowly"}}],
             "pci_devices": [{"address": f"0000:0{node}:00.0", "numa_node": node, **GPU} for node in (0, 1)],
         },
         "pci": {"alias": [{"name": "gpu", **GPU}]},
@@ -213,6 +214,21 @@ async def test_live_migration_and_evacuation_claim_on_the_destination(cloud: Clo
     await user.wait_for(id, "SHUTOFF")
     assert await user.host_of(id) == source and len(await _cpus(user, id)) == 8
     await user.admin.put(f"/os-services/{service['id']}", {"forced_down": False})
+    await cloud.delete_all()
+    await cloud.assert_clean()
+
+
+async def test_cpus_of_a_guest_that_still_has_to_leave_are_waited_for(cloud: Cloud, user: Caller) -> None:
+    """After a live migration the source removes its guest later; nobody else has what is claimed there meanwhile."""
+    whole = await _flavor(user, DEDICATED | {"hw:numa_nodes": "2"}, vcpus=12)
+    first = await _boot(user, whole, metadata={"leaves": "slowly"})
+    source = await user.host_of(first)
+    await user.admin.act(first, "os-migrateLive", {"host": None, "block_migration": "auto"})
+    await user.wait_for(first, "ACTIVE")
+    assert await user.host_of(first) != source
+    second = await _boot(user, whole)
+    assert await user.host_of(second) == source and len(await _cpus(user, second)) == 12
+    await cloud.assert_clean()
     await cloud.delete_all()
     await cloud.assert_clean()
 

@@ -80,7 +80,7 @@ class SimulatedHost:
             raise Conflict(f"A guest {uuid} exists already on this host.")
 
     def new(self, plan: GuestPlan) -> FakeGuest:
-        """Return a new guest by a plan; it is not stored. Raise InsufficientResources if another has its CPUs."""
+        """Return a new guest by a plan; it is not stored. Raise Unavailable if another guest has its CPUs."""
         self.check_free(plan)
         instance, flavor = plan.instance, plan.instance.flavor
         return FakeGuest(
@@ -101,9 +101,10 @@ class SimulatedHost:
         )
 
     def check_free(self, plan: GuestPlan, *, keeps_old: bool = False) -> None:
-        """Raise InsufficientResources if a guest has CPUs or devices of this plan, or had them before its resize.
+        """Raise Unavailable if a guest has CPUs or devices of this plan, or had them before its resize.
 
-        The guest itself may have them, unless it keeps what it has for a revert.
+        They are claimed for the plan, so that guest is about to leave. The guest of the plan itself may have them,
+        unless it keeps what it has for a revert.
         """
         wanted = _parts(plan.instance.assignment)
         for guest in self._store:
@@ -111,7 +112,7 @@ class SimulatedHost:
             if guest.previous is not None:
                 held |= _parts(guest.previous.assignment)
             if both := sorted(wanted & held):
-                raise InsufficientResources(f"{', '.join(both)} of this host belongs to guest {guest.uuid} already.")
+                raise Unavailable(f"{', '.join(both)} of this host belong to guest {guest.uuid}, which has to leave.")
 
     def remove(self, uuid: str) -> None:
         """Remove a guest."""

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from micronova.objects.cpu_sets import parse_cpus
-from micronova.objects.errors import BuildAborted, Conflict, InsufficientResources, Invalid, MicronovaError
+from micronova.objects.errors import BuildAborted, Conflict, InsufficientResources, Invalid, MicronovaError, Unavailable
 from micronova.virt.driver import DriverFailed, GuestPlan
 from micronova.virt.libvirt.client.binding import Domain
 from micronova.virt.libvirt.client.connection import Connection, Lane
@@ -93,12 +93,13 @@ class Launcher:
             raise BuildAborted(error.message) from error
         cpus, devices = await self._files.run(self._taken, record)
         wanted = {*pins.vcpus.values(), *pins.emulator}
+        # They are claimed for this guest, so the other one is about to leave, such as after a live migration.
         if both := sorted(wanted & cpus):
-            raise InsufficientResources(f"CPUs {', '.join(map(str, both))} of this host belong to another guest.")
+            raise Unavailable(f"CPUs {', '.join(map(str, both))} of this host belong to another guest.")
         if unknown := sorted(wanted - set(parse_cpus(self.host.settings.cpu_dedicated_set))):
             raise InsufficientResources(f"CPUs {', '.join(map(str, unknown))} of this host are not for pinned guests.")
         if same := sorted({*pins.devices} & devices):
-            raise InsufficientResources(f"PCI devices {', '.join(same)} of this host belong to another guest.")
+            raise Unavailable(f"PCI devices {', '.join(same)} of this host belong to another guest.")
         compose(self.host, plan.instance, msgspec.structs.replace(record, pins=pins), plan.network_info)
         return pins
 
