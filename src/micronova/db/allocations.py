@@ -216,7 +216,7 @@ def claim(conn: sa.Connection, claims: Sequence[Claim], *, now: int) -> ClaimRes
     if rows:
         conn.execute(_INSERT, rows)
     for group, counts in members.items():
-        _count(conn, group, counts)
+        count_members(conn, group, counts)
     return ClaimResult()
 
 
@@ -267,7 +267,7 @@ def release(conn: sa.Connection, consumer_uuid: str, *, now: int, group_uuid: st
     if group is not None:
         conn.execute(_LOCK_GROUP, {"uuid": group})
         hosts = conn.execute(_HOSTS_OF, {"uuids": sorted({node for node, _ in amounts})}).scalars().all()
-        _count(conn, group, Counter(dict.fromkeys(hosts, -1)))
+        count_members(conn, group, Counter(dict.fromkeys(hosts, -1)))
     _apply(conn, amounts, now)
 
 
@@ -356,7 +356,7 @@ def _refused_by_groups(
     return refused
 
 
-def _count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
+def count_members(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> None:
     """Count members in and out; the group is locked."""
     for statement, sign in ((_LEAVE_GROUP, -1), (_JOIN_GROUP, 1)):
         rows = [
@@ -366,6 +366,17 @@ def _count(conn: sa.Connection, group_uuid: str, changes: Mapping[str, int]) -> 
         ]
         if rows:
             conn.execute(statement, rows)
+
+
+def lock_groups(conn: sa.Connection, uuids: Collection[str]) -> None:
+    """Lock server groups, in the order of their uuids."""
+    for uuid in sorted(uuids):
+        conn.execute(_LOCK_GROUP, {"uuid": uuid})
+
+
+def change_used(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> None:
+    """Add amounts to what is used of inventories that the caller has locked and found large enough."""
+    _add(conn, sorted((key, amount) for key, amount in amounts.items() if amount), now, unchecked=True)
 
 
 def _apply(conn: sa.Connection, amounts: Mapping[tuple[str, str], int], now: int) -> list[tuple[str, str]]:

@@ -6,14 +6,16 @@ from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 
+from micronova.db import placement_names, providers
 from micronova.db.listed import one_of
 from micronova.db.locking import numbered
-from micronova.db.tables import allocations, compute_nodes, instances, inventories, services
+from micronova.db.tables import compute_nodes, instances, inventories, resource_providers, services
 from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, NotFound
 from micronova.objects.host_limits import MOST_NODES
 from micronova.objects.orders import NodeResources, capability_key
 from micronova.objects.service_names import COMPUTE
+from micronova.placement.standard import CUSTOM_NAME, standard_traits
 
 _n, _i = compute_nodes.c, inventories.c
 RATIOS = {"VCPU": 4.0, "MEMORY_MB": 1.0, "DISK_GB": 1.0}  # where neither the host nor the caller says
@@ -32,6 +34,7 @@ class NodeRow(Protocol):
     cpu_info: dict[str, Any]  # as the driver describes it
     supported: list[list[str]]
     capabilities: dict[str, str]
+    traits: list[str]
     vcpus_used: int
     memory_mb_used: int
     local_gb_used: int
@@ -61,7 +64,11 @@ _UPDATE = (
 )
 
 
-_KNOWN = sa.select(_n.uuid, _n.host).where(one_of(_n.uuid, "uuids"))
+_KNOWN = (
+    sa.select(_n.uuid, _n.host, _n.traits, resource_providers.c.uuid.label("provider"))
+    .outerjoin(resource_providers, resource_providers.c.uuid == _n.uuid)
+    .where(one_of(_n.uuid, "uuids"))
+)
 
 
 def _upsert_inventory(insert: Any) -> sa.Executable:
@@ -103,7 +110,8 @@ def upsert_all(
     pairs = [(host, node) for host, nodes in reports.items() for node in nodes]
     if not pairs:
         return
-    known = {row.uuid: row.host for row in conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]})}
+    found = conn.execute(_KNOWN, {"uuids": [node.node_uuid for _, node in pairs]}).all()
+    known = {row.uuid: row.host for row in found}
     for host, node in pairs:
         if known.get(node.node_uuid, host) != host:
             raise Conflict(f"Node {node.node_uuid} belongs to host {known[node.node_uuid]}, not to {host}.")
@@ -119,8 +127,33 @@ def upsert_all(
     ]
     if old:
         conn.execute(_UPDATE, sorted(old, key=lambda row: str(row["key"])))
+    # A version that knows no providers may have made a node: it gets its provider here.
+    provided = {row.uuid for row in found if row.provider is not None}
+    lacking = {node.node_uuid: (host, node.node) for host, node in pairs if node.node_uuid not in provided}
+    providers.ensure_nodes(conn, lacking, now)
+    _report_traits(conn, {row.uuid: set(row.traits) for row in found}, [node for _, node in pairs], now)
     stock = [each for _, node in pairs for each in _inventory_rows(node, now, ratios)]
     conn.execute(_UPSERT_INVENTORY.on(conn), sorted(stock, key=lambda row: (row["node_uuid"], row["resource_class"])))
+
+
+def _report_traits(
+    conn: sa.Connection, before: Mapping[str, set[str]], nodes: Sequence[NodeResources], now: int
+) -> None:
+    """Give nodes the traits that their hosts report, and take those that they reported before; others keep theirs."""
+    added: list[tuple[str, str]] = []
+    removed: list[tuple[str, str]] = []
+    for node in nodes:
+        reported, known = before.get(node.node_uuid, set()), set(_traits(node))
+        added += [(node.node_uuid, name) for name in known - reported]
+        removed += [(node.node_uuid, name) for name in reported - known]
+    for name in sorted({name for _, name in added} - standard_traits()):
+        placement_names.create_trait(conn, name, now)
+    providers.change_traits(conn, added=added, removed=removed)
+
+
+def _traits(node: NodeResources) -> list[str]:
+    """Return the traits of a report that this version knows, and custom ones."""
+    return sorted(each for each in set(node.traits) if each in standard_traits() or CUSTOM_NAME.fullmatch(each))
 
 
 def _insert(conn: sa.Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -156,6 +189,7 @@ def _node_row(host: str, node: NodeResources, now: int) -> dict[str, Any]:
         "cpu_info": node.cpu_info,
         "supported": [list(each) for each in node.supported],
         "capabilities": node.capabilities,
+        "traits": _traits(node),
         "vcpus_used": node.vcpus_used,
         "memory_mb_used": node.memory_mb_used,
         "local_gb_used": node.local_gb_used,
@@ -282,15 +316,15 @@ def get(conn: sa.Connection, key: str | int) -> NodeRow:
 
 
 def delete_of_host(conn: sa.Connection, host: str) -> None:
-    """Delete a host's nodes and inventories; raise Conflict while something is allocated on them."""
+    """Delete a host's nodes with all that they provide; raise Conflict while something is allocated on them."""
     uuids = list(conn.execute(sa.select(_n.uuid).where(_n.host == host)).scalars())
     if not uuids:
         return
-    held = sa.select(allocations.c.consumer_uuid).where(allocations.c.node_uuid.in_(uuids)).limit(1)
-    if conn.execute(held).first():
-        raise Conflict(f"Host {host} still has instances or resources allocated to them.")
-    conn.execute(sa.delete(inventories).where(_i.node_uuid.in_(uuids)))
     conn.execute(sa.delete(compute_nodes).where(_n.uuid.in_(uuids)))
+    try:
+        providers.delete_trees(conn, uuids)
+    except Conflict:
+        raise Conflict(f"Host {host} still has instances or resources allocated to them.") from None
 
 
 _HOSTS_OF_NAME = sa.select(_n.host).where(_n.hypervisor_hostname == sa.bindparam("name"))

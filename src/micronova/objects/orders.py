@@ -21,6 +21,7 @@ from micronova.objects.host_limits import (
     MOST_PROPERTIES,
     MOST_QUESTIONS,
     MOST_REPORTED,
+    MOST_TRAITS,
     Name,
     check_size,
     cut_texts,
@@ -193,6 +194,9 @@ class NodeResources(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: Annotated[tuple[tuple[Name, Name, Name], ...], _PROPERTIES] = ()
     capabilities: Annotated[dict[Name, Name], _PROPERTIES] = {}
+    traits: Annotated[
+        tuple[Name, ...], msgspec.Meta(max_length=MOST_TRAITS)
+    ] = ()  # by the names of os-traits, or custom ones
     reserved: Annotated[dict[Name, int], _PROPERTIES] = {}  # resource class -> what is reserved for the host itself
     # Resource class -> the host's setting; absent: the conductor's setting.
     allocation_ratios: Annotated[dict[Name, float], _PROPERTIES] = {}
