@@ -40,6 +40,11 @@ async def test_race(databases: list[Database], seed: int) -> None:
     assert sum(each.statistics.retries for each in databases) == 0
 
 
+async def test_race_with_placement(databases: list[Database]) -> None:
+    await claim_cases.race_with_placement(databases)
+    assert sum(each.statistics.retries for each in databases) == 0
+
+
 async def test_race_of_doubles(databases: list[Database]) -> None:
     await claim_cases.race_of_doubles(databases)
 

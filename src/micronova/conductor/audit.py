@@ -21,7 +21,7 @@ from micronova.db import allocation_audit, quotas, server_migrations
 from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, deleted_instances, departures, instances, migrations, operations
+from micronova.db.tables import allocations, consumers, deleted_instances, departures, instances, migrations, operations
 from micronova.objects import migration_states, shelved, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.operations import IMAGE_KINDS
@@ -289,9 +289,10 @@ def _drifted(conn: sa.Connection) -> tuple[list[str], list[str], list[str]]:
 
 
 def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[allocation_audit.Drift]:
-    """Release what a consumer holds that is no instance and no open migration; return what it held."""
-    if conn.execute(sa.select(instances.c.uuid).where(instances.c.uuid == consumer_uuid)).first() is not None:
-        return []
+    """Release what a consumer holds that is no instance, no open migration and no consumer of another service."""
+    for table in (instances, consumers):
+        if conn.execute(sa.select(table.c.uuid).where(table.c.uuid == consumer_uuid)).first() is not None:
+            return []
     migration = server_migrations.get(conn, consumer_uuid)
     if migration is not None and migration["status"] in migration_states.OPEN:
         return []

@@ -21,6 +21,7 @@ from micronova.db.allocations import change_used, count_members, lock_groups
 from micronova.db.listed import one_of
 from micronova.db.provider_inventories import UnknownClass
 from micronova.db.tables import allocations, compute_nodes, consumers, instances, inventories, migrations
+from micronova.db.upsert import PerDialect
 from micronova.objects.errors import Conflict, Invalid, NotFound
 
 _a, _c = allocations.c, consumers.c
@@ -38,7 +39,6 @@ class Consumer(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     type: str | None
     generation: int
-    is_server: bool = False  # a server or a migration
     updated_at: int = 0
 
 
@@ -69,6 +69,14 @@ _SERVERS = (
     .where(one_of(instances.c.uuid, "uuids"))
     .order_by(instances.c.uuid)
 )
+# The row is locked, whether it was there or not. An insert that only finds it would not lock it.
+_LOCK_CONSUMER = PerDialect(
+    lambda insert: (
+        insert(consumers)
+        .on_conflict_do_update(index_elements=[_c.uuid], set_={"updated_at": _c.updated_at})
+        .returning(*_c)
+    )
+)
 _MIGRATIONS = sa.select(
     migrations.c.uuid, migrations.c.project_id, migrations.c.user_id, migrations.c.instance_uuid
 ).where(one_of(migrations.c.uuid, "uuids"))
@@ -92,23 +100,18 @@ def held_of(conn: sa.Connection, provider: str) -> dict[str, dict[str, int]]:
 
 def consumers_of(conn: sa.Connection, held: Mapping[str, Held]) -> dict[str, Consumer]:
     """Return the consumers that hold this; a generation needs all that a consumer holds."""
-    return _known(conn, list(held), held, lock=False)[0]
+    named = {"uuids": sorted(held)}
+    servers = conn.execute(_SERVERS, named).all()
+    moving = conn.execute(_MIGRATIONS, named).all()
+    return _described(servers, moving, conn.execute(_ROWS, named).all(), held)
 
 
-def _known(
-    conn: sa.Connection, uuids: Collection[str], held: Mapping[str, Held] | None, *, lock: bool
-) -> tuple[dict[str, Consumer], dict[str, str | None]]:
-    """Return the consumers that exist, and the server groups of those that are servers; locked in their order."""
-    named = {"uuids": sorted(uuids)}
-    moving = {row.uuid: row for row in conn.execute(_MIGRATIONS, named)}
-    servers = {"uuids": sorted({*uuids, *(row.instance_uuid for row in moving.values())})}
-    locked = conn.execute(_SERVERS.with_for_update() if lock else _SERVERS, servers).all()
-    groups = {row.uuid: row.server_group_id for row in locked}
-    rows = conn.execute(_ROWS.with_for_update() if lock else _ROWS, named).all()
-    if held is None:
-        held = held_by(conn, uuids)
+def _described(
+    servers: Sequence[Any], moving: Sequence[Any], rows: Sequence[Any], held: Mapping[str, Held]
+) -> dict[str, Consumer]:
+    """Return the consumers that exist: servers and migrations that hold something, and those of other services."""
     found: dict[str, Consumer] = {}
-    for kind, those in ((INSTANCE, locked), (MIGRATION, moving.values())):
+    for kind, those in ((INSTANCE, servers), (MIGRATION, moving)):
         for row in those:
             if held.get(row.uuid):
                 found[row.uuid] = Consumer(
@@ -117,49 +120,67 @@ def _known(
                     user_id=row.user_id,
                     type=kind,
                     generation=generation_of(held[row.uuid]),
-                    is_server=True,
                 )
     for row in rows:
-        found.setdefault(
-            row.uuid,
-            Consumer(
+        if row.generation > 0:
+            found[row.uuid] = Consumer(
                 uuid=row.uuid,
                 project_id=row.project_id,
                 user_id=row.user_id,
                 type=row.consumer_type,
                 generation=row.generation,
                 updated_at=row.updated_at,
-            ),
-        )
-    owned = {uuid: groups[uuid] for uuid in uuids if uuid in groups}
-    owned |= {uuid: groups.get(row.instance_uuid) for uuid, row in moving.items()}
-    return found, owned
+            )
+    return found
 
 
-def replace(conn: sa.Connection, wanted: Sequence[Wanted], now: int) -> None:
+class _Locked(msgspec.Struct, frozen=True, kw_only=True):
+    """Consumers that nobody else changes until the transaction ends."""
+
+    known: dict[str, Consumer]
+    groups: dict[str, str | None]  # the server groups of those that are servers or migrations
+    held: dict[str, Held]
+
+
+def _lock(conn: sa.Connection, uuids: Collection[str], now: int) -> _Locked:
+    """Lock servers, their groups, and the other consumers, in this order; new ones get a row with the generation 0."""
+    named = {"uuids": sorted(uuids)}
+    moving = conn.execute(_MIGRATIONS, named).all()
+    instance_of = {row.uuid: row.instance_uuid for row in moving}
+    wanted = {"uuids": sorted({*uuids, *instance_of.values()})}
+    servers = conn.execute(_SERVERS.with_for_update(), wanted).all()
+    group_of = {row.uuid: row.server_group_id for row in servers}
+    groups = {uuid: group_of[uuid] for uuid in uuids if uuid in group_of}
+    groups |= {uuid: group_of.get(instance) for uuid, instance in instance_of.items()}
+    lock_groups(conn, {group for group in groups.values() if group is not None})
+    rows = []
+    for uuid in sorted(set(uuids) - groups.keys()):
+        new = {"uuid": uuid, "project_id": NOBODY, "user_id": NOBODY, "generation": 0}
+        rows.append(conn.execute(_LOCK_CONSUMER.on(conn), {**new, "created_at": now, "updated_at": now}).one())
+    held = held_by(conn, uuids)
+    return _Locked(known=_described(servers, moving, rows, held), groups=groups, held=held)
+
+
+def replace(conn: sa.Connection, wanted: Sequence[Wanted], now: int, *, advance: bool = True) -> None:
     """Let consumers hold exactly what they want, all or none of them.
 
     Raise Invalid for a provider or resource class that does not exist, Conflict if something does not fit or a consumer
-    has another generation.
+    has another generation. The generations of the providers grow if they shall `advance`.
     """
-    uuids = {each.consumer for each in wanted}
-    # Servers first, then consumers: the order in which all transactions lock.
-    known, groups = _known(conn, uuids, None, lock=True)
-    lock_groups(conn, {group for group in groups.values() if group is not None})
-    before = held_by(conn, uuids)
+    locked = _lock(conn, {each.consumer for each in wanted}, now)
     for each in wanted:
-        _check_consumer(each, known.get(each.consumer), each.consumer in groups)
+        _check_consumer(each, locked.known.get(each.consumer), each.consumer in locked.groups)
     named = {provider for each in wanted for provider in each.held}
-    touched = named | {provider for uuid in uuids for provider in before.get(uuid, {})}
+    touched = named.union(*locked.held.values())
     rows = providers.get_many(conn, touched, lock=True)
     for uuid in sorted(named - rows.keys()):
         raise Invalid(f"Allocation for resource provider '{uuid}' that does not exist.")
     classes = {name for each in wanted for resources in each.held.values() for name in resources}
     if unknown := placement_names.unknown_classes(conn, classes, keep=True):
         raise UnknownClass(f"No such resource class {', '.join(unknown)}.")
-    _take(conn, wanted, before, now)
-    _write(conn, wanted, known, before, groups, now)
-    for uuid in sorted(touched & rows.keys()):
+    _take(conn, wanted, locked.held, now)
+    _write(conn, wanted, locked, now)
+    for uuid in sorted(touched & rows.keys()) if advance else ():
         providers.advance(conn, uuid, None, now)
 
 
@@ -227,14 +248,7 @@ class NoRoom(Conflict):
     """An inventory does not have what is asked of it (409)."""
 
 
-def _write(
-    conn: sa.Connection,
-    wanted: Sequence[Wanted],
-    known: Mapping[str, Consumer],
-    before: Mapping[str, Held],
-    groups: Mapping[str, str | None],
-    now: int,
-) -> None:
+def _write(conn: sa.Connection, wanted: Sequence[Wanted], locked: _Locked, now: int) -> None:
     conn.execute(allocations.delete().where(one_of(_a.consumer_uuid, "uuids")), {"uuids": [w.consumer for w in wanted]})
     rows = [
         {"consumer_uuid": each.consumer, "node_uuid": provider, "resource_class": name, "used": amount}
@@ -245,10 +259,10 @@ def _write(
     if rows:
         conn.execute(allocations.insert(), rows)
     for each in wanted:
-        if each.consumer in groups:
-            _move_in_group(conn, groups[each.consumer], before.get(each.consumer, {}), each.held)
+        if each.consumer in locked.groups:
+            _move_in_group(conn, locked.groups[each.consumer], locked.held.get(each.consumer, {}), each.held)
         else:
-            _write_consumer(conn, each, known.get(each.consumer), now)
+            _write_consumer(conn, each, locked.known.get(each.consumer), now)
 
 
 def _move_in_group(conn: sa.Connection, group: str | None, before: Held, after: Held) -> None:
@@ -265,38 +279,25 @@ def _move_in_group(conn: sa.Connection, group: str | None, before: Held, after: 
 
 
 def _write_consumer(conn: sa.Connection, wanted: Wanted, known: Consumer | None, now: int) -> None:
+    """Write who the consumer is, and its next generation; one that holds nothing is no consumer."""
     if not wanted.held:
         conn.execute(consumers.delete().where(_c.uuid == wanted.consumer))
         return
-    if known is None:
-        row = {
-            "uuid": wanted.consumer,
-            "project_id": wanted.project_id or NOBODY,
-            "user_id": wanted.user_id or NOBODY,
-            "consumer_type": wanted.type,
-            "generation": 1,
-            "created_at": now,
-            "updated_at": now,
-        }
-        conn.execute(consumers.insert(), row)
-        return
-    change = consumers.update().where(_c.uuid == wanted.consumer)
-    conn.execute(
-        change.values(
-            project_id=wanted.project_id or known.project_id,
-            user_id=wanted.user_id or known.user_id,
-            consumer_type=wanted.type or known.type,
-            generation=known.generation + 1,
-            updated_at=now,
-        )
-    )
+    values = {
+        "project_id": wanted.project_id or (known.project_id if known else NOBODY),
+        "user_id": wanted.user_id or (known.user_id if known else NOBODY),
+        "consumer_type": wanted.type or (known.type if known else None),
+        "generation": known.generation + 1 if known else 1,
+        "updated_at": now,
+    }
+    conn.execute(consumers.update().where(_c.uuid == wanted.consumer).values(values))
 
 
 def release(conn: sa.Connection, consumer: str, now: int) -> None:
-    """Give back all that a consumer holds; raise NotFound if it holds nothing."""
+    """Give back all that a consumer holds; raise NotFound if it holds nothing. The providers keep their generations."""
     if not held_by(conn, [consumer]):
         raise NotFound(f"No allocations for consumer '{consumer}'.")
-    replace(conn, [Wanted(consumer=consumer, held={}, checked=False)], now)
+    replace(conn, [Wanted(consumer=consumer, held={}, checked=False)], now, advance=False)
 
 
 # --- usages
@@ -306,7 +307,7 @@ def usages_of_provider(conn: sa.Connection, provider: str) -> dict[str, int]:
     """Return how much is used of each resource class that a provider has."""
     i = inventories.c
     query = sa.select(i.resource_class, i.used).where(i.node_uuid == provider).order_by(i.resource_class)
-    return dict(conn.execute(query).tuples().all())
+    return {row.resource_class: row.used for row in conn.execute(query)}
 
 
 class Usage(msgspec.Struct, kw_only=True):

@@ -99,6 +99,21 @@ def replace_all(
             conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row))
 
 
+def add_missing(conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], now: int) -> None:
+    """Give a provider those of the inventories that it has not, and room in the others if they grow."""
+    _check_classes(conn, wanted)
+    known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
+    for name, values in sorted(wanted.items()):
+        row = _row(uuid, name, values, now)
+        if name not in known:
+            conn.execute(inventories.insert(), row)
+        else:
+            del row["used"]
+            conn.execute(sa.update(inventories).where(_i.node_uuid == uuid, _i.resource_class == name).values(row))
+    if wanted:
+        providers.advance(conn, uuid, None, now)
+
+
 def remove(conn: sa.Connection, uuid: str, name: str | None, now: int) -> ProviderRow:
     """Remove one inventory of a provider, or all of them; raise NotFound or Conflict. Return the provider."""
     found = providers.get(conn, uuid)

@@ -42,9 +42,8 @@ def search(conn: sa.Connection, *, name: str | None, uuid: str | None, group: Re
 
 
 def _in_aggregates(wanted: Collection[str]) -> sa.ColumnElement[bool]:
-    """The condition that a provider, or the root of its tree, is in one of these aggregates."""
-    members = sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted)))
-    return sa.or_(_p.uuid.in_(members), _p.root_uuid.in_(members))
+    """The condition that a provider is in one of these aggregates."""
+    return _p.uuid.in_(sa.select(_a.provider_uuid).where(_a.aggregate_uuid.in_(sorted(wanted))))
 
 
 def _with_room(name: str, amount: str) -> Any:

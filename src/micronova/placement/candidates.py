@@ -7,7 +7,7 @@ combined, and a combination is given up as soon as a part of it cannot be right.
 - A group without a suffix may be served by several providers, each resource class by one. Together they have the
   required traits; none of them has a forbidden one.
 - A group with a suffix is served by one provider.
-- An aggregate of the root counts for the whole tree.
+- For a group without a suffix, an aggregate of the root counts for the whole tree.
 """
 
 import itertools
@@ -75,7 +75,7 @@ def _may_serve(group: RequestGroup, provider: Provider, known: Mapping[str, Prov
     """Return whether a provider is where the group wants it, and has no forbidden trait."""
     if provider.traits & group.forbidden:
         return False
-    root = known.get(provider.root)
+    root = None if group.suffix else known.get(provider.root)
     aggregates = provider.aggregates if root is None else provider.aggregates | root.aggregates
     if not group.admits_aggregates(aggregates):
         return False
@@ -133,13 +133,9 @@ def _combine(
 
 
 def _is_used(choice: _Choice, chosen: Sequence[tuple[RequestGroup, _Choice]]) -> bool:
-    """Return whether the provider of a choice serves another group with a suffix that takes resources, too."""
-    if "" in choice:
-        return False
+    """Return whether the provider of a choice serves another group with a suffix, too."""
     own = {each.uuid for each in choice.values()}
-    return any(
-        own & {each.uuid for each in other.values()} for group, other in chosen if group.suffix and group.resources
-    )
+    return any(own & {each.uuid for each in other.values()} for group, other in chosen if group.suffix)
 
 
 def _in_one_subtree(

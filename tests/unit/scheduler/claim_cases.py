@@ -7,9 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from micronova.db import allocation_audit, allocations, tables
+from micronova.db import allocation_audit, allocations, provider_allocations, provider_inventories, providers, tables
 from micronova.db.engine import Database
+from micronova.db.provider_allocations import Wanted
 from tests.unit.scheduler.rows import (
+    CAPACITY,
     SMALL,
     a_claim,
     a_group,
@@ -222,6 +224,68 @@ async def check(database: Database) -> dict[str, Any]:
     held = await database.read(allocations.get_many, [f"i{number}" for number in range(100)])
     assert all(len(each) == 1 for each in held.values())
     return held
+
+
+async def race_with_placement(databases: list[Database]) -> None:
+    """Schedulers claim while other services take and give back through the Placement API, and change inventories."""
+    first = databases[0]
+    await make_tables(first)
+    await first.write(_providers)
+    chance = random.Random(5)
+    outcomes: Counter[str] = Counter()
+
+    async def scheduler(number: int) -> None:
+        for _ in range(6):
+            claims = [a_claim(f"i{number}", chance.choice("abcd"))]
+            result = await databases[number % 4].write(allocations.claim, claims, now=1)
+            outcomes["claimed" if result.claimed else "refused"] += 1
+            if chance.random() < 0.3:
+                await databases[number % 4].write(allocations.release, f"i{number}", now=1)
+
+    async def service(number: int) -> None:
+        for _ in range(6):
+            wanted = [
+                Wanted(
+                    consumer=f"c{each}", held={f"node-{host}": SMALL} if chance.random() < 0.7 else {}, checked=False
+                )
+                for each, host in zip((number, (number + 10) % 20), chance.sample("abcd", 2), strict=True)
+            ]
+            try:
+                await databases[number % 4].write(provider_allocations.replace, wanted, 1)
+                outcomes["replaced"] += 1
+            except provider_allocations.NoRoom:
+                outcomes["no room"] += 1
+
+    async def operator(number: int) -> None:
+        stock = {"reserved": 0, "min_unit": 1, "max_unit": 5000, "step_size": 1, "allocation_ratio": 1.0}
+        for total in (4, 5, 4):
+            values = {name: {**stock, "total": amount} for name, amount in (CAPACITY | {"VCPU": total}).items()}
+            await databases[number % 4].write(
+                provider_inventories.replace_all, f"node-{'abcd'[number]}", values, None, 1
+            )
+
+    await asyncio.gather(
+        *(scheduler(number) for number in range(20)),
+        *(service(number) for number in range(20)),
+        *(operator(number) for number in range(4)),
+    )
+    assert all(outcomes[each] for each in ("claimed", "refused", "replaced", "no room")), outcomes
+    assert await first.read(allocation_audit.audit) == []
+    for node, counts in (await first.read(_used_by_node)).items():
+        assert counts["VCPU"] <= 5 and counts["MEMORY_MB"] <= CAPACITY["MEMORY_MB"], (node, counts)
+
+
+def _providers(conn: sa.Connection) -> None:
+    cloud(conn, "abcd", 20)
+    providers.ensure_nodes(conn, {f"node-{name}": (name, name) for name in "abcd"}, 1)
+
+
+def _used_by_node(conn: sa.Connection) -> dict[str, dict[str, int]]:
+    i = tables.inventories.c
+    found: dict[str, dict[str, int]] = {}
+    for node, name, amount in conn.execute(sa.select(i.node_uuid, i.resource_class, i.used)):
+        found.setdefault(node, {})[name] = amount
+    return found
 
 
 async def race_of_doubles(databases: list[Database]) -> None:

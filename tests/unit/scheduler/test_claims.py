@@ -38,6 +38,10 @@ async def test_race(databases: list[Database]) -> None:
     await claim_cases.race(databases)
 
 
+async def test_race_with_placement(databases: list[Database]) -> None:
+    await claim_cases.race_with_placement(databases)
+
+
 async def test_race_of_doubles(databases: list[Database]) -> None:
     await claim_cases.race_of_doubles(databases)
 
