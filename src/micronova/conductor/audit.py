@@ -21,7 +21,16 @@ from micronova.db import allocation_audit, quotas, server_migrations
 from micronova.db import allocations as allocation_rows
 from micronova.db import operations as operation_rows
 from micronova.db.engine import Database
-from micronova.db.tables import allocations, consumers, deleted_instances, departures, instances, migrations, operations
+from micronova.db.tables import (
+    allocations,
+    compute_nodes,
+    consumers,
+    deleted_instances,
+    departures,
+    instances,
+    migrations,
+    operations,
+)
 from micronova.objects import migration_states, shelved, states
 from micronova.objects.clock import Clock, micros
 from micronova.objects.operations import IMAGE_KINDS
@@ -309,7 +318,9 @@ def _release_orphan(conn: sa.Connection, consumer_uuid: str, now: int) -> list[a
 def _misplaced(conn: sa.Connection, busy: set[str]) -> list[Finding]:
     """Return servers whose allocations are not on the node that they run on."""
     held: dict[str, set[str]] = {}
-    for consumer, node in conn.execute(sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()):
+    # What a server holds of other providers of its node's tree is not where it runs.
+    of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
+    for consumer, node in conn.execute(of_nodes.join(compute_nodes, compute_nodes.c.uuid == allocations.c.node_uuid)):
         held.setdefault(consumer, set()).add(node)
     findings = []
     for uuid, node in conn.execute(sa.select(instances.c.uuid, instances.c.node_uuid)):
@@ -330,8 +341,9 @@ def _unfinished_moves(conn: sa.Connection, servers: _Servers) -> list[Finding]:
     """Return open migrations that nobody continues; note the guests that sources keep until the confirmation."""
     findings = []
     held: dict[str, set[str]] = {}
-    consumers = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
-    for consumer, node in conn.execute(consumers.join(migrations, migrations.c.uuid == allocations.c.consumer_uuid)):
+    of_nodes = sa.select(allocations.c.consumer_uuid, allocations.c.node_uuid).distinct()
+    of_nodes = of_nodes.join(compute_nodes, compute_nodes.c.uuid == allocations.c.node_uuid)
+    for consumer, node in conn.execute(of_nodes.join(migrations, migrations.c.uuid == allocations.c.consumer_uuid)):
         held.setdefault(consumer, set()).add(node)
     for migration in server_migrations.list_open(conn):
         uuid = migration["instance_uuid"]

@@ -32,6 +32,10 @@ class FakeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vcpus: Annotated[int, Meta(ge=1, description="CPUs of each simulated host.")] = 64
     memory_mb: Annotated[int, Meta(ge=1, description="MiB of memory of each simulated host.")] = 262144
     local_gb: Annotated[int, Meta(ge=1, description="GiB of disk of each simulated host.")] = 4096
+    traits: Annotated[
+        tuple[str, ...],
+        Meta(description="Traits of each simulated host: names of os-traits, or beginning with CUSTOM_."),
+    ] = ()
     rules: Annotated[
         tuple[dict[str, Any], ...], Meta(description="Fault and latency rules; see docs/fake-driver.md.")
     ] = ()

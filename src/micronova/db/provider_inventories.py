@@ -55,9 +55,9 @@ def find(conn: sa.Connection, uuid: str, name: str) -> InventoryRow | None:
 def add(conn: sa.Connection, uuid: str, name: str, values: Mapping[str, Any], generation: int | None, now: int) -> None:
     """Give a provider an inventory; raise NotFound for an unknown class, Conflict if it has one."""
     wrong = f"Unable to create inventory for resource provider {uuid}:"
-    _check_classes(conn, [name])
     providers.touch(conn, uuid, now)
     providers.advance(conn, uuid, generation, now, f"{wrong} {providers.GENERATION_CONFLICT}")
+    _check_classes(conn, [name])
     if find(conn, uuid, name) is not None:
         raise Conflict(f"Update conflict: {wrong} it has an inventory of {name}; update that one.")
     conn.execute(inventories.insert(), _row(uuid, name, values, now))
@@ -67,9 +67,9 @@ def change(
     conn: sa.Connection, uuid: str, name: str, values: Mapping[str, Any], generation: int | None, now: int
 ) -> None:
     """Change an inventory; raise Invalid if the provider has none."""
-    _check_classes(conn, [name])
     providers.touch(conn, uuid, now)
     providers.advance(conn, uuid, generation, now, f"Update conflict: {providers.GENERATION_CONFLICT}")
+    _check_classes(conn, [name])
     row = _row(uuid, name, values, now)
     del row["used"]
     if (
@@ -85,9 +85,9 @@ def replace_all(
     conn: sa.Connection, uuid: str, wanted: Mapping[str, Mapping[str, Any]], generation: int | None, now: int
 ) -> None:
     """Give a provider exactly these inventories; raise Conflict if one that is in use is missing among them."""
-    _check_classes(conn, wanted)
     providers.touch(conn, uuid, now)
     providers.advance(conn, uuid, generation, now)
+    _check_classes(conn, wanted)
     known = {row.resource_class: row for row in providers.lock_inventories(conn, [uuid])}
     remove_unused(conn, uuid, [row for name, row in known.items() if name not in wanted])
     for name, values in sorted(wanted.items()):

@@ -1,6 +1,7 @@
 """Finds resource providers by what they have, and loads whole trees of them for allocation candidates."""
 
-from collections.abc import Collection, Iterator, Sequence
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -10,7 +11,8 @@ from micronova.db import providers
 from micronova.db.listed import one_of
 from micronova.db.providers import ProviderRow
 from micronova.db.tables import inventories, provider_aggregates, provider_traits, resource_providers
-from micronova.placement.model import Inventory, Provider, RequestGroup, ResourceRequest
+from micronova.placement import candidates
+from micronova.placement.model import Candidate, Inventory, Provider, RequestGroup, ResourceRequest, by_root
 from micronova.placement.standard import SHARES_VIA_AGGREGATE
 
 _p, _i, _t, _a = resource_providers.c, inventories.c, provider_traits.c, provider_aggregates.c
@@ -130,3 +132,25 @@ def trees(conn: sa.Connection, roots: Sequence[str]) -> Iterator[list[Provider]]
     """Yield the providers of these trees, some trees at a time, in their order."""
     for first in range(0, len(roots), PART):
         yield load(conn, providers.of_trees(conn, roots[first : first + PART]))
+
+
+def room(conn: sa.Connection, request: ResourceRequest, own: Mapping[str, int], most: int) -> dict[str, int]:
+    """Return how many consumers of a request each tree can serve, by its root; `own` is what each takes of the root."""
+    sharing = load_sharing(conn)
+    found: dict[str, int] = {}
+    for part in trees(conn, roots_of(conn, request, sharing)):
+        for root, tree in by_root(part).items():
+            others = [each for each in sharing if each.root != root]
+            if count := candidates.how_many(request, [*tree, *others], root, own, most):
+                found[root] = count
+    return found
+
+
+def serve(
+    conn: sa.Connection, root: str, request: ResourceRequest, taken: Mapping[tuple[str, str], int]
+) -> Candidate | None:
+    """Return how the tree of a root serves a request, if so much more is used of its providers; None if it cannot."""
+    sharing = [each for each in load_sharing(conn) if each.root != root]
+    tree = [*load(conn, providers.of_trees(conn, [root])), *sharing]
+    found = candidates.find(dataclasses.replace(request, limit=1), candidates.take(tree, taken), [root])
+    return found[0] if found else None

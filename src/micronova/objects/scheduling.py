@@ -99,6 +99,7 @@ class HostState(msgspec.Struct, frozen=True, kw_only=True):
     cpu_info: dict[str, object] = {}
     supported: tuple[tuple[str, str, str], ...] = ()  # (architecture, hypervisor type, vm mode)
     capabilities: dict[str, str] = {}
+    traits: tuple[str, ...] = ()  # of the node itself, as a resource provider
     disk_available_gb: int | None = None
     num_instances: int = 0
     num_io_ops: int = 0

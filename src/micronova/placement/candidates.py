@@ -10,6 +10,7 @@ combined, and a combination is given up as soon as a part of it cannot be right.
 - For a group without a suffix, an aggregate of the root counts for the whole tree.
 """
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,40 @@ def find(
             if request.limit is not None and len(found) >= request.limit:
                 return list(found.values())
     return list(found.values())
+
+
+def take(providers: Sequence[Provider], amounts: Mapping[tuple[str, str], int]) -> list[Provider]:
+    """Return providers of which so much more is used, by provider and resource class."""
+    changed = []
+    for each in providers:
+        own = {name: amount for (uuid, name), amount in amounts.items() if uuid == each.uuid and amount}
+        stock = {
+            name: dataclasses.replace(inventory, used=inventory.used + own[name]) if name in own else inventory
+            for name, inventory in each.inventories.items()
+        }
+        changed.append(dataclasses.replace(each, inventories=stock) if own else each)
+    return changed
+
+
+def how_many(
+    request: ResourceRequest, providers: Sequence[Provider], root: str, own: Mapping[str, int], most: int
+) -> int:
+    """Return how many consumers of a request the tree of a root can serve, up to a number.
+
+    `own` is what each of them takes of the root besides.
+    """
+    for count in range(most):
+        providers = take(providers, {(root, name): amount for name, amount in own.items()})
+        found = find(dataclasses.replace(request, limit=1), providers, [root])
+        if not found:
+            return count
+        providers = take(providers, amounts_of(found[0]))
+    return most
+
+
+def amounts_of(candidate: Candidate) -> dict[tuple[str, str], int]:
+    """Return what a candidate takes, by provider and resource class."""
+    return {(uuid, name): amount for uuid, own in candidate.allocations.items() for name, amount in own.items()}
 
 
 def _of_tree(

@@ -14,8 +14,9 @@ import numpy as np
 from micronova.objects.errors import NoValidHost
 from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.scheduling import Placement, RequestSpec, Selected
+from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.resources import has_free
+from micronova.scheduler.filters.resources import has_free, has_traits
 from micronova.scheduler.host_table import Bools, HostTable, HostView
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
@@ -55,23 +56,26 @@ class FilterScheduler:
         now: float,
         held: Mapping[str, str] | None = None,
         spread: int = 1,
+        room: Mapping[str, int] | None = None,
     ) -> Selected:
         """Place all instances and count them in the table, or raise NoValidHost and leave the table as it was.
 
         `held` names the node of instances that hold their resources already; they stay there and are not counted.
         `spread` is how many of the best hosts to choose among at random, for schedulers that lost a race for the best.
+        `room` says how many instances the providers of each node can serve, if the request has groups of resources.
         """
         table.now = now
         filters = [] if spec.forced else self.filters
-        resources = spec.flavor.resources()
+        resources = extra_specs.claimed(spec.flavor)
         hosts = _considered(table, spec)
-        mask, steps, concerned = self._filter(hosts, spec, resources, filters)
+        mask, steps, concerned = self._filter(hosts, spec, resources, filters, room)
         left = hosts if mask is None else hosts.only(mask)
         explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=spec.forced)
         kept = {uuid: row for uuid, node in (held or {}).items() if (row := table.index(node)) is not None}
         bulk = len(instance_uuids) > 1
         ranking = Ranking(table, left, self.weighers, spec, lasting=bulk)
         rows: list[int] = []
+        left_of = dict(room) if room is not None else None
         winners: list[Winner] = []
         alternates: list[int] = []
         for uuid in instance_uuids:
@@ -84,15 +88,17 @@ class FilterScheduler:
                 winners.append(_winner(table, row, ranking, position))
             else:
                 counted = [row for row, uuid in zip(rows, instance_uuids, strict=False) if uuid not in kept]
-                raise self._undone(table, spec, hosts, filters, resources, counted, explanation)
+                raise self._undone(table, spec, hosts, filters, resources, counted, explanation, left_of)
             rows.append(row)
             if not bulk:  # before it is counted, or an affinity rule would exclude all other hosts
                 alternates = ranking.best(self._alternates, without_host=table.selections[row].host)
             if uuid not in kept:
                 table.consume(row, resources)
+                if left_of is not None:
+                    left_of[table.selections[row].node_uuid] -= 1
                 if bulk:
                     spec = _joined(spec, table.selections[row].host)
-                    self._ask_again(table, ranking, concerned, row, spec, resources)
+                    self._ask_again(table, ranking, concerned, row, spec, resources, left_of)
         placements = self._placements(table, ranking, instance_uuids, rows, None if bulk else alternates, spec.forced)
         return Selected(
             placements=placements,
@@ -107,13 +113,14 @@ class FilterScheduler:
         *,
         now: float,
         held: Mapping[str, str] | None = None,
+        room: Mapping[str, int] | None = None,
     ) -> bool:
         """Return whether `select` would place all instances at this time; the table stays as it was."""
         try:
-            decision = self.select(table, spec, instance_uuids, now=now, held=held)
+            decision = self.select(table, spec, instance_uuids, now=now, held=held, room=room)
         except NoValidHost:
             return False
-        resources = spec.flavor.resources()
+        resources = extra_specs.claimed(spec.flavor)
         for placement in decision.placements:
             row = table.index(placement.selected.node_uuid)
             if row is not None and placement.instance_uuid not in (held or {}):
@@ -135,7 +142,12 @@ class FilterScheduler:
         return explanation
 
     def _filter(
-        self, hosts: HostView, spec: RequestSpec, resources: Mapping[str, int], filters: Sequence[HostFilter]
+        self,
+        hosts: HostView,
+        spec: RequestSpec,
+        resources: Mapping[str, int],
+        filters: Sequence[HostFilter],
+        room: Mapping[str, int] | None = None,
     ) -> tuple[Bools | None, list[FilterStep], list[HostFilter]]:
         """Return the mask of the hosts that pass (None if all do), the steps, and the filters to ask again.
 
@@ -150,6 +162,11 @@ class FilterScheduler:
                 passing, remaining = _narrow(
                     steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
                 )
+        verdict = has_traits(hosts, spec)
+        if verdict is not None:
+            passing, remaining = _narrow(steps, "Traits", passing, remaining, verdict)
+        if room is not None:
+            passing, remaining = _narrow(steps, "ResourceGroups", passing, remaining, hosts.with_room(room))
         for each in filters:
             if not remaining:
                 break
@@ -168,11 +185,16 @@ class FilterScheduler:
         row: int,
         spec: RequestSpec,
         resources: Mapping[str, int],
+        room: Mapping[str, int] | None,
     ) -> None:
         """After an instance was counted on a host, drop hosts that no longer pass and weigh the changed ones again."""
         host = table.selections[row].host
         touched = ranking.positions_of(host)
-        passes = [table.fits(ranking.row(position), resources) for position in touched]
+        passes = [
+            table.fits(at := ranking.row(position), resources)
+            and (room is None or room.get(table.selections[at].node_uuid, 0) > 0)
+            for position in touched
+        ]
         mask: Bools | None = None
         for each in filters:
             if each.scope is Scope.HOST:
@@ -240,10 +262,11 @@ class FilterScheduler:
         resources: Mapping[str, int],
         rows: list[int],
         explanation: Explanation,
+        room: Mapping[str, int] | None,
     ) -> NoValidHost:
         """Undo what was counted, and return the error that explains why there is no host for the next instance."""
         if rows:
-            _, steps, _ = self._filter(hosts, spec, resources, filters)
+            _, steps, _ = self._filter(hosts, spec, resources, filters, room)
             explanation = Explanation(hosts=len(hosts), filters=tuple(steps), forced=explanation.forced)
             for row in rows:
                 table.release(row, resources)

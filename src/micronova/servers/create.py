@@ -99,7 +99,7 @@ class ServerCreator:
         image, plan = await asyncio.gather(self._image(context, request), self._plan_networks(context, request))
         check_image(image, flavor, request)
         if image is not None:
-            self._unsupported.check_image(image)
+            self._unsupported.check_image(image, flavor)
         check_hardware(flavor, image)
         request.trusted_certs = self._signatures.trusted(request.trusted_certs)
         if image is not None:

@@ -95,7 +95,7 @@ class ServerRebuilder:
         """Raise Invalid or Forbidden if the server cannot have this image."""
         flavor = msgspec.convert(row["flavor"], Flavor)
         check_image_fits(image, flavor, allow_zero_disk=request.allow_zero_disk)
-        self._unsupported.check_image(image)
+        self._unsupported.check_image(image, flavor)
         check_hardware(flavor, image)
         if "disk_config" in request.changes:
             check_disk_config(request.changes["disk_config"], image)

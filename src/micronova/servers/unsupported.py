@@ -14,6 +14,7 @@ from typing import Any, Final
 from micronova.objects.errors import Invalid
 from micronova.objects.flavor import Flavor
 from micronova.objects.image import ImageMeta
+from micronova.placement import extra_specs
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,6 @@ _HINTS: Final = {
 _NAMESPACES: Final = {
     "aggregate_instance_extra_specs": "aggregates that match extra specs",
     "capabilities": "capabilities of hosts",
-    "resources": "resource classes of a request",
-    "trait": "traits of hosts",
 }
 _GRANULAR: Final = re.compile(r"(resources|trait)[a-zA-Z0-9_-]{0,64}")
 
@@ -77,7 +76,6 @@ _HARDWARE: Final = {
 _FLAVOR: Final = {
     **{f"hw:{name}": what for name, what in _HARDWARE.items()},
     "accel:device_profile": "accelerators",
-    "group_policy": "groups of resources",
     "pci_passthrough:alias": "PCI devices of the host",
     "vmware:hw_version": "VMware",
     "vmware:storage_policy": "VMware",
@@ -124,27 +122,29 @@ class Unsupported:
 
     def check_flavor(self, flavor: Flavor) -> None:
         """Raise Invalid if the flavor has an extra spec that would have no effect."""
+        extra_specs.check(flavor)
         for name, value in flavor.extra_specs.items():
             namespace, colon, _ = name.partition(":")
             granular = _GRANULAR.fullmatch(namespace)
             kind = granular[1] if granular else namespace
+            if granular and colon:
+                continue  # the scheduler itself honours resources and traits
             if colon and kind in _NAMESPACES and kind not in self._honoured().extra_specs:
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _NAMESPACES[kind])
-            if name in _FLAVOR and _asks(name, value):
+            if name in _FLAVOR and _asks(value):
                 raise _refusal(f"The extra spec {name} of flavor {flavor.name}", _FLAVOR[name])
 
-    def check_image(self, image: ImageMeta) -> None:
-        """Raise Invalid if the image has a property that would have no effect."""
+    def check_image(self, image: ImageMeta, flavor: Flavor) -> None:
+        """Raise Invalid if the image has a property that would have no effect, or that contradicts the flavor's."""
+        extra_specs.check(flavor, image)
         for name, value in image.properties.items():
-            if name.startswith("trait:") and "trait" not in self._honoured().extra_specs:
-                raise _refusal(f"The property {name} of image {image.id}", _NAMESPACES["trait"])
-            if name in _IMAGE and _asks(name, value):
+            if name in _IMAGE and _asks(value):
                 raise _refusal(f"The property {name} of image {image.id}", _IMAGE[name])
 
 
-def _asks(name: str, value: Any) -> bool:
-    """Return whether a value asks for something; `group_policy` does with each."""
-    return name == "group_policy" or (value is not None and str(value).strip().lower() not in _OFF)
+def _asks(value: Any) -> bool:
+    """Return whether a value asks for something."""
+    return value is not None and str(value).strip().lower() not in _OFF
 
 
 def _refusal(what: str, lacking: str) -> Invalid:

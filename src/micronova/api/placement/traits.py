@@ -104,10 +104,10 @@ class Traits:
         provider = providers.get(conn, uuid)
         if generation is not None and provider.generation != generation:
             raise Conflict(_STALE, placement_code=providers.CONCURRENT_UPDATE)
-        if unknown := placement_names.unknown_traits(conn, wanted, keep=True):
-            raise Invalid(f"No such trait(s): {', '.join(unknown)}.")
         providers.touch(conn, uuid, now)
         providers.advance(conn, uuid, generation, now, _STALE)
+        if unknown := placement_names.unknown_traits(conn, wanted, keep=True):
+            raise Invalid(f"No such trait(s): {', '.join(unknown)}.")
         providers.set_traits(conn, uuid, wanted)
         return _read(conn, uuid)
 

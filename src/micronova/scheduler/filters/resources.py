@@ -1,6 +1,7 @@
 """Filters on free resources. `filter_scheduler` checks the resource classes that no enabled filter covers."""
 
 from micronova.objects.scheduling import RequestSpec
+from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
 from micronova.scheduler.host_table import Bools, HostView
 
@@ -8,6 +9,15 @@ from micronova.scheduler.host_table import Bools, HostView
 def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
     """Return which hosts have an amount of a resource class free, None if nothing is needed."""
     return hosts.free(resource_class) >= amount if amount > 0 else None
+
+
+def has_traits(hosts: HostView, spec: RequestSpec) -> Bools | None:
+    """Return which hosts have the required traits and no forbidden one, None if the request names none."""
+    required, forbidden = extra_specs.traits(spec.flavor, spec.image)
+    if not required and not forbidden:
+        return None
+    key = ("traits", required, forbidden)
+    return hosts.by_facts(key, lambda facts: required <= facts.traits and not forbidden & facts.traits)
 
 
 class RamFilter(HostFilter):
@@ -18,7 +28,7 @@ class RamFilter(HostFilter):
     covers = frozenset({"MEMORY_MB"})
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return has_free(hosts, "MEMORY_MB", spec.flavor.resources().get("MEMORY_MB", 0))
+        return has_free(hosts, "MEMORY_MB", extra_specs.claimed(spec.flavor).get("MEMORY_MB", 0))
 
 
 class DiskFilter(HostFilter):
@@ -29,4 +39,4 @@ class DiskFilter(HostFilter):
     covers = frozenset({"DISK_GB"})
 
     def mask(self, hosts: HostView, spec: RequestSpec) -> Bools | None:
-        return has_free(hosts, "DISK_GB", spec.flavor.resources().get("DISK_GB", 0))
+        return has_free(hosts, "DISK_GB", extra_specs.claimed(spec.flavor).get("DISK_GB", 0))

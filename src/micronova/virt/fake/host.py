@@ -192,6 +192,7 @@ class SimulatedHost:
             local_gb_used=disk_used,
             disk_available_gb=settings.local_gb - disk_used,
             running_vms=sum(guest.power_state == power_state.RUNNING for guest in guests),
+            traits=settings.traits,
             cpu_info={
                 "arch": "x86_64",
                 "model": "simulated",
