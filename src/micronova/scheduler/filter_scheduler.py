@@ -16,8 +16,9 @@ from micronova.objects.explanation import Explanation, FilterStep, Winner
 from micronova.objects.scheduling import Placement, RequestSpec, Selected
 from micronova.placement import extra_specs
 from micronova.scheduler.filters.base import HostFilter, Scope
-from micronova.scheduler.filters.resources import has_free, has_traits
+from micronova.scheduler.filters.resources import has_free
 from micronova.scheduler.host_table import Bools, HostTable, HostView
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.ranking import Ranking
 from micronova.scheduler.weights.base import HostWeigher
 
@@ -38,12 +39,14 @@ class FilterScheduler:
         max_attempts: int = 3,
         host_subset_size: int = 1,
         shuffle_best_same_weighed_hosts: bool = False,
+        prefilters: Prefilters = ONLY_TRAITS,
     ) -> None:
         self.filters = list(filters)
         self.weighers = list(weighers)
         self._random = random
         self._alternates = max(0, max_attempts - 1)
         self._subset = max(1, host_subset_size)
+        self._prefilters = prefilters
         self._shuffle = shuffle_best_same_weighed_hosts
         self._covered = frozenset[str]().union(*(each.covers for each in self.filters))
 
@@ -162,9 +165,8 @@ class FilterScheduler:
                 passing, remaining = _narrow(
                     steps, f"Capacity({name})", passing, remaining, has_free(hosts, name, amount)
                 )
-        verdict = has_traits(hosts, spec)
-        if verdict is not None:
-            passing, remaining = _narrow(steps, "Traits", passing, remaining, verdict)
+        for name, mask in self._prefilters.verdicts(hosts, spec):
+            passing, remaining = _narrow(steps, name, passing, remaining, mask)
         if room is not None:
             passing, remaining = _narrow(steps, "ResourceGroups", passing, remaining, hosts.with_room(room))
         for each in filters:

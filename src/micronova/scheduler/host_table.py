@@ -390,6 +390,10 @@ class HostView:
         """Return one host as an object."""
         return self._table.state(self.row(position))
 
+    def aggregates(self, position: int) -> tuple[tuple[str, dict[str, str]], ...]:
+        """Return the aggregates of the host at a position: names and metadata."""
+        return self._table.aggregates[self.row(position)]
+
     def name(self, position: int) -> str:
         """Return the host name at a position."""
         return self._table.selections[self.row(position)].host

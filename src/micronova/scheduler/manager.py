@@ -33,6 +33,7 @@ from micronova.scheduler.filter_scheduler import FilterScheduler
 from micronova.scheduler.filters.base import FilterOptions
 from micronova.scheduler.filters.hints import NAMING_SERVERS
 from micronova.scheduler.filters.registry import load_filters
+from micronova.scheduler.prefilters import ONLY_TRAITS, Prefilters
 from micronova.scheduler.rpcapi import SCHEDULER_INTERFACE
 from micronova.scheduler.weights.registry import load_weighers
 
@@ -79,6 +80,7 @@ class SchedulerManager:
         refresh_interval: float,
         max_attempts: int,
         default_zone: str,
+        prefilters: Prefilters = ONLY_TRAITS,
     ) -> None:
         self._database = database
         self._bus = bus
@@ -112,6 +114,7 @@ class SchedulerManager:
             max_attempts=max_attempts,
             host_subset_size=options.host_subset_size,
             shuffle_best_same_weighed_hosts=options.shuffle_best_same_weighed_hosts,
+            prefilters=prefilters,
         )
         self._server: Server | None = None
         self._loops: list[asyncio.Task[None]] = []

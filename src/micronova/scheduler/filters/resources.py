@@ -11,15 +11,6 @@ def has_free(hosts: HostView, resource_class: str, amount: int) -> Bools | None:
     return hosts.free(resource_class) >= amount if amount > 0 else None
 
 
-def has_traits(hosts: HostView, spec: RequestSpec) -> Bools | None:
-    """Return which hosts have the required traits and no forbidden one, None if the request names none."""
-    required, forbidden = extra_specs.traits(spec.flavor, spec.image)
-    if not required and not forbidden:
-        return None
-    key = ("traits", required, forbidden)
-    return hosts.by_facts(key, lambda facts: required <= facts.traits and not forbidden & facts.traits)
-
-
 class RamFilter(HostFilter):
     """Passes hosts with enough free memory."""
 
