@@ -5,12 +5,18 @@ Nova asks Placement for these. They hold for a host that an administrator names,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Final
 
 from micronova.objects.scheduling import RequestSpec
 from micronova.placement import extra_specs
-from micronova.scheduler.host_table import Bools, HostView
+from micronova.scheduler.host_table import Aggregates, Bools, HostView
+
+ASKED_BEFORE: Final = {
+    "Traits": "has the required traits and none that is forbidden",
+    "TenantAggregates": "is in an aggregate of the project",
+    "ResourceGroups": "has what the groups of resources of the flavor ask for",
+}
+"""What a host is or has that passes, for users."""
 
 TENANT = "filter_tenant_id"  # how the metadata keys of aggregates begin that name a project
 
@@ -39,19 +45,15 @@ class Prefilters:
 
     def _of_tenant(self, hosts: HostView, project: str) -> Bools | None:
         """Return the hosts of aggregates that name the project; None if there are none and none are needed."""
-        mask: Bools = np.fromiter(
-            (
-                any(
-                    key.startswith(TENANT) and value == project
-                    for _, metadata in hosts.aggregates(position)
-                    for key, value in metadata.items()
-                )
-                for position in range(len(hosts))
-            ),
-            np.bool_,
-            len(hosts),
-        )
+        mask = hosts.by_aggregates(("tenant", project), lambda aggregates: _name(aggregates, project))
         return mask if self.tenants_need_aggregates or mask.any() else None
+
+
+def _name(aggregates: Aggregates, project: str) -> bool:
+    """Return whether one of the aggregates names a project."""
+    return any(
+        key.startswith(TENANT) and value == project for _, metadata in aggregates for key, value in metadata.items()
+    )
 
 
 ONLY_TRAITS = Prefilters()

@@ -86,7 +86,7 @@ async def test_a_database_of_a_newer_version_is_refused(tmp_path: Path) -> None:
 async def test_an_upgrade_makes_providers_of_the_nodes_that_are_there(urls: tuple[str, str]) -> None:
     """Their names are unique, although two hosts may name a node alike; they are in the aggregates of their hosts."""
     database = open_database(urls[0])
-    await schema.upgrade(database, metadata, MIGRATIONS, to="0018")
+    await schema.upgrade(database, metadata, MIGRATIONS, to="0019")
 
     def of_0_2(conn: sa.Connection) -> None:
         for table in ("resource_providers", "provider_aggregates", "provider_traits", "consumers"):

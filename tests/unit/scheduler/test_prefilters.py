@@ -32,7 +32,7 @@ def _passing(prefilters: Prefilters, spec: RequestSpec) -> str:
     left = set(range(3))
     for _, mask in prefilters.verdicts(hosts, spec):
         left &= {position for position in range(3) if mask[position]}
-    return "".join(hosts.name(position) for position in sorted(left))
+    return "".join(each.host for position, each in enumerate(hosts.selections()) if position in left)
 
 
 def _spec(project: str = "p", **more: str) -> RequestSpec:

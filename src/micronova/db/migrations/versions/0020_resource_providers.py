@@ -3,8 +3,8 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0019"
-down_revision = "0018"
+revision = "0020"
+down_revision = "0019"
 
 # The name of a provider is unique; of nodes with one name, those after the first have their uuid in it, too.
 _PROVIDERS_OF_NODES = """
