@@ -2,7 +2,7 @@
 
 import msgspec
 
-from micronova.db import instances
+from micronova.db import instances, nodes
 from micronova.db.secrets import Secrets
 from micronova.objects import states
 from micronova.objects.context import RequestContext
@@ -17,7 +17,8 @@ from micronova.servers.dependencies import RequestDependencies
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
-_DEVICES = ("disk", "cdrom", "floppy")
+LUN = "lun"
+_DEVICES = ("disk", "cdrom", "floppy", LUN)
 ACTION = "rescue"
 
 
@@ -45,7 +46,7 @@ class ServerRescue:
         """Accept a rescue; return the password that the guest gets. `allows_volumes`: since 2.87."""
         action = states.ACTIONS[ACTION]
         check_lock(context, row)
-        check_state(ACTION, action, row)
+        check_state(action, row)
         image = await self._image(context, row, image_id)
         await self._check_root(row, image, allows_volumes)
         password = password or make_password(self._random)
@@ -71,7 +72,18 @@ class ServerRescue:
             except NotFound:
                 raise Invalid(f"Requested rescue image '{wanted}' is not supported: it could not be found.") from None
         check_rescue_image(image, row["flavor"])
+        await self._check_device(row, image)
         return image if not wanted else await self._signed(context, row, image, requested)
+
+    async def _check_device(self, row: InstanceRow, image: ImageMeta) -> None:
+        """Raise Invalid if the server's host cannot attach the rescue disk as the image wants it."""
+        if image.properties.get("hw_rescue_device") != LUN:
+            return
+        if await self._database.read(nodes.lacks, row["node_uuid"], "rescue_lun"):
+            raise Invalid(
+                f"Requested rescue image '{image.id}' is not supported: its hw_rescue_device is {LUN}, and disks of "
+                "the server's host are files, which cannot be LUNs. Use disk."
+            )
 
     async def _signed(
         self, context: RequestContext, row: InstanceRow, image: ImageMeta, requested: str | None

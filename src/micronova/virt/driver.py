@@ -236,6 +236,15 @@ class Rescue(Protocol):
 
 
 @runtime_checkable
+class RescueLun(Protocol):
+    """Can give a guest that is rescued its rescue disk as a LUN, which takes commands of SCSI."""
+
+    @property
+    def rescues_from_lun(self) -> bool:
+        """True."""
+
+
+@runtime_checkable
 class AdminPassword(Protocol):
     """Changes passwords in guests that run."""
 
@@ -433,6 +442,7 @@ CAPABILITIES: Final[dict[str, type]] = {
     "rebuild": Rebuild,
     "hot_plug": HotPlug,
     "rescue": Rescue,
+    "rescue_lun": RescueLun,
     "admin_password": AdminPassword,
     "crash_dump": CrashDump,
     "resize": Resize,

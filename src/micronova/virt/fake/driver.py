@@ -43,6 +43,7 @@ class FakeDriver:
     """One simulated host."""
 
     verifies_signatures = True
+    rescues_from_lun = True
 
     def __init__(
         self,
