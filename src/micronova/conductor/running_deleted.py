@@ -56,7 +56,9 @@ async def find_running_deleted(dependencies: ConductorDependencies, timeout: flo
                 log.exception("the guests of host %s could not be compared with the deleted servers", host)
 
 
-async def _look_at(dependencies: ConductorDependencies, host: str, guests: Sequence[Guest], before: int, action: str) -> None:
+async def _look_at(
+    dependencies: ConductorDependencies, host: str, guests: Sequence[Guest], before: int, action: str
+) -> None:
     """Do that for the guests of one host."""
     engine = dependencies.engine
     held = {guest.uuid: guest for guest in guests}

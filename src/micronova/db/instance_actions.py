@@ -13,6 +13,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from micronova.db.listed import as_pairs, pairs
 from micronova.db.tables import instance_action_events, instance_actions, instances
 from micronova.db.upsert import PerDialect, insert_if_absent
+from micronova.objects.context import Context, RequestContext
+from micronova.objects.instance import InstanceRow
 
 _a, _e = instance_actions.c, instance_action_events.c
 
@@ -158,6 +160,23 @@ def start(
         "message": None,
     }
     conn.execute(_START.on(conn), [{**shared, "instance_uuid": uuid} for uuid in uuids])
+
+
+def record_done(
+    conn: sa.Connection,
+    row: InstanceRow,
+    context: Context | RequestContext,
+    action: str,
+    now: int,
+    *,
+    event: str = "",
+    host: str | None = None,
+) -> None:
+    """Record an action that the API has done, with its event if it has one, in the transaction that does it."""
+    id, request = row["uuid"], context.request_id
+    start(conn, id, request, action, context.user_id, context.project_id, now, finished=True)
+    if event:
+        event_finish(conn, id, request, row["epoch"], event, now, host=host)
 
 
 def event_start(

@@ -55,7 +55,7 @@ class ServerMoves:
     ) -> None:
         """Accept a resize to another flavor."""
         check_lock(context, row)
-        check_state("resize", states.ACTIONS["resize"], row)
+        check_state(states.ACTIONS["resize"], row)
         flavor = await self._database.read(self._flavor, context, row, flavor_id)
         image = msgspec.convert(row["image"], ImageMeta) if row["image"] else None
         if disk_config is not None:
@@ -69,7 +69,7 @@ class ServerMoves:
     async def migrate(self, context: RequestContext, row: InstanceRow, host: str | None = None) -> None:
         """Accept a cold migration, to this host if one is named."""
         check_lock(context, row)
-        check_state("migrate", states.ACTIONS["migrate"], row)
+        check_state(states.ACTIONS["migrate"], row)
         flavor = msgspec.convert(row["flavor"], Flavor)
         await self._begin(context, row, "migrate", flavor, MovePayload(migration="", requested_host=host))
 
@@ -78,7 +78,7 @@ class ServerMoves:
     ) -> None:
         """Accept a live migration, to this host if one is named; with `forced` no filter checks that host."""
         check_lock(context, row)
-        check_state("live_migrate", states.ACTIONS["live_migrate"], row)
+        check_state(states.ACTIONS["live_migrate"], row)
         flavor = msgspec.convert(row["flavor"], Flavor)
         payload = MovePayload(migration="", requested_host=host, forced=forced and host is not None)
         await self._begin(context, row, "live_migrate", flavor, payload)
@@ -126,7 +126,7 @@ class ServerMoves:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS["evacuate"]
-        check_state("evacuate", action, row)
+        check_state(action, row)
         assert row["host"] is not None
         if host == row["host"]:
             raise Invalid(f"The target host can't be the same one: {host}.")
@@ -175,7 +175,7 @@ class ServerMoves:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
         action = states.ACTIONS[kind]
-        check_state(kind, action, row)
+        check_state(action, row)
         self._check_up(conn, row["host"], now)
         self._check_destination(conn, row, payload.requested_host)
         payload = msgspec.structs.replace(payload, migration=new_uuid(self._random))
@@ -250,7 +250,8 @@ class ServerMoves:
         needed = "live_migrate" if kind == "live_migrate" else "migrate"
         if payload.excluded and nodes.lacks(conn, row["node_uuid"], needed):
             hint = " and allow_resize_to_same_host is off" if kind == "resize" else ""
-            raise Invalid(f"Cannot '{kind}' instance {row['uuid']}: its host cannot send servers to other hosts{hint}.")
+            refused = f"Cannot '{states.ACTIONS[kind].shown_name}' instance {row['uuid']}"
+            raise Invalid(f"{refused}: its host cannot send servers to other hosts{hint}.")
 
     # --- confirm and revert ----------------------------------------------------------------------------------
 
@@ -262,7 +263,7 @@ class ServerMoves:
     def _record_end(self, conn: sa.Connection, context: RequestContext, id: str, kind: str) -> tuple[str, ...]:
         now = micros(self._clock.now())
         row = instances.lock_existing(conn, id)
-        check_state(kind, states.ACTIONS[kind], row)
+        check_state(states.ACTIONS[kind], row)
         migration = server_migrations.open_of(conn, id)
         if migration is None or migration["status"] != migration_states.FINISHED:
             raise Invalid("Instance has not been resized.")

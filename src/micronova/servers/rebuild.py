@@ -115,7 +115,7 @@ class ServerRebuilder:
         row = instances.lock_existing(conn, id)
         check_lock(context, row)
         _check(row)
-        check_capability(conn, KIND, states.ACTIONS[KIND], row)
+        check_capability(conn, states.ACTIONS[KIND], row)
         limits = quotas.limits_for(conn, row["project_id"], self._quota_defaults, row["user_id"])
         check_item_limits(request.changes.get("metadata", {}), request.files, limits)
         changes: InstanceChanges = {
@@ -145,7 +145,7 @@ class ServerRebuilder:
 
 def _check(row: InstanceRow) -> None:
     """Raise Conflict if the server's state does not allow a rebuild, Invalid if it has no image to replace."""
-    check_state(KIND, states.ACTIONS[KIND], row)
+    check_state(states.ACTIONS[KIND], row)
     if row["launched_at"] is None:
         raise Conflict(f"Cannot 'rebuild' instance {row['uuid']} while it has never been active")
     if row["image_ref"] is None:

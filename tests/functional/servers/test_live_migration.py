@@ -91,6 +91,7 @@ async def test_versions_and_refusals(cloud: Cloud, user: Caller) -> None:
     for minor, body in (
         (24, {"host": None, "block_migration": True}),
         (24, {"host": None, "block_migration": "auto", "disk_over_commit": False}),
+        (24, {"host": None, "block_migration": True, "disk_over_commit": "true"}),
         (25, {"host": None, "block_migration": True, "disk_over_commit": False}),
         (25, {"block_migration": "auto"}),
         (25, {"host": None}),
