@@ -307,4 +307,6 @@ def get(conn: sa.Connection, instance_uuid: str, request_id: str) -> InstanceAct
 def events(conn: sa.Connection, instance_uuid: str, request_id: str) -> Sequence[InstanceActionEventRow]:
     """Return the events of an action, the newest first."""
     query = sa.select(instance_action_events).where(_e.request_id == request_id, _e.instance_uuid == instance_uuid)
-    return cast(Sequence[InstanceActionEventRow], conn.execute(query.order_by(_e.sequence.desc())).all())
+    return cast(
+        Sequence[InstanceActionEventRow], conn.execute(query.order_by(_e.start_time.desc(), _e.sequence.desc())).all()
+    )

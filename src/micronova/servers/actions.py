@@ -4,16 +4,18 @@ A request is accepted when its transaction is committed. Only then a message tel
 lost.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 import sqlalchemy as sa
 
 from micronova.db import instance_actions, instances, nodes, quotas, server_migrations, services
 from micronova.db import operations as operation_rows
+from micronova.db.engine import Database
 from micronova.db.secrets import Secrets
+from micronova.notifications.notifier import API
 from micronova.objects import migration_states, states
-from micronova.objects.clock import micros
+from micronova.objects.clock import Clock, micros
 from micronova.objects.context import Context, RequestContext
 from micronova.objects.errors import Conflict, NotSupported, Unavailable
 from micronova.objects.ids import new_uuid
@@ -112,15 +114,7 @@ class ServerActions:
 
         Raise Unavailable with the text `late` if it has not ended long after its deadline.
         """
-        pause = FIRST_POLL
-        while True:
-            found = await self._database.read(operation_rows.get, operation)
-            if found is None or found["finished_at"] is not None:
-                return found
-            if self._clock.now() > found["deadline"] / 1e6 + GRACE:
-                raise Unavailable(late)
-            await self._clock.sleep(pause)
-            pause = min(LONGEST_POLL, pause * 1.5)
+        return await passed(self._database, self._clock, operation, late)
 
     def _begin_delete(self, conn: sa.Connection, context: RequestContext, id: str, force: bool) -> tuple[str, ...]:
         row = instances.lock_existing(conn, id)
@@ -210,13 +204,13 @@ class ServerActions:
         """Lock a server: only admins may change it."""
         if await self._database.write(self._lock, context, row["uuid"], reason):
             locked = changed(row, {"locked_by": lock_holder(context, row), "locked_reason": reason})
-            self._notifier.instance("lock", locked, context=context.for_bus())
+            self._notifier.instance("lock", locked, context=context.for_bus(), sender=API)
 
     async def unlock(self, context: RequestContext, row: InstanceRow) -> None:
         """Unlock a server."""
         await self._database.write(self._unlock, context, row["uuid"])
         unlocked = changed(row, {"locked_by": None, "locked_reason": None})
-        self._notifier.instance("unlock", unlocked, context=context.for_bus())
+        self._notifier.instance("unlock", unlocked, context=context.for_bus(), sender=API)
 
     async def reset_state(self, context: RequestContext, row: InstanceRow, vm_state: str) -> None:
         """Set the state of a server and cancel its operations; one that moves stays where it belongs to."""
@@ -277,6 +271,24 @@ class ServerActions:
         id = new_uuid(self._random)
         operation_rows.follow_up(conn, row, "bind_ports", id=id, epoch=epoch, now=now, context=context)
         return id
+
+
+async def passed(
+    database: Database, clock: Clock, operation: str, late: str, steps: Collection[str] | None = None
+) -> OperationRow | None:
+    """Wait until an operation has ended, or with `steps` is at none of them; return it, or None if it was purged.
+
+    Raise Unavailable with the text `late` if that is not so long after its deadline.
+    """
+    pause = FIRST_POLL
+    while True:
+        found = await database.read(operation_rows.get, operation)
+        if found is None or found["finished_at"] is not None or (steps is not None and found["step"] not in steps):
+            return found
+        if clock.now() > found["deadline"] / 1e6 + GRACE:
+            raise Unavailable(late)
+        await clock.sleep(pause)
+        pause = min(LONGEST_POLL, pause * 1.5)
 
 
 def check_lock(context: RequestContext, row: InstanceRow) -> None:

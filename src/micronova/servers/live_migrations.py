@@ -1,5 +1,6 @@
 """Requests about a live migration that is in progress: to abort it, or to force its end."""
 
+import itertools
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -20,6 +21,7 @@ from micronova.servers.actions import check_lock
 CANCEL: Final = "live_migration_cancel"
 FORCE_COMPLETE: Final = "live_migration_force_complete"
 """Names of instance actions."""
+_ON_THE_WAY: Final = (migration_states.PREPARING, migration_states.RUNNING)
 UNDONE: Final = ("unbind", "undo")
 """Steps of an operation whose guest returns to the source: to abort them would leave it paused."""
 
@@ -40,11 +42,14 @@ class LiveMigrations:
         more, and lets the guest continue.
         """
         check_lock(context, row)
-        await self._database.write(self._abort, context, row["uuid"], number, early)
-        for phase in ("start", "end"):
-            self._notifier.instance(f"live_migration_abort.{phase}", row, context=context.for_bus())
+        status = await self._database.write(self._abort, context, row["uuid"], number, early)
+        # What has begun on its way is rolled back.
+        names = ["live_migration_abort"] + ["live_migration_rollback"] * (status in _ON_THE_WAY)
+        for name, phase in itertools.product(names, ("start", "end")):
+            self._notifier.instance(f"{name}.{phase}", row, context=context.for_bus())
 
-    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> None:
+    def _abort(self, conn: sa.Connection, context: RequestContext, id: str, number: int | None, early: bool) -> str:
+        """Abort it, and return the status that it had."""
         row = instances.lock_existing(conn, id)
         if row["task_state"] != states.MIGRATING:
             raise Conflict(f"Cannot 'abort live migration' instance {id} while it is in task_state {row['task_state']}")
@@ -66,6 +71,7 @@ class LiveMigrations:
         event = "compute_live_migration_abort"
         instance_actions.record_done(conn, row, context, CANCEL, now, event=event, host=migration.source_compute)
         server_migrations.abandon(conn, row, now, epoch=epoch, status=migration_states.CANCELLED)
+        return str(migration.status)
 
     async def force_complete(self, context: RequestContext, row: InstanceRow, number: int | None) -> None:
         """Let a live migration that runs end soon; the guest may be paused for it."""

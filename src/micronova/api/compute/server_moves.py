@@ -126,7 +126,8 @@ class MoveHandlers:
             raise Invalid("Can't force to a non-provided destination")
         if asked.block_migration != "auto" and not inputs.flag(asked.block_migration):
             raise Invalid("The hosts of this cloud share no storage: block_migration must be true or auto.")
-        await self._moves.live_migrate(request.context, row, asked.host, forced=forced or request.minor <= 29)
+        forced, waits = forced or request.minor <= 29, request.minor <= 33
+        await self._moves.live_migrate(request.context, row, asked.host, forced=forced, waits=waits)
 
     async def evacuate(self, request: Request, id: str) -> dict[str, str] | None:
         """Build a server again, whose host is down, on another host."""
