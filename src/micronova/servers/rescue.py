@@ -8,12 +8,13 @@ from micronova.objects import states
 from micronova.objects.context import RequestContext
 from micronova.objects.errors import Invalid, NotFound
 from micronova.objects.guest_properties import check_image_properties
-from micronova.objects.image import MOST_PROPERTY_BYTES, ImageMeta
+from micronova.objects.image import MOST_PROPERTY_BYTES, NO_DISKS, ImageMeta
 from micronova.objects.instance import FlavorData, InstanceRow
 from micronova.objects.operations import RescuePayload
 from micronova.servers.actions import ServerActions, check_lock, check_state
 from micronova.servers.create_rules import make_password
 from micronova.servers.dependencies import RequestDependencies
+from micronova.servers.image_refs import BootImages
 
 STABLE_PROPERTIES = ("hw_rescue_device", "hw_rescue_bus")
 """With one of these the guest's disks keep their places, and the rescue disk comes last."""
@@ -31,7 +32,7 @@ class ServerRescue:
         self._random = dependencies.random
         self._actions = actions
         self._image_client = dependencies.image_client
-        self._signatures = dependencies.signatures
+        self._boot_images = BootImages(dependencies.image_client, dependencies.signatures)
         self._rescue_image_id = rescue_image_id
 
     async def rescue(
@@ -88,9 +89,18 @@ class ServerRescue:
     async def _signed(
         self, context: RequestContext, row: InstanceRow, image: ImageMeta, requested: str | None
     ) -> ImageMeta:
-        """Return an image that is not the server's own with its signature, if that has to be verified."""
+        """Return an image that is not the server's own with its signature, if that has to be verified, and its kernel.
+
+        As in Nova, an image that names no kernel is booted with that of the server, if that has one.
+        """
         seen_by = context.token if requested else None
-        return await self._signatures.signed(image, row["trusted_certs"], token=context.token, seen_by=seen_by)
+        image = await self._boot_images.complete(
+            image, row["trusted_certs"], ram=row["flavor"]["ram"], token=context.token, seen_by=seen_by
+        )
+        if image.properties.get("kernel_id") or row["image"] is None:
+            return image
+        own = msgspec.convert(row["image"], ImageMeta)
+        return msgspec.structs.replace(image, kernel=own.kernel, ramdisk=own.ramdisk)
 
     async def _check_root(self, row: InstanceRow, image: ImageMeta, allows_volumes: bool) -> None:
         """Raise Invalid if the server boots from a volume and the image does not leave its disks in their places."""
@@ -113,6 +123,8 @@ def check_rescue_image(image: ImageMeta, flavor: FlavorData) -> None:
         raise Invalid(f"{refused}it is a snapshot of volumes.")
     if image.status != "active":
         raise Invalid(f"{refused}it is {image.status}, not active.")
+    if image.disk_format in NO_DISKS:
+        raise Invalid(f"{refused}it is a kernel or a ramdisk ({image.disk_format}), and has no disk to boot from.")
     if image.property_bytes > MOST_PROPERTY_BYTES:
         raise Invalid(f"{refused}its properties have more than {MOST_PROPERTY_BYTES} bytes.")
     check_image_properties(properties)

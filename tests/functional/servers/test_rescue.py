@@ -269,7 +269,7 @@ async def test_notifications_name_the_image(cloud: Cloud, user: Caller, monkeypa
     tools = await image(user, name="tools")
     sent: list[tuple[str, str, Any]] = []
 
-    def note(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None) -> None:
+    def note(event: str, row: Any, *, context: Any, fault: Any = None, details: Any = None, sender: Any = None) -> None:
         if row["uuid"] == id:
             sent.append((event, row["vm_state"], dict(details or {})))
 

@@ -151,7 +151,7 @@ class Evacuate(MoveKind):
             now=now,
             host=chosen.host,
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(row["image_ref"]),
+            download_url=self._dependencies.download_url,
         )
 
     # --- the host's report, and its absence ------------------------------------------------------------------

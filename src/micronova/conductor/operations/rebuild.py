@@ -105,7 +105,7 @@ class Rebuild(HostKind):
             row,
             now=self._engine.now(),
             secrets=self.secrets_of(operation),
-            image_url=self._dependencies.download_url(row["image_ref"]),
+            download_url=self._dependencies.download_url,
             parameters={"start": "no" if operation.payload_as(RebuildPayload).stopped else "yes"},
         )
 

@@ -147,7 +147,7 @@ class UnshelveOffloaded(SteppedKind):
             changed(row, {"image_ref": image.id, "image": msgspec.to_builtins(image)}),
             kind="build",
             now=self._engine.now(),
-            image_url=self._dependencies.download_url(image.id),
+            download_url=self._dependencies.download_url,
             wait_for_plugs=tuple(payload.wait_for_plugs),
             block_devices=devices,
         )
@@ -265,9 +265,9 @@ class UnshelveOffloaded(SteppedKind):
 
 
 def _with_properties_of(image: ImageMeta, row: InstanceRow) -> ImageMeta:
-    """Return the image of a server's disk with the properties of the image that the server was made of."""
-    properties = {} if row["image"] is None else row["image"]["properties"]
-    return msgspec.structs.replace(image, properties=properties)
+    """Return the image of a server's disk with properties, kernel and ramdisk of the image that it was made of."""
+    made_of = ImageMeta(id="") if row["image"] is None else msgspec.convert(row["image"], ImageMeta)
+    return msgspec.structs.replace(image, properties=made_of.properties, kernel=made_of.kernel, ramdisk=made_of.ramdisk)
 
 
 def _load(conn: sa.Connection, operation: Operation) -> tuple[InstanceRow, RequestSpec] | None:
