@@ -95,6 +95,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     # From which the image, or the rescue image, can be downloaded for a short time. On the bus it is `image_ticket`,
     # which older versions read.
     image_url: str | None = msgspec.field(default=None, name="image_ticket")
+    kernel_url: str | None = None  # likewise of the kernel and the ramdisk of that image
+    ramdisk_url: str | None = None
     rescue_image: ImageMeta | None = None  # of the kind rescue
     admin_password: str | None = None
     injected_files: tuple[InjectedFile, ...] = ()

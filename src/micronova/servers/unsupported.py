@@ -92,7 +92,6 @@ _FLAVOR: Final = {
         for kind in ("limit", "reservation", "shares_level", "shares_share")
     },
 }
-_DISKS_ONLY: Final = "kernels and ramdisks beside a disk: guests boot from their disk"
 _IMAGE: Final = {
     **{f"hw_{name}": what for name, what in _HARDWARE.items()},
     "block_device_mapping": "block devices in an image",
@@ -100,9 +99,6 @@ _IMAGE: Final = {
     "hw_emulation_architecture": "emulation of another architecture",
     "hw_firmware_stateless": "stateless firmware",
     "hw_ipxe_boot": "a boot over the network",
-    "kernel_id": _DISKS_ONLY,
-    "os_command_line": _DISKS_ONLY,
-    "ramdisk_id": _DISKS_ONLY,
 }
 _OFF: Final = frozenset({"", "0", "[]", "disabled", "f", "false", "n", "no", "none", "off"})
 
@@ -148,6 +144,11 @@ class Unsupported:
         for name, value in image.properties.items():
             if name in _IMAGE and _asks(value):
                 raise _refusal(f"The property {name} of image {image.id}", _IMAGE[name])
+        if image.properties.get("os_command_line") and not image.properties.get("kernel_id"):
+            raise Invalid(
+                f"The property os_command_line of image {image.id} has no effect, because it has no kernel_id: give it "
+                "both, or none."
+            )
 
 
 def _asks(value: Any) -> bool:

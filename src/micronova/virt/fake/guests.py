@@ -58,6 +58,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     memory_mb: int = 0
     local_gb: int = 0
     image: str = ""
+    kernel: str = ""  # the name of its image; empty: it boots from its disk
     interfaces: tuple[FakeInterface, ...] = ()
     disks: tuple[FakeDisk, ...] = ()
     previous: FakeSize | None = None
@@ -69,6 +70,7 @@ class FakeGuest(msgspec.Struct, kw_only=True, omit_defaults=True):
     hung: tuple[int, ...] = ()  # numbers, from 1, of those boots that hang
     rescue_epoch: int | None = None  # of the order that rescued it; None if it boots from its own disk
     rescues: tuple[tuple[int, str], ...] = ()  # numbers of the boots from rescue images, with the images' names
+    rescue_kernels: tuple[tuple[int, str], ...] = ()  # likewise with the names of the kernels, if there are any
     interrupts: int = 0  # non-maskable ones since its last boot
 
     @property

@@ -18,6 +18,7 @@ from micronova.objects.errors import (
     NotSupported,
     Unavailable,
 )
+from micronova.objects.image import ImageMeta
 from micronova.objects.network import VIF
 from micronova.objects.orders import NodeResources
 from micronova.virt.driver import DriverEvents, DriverFailed, GuestPlan, Lifecycle
@@ -90,6 +91,7 @@ class SimulatedHost:
             memory_mb=flavor.ram,
             local_gb=flavor.resources().get("DISK_GB", 0),
             image=_image_of(plan),
+            kernel=kernel_of(instance.image),
             interfaces=tuple(_interface(vif) for vif in plan.network_info),
             disks=moves.disks_of(plan),
             metadata=instance.metadata,
@@ -217,6 +219,12 @@ def _others(guest: FakeGuest, vif: VIF) -> tuple[FakeInterface, ...]:
 def _interface(vif: VIF) -> FakeInterface:
     addresses = tuple(address.address for address in vif.fixed_ips)
     return FakeInterface(port=vif.port_id, mac=vif.mac_address, addresses=addresses)
+
+
+def kernel_of(image: ImageMeta | None) -> str:
+    """Return the name of an image's kernel; empty if it has none."""
+    kernel = None if image is None else image.kernel
+    return "" if kernel is None else kernel.name or kernel.id
 
 
 def _image_of(plan: GuestPlan) -> str:

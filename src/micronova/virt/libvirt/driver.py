@@ -76,6 +76,7 @@ class LibvirtDriver:
     """The driver of one host."""
 
     verifies_signatures = True
+    boots_kernels = True
 
     def __init__(
         self,
